@@ -1,0 +1,380 @@
+"""Modules: an NNX module, a bound Linen module or a plain function, in one form.
+
+The only file that knows Flax's insides. A `View` splits a module into a `definition`, which is part of the
+program, and `values`, which are its arrays; running the definition gives outputs and the values
+that changed.
+
+What counts as a parameter is `nnx.Param` (Linen: the collections that are not mutable). Everything
+else is what torch calls a buffer: it is the same on all replicas when they start, and what replica
+0 makes of it comes back (torch-semantics 1.3 #39). Attributes that a forward rebinds are lost, as in
+torch (#37), and so are changes to parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import errors as flax_errors
+from flax import linen, nnx, traverse_util
+
+from . import _devices
+from ._placement import Placement
+from ._tree import check_alive, is_array, is_real, is_staged
+from ._typing import PyTree, Static
+from .errors import LeafError, MisplacedError, UninitializedError
+
+Module = Callable[..., Any]
+Changes = dict[Any, PyTree]
+
+
+class View(Protocol):
+    """A module, split."""
+
+    definition: Callable[[PyTree, jax.Array | None, tuple, dict], tuple[PyTree, Changes]]
+    """Hashable. `definition(values, replica, args, kwargs)` runs the module on one replica and
+    returns its outputs and the values that changed. `replica` is folded into every random stream,
+    unless it is None."""
+
+    def values(self, placement: Placement) -> PyTree:
+        """The arrays, on every device of the placement."""
+
+    def commit(self, changes: Changes) -> None:
+        """Writes changed values back into the module."""
+
+
+def view(module: Module) -> View:
+    """The view of a module; for NNX, the one made before if the module has not changed since.
+
+    Raises:
+      UninitializedError: a Linen module without variables.
+      TypeError: something that cannot be called, or a function that hides an NNX module.
+    """
+    if isinstance(module, nnx.Module):
+        return _nnx_view(module)
+    if isinstance(module, linen.Module):
+        return _LinenView(module)
+    return _FunctionView(module)
+
+
+# ---------------------------------------------------------------------------------------------- NNX
+
+
+class _NNXDefinition:
+    def __init__(self, graphdef: Any, paths: Sequence[Any], kinds: Sequence[str]):
+        self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
+        self._hash = hash((self.graphdef, self.paths, self.kinds))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, _NNXDefinition)
+            and self._hash == other._hash
+            and self.kinds == other.kinds
+            and self.paths == other.paths
+            and self.graphdef == other.graphdef
+        )
+
+    def __call__(self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
+        started = [
+            fold(value, replica) if kind == "key" and replica is not None else value
+            for value, kind in zip(values, self.kinds, strict=True)
+        ]
+        state = nnx.from_flat_state(zip(self.paths, started, strict=True))
+        module = nnx.merge(self.graphdef.value, state)
+        leaves = _leaves(module)
+        outputs = module(*args, **kwargs)
+        return outputs, {
+            i: leaves[i].get_raw_value()
+            for i, kind in enumerate(self.kinds)
+            if kind in ("buffer", "key") and not _same(leaves[i].get_raw_value(), started[i])
+        }
+
+
+class _NNXView:
+    def __init__(self, module: nnx.Module):
+        graphdef, state = nnx.split(module)
+        flat = list(nnx.to_flat_state(state))
+        self.leaves = _leaves(module)
+        self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
+        self.definition = _NNXDefinition(graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves])
+        self._placed: list[Any] = []
+        self._placement: Placement | None = None
+
+    def values(self, placement: Placement) -> list:
+        values = [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in self.leaves]
+        check_alive(values, self.names, "DataParallel")
+        if placement is self._placement and all(map(operator.is_, values, self._placed)):
+            return values
+        if is_staged() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values)):
+            return values
+        placed = spread(values, self.names, placement)
+        self._remember(placed, placement)
+        return placed
+
+    def _remember(self, placed: list, placement: Placement) -> None:
+        try:
+            for leaf, value in zip(self.leaves, placed, strict=True):
+                if isinstance(leaf, nnx.Variable):
+                    leaf.set_raw_value(value)
+        except flax_errors.TraceContextError:
+            return  # inside a gradient with respect to something else; the next eager call stores them
+        self._placed, self._placement = placed, placement
+
+    def commit(self, changes: Changes) -> None:
+        try:
+            for i, value in changes.items():
+                self.leaves[i].set_raw_value(value)
+                if self._placed:
+                    self._placed[i] = value
+        except flax_errors.TraceContextError as error:
+            error.add_note(
+                f"jaxpar: {self.names[i]} comes back from replica 0 and the module was made outside of "
+                "the function being traced; pass the module to that function as an argument (nnx.jit, "
+                "nnx.grad), or call module.eval()."
+            )
+            raise
+
+
+_views: weakref.WeakKeyDictionary[nnx.Module, tuple[list, list, _NNXView]] = weakref.WeakKeyDictionary()
+
+
+def _nnx_view(module: nnx.Module) -> _NNXView:
+    """nnx.split costs 40 us for each variable; looking whether anything has changed costs 1 us."""
+    statics, leaves = _walk(module)
+    if module in _views:
+        old_statics, old_leaves, found = _views[module]
+        if _equal(statics, old_statics) and len(leaves) == len(old_leaves) and all(map(operator.is_, leaves, old_leaves)):
+            return found
+    made = _NNXView(module)
+    _views[module] = (statics, leaves, made)
+    return made
+
+
+@functools.cache
+def _species(cls: type) -> int:
+    """0: a node to look into; 1: a leaf; 2: a container; 3: a static value."""
+    if issubclass(cls, nnx.Pytree):
+        return 0
+    if issubclass(cls, (nnx.Variable, jax.Array, np.ndarray)):
+        return 1
+    return 2 if cls in (list, tuple, dict) else 3
+
+
+def _walk(module: nnx.Module) -> tuple[list, list]:
+    """All static values and all leaves of a module, in a fixed order."""
+    statics: list[Any] = []
+    leaves: list[Any] = []
+    seen: set[int] = set()
+    todo: list[Any] = [module]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        kind = type(node)
+        statics.append(kind)
+        items = vars(node) if _species(kind) == 0 else node if kind is dict else dict(enumerate(node))
+        for key, value in items.items():
+            species = _species(type(value))
+            if species == 1:
+                leaves.append(value)
+            elif species == 3:
+                statics.append(key)
+                statics.append(value)
+            else:
+                statics.append(key)
+                todo.append(value)
+    return statics, leaves
+
+
+def _equal(a: list, b: list) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # a static value whose == raises or is no truth value: look again
+        return False
+
+
+def _leaves(module: nnx.Module) -> list[Any]:
+    """The module's own Variables (and bare arrays) in the order of its flat state."""
+    return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
+
+
+def _kind(leaf: Any) -> str:
+    if not isinstance(leaf, nnx.Variable):
+        return "array"
+    if isinstance(leaf, nnx.Param):
+        return "parameter"
+    return "key" if isinstance(leaf, nnx.RngKey) else "buffer"
+
+
+def _same(a: PyTree, b: PyTree) -> bool:
+    if a is b:
+        return True
+    one, two = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(one) == len(two) and all(map(operator.is_, one, two))
+
+
+# -------------------------------------------------------------------------------------------- Linen
+
+
+class _LinenDefinition:
+    def __init__(self, module: linen.Module, mutable: Any):
+        self.module, self.mutable = Static(module), Static(mutable)
+
+    def __hash__(self) -> int:
+        return hash((self.module, self.mutable))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _LinenDefinition) and (self.module, self.mutable) == (other.module, other.mutable)
+
+    def __call__(self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
+        variables, rngs = values["variables"], values["rngs"]
+        if replica is not None:
+            rngs = {name: fold(key, replica) for name, key in rngs.items()}
+        outputs, updates = self.module.value.apply(variables, *args, rngs=rngs, mutable=self.mutable.value or [], **kwargs)
+        before = traverse_util.flatten_dict(dict(variables))
+        after = traverse_util.flatten_dict(dict(updates))
+        return outputs, {path: x for path, x in after.items() if not _same(x, before.get(path))}
+
+
+class _LinenView:
+    """A bound Linen module: `module.bind(variables)`, or a submodule while its parent runs."""
+
+    def __init__(self, module: linen.Module):
+        if module.scope is None:
+            raise UninitializedError(
+                f"{type(module).__name__} has no variables. Bind them, module.bind(variables), or wrap it, "
+                "jaxpar.DataParallel(module), and use .init and .apply."
+            )
+        self.scope = module.scope
+        inner, variables = module.unbind()
+        rngs = {name: rng.as_jax_rng() for name, rng in self.scope.rngs.items()}
+        self._values = {"variables": variables, "rngs": rngs}
+        self.definition = _LinenDefinition(inner, self.scope.mutable)
+
+    def values(self, placement: Placement) -> dict:
+        leaves = jax.tree.leaves_with_path(self._values)
+        names = ["".join(jax.tree_util.keystr((k,)) for k in path) for path, _ in leaves]
+        arrays = [leaf for _, leaf in leaves]
+        check_alive(arrays, names, "DataParallel")
+        if is_staged() or any(isinstance(v, jax.core.Tracer) for v in arrays):
+            return self._values
+        return jax.tree.unflatten(jax.tree.structure(self._values), spread(arrays, names, placement))
+
+    def commit(self, changes: Changes) -> None:
+        for (collection, *path), value in changes.items():
+            name, *rest = path
+            if rest:
+                value = _put(self.scope.get_variable(collection, name) or {}, rest, value)
+            self.scope.put_variable(collection, name, value)
+
+
+def _put(tree: Any, path: list[str], value: Any) -> dict:
+    name, *rest = path
+    return {**tree, name: _put(tree.get(name, {}), rest, value) if rest else value}
+
+
+# ---------------------------------------------------------------------------------------- functions
+
+
+class _FunctionDefinition:
+    def __init__(self, function: Module):
+        self.function = Static(function)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _FunctionDefinition) and self.function == other.function
+
+    def __call__(self, values: tuple, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
+        del values, replica
+        return self.function.value(*args, **kwargs), {}
+
+
+class _FunctionView:
+    """A function is a module without parameters."""
+
+    def __init__(self, function: Module):
+        if not callable(function):
+            raise TypeError(f"{type(function).__name__} cannot be called; give a Flax module or a function.")
+        hidden = _hidden_module(function)
+        if hidden is not None:
+            raise TypeError(
+                f"{getattr(function, '__qualname__', function)!r} holds the NNX module {type(hidden).__name__}; its "
+                "arrays would be frozen into the compiled program. Pass the module itself (give it a "
+                "__call__), so that jaxpar sees its variables."
+            )
+        self.definition = _FunctionDefinition(function)
+
+    def values(self, placement: Placement) -> tuple:
+        del placement
+        return ()
+
+    def commit(self, changes: Changes) -> None:
+        del changes
+
+
+def _hidden_module(function: Any) -> nnx.Module | None:
+    held = [getattr(function, "__self__", None), *getattr(function, "args", ()), getattr(function, "func", None)]
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # a name that is not bound yet
+            continue
+    return next((h for h in held if isinstance(h, nnx.Module)), None)
+
+
+# --------------------------------------------------------------------------------------- all of them
+
+
+def fold(key: jax.Array, replica: jax.Array) -> jax.Array:
+    """The stream of one replica. torch gives every device its own generator (torch-semantics 1.4 #57)."""
+    typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+    batch = key.ndim if typed else key.ndim - 1
+    fold_in = jax.random.fold_in
+    for _ in range(batch):
+        fold_in = jax.vmap(fold_in, in_axes=(0, None))
+    return fold_in(key, replica)
+
+
+def spread(values: list, names: Sequence[str], placement: Placement) -> list:
+    """The same values, each on all devices of the placement.
+
+    torch copies the parameters from device_ids[0] at every forward (torch-semantics 1.3 #34); here
+    they stay where they are and this returns at once when they are there already.
+    """
+    for value, name in zip(values, names, strict=True):
+        for leaf in jax.tree.leaves(value):
+            check_place(leaf, name, placement)
+    return jax.device_put(values, placement.replicated)
+
+
+def check_place(leaf: Any, name: str, placement: Placement) -> None:
+    """torch's rule that all parameters and buffers are on device_ids[0] (torch-semantics 1.2 #14)."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise UninitializedError(
+            f"DataParallel: Attempted to use an uninitialized parameter: {name} is a shape "
+            f"({leaf.dtype}{list(leaf.shape)}) without values. Build the module before it is called."
+        )
+    if not is_array(leaf) and not isinstance(leaf, (int, float, complex, np.generic)):
+        raise LeafError(f"DataParallel: {name} holds a {type(leaf).__name__}, which no device can hold.")
+    if not is_real(leaf) or not leaf.committed:
+        return
+    home = leaf.sharding.device_set
+    if home == set(placement.devices) or (placement.devices[0] in home and leaf.is_fully_replicated):
+        return
+    where = ", ".join(sorted(_devices.name(d) for d in home))
+    first = _devices.name(placement.devices[0])
+    raise MisplacedError(
+        f"module must have its parameters and buffers on device {first} (device_ids[0]) but found one of "
+        f"them on device: {where}. It is {name}; move it with jax.device_put(..., jaxpar.device({first!r}))."
+    )

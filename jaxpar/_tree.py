@@ -1,0 +1,88 @@
+"""Pytrees: which leaves are arrays, what their paths are called, whether a device can hold them.
+
+torch recurses into tuples, lists and dicts and passes everything else by reference (torch-semantics
+1.2 #19). Here the containers are JAX's pytrees, so dataclasses and OrderedDicts that are registered
+split as well; arrays are `jax.Array` and `numpy.ndarray`; everything else, numbers included, is
+shared by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._typing import PyTree
+from .errors import DeletedError, LeafError, RangeError
+
+
+def is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def paths(tree: PyTree, root: str) -> list[str]:
+    """The leaves' paths as a reader would write them: `inputs[0]['image']`."""
+    return [root + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def is_staged() -> bool:
+    """Whether the caller is being traced by `jax.jit` (or scan, or any other staging).
+
+    Under an eager `jax.grad` or `vmap` new arrays are still real ones, so this is False there.
+    """
+    return isinstance(jax.lax.full((), 0), jax.core.Tracer)
+
+
+def is_real(leaf: Any) -> bool:
+    """An array with bytes behind it, not a tracer."""
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+
+
+def check_alive(leaves: Sequence[Any], names: Sequence[str] | PyTree, function: str) -> None:
+    """Raises DeletedError for the first array whose buffer is gone.
+
+    Looked for before every dispatch: with two or more devices JAX 0.10 does not raise, it crashes.
+    """
+    for i, leaf in enumerate(leaves):
+        if is_real(leaf) and leaf.is_deleted():
+            raise DeletedError(
+                f"{function}: {names[i]} ({leaf.dtype}{list(leaf.shape)}) was donated to an earlier "
+                "computation or deleted; keep the value which that computation returned."
+            )
+
+
+def check_leaf(leaf: Any, name: str, function: str) -> None:
+    """Raises where JAX would fail without a path (objects, text) or change values (wide integers)."""
+    if not is_array(leaf):
+        if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.generic):
+            raise LeafError(
+                f"{function}: {name} is a {type(leaf).__module__}.{type(leaf).__qualname__}; jaxpar "
+                "splits jax.Array and numpy.ndarray. Convert it first, for instance with .numpy()."
+            )
+        return
+    if isinstance(leaf, jax.Array):
+        return
+    if leaf.dtype.kind in "OSUMmV" and not jnp.issubdtype(leaf.dtype, np.number):
+        raise LeafError(
+            f"{function}: {name} has dtype {leaf.dtype}, which no device can hold; turn it into "
+            "numbers, or pass it outside of the batch."
+        )
+    _check_range(leaf, name, function)
+
+
+def _check_range(leaf: np.ndarray, name: str, function: str) -> None:
+    if leaf.dtype.kind not in "iu" or not leaf.size:
+        return
+    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if narrow == leaf.dtype:
+        return
+    low, high, limits = leaf.min(), leaf.max(), np.iinfo(narrow)
+    if low < limits.min or high > limits.max:
+        raise RangeError(
+            f"{function}: {name} is {leaf.dtype} with values from {low} to {high}, and JAX would wrap "
+            f"them to {narrow} [{limits.min}, {limits.max}]. Turn jax_enable_x64 on or send smaller "
+            "numbers."
+        )

@@ -1,0 +1,50 @@
+"""The words that everything else uses.
+
+N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas that got rows, k <= N.
+`dim`: the batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeAlias
+
+import jax
+
+PyTree: TypeAlias = Any
+Shape: TypeAlias = tuple[int, ...]
+DeviceLike: TypeAlias = "int | str | jax.Device"
+
+REPLICA = "replica"
+"""The name of the mesh axis along which the replicas lie."""
+
+
+class Static:
+    """A value that is part of a program rather than data: compared by value, or by identity.
+
+    Values that cannot be hashed are equal to nothing but themselves in this wrapper, so a program
+    that holds one is traced again at every call instead of running with a value that has changed.
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Hashable | Any):
+        self.value = value
+        try:
+            self._hash = hash((type(value), value))
+        except TypeError:
+            self._hash = id(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Static) or self._hash != other._hash:
+            return False
+        # 1, 1.0 and True are equal in Python and different programs here.
+        return type(self.value) is type(other.value) and bool(self.value == other.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)

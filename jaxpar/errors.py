@@ -1,0 +1,118 @@
+"""The ways it can go wrong. Every class says the cause and the cure.
+
+Each class also inherits the built-in class that PyTorch raises in the same place, so that code
+which catches torch's error catches jaxpar's. A message names the function, the path of the leaf,
+the numbers and the cure.
+"""
+
+
+class JaxparError(Exception):
+    """What all errors of jaxpar have in common; never raised by itself."""
+
+
+class DeviceError(JaxparError, ValueError):
+    """A device that does not exist, was given twice, or is written in a way nobody knows.
+
+    Cause: `DataParallel(net, device_ids=[0, 0])`, or `[0, 9]` on a host with 8 devices.
+    Cure: `jaxpar.devices()` lists what there is; an integer id is a position in that list.
+    """
+
+
+class BackendError(JaxparError, RuntimeError):
+    """JAX already runs, and what was asked can only be set before it starts.
+
+    Cause: `jaxpar.virtual_devices(8)` after the first array was made.
+    Cure: make it the first line of the script, or set `JAXPAR_DEVICES=8` outside of it.
+    """
+
+
+class MisplacedError(JaxparError, RuntimeError):
+    """A parameter or buffer is committed to a device on which the module cannot run.
+
+    Cause: `jax.device_put(params, devices[1])` before `DataParallel(net, device_ids=[0, 2])`.
+    Cure: leave the arrays where JAX made them, or move them to `device_ids[0]`.
+    """
+
+
+class RowsError(JaxparError, ValueError):
+    """Two arrays of one batch have different numbers of rows.
+
+    Cause: `net(x, target)` with 8 rows in `x` and 7 in `target`. torch cuts the longer one
+    silently to the rows that pair up (pytorch/pytorch scatter_map zips to the shortest).
+    Cure: cut the batch yourself, or pass what is not a batch as something that is no array.
+    """
+
+
+class NoRowsError(JaxparError, RuntimeError):
+    """An array without axes stands in a batch and cannot be split.
+
+    Cause: `net(x, jnp.float32(0.5))`.
+    Cure: pass a Python number (every replica gets it as it is), or one value for each row:
+    `jnp.full((B,), 0.5)`.
+    """
+
+
+class DimError(JaxparError, IndexError):
+    """`dim` names an axis that a leaf does not have."""
+
+
+class LeafError(JaxparError, TypeError):
+    """A leaf that no device can hold: text, Python objects, another library's tensor.
+
+    Cure: leave it out of the batch, or turn it into numbers first (`tensor.numpy()`).
+    """
+
+
+class RangeError(JaxparError, OverflowError):
+    """A host integer does not fit the type that JAX would give it.
+
+    Cause: `2**40` in an int64 array while `jax_enable_x64` is off; JAX itself would wrap it to 0.
+    Cure: `jax.config.update("jax_enable_x64", True)`, or smaller numbers.
+    """
+
+
+class DeletedError(JaxparError, RuntimeError):
+    """An array was donated or deleted before it was passed.
+
+    JAX itself ends the whole process when such an array lies on two or more devices.
+    Cure: keep the value that the donating step returned, not the one that was passed to it.
+    """
+
+
+class GatherError(JaxparError, ValueError):
+    """The replicas' outputs do not fit together."""
+
+
+class GatherTypeError(JaxparError, TypeError):
+    """An output is of a kind that cannot be concatenated: a number, a text, an object.
+
+    Cure: return arrays, `None`, or containers of these; `jnp.asarray(n)` for a number.
+    """
+
+
+class UninitializedError(JaxparError, ValueError):
+    """A module whose parameters are shapes without values.
+
+    Cause: a module made by `nnx.eval_shape`, or a Linen module without its variables.
+    Cure: build the module (or run `.init`) before it is called.
+    """
+
+
+class NestedError(JaxparError, RuntimeError):
+    """A DataParallel was called inside a replica of another one.
+
+    torch leaves this undefined (buffers raise, the rest computes on mixed devices).
+    Cure: wrap either the whole model or a part of it.
+    """
+
+
+class CollectiveError(JaxparError, RuntimeError):
+    """A module communicates between replicas while these have different numbers of rows.
+
+    Every replica would wait for the others in a different place of its program, for ever.
+    Cure: give all replicas the same number of rows, or take the collective out of the module.
+    """
+
+
+class CountError(JaxparError, AssertionError):
+    """Modules, inputs, keyword arguments and devices differ in number (torch's AssertionError)."""

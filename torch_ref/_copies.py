@@ -1,0 +1,124 @@
+"""The copies between devices, which torch writes in C++ for CUDA alone (torch/csrc/cuda/comm.cpp).
+
+Every pretend device is the one CPU, so "on another device" can only mean "in other memory".
+A tensor does not know which pretend device it is on; it is taken to be on the first device of
+the list it is copied to, which is where DataParallel demands the module, and where its inputs
+usually are. So the first piece of a scatter is a view and the first replica holds the original
+tensors, as on CUDA, and everything else is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copy primitives of a machine with `count` devices, under the names `torch._C` has."""
+
+    count: int
+
+    def scatter(
+        self,
+        tensor: Tensor,
+        devices: Sequence[int],
+        chunk_sizes: Sequence[int] | None,
+        dim: int,
+        streams: object,
+    ) -> list[Tensor]:
+        """`torch.chunk`, so possibly fewer pieces than devices; or pieces of the sizes named."""
+        del streams
+        if not devices:
+            raise RuntimeError("Expected at least one device to scatter to")
+        if chunk_sizes is None:
+            chunks = torch.chunk(tensor, len(devices), dim)
+        elif len(chunk_sizes) == len(devices):
+            chunks = torch.split(tensor, list(chunk_sizes), dim)
+        else:
+            raise RuntimeError(
+                "Expected devices and chunk_sizes to be of same length, but got "
+                f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
+            )
+        self._check(devices)
+        source = devices[0]
+        return [
+            chunk if device == source else chunk.clone()
+            for chunk, device in zip(chunks, devices, strict=False)
+        ]
+
+    def gather(self, tensors: Sequence[Tensor], dim: int, destination: int) -> Tensor:
+        """Concatenates into the dtype of the first tensor: unlike `torch.cat`, which promotes."""
+        first = tensors[0]
+        shape = list(first.shape)
+        for index, tensor in enumerate(tensors):
+            if tensor.dim() != len(shape):
+                raise RuntimeError(  # The missing space is torch's.
+                    "Expected all input tensors to have the same number of dimensions, but tensor "
+                    f"at index {index}has {tensor.dim()} dimensions, (expected {len(shape)})"
+                )
+            shape[dim] = tensor.shape[dim]
+            if list(tensor.shape) != shape:
+                raise RuntimeError(
+                    f"Input tensor at index {index} has invalid shape {list(tensor.shape)}, "
+                    f"but expected {shape}"
+                )
+        if destination != -1:  # torch's number for the CPU
+            self._check([destination])
+        sizes = [tensor.shape[dim] for tensor in tensors]
+        shape[dim] = sum(sizes)
+        out = torch.empty(
+            shape, dtype=first.dtype, device=first.device, memory_format=_memory_format(tensors)
+        )
+        for piece, tensor in zip(out.split(sizes, dim), tensors, strict=True):
+            piece.copy_(tensor)
+        return out
+
+    def broadcast_coalesced(
+        self, tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
+    ) -> list[list[Tensor]]:
+        """The tensors themselves for the first device, contiguous copies for the others."""
+        del buffer_size  # Packing into buffers is about speed; the values are the same.
+        self._check(devices)
+        return [list(tensors), *([_copy(tensor) for tensor in tensors] for _ in devices[1:])]
+
+    def _check(self, devices: Sequence[int]) -> None:
+        if not all(0 <= device < self.count for device in devices):
+            raise RuntimeError("CUDA error: invalid device ordinal")
+
+
+def reduce_add(inputs: Sequence[Tensor], destination: int | None = None) -> Tensor:
+    """`comm.reduce_add` on one CPU: the left fold ((g0 + g1) + g2) + ..., in the dtype given."""
+    del destination
+    first = inputs[0]
+    for index, tensor in enumerate(inputs):
+        if tensor.shape != first.shape:
+            got, expected = ("x".join(map(str, t.shape)) for t in (tensor, first))
+            raise ValueError(
+                f"input {index} has invalid size: got {got}, but expected {expected}"
+            )
+    if len(inputs) == 1:
+        return first
+    result = first + inputs[1]
+    for tensor in inputs[2:]:
+        result.add_(tensor)
+    return result
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone()
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:
+    """The format that all the tensors are in, else contiguous."""
+    for format in _FORMATS:
+        if all(tensor.is_contiguous(memory_format=format) for tensor in tensors):
+            return format
+    return torch.contiguous_format

@@ -1,0 +1,124 @@
+"""The pretence: for the length of a `with`, torch believes it has `n` devices.
+
+`_replacements` is the whole of it: every name of torch that is replaced, and by what.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.parallel import _functions, comm
+
+from ._accelerator import Accelerator
+from ._copies import Copies, reduce_add
+from ._source import on_first_device
+from ._tested import UnsupportedTorch
+
+# By import_module: as attributes of torch.nn.parallel these two names are the functions.
+_data_parallel = import_module("torch.nn.parallel.data_parallel")
+_parallel_apply = import_module("torch.nn.parallel.parallel_apply")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What `pretend` gives: `count` devices, and whether they are `real`."""
+
+    count: int
+    real: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module and its inputs belong: device 0."""
+        return torch.device("cuda:0" if self.real else "cpu")
+
+
+@contextmanager
+def pretend(n: int) -> Iterator[Devices]:
+    """Inside it, `torch.nn.DataParallel` and `torch.nn.parallel.*` run on the devices 0..n-1.
+
+    With `n` or more CUDA devices in the machine nothing is replaced, and the devices are real.
+    Backward passes belong inside too. The replacements are visible to every thread, and are
+    undone at the end, also when an exception ends it; one pretence may be nested in another.
+    """
+    if n < 1:
+        raise ValueError(f"pretend needs at least one device, got n={n}")
+    if torch.cuda.device_count() >= n:
+        yield Devices(n, real=True)
+        return
+    with ExitStack() as stack:
+        for owner, name, value in _replacements(n):
+            stack.enter_context(_replaced(owner, name, value))
+        yield Devices(n, real=False)
+
+
+def _replacements(count: int) -> Iterator[tuple[Any, str, Any]]:
+    accelerator, copies = Accelerator(count), Copies(count)
+
+    # The copies, which a CPU build of torch lacks, and the sum, which refuses CPU tensors.
+    yield torch._C, "_scatter", copies.scatter
+    yield torch._C, "_gather", copies.gather
+    yield torch._C, "_broadcast_coalesced", copies.broadcast_coalesced
+    yield comm, "reduce_add", reduce_add
+
+    # "Where is this tensor?"
+    for function in ("Broadcast", "ReduceAddCoalesced", "Gather", "Scatter"):
+        owner = _named(_functions, function)
+        yield owner, "forward", staticmethod(on_first_device(_named(owner, "forward")))
+
+    # "Which devices are there, and which is current?"
+    yield torch._utils, "_get_current_device_index", accelerator.current_device_index
+    yield _data_parallel, "_get_available_device_type", lambda: "cuda"
+    yield _data_parallel, "_get_all_device_indices", accelerator.all_device_indices
+    yield _data_parallel, "_get_devices_properties", accelerator.devices_properties
+    yield _data_parallel, "torch", _seen_by(_data_parallel, device=accelerator.device)
+    yield (
+        _parallel_apply,
+        "torch",
+        _seen_by(
+            _parallel_apply,
+            accelerator=accelerator,
+            # Without an argument it asks about CUDA's autocast; the accelerator is the CPU.
+            is_autocast_enabled=partial(torch.is_autocast_enabled, "cpu"),
+        ),
+    )
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    if owner is not torch._C:
+        _named(owner, name)
+    absent = object()
+    before = vars(owner).get(name, absent)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is absent:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _seen_by(module: ModuleType, **names: Any) -> ModuleType:
+    """The module `torch`, except for a few names; as one module of torch is to see it."""
+    source = inspect.getsource(module)
+    for name in names:
+        if f"torch.{name}" not in source:
+            raise UnsupportedTorch(f"torch.{name} in {module.__name__}")
+    view = ModuleType("torch")
+    vars(view).update(names, __getattr__=partial(getattr, torch))
+    return view
+
+
+def _named(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise UnsupportedTorch(f"{owner.__name__}.{name}")
+    return getattr(owner, name)

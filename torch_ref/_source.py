@@ -1,0 +1,58 @@
+"""Torch's own functions, recompiled from torch's own text with one question answered for them.
+
+`Broadcast`, `ReduceAddCoalesced`, `Gather` and `Scatter` ask each tensor where it is, and refuse
+the CPU. No name can be replaced to change that answer, so the question is: `tensor.device.type`
+becomes "cuda" and `tensor.get_device()` becomes 0. Every other word is torch's.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ._tested import UnsupportedTorch
+
+
+@cache
+def on_first_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, compiled again so that it takes its tensors to be on device 0."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    answer = _Answer()
+    answer.visit(tree)
+    if not answer.given:
+        raise UnsupportedTorch(f"question about a tensor's device in {function.__qualname__}")
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list.clear()
+    # Tracebacks keep pointing at the line of torch's file.
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    code = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
+    scope: dict[str, Callable[..., Any]] = {}
+    exec(code, function.__globals__, scope)
+    return scope[function.__name__]
+
+
+class _Answer(ast.NodeTransformer):
+    given = 0
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        match node:
+            case ast.Attribute(value=ast.Attribute(attr="device"), attr="type"):
+                return self._constant(node, "cuda")
+        self.generic_visit(node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="get_device"), args=[], keywords=[]):
+                return self._constant(node, 0)
+        self.generic_visit(node)
+        return node
+
+    def _constant(self, node: ast.expr, value: str | int) -> ast.expr:
+        self.given += 1
+        return ast.copy_location(ast.Constant(value), node)
