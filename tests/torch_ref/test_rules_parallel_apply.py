@@ -179,10 +179,6 @@ class Fields(Exception):
         self.code = code
 
 
-class Message(Exception):
-    message = "has a message"
-
-
 @pytest.mark.parametrize(
     ("raised", "caught_as"),
     [
@@ -212,7 +208,9 @@ def test_exceptions_name_the_replica(raised: Exception, caught_as: type[Exceptio
 @pretend(2)
 def test_exception_with_a_message_attribute() -> None:
     # torch-semantics 1.4 #55: it is raised as Type(message=text)
-    class Keyword(Message):
+    class Keyword(Exception):
+        message = "set"
+
         def __init__(self, *, message: str = "") -> None:
             super().__init__(f"by keyword: {message[:6]}")
 
@@ -263,7 +261,7 @@ def test_hooks_run_once_per_replica() -> None:
     linear.register_full_backward_hook(lambda m, grads, out: calls.append("backward"))
     net.register_forward_hook(lambda m, args, out: calls.append(f"whole {len(args[0])}"))
     linear.weight.register_hook(lambda grad: calls.append(f"weight {grad.sum():g}"))
-    net(torch.ones(4, 2)).sum().backward()
+    net(torch.ones(4, 2, requires_grad=True)).sum().backward()
     assert sorted(calls) == ["backward"] * 2 + ["forward"] * 2 + ["pre"] * 2 + [
         "weight 16",
         "whole 4",
