@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from . import _placement
 from ._shards import Shards, crop, separate
-from ._tree import is_array, is_staged, paths
+from ._tree import is_array, is_real, is_staged, paths
 from ._typing import DeviceLike, PyTree, Shape
 from .errors import DimError, GatherError, GatherTypeError
 
@@ -136,7 +136,7 @@ def _gather_list(outputs: list[PyTree], target_device: DeviceLike | None, dim: i
     joined = []
     for pieces in columns:
         if not is_staged():
-            default = next(iter(pieces[0].devices())) if isinstance(pieces[0], jax.Array) else jax.local_devices()[0]
+            default = next(iter(pieces[0].devices())) if is_real(pieces[0]) else jax.local_devices()[0]
             pieces = jax.device_put(list(pieces), _placement.output(target_device, default))
         joined.append(jnp.stack(pieces) if pieces[0].ndim == 0 else jnp.concatenate(pieces, dim))
     return jax.tree.unflatten(form, joined)

@@ -139,7 +139,8 @@ def _shapes(shape: Shape, axis: int, sizes: Sequence[int]) -> tuple[Shape, ...]:
 
 def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement: Placement) -> list[Any]:
     if is_staged():
-        return [_stack(x, a, sizes[0], placement.N) for x, a in zip(arrays, axes, strict=True)]
+        stacks = [_stack(x, a, sizes[0], placement.N) for x, a in zip(arrays, axes, strict=True)]
+        return stacks if placement.N == 1 else jax.lax.with_sharding_constraint(stacks, placement.stacked)
     return [
         _send(x, a, sizes, placement)
         if isinstance(x, np.ndarray)
@@ -150,12 +151,19 @@ def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement:
 
 def _stack(x: Any, axis: int, c: int, N: int) -> jax.Array:
     """[..., B, ...] to [N, ..., c, ...]. Padding stands at the end, so XLA moves no row for it."""
-    padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, N * c - x.shape[axis])
-    if padding[axis][1]:
-        x = jnp.pad(x, padding)
+    missing = N * c - x.shape[axis]
+    if missing:
+        x = _lengthen(x, axis, missing)
     x = x.reshape(*x.shape[:axis], N, c, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
+
+
+def _lengthen(x: Any, axis: int, missing: int) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # there is no zero among random keys; any will do
+        return jnp.concatenate([x, jnp.repeat(jax.lax.slice_in_dim(x, 0, 1, axis=axis), missing, axis)], axis)
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, missing)
+    return jnp.pad(x, padding)
 
 
 _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))

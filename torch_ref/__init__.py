@@ -1,10 +1,8 @@
-"""PyTorch's own `nn.DataParallel`, on any number of pretend devices: see README.md.
+"""PyTorch's own `nn.DataParallel`, on any number of pretend devices: README.md says how.
 
-    with torch_ref.pretend(4) as devices:
-        model.to(devices.device)
-        y = torch.nn.DataParallel(model, device_ids=[0, 1, 2, 3])(x.to(devices.device))
-        y.sum().backward()
+`pretend` is the context, `Devices` what it gives, `UnsupportedTorch` how it refuses.
 """
 
-from ._pretend import Devices as Devices, pretend as pretend
+from ._pretend import Devices as Devices
+from ._pretend import pretend as pretend
 from ._tested import UnsupportedTorch as UnsupportedTorch

@@ -32,9 +32,9 @@ class Accelerator:
     def all_device_indices(self) -> list[int]:
         return list(range(self._count))
 
-    def device(self, type: str, index: int) -> torch.device:
+    def device(self, kind: str, index: int) -> torch.device:
         """Answers for `torch.device`. Without the index: no CPU tensor says it is on `cpu:1`."""
-        del type, index
+        del kind, index
         return torch.device("cpu")
 
     def devices_properties(self, indices: Sequence[int]) -> list[SimpleNamespace]:

@@ -39,7 +39,7 @@ class Copies:
         if chunk_sizes is None:
             chunks = torch.chunk(tensor, len(devices), dim)
         elif len(chunk_sizes) == len(devices):
-            chunks = torch.split(tensor, list(chunk_sizes), dim)
+            chunks = tensor.split_with_sizes(list(chunk_sizes), dim)
         else:
             raise RuntimeError(
                 "Expected devices and chunk_sizes to be of same length, but got "
@@ -75,7 +75,7 @@ class Copies:
         out = torch.empty(
             shape, dtype=first.dtype, device=first.device, memory_format=_memory_format(tensors)
         )
-        for piece, tensor in zip(out.split(sizes, dim), tensors, strict=True):
+        for piece, tensor in zip(out.split_with_sizes(sizes, dim), tensors, strict=True):
             piece.copy_(tensor)
         return out
 
@@ -99,9 +99,7 @@ def reduce_add(inputs: Sequence[Tensor], destination: int | None = None) -> Tens
     for index, tensor in enumerate(inputs):
         if tensor.shape != first.shape:
             got, expected = ("x".join(map(str, t.shape)) for t in (tensor, first))
-            raise ValueError(
-                f"input {index} has invalid size: got {got}, but expected {expected}"
-            )
+            raise ValueError(f"input {index} has invalid size: got {got}, but expected {expected}")
     if len(inputs) == 1:
         return first
     result = first + inputs[1]

@@ -54,9 +54,9 @@ def test_dispatch_on_the_first() -> None:
     # torch-semantics 1.5 #58
     assert gather([None, LOW], 0) is None
     assert list(gather([{"b": LOW, "a": LOW}, {"a": HIGH, "b": HIGH}], 0)) == ["b", "a"]
-    with pytest.raises(ValueError, match="^All dicts must have the same number of keys$"):
+    with pytest.raises(ValueError, match=r"^All dicts must have the same number of keys$"):
         gather([{"a": LOW}, {"a": LOW, "b": LOW}], 0)
-    with pytest.raises(KeyError, match="^'a'$"):
+    with pytest.raises(KeyError, match=r"^'a'$"):
         gather([{"a": LOW}, {"b": LOW}], 0)
 
 
@@ -75,7 +75,7 @@ def test_lengths_differ(kind: type) -> None:
 def test_scalars_become_a_vector() -> None:
     # torch-semantics 1.5 #60
     x = torch.arange(3.0, requires_grad=True)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match=r"^Was asked to gather") as caught:
         y = nn.DataParallel(Call(lambda x: x.sum()))(x)
     assert str(caught[0].message) == (
         "Was asked to gather along dimension 0, but all input tensors were scalars; "
@@ -97,7 +97,9 @@ def test_scalars_on_another_dim(dim: int) -> None:
 @pretend(2)
 def test_scalars_and_vectors() -> None:
     # torch-semantics 1.5 #60
-    with pytest.raises(IndexError, match="^Dimension specified as 0 but tensor has no dimensions$"):
+    with pytest.raises(
+        IndexError, match=r"^Dimension specified as 0 but tensor has no dimensions$"
+    ):
         gather([torch.tensor(1), torch.tensor([2])], 0)
 
 
@@ -177,7 +179,7 @@ def test_shape_errors() -> None:
 
 def test_gather_on_the_cpu() -> None:
     # torch-semantics 1.5 #64
-    with pytest.raises(AssertionError, match="^Gather function not implemented for CPU tensors$"):
+    with pytest.raises(AssertionError, match=r"^Gather function not implemented for CPU tensors$"):
         gather([LOW, HIGH], 0)
 
 
@@ -191,11 +193,11 @@ def test_target(target: Any) -> None:
 @pretend(2)
 def test_cpu_target() -> None:
     # torch-semantics 1.5 #65
-    with pytest.raises(ValueError, match="^Expected a non cpu device, but got: cpu$"):
+    with pytest.raises(ValueError, match=r"^Expected a non cpu device, but got: cpu$"):
         gather([LOW, HIGH], torch.device("cpu"))
-    with pytest.warns(FutureWarning, match="^Using -1 to represent CPU tensor is deprecated"):
+    with pytest.warns(FutureWarning, match=r"^Using -1 to represent CPU tensor is deprecated"):
         assert torch.equal(gather([LOW, HIGH], -1), BOTH)
-    with pytest.raises(RuntimeError, match="^CUDA error: invalid device ordinal"):
+    with pytest.raises(RuntimeError, match=r"^CUDA error: invalid device ordinal"):
         gather([LOW, HIGH], 2)
 
 
@@ -210,7 +212,7 @@ def test_unpacking_needs_the_total_length(total_length: int | None) -> None:
     net = nn.DataParallel(Call(repack))
     x, lengths = torch.ones(4, 4, 1), torch.tensor([4, 3, 2, 1])
     if total_length is None:
-        with pytest.raises(RuntimeError, match="^Input tensor at index 1 has invalid shape"):
+        with pytest.raises(RuntimeError, match=r"^Input tensor at index 1 has invalid shape"):
             net(x, lengths)
     else:
         assert net(x, lengths).sum(1).squeeze().tolist() == [4, 3, 2, 1]

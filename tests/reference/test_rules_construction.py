@@ -17,7 +17,8 @@ from torch_ref import pretend
 data_parallel_module = import_module("torch.nn.parallel.data_parallel")
 
 
-def test_signature() -> None:  # torch-semantics 1.1 #1
+def test_signature() -> None:
+    # torch-semantics 1.1 #1
     parameters = inspect.signature(nn.DataParallel).parameters
     assert {name: p.default for name, p in parameters.items()} == {
         "module": inspect.Parameter.empty,
@@ -35,7 +36,8 @@ def test_signature() -> None:  # torch-semantics 1.1 #1
     ]
 
 
-def test_no_accelerator_passes_through() -> None:  # torch-semantics 1.1 #2
+def test_no_accelerator_passes_through() -> None:
+    # torch-semantics 1.1 #2
     class Failing(nn.Linear):
         def forward(self, x: torch.Tensor, fail: bool = False) -> str:
             if fail:
@@ -54,13 +56,15 @@ def test_no_accelerator_passes_through() -> None:  # torch-semantics 1.1 #2
     assert str(caught.value) == "as it was raised"
 
 
-def test_function_without_accelerator() -> None:  # torch-semantics 1.1 #3
-    with pytest.raises(RuntimeError, match="^device type could not be determined$"):
+def test_function_without_accelerator() -> None:
+    # torch-semantics 1.1 #3
+    with pytest.raises(RuntimeError, match=r"^device type could not be determined$"):
         nn.parallel.data_parallel(nn.Linear(2, 2), torch.zeros(4, 2))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_all_devices_by_default(n: int) -> None:  # torch-semantics 1.1 #5
+def test_all_devices_by_default(n: int) -> None:
+    # torch-semantics 1.1 #5
     with pretend(n):
         assert nn.DataParallel(nn.Linear(2, 2)).device_ids == list(range(n))
 
@@ -76,7 +80,8 @@ def test_all_devices_by_default(n: int) -> None:  # torch-semantics 1.1 #5
     ],
 )
 @pretend(3)
-def test_device_id_types(device_ids: list, expected: list[int]) -> None:  # 1.1 #6
+def test_device_id_types(device_ids: list, expected: list[int]) -> None:
+    # torch-semantics 1.1 #6
     assert nn.DataParallel(nn.Linear(2, 2), device_ids).device_ids == expected
 
 
@@ -90,7 +95,8 @@ def test_device_id_types(device_ids: list, expected: list[int]) -> None:  # 1.1 
     ],
 )
 @pretend(2)
-def test_bad_device_ids(device_ids: object, error: type[Exception], text: str) -> None:  # 1.1 #6
+def test_bad_device_ids(device_ids: object, error: type[Exception], text: str) -> None:
+    # torch-semantics 1.1 #6
     with pytest.raises(error) as caught:
         nn.DataParallel(nn.Linear(2, 2), device_ids)
     assert str(caught.value) == text
@@ -98,15 +104,17 @@ def test_bad_device_ids(device_ids: object, error: type[Exception], text: str) -
 
 @pytest.mark.parametrize("device_ids", [[0, 2], [2], [2, 0]])
 @pretend(2)
-def test_unknown_ordinal(device_ids: list[int]) -> None:  # torch-semantics 1.1 #7
-    with pytest.raises(AssertionError, match="^Invalid device id$"):
+def test_unknown_ordinal(device_ids: list[int]) -> None:
+    # torch-semantics 1.1 #7
+    with pytest.raises(AssertionError, match=r"^Invalid device id$"):
         nn.DataParallel(nn.Linear(2, 2), device_ids)
-    with pytest.raises(RuntimeError, match="^CUDA error: invalid device ordinal"):
+    with pytest.raises(RuntimeError, match=r"^CUDA error: invalid device ordinal"):
         nn.parallel.data_parallel(nn.Linear(2, 2), torch.zeros(4, 2), device_ids)
 
 
 @pretend(1)
-def test_duplicate_devices() -> None:  # torch-semantics 1.1 #8
+def test_duplicate_devices() -> None:
+    # torch-semantics 1.1 #8
     seen: list[int] = []
     linear = nn.Linear(2, 3)
     linear.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -117,26 +125,29 @@ def test_duplicate_devices() -> None:  # torch-semantics 1.1 #8
 
 @pytest.mark.parametrize("output_device", [None, 1, "cuda:2", torch.device("cuda", 2)])
 @pretend(3)
-def test_output_device(output_device: object) -> None:  # torch-semantics 1.1 #9
+def test_output_device(output_device: object) -> None:
+    # torch-semantics 1.1 #9
     net = nn.DataParallel(nn.Linear(2, 2), [1, 0], output_device)
     assert net.output_device == (2 if "2" in str(output_device) else 1)
     assert net(torch.zeros(4, 2)).shape == (4, 2)
 
 
 @pretend(2)
-def test_output_on_the_cpu() -> None:  # torch-semantics 1.1 #9
+def test_output_on_the_cpu() -> None:
+    # torch-semantics 1.1 #9
     net = nn.DataParallel(nn.Linear(2, 2), output_device=-1)
     for _ in range(2):
-        with pytest.warns(FutureWarning, match="^Using -1 to represent CPU tensor is deprecated"):
+        with pytest.warns(FutureWarning, match=r"^Using -1 to represent CPU tensor is deprecated"):
             net(torch.zeros(4, 2))
     for device in ("cpu", torch.device("cpu")):
-        with pytest.raises(ValueError, match="^Expected a non cpu device, but got: cpu$"):
+        with pytest.raises(ValueError, match=r"^Expected a non cpu device, but got: cpu$"):
             nn.DataParallel(nn.Linear(2, 2), output_device=device)
 
 
 @pytest.mark.parametrize(("device_ids", "moved"), [([1], 1), ([0, 1], 0)])
 @pretend(2)
-def test_one_device_moves_the_module(device_ids: list[int], moved: int) -> None:  # 1.1 #10
+def test_one_device_moves_the_module(device_ids: list[int], moved: int) -> None:
+    # torch-semantics 1.1 #10
     class Moved(nn.Linear):
         times = 0
 
@@ -148,7 +159,8 @@ def test_one_device_moves_the_module(device_ids: list[int], moved: int) -> None:
     weight = module.weight
     net = nn.DataParallel(module, device_ids)
     assert module.times == moved
-    assert net.module is module and module.weight is weight
+    assert net.module is module
+    assert module.weight is weight
 
 
 @pytest.mark.parametrize(
@@ -161,12 +173,13 @@ def test_one_device_moves_the_module(device_ids: list[int], moved: int) -> None:
     ],
 )
 @pretend(2)
-def test_imbalance(  # torch-semantics 1.1 #11
+def test_imbalance(
     monkeypatch: pytest.MonkeyPatch,
     memory: tuple[int, int],
     cores: tuple[int, int],
     warned: bool,
 ) -> None:
+    # torch-semantics 1.1 #11
     monkeypatch.setattr(
         data_parallel_module,
         "_get_devices_properties",
@@ -191,35 +204,41 @@ def test_imbalance(  # torch-semantics 1.1 #11
 
 
 @pretend(2)
-def test_source_device_is_frozen() -> None:  # torch-semantics 1.1 #12
+def test_source_device_is_frozen() -> None:
+    # torch-semantics 1.1 #12
     net = nn.DataParallel(nn.Linear(2, 2))
     net.to("meta")
-    with pytest.raises(RuntimeError, match="but found one of them on device: meta$"):
+    with pytest.raises(RuntimeError, match=r"but found one of them on device: meta$"):
         net(torch.zeros(4, 2))
 
 
 @pretend(2)
-def test_wrapper_identity() -> None:  # torch-semantics 1.1 #13
+def test_wrapper_identity() -> None:
+    # torch-semantics 1.1 #13
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     net = nn.DataParallel(module)
     assert net.module is module
     assert all(a is b for a, b in zip(net.parameters(), module.parameters(), strict=True))
     assert list(net.state_dict()) == [f"module.{key}" for key in module.state_dict()]
     net.eval()
-    assert not module.training and not module[1].training
+    assert not module.training
+    assert not module[1].training
     net.train()
     assert module[1].training
-    with pytest.raises(AttributeError, match="'DataParallel' object has no attribute 'x'"):
+    with pytest.raises(AttributeError, match=r"'DataParallel' object has no attribute 'x'"):
         _ = net.x
     x = torch.randn(4, 2)
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         torch.testing.assert_close(other(x), net(x), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="^The stateless API can't be used with nn.DataParallel"):
+    with pytest.raises(
+        RuntimeError, match=r"^The stateless API can't be used with nn.DataParallel"
+    ):
         functional_call(net, dict(net.named_parameters()), (x,))
 
 
 @pretend(2)
-def test_the_verbs_can_be_overridden() -> None:  # torch-semantics 1.1 #13
+def test_the_verbs_can_be_overridden() -> None:
+    # torch-semantics 1.1 #13
     called: list[str] = []
 
     class Noted(nn.DataParallel):

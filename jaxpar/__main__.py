@@ -1,0 +1,5 @@
+"""`python -m jaxpar` is `jaxpar`."""
+
+from ._cli import main
+
+main()

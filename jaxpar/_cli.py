@@ -1,0 +1,104 @@
+"""The command line: arguments to calls to exit codes, nothing else.
+
+Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
+Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from ._demo.settings import Fault, Settings
+from .errors import JaxparError
+
+
+def main() -> None:
+    """The console script `jaxpar`."""
+    cli(prog_name="jaxpar")
+
+
+@contextmanager
+def plain_ending() -> Iterator[None]:
+    """Decorates a command: what is expected to go wrong ends in a line, not in a traceback."""
+    try:
+        yield
+    except JaxparError as error:
+        click.echo(f"jaxpar: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt as stop:
+        click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
+        sys.exit(130)
+
+
+devices_option = click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Use N virtual CPU devices.  [default: all GPUs; without one, 8 virtual CPU devices]",
+)
+
+
+def start_devices(n: int | None) -> None:
+    """What `--devices` says, before JAX is first used."""
+    if n is not None:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    from . import virtual_devices
+
+    virtual_devices(n or 8)  # next to GPUs, virtual CPU devices stand by unused
+
+
+def _show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    del option
+    if wanted:
+        from ._demo.settings import version
+
+        click.echo(f"jaxpar {version('jaxpar')}")
+        context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit."
+)
+def cli() -> None:
+    """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
+
+
+@cli.command()
+@click.option("--epochs", type=click.IntRange(min=1), default=Settings.epochs, show_default=True)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=Settings.batch_size, show_default=True, help="Rows on all devices."
+)
+@devices_option
+@click.option("--seed", type=click.IntRange(min=0), default=Settings.seed, show_default=True, help="Of weights and order.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True, help="Plant a fault in the JAX side.")
+@plain_ending()
+def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: bool, plant: str | None) -> None:
+    """Train a CNN in JAX and in PyTorch side by side and compare every step.
+
+    A small BatchNorm CNN learns scikit-learn's handwritten digits with jaxpar.DataParallel, and
+    beside it in PyTorch with torch.nn.DataParallel, from the same weights and in the same order,
+    in float64. Exits with 0 if both stay the same in every step, with 1 if they do not. Without
+    torch it trains all the same and leaves the comparison out.
+
+    \b
+      jaxpar demo
+      jaxpar demo --devices 4 --batch-size 50 --json
+    """
+    from ._demo.progress import progress
+
+    settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
+    with progress(settings.steps) as watch:
+        start_devices(devices)
+        from ._demo import report
+        from ._demo.run import run
+
+        result = run(settings, watch)
+    click.echo(report.as_json(result) if as_json else report.as_text(result))
+    sys.exit(1 if result.verdict and not result.verdict.same else 0)
