@@ -6,6 +6,7 @@ Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by C
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -39,58 +40,72 @@ devices_option = click.option(
     "--devices",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Use N virtual CPU devices.  [default: all GPUs; without one, 8 virtual CPU devices]",
+    help="Use N virtual CPU devices.  [default: all GPUs; without any, 8 virtual CPU devices]",
 )
 
 
 def start_devices(n: int | None) -> None:
-    """What `--devices` says, before JAX is first used."""
+    """Does what `--devices` says. JAX must not have started."""
     if n is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     from . import virtual_devices
 
-    virtual_devices(n or 8)  # next to GPUs, virtual CPU devices stand by unused
+    virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
 
 
-def _show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     del option
     if wanted:
-        from ._demo.settings import version
+        from ._demo.versions import version
 
         click.echo(f"jaxpar {version('jaxpar')}")
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    show_default=False,
+    callback=show_version,
+    help="Show the version and exit.",
 )
 def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
 @cli.command()
-@click.option("--epochs", type=click.IntRange(min=1), default=Settings.epochs, show_default=True)
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=Settings.batch_size, show_default=True, help="Rows on all devices."
+    "--epochs", type=click.IntRange(min=1), default=Settings.epochs, help="How often all digits are seen."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=Settings.batch_size, help="Rows, on all devices."
 )
 @devices_option
-@click.option("--seed", type=click.IntRange(min=0), default=Settings.seed, show_default=True, help="Of weights and order.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=Settings.seed, help="Of the weights and the order."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-@click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True, help="Plant a fault in the JAX side.")
+@click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True)
 @plain_ending()
-def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: bool, plant: str | None) -> None:
+def demo(
+    epochs: int, batch_size: int, devices: int | None, seed: int, as_json: bool, plant: str | None
+) -> None:
     """Train a CNN in JAX and in PyTorch side by side and compare every step.
 
     A small BatchNorm CNN learns scikit-learn's handwritten digits with jaxpar.DataParallel, and
-    beside it in PyTorch with torch.nn.DataParallel, from the same weights and in the same order,
-    in float64. Exits with 0 if both stay the same in every step, with 1 if they do not. Without
+    beside it in PyTorch with torch.nn.DataParallel, from the same weights, in the same order, in
+    float64. The exit code is 0 if both stay the same in every step, and 1 if they do not. Without
     torch it trains all the same and leaves the comparison out.
 
     \b
       jaxpar demo
       jaxpar demo --devices 4 --batch-size 50 --json
     """
+    from rich.console import Console
+
     from ._demo.progress import progress
 
     settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
@@ -100,5 +115,8 @@ def demo(epochs: int, batch_size: int, devices: int | None, seed: int, as_json: 
         from ._demo.run import run
 
         result = run(settings, watch)
-    click.echo(report.as_json(result) if as_json else report.as_text(result))
+    if as_json:
+        click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
+    else:
+        Console(highlight=False).print(report.text(result))
     sys.exit(1 if result.verdict and not result.verdict.same else 0)

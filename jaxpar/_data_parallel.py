@@ -69,6 +69,7 @@ def _forward(module: Module, args: tuple, kwargs: dict[str, Any], placement: Pla
     inputs, named = scatter_kwargs(args, kwargs, placement)
     if placement.N == 1:
         # torch-semantics 1.2 #31: with one device the module is called as it is.
+        view(module).values(placement)
         return module(*inputs[0], **named[0])
     replicas = Replicas(module, placement, len(inputs))
     outputs = parallel_apply(replicas, inputs, named, backend=backend)

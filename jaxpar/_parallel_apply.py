@@ -211,7 +211,8 @@ def _choose(
 ) -> tuple[list[jax.Array], PyTree]:
     """One device's part: take its branch, pad what it returns, share replica 0's changes."""
     first = branches[0]
-    common = [tuple(max(sizes) for sizes in zip(*s, strict=True)) for s in shapes]
+    # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
+    common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
     changed, form = jax.tree.flatten(first.changes)
 
     def run(branch: _Branch, flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:

@@ -138,13 +138,14 @@ def _shapes(shape: Shape, axis: int, sizes: Sequence[int]) -> tuple[Shape, ...]:
 
 
 def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement: Placement) -> list[Any]:
+    c = max(sizes[0], 1)  # XLA's partitioner fails on arrays without elements at a shard_map's border
     if is_staged():
-        stacks = [_stack(x, a, sizes[0], placement.N) for x, a in zip(arrays, axes, strict=True)]
+        stacks = [_stack(x, a, c, placement.N) for x, a in zip(arrays, axes, strict=True)]
         return stacks if placement.N == 1 else jax.lax.with_sharding_constraint(stacks, placement.stacked)
     return [
         _send(x, a, sizes, placement)
         if isinstance(x, np.ndarray)
-        else jax.device_put(_stack_jit(x, a, sizes[0], placement.N), placement.stacked)
+        else jax.device_put(_stack_jit(x, a, c, placement.N), placement.stacked)
         for x, a in zip(arrays, axes, strict=True)
     ]
 
@@ -172,7 +173,7 @@ _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 def _send(x: np.ndarray, axis: int, sizes: Sequence[int], placement: Placement) -> jax.Array:
     """A host array, each piece straight to its device: never all of it through the first one."""
     x = np.moveaxis(x, axis, 0).astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
-    c, start, pieces = sizes[0], 0, []
+    c, start, pieces = max(sizes[0], 1), 0, []
     for i in range(placement.N):
         size = sizes[i] if i < len(sizes) else 0
         piece = x[start : start + size]

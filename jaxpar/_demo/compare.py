@@ -1,7 +1,7 @@
 """Measuring and judging: how far tensors are apart, and whether that is near enough.
 
-A difference is the largest |a - b| in a tensor over the largest |b|, b being PyTorch's. NaN, infinity, another
-shape, or a tensor that only one side has is an infinite difference.
+A difference is the largest |jaxpar - PyTorch| in a tensor over the largest |PyTorch| in it. NaN,
+infinity, another shape, or a tensor that only one side has is an infinite difference.
 """
 
 from __future__ import annotations
@@ -56,13 +56,19 @@ class Verdict:
 
 def measure(ours: Tensors, reference: Tensors, kind: str, epoch: int, step: int) -> list[Difference]:
     """One difference for every name on either side."""
-    names = dict.fromkeys([*reference, *ours])
-    return [Difference(epoch, step, kind, name, *_distance(ours.get(name), reference.get(name))) for name in names]
+    return [
+        Difference(epoch, step, kind, name, *_distance(ours.get(name), reference.get(name)))
+        for name in dict.fromkeys([*reference, *ours])
+    ]
 
 
 def measure_all(ours: Seen, reference: Seen, epoch: int, step: int) -> list[Difference]:
     """Every tensor of a step."""
-    return [d for kind in KINDS for d in measure(getattr(ours, kind), getattr(reference, kind), kind, epoch, step)]
+    return [
+        difference
+        for kind in KINDS
+        for difference in measure(getattr(ours, kind), getattr(reference, kind), kind, epoch, step)
+    ]
 
 
 def judge(differences: Sequence[Difference], tolerance: float) -> Verdict:

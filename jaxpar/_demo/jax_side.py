@@ -21,7 +21,9 @@ from .settings import LEARNING_RATE, MOMENTUM, Fault, Settings
 
 class CNN(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, momentum: float = 0.1):
-        conv = functools.partial(nnx.Conv, kernel_size=(3, 3), use_bias=False, param_dtype=jnp.float64, rngs=rngs)
+        conv = functools.partial(
+            nnx.Conv, kernel_size=(3, 3), use_bias=False, param_dtype=jnp.float64, rngs=rngs
+        )
         norm = functools.partial(jaxpar.nn.BatchNorm, momentum=momentum, param_dtype=jnp.float64)
         self.conv1, self.norm1 = conv(1, 8), norm(8)
         self.conv2, self.norm2 = conv(8, 16), norm(16)
@@ -57,7 +59,9 @@ class JaxSide:
 
     def __init__(self, settings: Settings):
         self.fault = settings.fault
-        net = CNN(nnx.Rngs(settings.seed), momentum=0.9 if self.fault is Fault.BATCH_NORM else 0.1)
+        # JAX's default generator, threefry, takes the CPU compiler seconds.
+        rngs = nnx.Rngs(jax.random.key(settings.seed, impl="rbg"))
+        net: Any = CNN(rngs, momentum=0.9 if self.fault is Fault.BATCH_NORM else 0.1)
         if self.fault is not Fault.WHOLE_BATCH:
             net = jaxpar.DataParallel(net)
         self.net = net
@@ -108,7 +112,7 @@ def _named(state: nnx.State) -> Tensors:
         *layers, last = (str(part) for part in path if part != "module")
         x = np.asarray(leaf[...])
         if last == "kernel":
-            # Convolution: (height, width, in, out) to (out, in, height, width). Linear: (in, out) to (out, in).
+            # Convolution: height, width, in, out to out, in, height, width. Linear: in, out to out, in.
             x = x.transpose(3, 2, 0, 1) if x.ndim == 4 else x.T
         named[".".join([*layers, _TORCH_NAMES.get(last, last)])] = x
     return named

@@ -105,8 +105,8 @@ def _epoch(
     expected = _Record(reference) if reference else None
     differences: list[Difference] = []
     step = 0
-    order = data.batches(settings.batch_size, (settings.seed, number))
-    our_order = data.batches(settings.batch_size, (settings.seed, number, settings.fault is Fault.ORDER))
+    order = data.batches(settings.batch_size, (settings.seed, number, 0))
+    our_order = data.batches(settings.batch_size, (settings.seed, number, int(settings.fault is Fault.ORDER)))
     for step, (our_batch, batch) in enumerate(zip(our_order, order, strict=True), start=1):
         seen = record.step(our_batch)
         if expected:

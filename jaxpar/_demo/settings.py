@@ -40,13 +40,3 @@ class Settings:
     def steps(self) -> int:
         """Of all epochs."""
         return self.epochs * math.ceil(TRAIN_ROWS / self.batch_size)
-
-
-def version(package: str) -> str:
-    """The installed version of a package."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -38,8 +38,8 @@ class TorchSide:
         net = CNN().double()
         net.load_state_dict({name: torch.tensor(x) for name, x in state.items()})
         self.devices = devices
-        kind = "CUDA" if devices.real else "pretend CPU"
-        self.described = f"torch.nn.DataParallel of PyTorch {torch.__version__} on {devices.count} {kind} devices"
+        kind = "CUDA devices" if devices.real else "pretend CPU devices"
+        self.described = f"torch.nn.DataParallel (PyTorch {torch.__version__}) on {devices.count} {kind}"
         self.net = nn.DataParallel(net.to(devices.device), device_ids=list(range(devices.count)))
         self.optimizer = torch.optim.SGD(self.net.parameters(), LEARNING_RATE, MOMENTUM)
 
@@ -50,21 +50,21 @@ class TorchSide:
         loss = nn.functional.cross_entropy(outputs, self._tensor(batch.labels))
         loss.backward()
         self.optimizer.step()
-        total = loss.item()  # waits for the device
+        loss.item()  # waits for the device
         seconds = time.perf_counter() - start
-        weights, statistics = dict(self.net.module.named_parameters()), dict(self.net.module.named_buffers())
+        module: nn.Module = self.net.module
+        weights, statistics = dict(module.named_parameters()), dict(module.named_buffers())
         gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
-        seen = Seen(
-            {"logits": _array(outputs)}, {"loss": np.asarray(total)}, _arrays(gradients), _arrays(statistics), _arrays(weights)
-        )
+        logits = {"logits": outputs}
+        seen = Seen(*map(_arrays, (logits, {"loss": loss}, gradients, statistics, weights)))
         return seen, seconds
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         self.net.eval()
         with torch.no_grad():
-            outputs = _array(self.net(self._tensor(images)))
+            outputs = self.net(self._tensor(images))
         self.net.train()
-        return outputs
+        return outputs.cpu().numpy()
 
     def _tensor(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).to(self.devices.device)
@@ -73,16 +73,17 @@ class TorchSide:
 @contextmanager
 def beside(state: Tensors, replicas: int) -> Iterator[TorchSide]:
     """PyTorch's side, from the weights and statistics given; inside it there are pretend devices."""
+    threads = torch.get_num_threads()
+    # Every replica is a thread already. With a pool for each of them steps can take seconds.
+    torch.set_num_threads(1)
     try:
         with torch_ref.pretend(replicas) as devices:
             yield TorchSide(state, devices)
     except torch_ref.UnsupportedTorch as error:
         raise MissingError(f"demo: {error}") from error
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _arrays(tensors: dict[str, Tensor]) -> Tensors:
-    return {name: _array(tensor) for name, tensor in tensors.items()}
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().copy()
+def _arrays(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}

@@ -290,7 +290,7 @@ class TorchTwo(torch.nn.Module):
 
     def forward(self, x, y):
         p, q = self.a(x), self.b(y)
-        return {"sum": p + q, "nested": [torch.sin(p) * self.scale, (q**2).sum(1)]}
+        return {"sum": p + q, "nested": [torch.sin(p) * self.scale, torch.tanh(q).sum(1)]}
 
 
 class FlaxTwo(nnx.Module):
@@ -300,7 +300,7 @@ class FlaxTwo(nnx.Module):
 
     def __call__(self, x, y):
         p, q = self.a(x), self.b(y)
-        return {"sum": p + q, "nested": [jnp.sin(p) * self.scale, (q**2).sum(1)]}
+        return {"sum": p + q, "nested": [jnp.sin(p) * self.scale, jnp.tanh(q).sum(1)]}
 
 
 TWO = Twin(
