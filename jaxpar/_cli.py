@@ -36,11 +36,14 @@ def plain_ending() -> Iterator[None]:
         sys.exit(130)
 
 
+AT_LEAST_1 = click.IntRange(min=1)
+
 devices_option = click.option(
     "--devices",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     metavar="N",
-    help="Use N virtual CPU devices.  [default: all GPUs; without any, 8 virtual CPU devices]",
+    show_default="all GPUs; without any, 8 virtual CPU devices",
+    help="Use N virtual CPU devices.",
 )
 
 
@@ -76,16 +79,16 @@ def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
 
-@cli.command()
+@cli.command(short_help="Train in JAX and PyTorch side by side, comparing every step.")
 @click.option(
-    "--epochs", type=click.IntRange(min=1), default=Settings.epochs, help="How often all digits are seen."
+    "--epochs", metavar="N", type=AT_LEAST_1, default=Settings.epochs, help="Times all digits are seen."
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=Settings.batch_size, help="Rows, on all devices."
+    "--batch-size", metavar="N", type=AT_LEAST_1, default=Settings.batch_size, help="Rows on all devices."
 )
 @devices_option
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=Settings.seed, help="Of the weights and the order."
+    "--seed", metavar="N", type=click.IntRange(min=0), default=Settings.seed, help="Of weights and order."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True)

@@ -238,7 +238,7 @@ class _LinenDefinition:
     def __call__(self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
         variables, rngs = values["variables"], values["rngs"]
         if replica is not None:
-            rngs = {name: fold(key, replica) for name, key in rngs.items()}
+            rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
         outputs, updates = self.module.value.apply(variables, *args, rngs=rngs, mutable=self.mutable.value or [], **kwargs)
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))
@@ -256,9 +256,13 @@ class _LinenView:
             )
         self.scope = module.scope
         inner, variables = module.unbind()
-        rngs = {name: rng.as_jax_rng() for name, rng in self.scope.rngs.items()}
-        self._values = {"variables": variables, "rngs": rngs}
+        self._values = {"variables": variables, "rngs": {name: self._next_rng(name) for name in self.scope.rngs}}
         self.definition = _LinenDefinition(inner, self.scope.mutable)
+
+    def _next_rng(self, name: str) -> Any:
+        """The module's stream, and another one at its next call in the same apply (see commit)."""
+        calls, stream = self.scope.rng_counters[name], self.scope.rngs[name]
+        return stream.create(stream, calls) if calls else stream
 
     def values(self, placement: Placement) -> dict:
         leaves = jax.tree.leaves_with_path(self._values)
@@ -270,6 +274,8 @@ class _LinenView:
         return jax.tree.unflatten(jax.tree.structure(self._values), spread(arrays, names, placement))
 
     def commit(self, changes: Changes) -> None:
+        for name in self.scope.rngs:
+            self.scope.rng_counters[name] += 1
         for (collection, *path), value in changes.items():
             name, *rest = path
             if rest:

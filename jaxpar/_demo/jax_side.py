@@ -73,7 +73,7 @@ class JaxSide:
         outputs, loss, gradients = jax.block_until_ready(step)
         seconds = time.perf_counter() - start
         weights, statistics = self.state()
-        logits, loss = {"logits": np.asarray(outputs)}, {"loss": np.asarray(loss)}
+        logits, loss = {"logits": np.asarray(outputs)}, {"cross_entropy": np.asarray(loss)}
         return Seen(logits, loss, _named(gradients), statistics, weights), seconds
 
     def predict(self, images: np.ndarray) -> np.ndarray:

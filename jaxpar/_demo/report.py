@@ -46,11 +46,11 @@ def document(result: Result) -> dict[str, Any]:
 
 
 def _task(result: Result) -> str:
-    sizes = "+".join(map(str, result.last_batch))
+    last = result.last_batch
     return (
         f"{TRAIN_ROWS} handwritten digits in batches of {result.settings.batch_size}, the last one of an "
-        f"epoch {sum(result.last_batch)} as {sizes}. BatchNorm CNN, float64, SGD with rate {LEARNING_RATE} and "
-        f"momentum {MOMENTUM}."
+        f"epoch {sum(last)} as {'+'.join(map(str, last))}. BatchNorm CNN, float64, SGD with rate "
+        f"{LEARNING_RATE} and momentum {MOMENTUM}."
     )
 
 
@@ -84,7 +84,8 @@ def _bytes(result: Result) -> Table:
 
 
 def _sentence(result: Result) -> str:
-    verdict, ours = result.verdict, f"jaxpar.DataParallel on {result.devices}"
+    verdict, fault = result.verdict, result.settings.fault
+    ours = f"jaxpar.DataParallel on {result.devices}"
     if verdict is None:
         return (
             f"Trained with {ours}. The comparison with PyTorch was left out, because torch is not installed: "
@@ -98,7 +99,8 @@ def _sentence(result: Result) -> str:
     largest = f"Largest difference: {_where(verdict.largest)}."
     if verdict.same:
         return f"Parity holds. {compared} {largest}"
-    return f"Parity FAILS. First beyond the tolerance: {_where(verdict.first)}. {largest} {compared}"
+    planted = f" The fault {fault.value!r} was planted." if fault else ""
+    return f"Parity FAILS.{planted} First beyond the tolerance: {_where(verdict.first)}. {largest} {compared}"
 
 
 def _where(difference: Difference | None) -> str:

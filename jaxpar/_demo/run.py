@@ -131,7 +131,7 @@ class _Record:
     def step(self, batch: Digits) -> Seen:
         seen, seconds = self.side.step(batch)
         self.rows += len(batch)
-        self.loss += float(seen.loss["loss"]) * len(batch)
+        self.loss += float(seen.loss["cross_entropy"]) * len(batch)
         self.seconds.append(seconds)
         return seen
 

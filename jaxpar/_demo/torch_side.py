@@ -38,7 +38,7 @@ class TorchSide:
         net = CNN().double()
         net.load_state_dict({name: torch.tensor(x) for name, x in state.items()})
         self.devices = devices
-        kind = "CUDA devices" if devices.real else "pretend CPU devices"
+        kind = ("CUDA " if devices.real else "pretend CPU ") + "device" + "s" * (devices.count > 1)
         self.described = f"torch.nn.DataParallel (PyTorch {torch.__version__}) on {devices.count} {kind}"
         self.net = nn.DataParallel(net.to(devices.device), device_ids=list(range(devices.count)))
         self.optimizer = torch.optim.SGD(self.net.parameters(), LEARNING_RATE, MOMENTUM)
@@ -56,7 +56,7 @@ class TorchSide:
         weights, statistics = dict(module.named_parameters()), dict(module.named_buffers())
         gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
         logits = {"logits": outputs}
-        seen = Seen(*map(_arrays, (logits, {"loss": loss}, gradients, statistics, weights)))
+        seen = Seen(*map(_arrays, (logits, {"cross_entropy": loss}, gradients, statistics, weights)))
         return seen, seconds
 
     def predict(self, images: np.ndarray) -> np.ndarray:
