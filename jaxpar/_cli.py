@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import click
 
 from ._demo.settings import Fault, Settings
+from ._virtual import virtual_devices
 from .errors import JaxparError
 
 
@@ -51,8 +52,6 @@ def start_devices(n: int | None) -> None:
     """Does what `--devices` says. JAX must not have started."""
     if n is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
-    from . import virtual_devices
-
     virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
 
 

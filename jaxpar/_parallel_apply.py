@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from . import _devices
 from ._backends import Backend
 from ._backends import backend as _backend
+from ._convolution import for_branch
 from ._placement import Placement, place
 from ._reduce import from_replica_zero
 from ._replicate import Replicas
@@ -128,6 +129,8 @@ def _run(
         # The module is traced here, inside of the backend, because what is traced holds its mesh.
         data = (index, values, rows)
         branches = [_trace(definition, data, inputs, kwargs, kind, kinds.index(kind)) for kind in order]
+        if placement.devices[0].platform == "cpu" and (len(order) > 1 or len(kinds) < placement.N):
+            branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
         shapes = _output_shapes(branches, table)
         found.append((branches[0].form, shapes))
         return _choose(branches, table, placement.N, shapes, data)

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_virtual"},
+    {"_tree", "_virtual", "_convolution"},
     {"_devices"},
     {"_placement"},
     {"_shards", "_modules", "_reduce"},

@@ -1,0 +1,87 @@
+"""Convolutions inside a branch, at their usual speed on CPU devices.
+
+XLA's CPU compiler brings convolutions into the layout that its fast kernel understands in a
+program's main computation only. The gradients of a convolution that stands in a branch keep the
+layout in which JAX writes them and run ten to thirty times slower (jaxlib 0.10). So for CPU devices
+the convolutions of a branch are replaced by a primitive that is the same function with the same
+derivatives, of any order, and is written down in the fast layout itself.
+
+Delete this file and its one call when XLA canonicalises branches too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.lax import ConvDimensionNumbers, conv_general_dilated_p
+
+_conv_p = Primitive("convolution_in_branch")
+
+
+def for_branch(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program with every convolution replaced, however deep it stands."""
+    return closed.replace(jaxpr=_rewrite(closed.jaxpr))
+
+
+def _rewrite(jaxpr: Jaxpr) -> Jaxpr:
+    def param(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return for_branch(value)
+        if isinstance(value, Jaxpr):
+            return _rewrite(value)
+        return tuple(map(param, value)) if type(value) is tuple else value
+
+    return jaxpr.replace(
+        eqns=[
+            eqn.replace(
+                primitive=_conv_p if eqn.primitive is conv_general_dilated_p else eqn.primitive,
+                params={key: param(value) for key, value in eqn.params.items()},
+            )
+            for eqn in jaxpr.eqns
+        ]
+    )
+
+
+def _plain(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+    return conv_general_dilated_p.bind(lhs, rhs, **params)
+
+
+def _canonical(lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: Any, **params: Any) -> jax.Array:
+    """Rows first, channels last, kernels [..., in, out]; transposed there and back."""
+    n = lhs.ndim
+    lhs_spec, rhs_spec, out_spec = dimension_numbers  # positions of (batch, feature, *space) and so on
+    lhs = lhs.transpose(lhs_spec[0], *lhs_spec[2:], lhs_spec[1])
+    rhs = rhs.transpose(*rhs_spec[2:], rhs_spec[1], rhs_spec[0])
+    space = tuple(range(1, n - 1))
+    fast = ConvDimensionNumbers((0, n - 1, *space), (n - 1, n - 2, *range(n - 2)), (0, n - 1, *space))
+    out = _plain(lhs, rhs, dimension_numbers=fast, **params)
+    order = (out_spec[0], *out_spec[2:], out_spec[1])
+    return out.transpose(sorted(range(n), key=order.__getitem__))
+
+
+def _transpose(side: int, cotangent: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
+    """JAX's own rule for the plain convolution, its convolutions replaced in turn."""
+    wanted, other = (lhs, rhs) if side == 0 else (rhs, lhs)
+
+    def rule(cotangent: jax.Array, other: jax.Array) -> jax.Array:
+        def along(x: jax.Array) -> jax.Array:
+            return _plain(x, other, **params) if side == 0 else _plain(other, x, **params)
+
+        return jax.linear_transpose(along, wanted.aval)(cotangent)[0]
+
+    return jaxpr_as_fun(for_branch(jax.make_jaxpr(rule)(cotangent, other)))(cotangent, other)[0]
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> Any:
+    return jax.vmap(functools.partial(_plain, **params), in_axes=dims)(*args), 0
+
+
+_conv_p.def_impl(_canonical)
+_conv_p.def_abstract_eval(lambda *avals, **params: conv_general_dilated_p.abstract_eval(*avals, **params)[0])
+ad.defbilinear(_conv_p, functools.partial(_transpose, 0), functools.partial(_transpose, 1))
+batching.primitive_batchers[_conv_p] = _batch
+mlir.register_lowering(_conv_p, mlir.lower_fun(_canonical, multiple_results=False))
