@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jaxpar
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--devices", type=int, default=4, help="virtual CPU devices, where there is no accelerator")
+parser.add_argument(
+    "--devices", type=int, default=4, help="virtual CPU devices, where there is no accelerator"
+)
 parser.add_argument("--rounds", type=int, default=15)
 parser.add_argument("--json", action="store_true")
 options = parser.parse_args()
@@ -172,7 +174,10 @@ def training(model, shape, out, B, n):
 def uneven(n, B=128):
     """B - 1 rows against B rows: the same padded size."""
     tx = optax.sgd(0.01, momentum=0.9)
-    loops = [loop(*wrapped_step(CNN(nnx.Rngs(0)), tx), tx, *on_devices(*batches((16, 16, 3), 10, b))) for b in (B - 1, B)]
+    loops = [
+        loop(*wrapped_step(CNN(nnx.Rngs(0)), tx), tx, *on_devices(*batches((16, 16, 3), 10, b)))
+        for b in (B - 1, B)
+    ]
     return compare(*loops, n)
 
 
@@ -197,15 +202,24 @@ def main():
     mine, plain, flax = eager(10)
     rows["eager call, 300 variables, against jax.jit"] = (mine, plain, 2.0)
     report = {
-        name: {"jaxpar_ms": a * 1e3, "by_hand_ms": b * 1e3, "ratio": a / b, "bar": bar} for name, (a, b, bar) in rows.items()
+        name: {"jaxpar_ms": a * 1e3, "by_hand_ms": b * 1e3, "ratio": a / b, "bar": bar}
+        for name, (a, b, bar) in rows.items()
     }
     report["eager call, 300 variables, against jax.jit"]["nnx_jit_ms"] = flax * 1e3
     if options.json:
-        print(json.dumps({"devices": N, "platform": jax.default_backend(), "jax": jax.__version__, "rows": report}, indent=1))
+        print(
+            json.dumps(
+                {"devices": N, "platform": jax.default_backend(), "jax": jax.__version__, "rows": report},
+                indent=1,
+            )
+        )
         return
     print(f"{N} x {jaxpar.devices()[0].device_kind}, jax {jax.__version__}")
     for name, row in report.items():
-        print(f"{name:46} {row['jaxpar_ms']:9.3f} ms {row['by_hand_ms']:9.3f} ms   ratio {row['ratio']:.3f}  (bar {row['bar']})")
+        print(
+            f"{name:46} {row['jaxpar_ms']:9.3f} ms {row['by_hand_ms']:9.3f} ms   "
+            f"ratio {row['ratio']:.3f}  (bar {row['bar']})"
+        )
     print(f"nnx.jit of the same module, for comparison: {flax * 1e3:.3f} ms, ratio {flax / plain:.2f}")
 
 

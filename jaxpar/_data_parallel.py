@@ -61,7 +61,9 @@ def data_parallel(
     return _forward(module, args, module_kwargs or {}, placement, backend)
 
 
-def _forward(module: Module, args: tuple, kwargs: dict[str, Any], placement: Placement, backend: str) -> PyTree:
+def _forward(
+    module: Module, args: tuple, kwargs: dict[str, Any], placement: Placement, backend: str
+) -> PyTree:
     if not placement.devices:
         return module(*args, **kwargs)
     _refuse_nesting()

@@ -64,7 +64,9 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
         return _from_text(spec)
     if isinstance(spec, int) and not isinstance(spec, bool):
         return _pick(devices(), spec, f"device id {spec}")
-    raise DeviceError(f"device: {spec!r} is no device; give an int, a text such as 'cuda:0', or a jax.Device.")
+    raise DeviceError(
+        f"device: {spec!r} is no device; give an int, a text such as 'cuda:0', or a jax.Device."
+    )
 
 
 def name(d: jax.Device) -> str:

@@ -25,7 +25,9 @@ from ._typing import DeviceLike, PyTree, Shape
 from .errors import DimError, GatherError, GatherTypeError
 
 
-def gather(outputs: Shards | Sequence[PyTree], target_device: DeviceLike | None = None, dim: int = 0) -> PyTree:
+def gather(
+    outputs: Shards | Sequence[PyTree], target_device: DeviceLike | None = None, dim: int = 0
+) -> PyTree:
     """Concatenate the replicas' outputs along `dim`.
 
     Args:
@@ -53,7 +55,7 @@ def gather(outputs: Shards | Sequence[PyTree], target_device: DeviceLike | None 
 
 def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None) -> PyTree:
     """The pieces as one tree on `target`; None leaves them where they are."""
-    stacks, statics, treedef = separate(shards.tree)
+    stacks, _, treedef = separate(shards.tree)
     dim = shards.placement.dim
     for shapes, name in zip(shards.shapes, paths(shards.tree, "outputs"), strict=True):
         _check_shapes(shapes, dim, name)
@@ -87,17 +89,20 @@ def _check_shapes(shapes: Sequence[Shape], dim: int, name: str) -> None:
     for i, shape in enumerate(shapes):
         if len(shape) != len(first):
             raise GatherError(
-                f"gather: {name}: Expected all input tensors to have the same number of dimensions, but "
-                f"tensor at index {i} has {len(shape)} dimensions (expected {len(first)})."
+                f"gather: {name}: Expected all input tensors to have the same number of dimensions, "
+                f"but tensor at index {i} has {len(shape)} dimensions (expected {len(first)})."
             )
     if first == ():
         if dim != 0:
-            raise DimError(f"gather: {name} has no axes, so dim={dim} is out of range; only dim=0 makes a vector of scalars.")
+            raise DimError(
+                f"gather: {name} has no axes, so dim={dim} is out of range; only dim=0 makes a vector of "
+                "scalars."
+            )
         return
     if not -len(first) <= dim < len(first):
         raise DimError(
-            f"gather: Dimension out of range (expected to be in range of [{-len(first)}, {len(first) - 1}], but "
-            f"got {dim}): {name} has shape {first} on replica 0."
+            f"gather: Dimension out of range (expected to be in range of [{-len(first)}, {len(first) - 1}], "
+            f"but got {dim}): {name} has shape {first} on replica 0."
         )
     axis = dim % len(first)
     for i, shape in enumerate(shapes):
@@ -105,7 +110,8 @@ def _check_shapes(shapes: Sequence[Shape], dim: int, name: str) -> None:
         if shape != expected:
             raise GatherError(
                 f"gather: {name}: Input tensor at index {i} has invalid shape {list(shape)}, but expected "
-                f"{list(expected)}. Replicas may differ along dim={dim} only; pad to a common length in forward."
+                f"{list(expected)}. Replicas may differ along dim={dim} only; pad to a common length in "
+                "forward."
             )
 
 
@@ -148,11 +154,15 @@ def _check_form(first: PyTree, other: PyTree, i: int) -> None:
             what = "All dicts must have the same number of keys"
         else:
             what = "All dicts must have the same keys"
-        raise GatherError(f"gather: {what}: replica 0 has {sorted(map(str, first))} and replica {i} has {sorted(map(str, other))}.")
-    if jax.tree.structure(first) != jax.tree.structure(other):
         raise GatherError(
-            f"gather: replica 0 returned {jax.tree.structure(first)} and replica {i} returned "
-            f"{jax.tree.structure(other)}; all replicas must return the same structure."
+            f"gather: {what}: replica 0 has {sorted(map(str, first))} and replica {i} has "
+            f"{sorted(map(str, other))}."
+        )
+    one, two = jax.tree.structure(first), jax.tree.structure(other)
+    if not one == two:  # noqa: SIM201  (the stubs of PyTreeDef have no !=)
+        raise GatherError(
+            f"gather: replica 0 returned {one} and replica {i} returned {two}; all replicas must return the "
+            "same structure."
         )
 
 
@@ -165,7 +175,7 @@ def _check_pieces(pieces: Sequence[Any], dim: int, name: str) -> None:
             )
         if x.dtype != pieces[0].dtype:
             raise GatherError(
-                f"gather: {name} is {pieces[0].dtype} on replica 0 and {x.dtype} on replica {i}; torch would cast "
-                "silently to the first. Return one dtype."
+                f"gather: {name} is {pieces[0].dtype} on replica 0 and {x.dtype} on replica {i}; torch would "
+                "cast silently to the first. Return one dtype."
             )
     _check_shapes([x.shape for x in pieces], dim, name)

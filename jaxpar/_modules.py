@@ -12,7 +12,7 @@ torch (#37), and so are changes to parameters.
 
 from __future__ import annotations
 
-import functools
+import copy
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,15 +31,17 @@ from .errors import LeafError, MisplacedError, UninitializedError
 
 Module = Callable[..., Any]
 Changes = dict[Any, PyTree]
+Definition = Callable[[PyTree, jax.Array | None, tuple, dict], tuple[PyTree, Changes]]
 
 
 class View(Protocol):
     """A module, split."""
 
-    definition: Callable[[PyTree, jax.Array | None, tuple, dict], tuple[PyTree, Changes]]
-    """Hashable. `definition(values, replica, args, kwargs)` runs the module on one replica and
-    returns its outputs and the values that changed. `replica` is folded into every random stream,
-    unless it is None."""
+    @property
+    def definition(self) -> Definition:
+        """Hashable. `definition(values, replica, args, kwargs)` runs the module on one replica and
+        returns its outputs and the values that changed. `replica` is folded into every random
+        stream, unless it is None."""
 
     def values(self, placement: Placement) -> PyTree:
         """The arrays, on every device of the placement."""
@@ -82,7 +84,9 @@ class _NNXDefinition:
             and self.graphdef == other.graphdef
         )
 
-    def __call__(self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
+    def __call__(
+        self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, Changes]:
         started = [
             fold(value, replica) if kind == "key" and replica is not None else value
             for value, kind in zip(values, self.kinds, strict=True)
@@ -104,7 +108,9 @@ class _NNXView:
         flat = list(nnx.to_flat_state(state))
         self.leaves = _leaves(module)
         self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
-        self.definition = _NNXDefinition(graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves])
+        self.definition = _NNXDefinition(
+            graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves]
+        )
         self._placed: list[Any] = []
         self._placement: Placement | None = None
 
@@ -143,35 +149,35 @@ class _NNXView:
             raise
 
 
-_views: weakref.WeakKeyDictionary[nnx.Module, tuple[list, list, _NNXView]] = weakref.WeakKeyDictionary()
+Snapshots = list[tuple[Any, Any]]
+_views: weakref.WeakKeyDictionary[nnx.Module, tuple[Snapshots, _NNXView]] = weakref.WeakKeyDictionary()
 
 
 def _nnx_view(module: nnx.Module) -> _NNXView:
-    """nnx.split costs 40 us for each variable; looking whether anything has changed costs 1 us."""
-    statics, leaves = _walk(module)
+    """nnx.split costs 40 us for each variable; seeing that nothing has changed costs half of one."""
     if module in _views:
-        old_statics, old_leaves, found = _views[module]
-        if _equal(statics, old_statics) and len(leaves) == len(old_leaves) and all(map(operator.is_, leaves, old_leaves)):
+        snapshots, found = _views[module]
+        if _unchanged(snapshots):
             return found
     made = _NNXView(module)
-    _views[module] = (statics, leaves, made)
+    _views[module] = (_snapshots(module), made)
     return made
 
 
-@functools.cache
-def _species(cls: type) -> int:
-    """0: a node to look into; 1: a leaf; 2: a container; 3: a static value."""
-    if issubclass(cls, nnx.Pytree):
-        return 0
-    if issubclass(cls, (nnx.Variable, jax.Array, np.ndarray)):
-        return 1
-    return 2 if cls in (list, tuple, dict) else 3
+def _unchanged(snapshots: Snapshots) -> bool:
+    try:
+        return all(now == then for now, then in snapshots)
+    except Exception:  # an attribute that is another one now, and whose == is no truth value
+        return False
 
 
-def _walk(module: nnx.Module) -> tuple[list, list]:
-    """All static values and all leaves of a module, in a fixed order."""
-    statics: list[Any] = []
-    leaves: list[Any] = []
+def _snapshots(module: nnx.Module) -> Snapshots:
+    """Every attribute dict and container in a module, each with a copy of what is in it now.
+
+    Dicts compare their values by identity first, so comparing costs no look into Variables. The
+    dicts are kept, not the modules, so that the module can be collected.
+    """
+    found: Snapshots = []
     seen: set[int] = set()
     todo: list[Any] = [module]
     while todo:
@@ -179,27 +185,11 @@ def _walk(module: nnx.Module) -> tuple[list, list]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        kind = type(node)
-        statics.append(kind)
-        items = vars(node) if _species(kind) == 0 else node if kind is dict else dict(enumerate(node))
-        for key, value in items.items():
-            species = _species(type(value))
-            if species == 1:
-                leaves.append(value)
-            elif species == 3:
-                statics.append(key)
-                statics.append(value)
-            else:
-                statics.append(key)
-                todo.append(value)
-    return statics, leaves
-
-
-def _equal(a: list, b: list) -> bool:
-    try:
-        return bool(a == b)
-    except Exception:  # a static value whose == raises or is no truth value: look again
-        return False
+        content = vars(node) if isinstance(node, nnx.Pytree) else node
+        found.append((content, copy.copy(content)))
+        children = content.values() if isinstance(content, dict) else content
+        todo += [c for c in children if isinstance(c, nnx.Pytree) or type(c) in (list, tuple, dict)]
+    return found
 
 
 def _leaves(module: nnx.Module) -> list[Any]:
@@ -233,13 +223,20 @@ class _LinenDefinition:
         return hash((self.module, self.mutable))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _LinenDefinition) and (self.module, self.mutable) == (other.module, other.mutable)
+        return isinstance(other, _LinenDefinition) and (self.module, self.mutable) == (
+            other.module,
+            other.mutable,
+        )
 
-    def __call__(self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
+    def __call__(
+        self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, Changes]:
         variables, rngs = values["variables"], values["rngs"]
         if replica is not None:
             rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
-        outputs, updates = self.module.value.apply(variables, *args, rngs=rngs, mutable=self.mutable.value or [], **kwargs)
+        outputs, updates = self.module.value.apply(
+            variables, *args, rngs=rngs, mutable=self.mutable.value or [], **kwargs
+        )
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))
         return outputs, {path: x for path, x in after.items() if not _same(x, before.get(path))}
@@ -256,7 +253,10 @@ class _LinenView:
             )
         self.scope = module.scope
         inner, variables = module.unbind()
-        self._values = {"variables": variables, "rngs": {name: self._next_rng(name) for name in self.scope.rngs}}
+        self._values = {
+            "variables": variables,
+            "rngs": {name: self._next_rng(name) for name in self.scope.rngs},
+        }
         self.definition = _LinenDefinition(inner, self.scope.mutable)
 
     def _next_rng(self, name: str) -> Any:
@@ -301,7 +301,9 @@ class _FunctionDefinition:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _FunctionDefinition) and self.function == other.function
 
-    def __call__(self, values: tuple, replica: jax.Array | None, args: tuple, kwargs: dict) -> tuple[PyTree, Changes]:
+    def __call__(
+        self, values: tuple, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, Changes]:
         del values, replica
         return self.function.value(*args, **kwargs), {}
 
@@ -315,8 +317,9 @@ class _FunctionView:
         hidden = _hidden_module(function)
         if hidden is not None:
             raise TypeError(
-                f"{getattr(function, '__qualname__', function)!r} holds the NNX module {type(hidden).__name__}; its "
-                "arrays would be frozen into the compiled program. Pass the module itself (give it a "
+                f"{getattr(function, '__qualname__', function)!r} holds the NNX module "
+                f"{type(hidden).__name__}; "
+                "its arrays would be frozen into the compiled program. Pass the module itself (give it a "
                 "__call__), so that jaxpar sees its variables."
             )
         self.definition = _FunctionDefinition(function)
@@ -330,7 +333,11 @@ class _FunctionView:
 
 
 def _hidden_module(function: Any) -> nnx.Module | None:
-    held = [getattr(function, "__self__", None), *getattr(function, "args", ()), getattr(function, "func", None)]
+    held = [
+        getattr(function, "__self__", None),
+        *getattr(function, "args", ()),
+        getattr(function, "func", None),
+    ]
     for cell in getattr(function, "__closure__", None) or ():
         try:
             held.append(cell.cell_contents)

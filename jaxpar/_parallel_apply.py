@@ -63,7 +63,10 @@ def parallel_apply(
     if not isinstance(modules, Replicas):
         return _one_by_one(modules, inputs, kwargs_tup, devices)
     if not isinstance(inputs, Shards):
-        raise TypeError("parallel_apply: replicas need inputs from jaxpar.scatter; for a list of inputs pass list(replicas).")
+        raise TypeError(
+            "parallel_apply: replicas need inputs from jaxpar.scatter; for a list of inputs pass "
+            "list(replicas)."
+        )
     if inputs.placement.devices != modules.placement.devices:
         raise ValueError(
             f"parallel_apply: the inputs were scattered to {_names(inputs.placement)} and the module "
@@ -71,7 +74,8 @@ def parallel_apply(
         )
     assert kwargs_tup is None or isinstance(kwargs_tup, Shards)
     split = modules.split()
-    program = _program(split.definition, _backend(backend), inputs.placement)
+    run: Any = _backend(backend)
+    program = _program(split.definition, run, inputs.placement)
     outputs, changes = program(modules.values(split), inputs, kwargs_tup)
     split.commit(changes)
     return outputs
@@ -95,16 +99,22 @@ def _arguments(inputs: Any) -> tuple:
 
 
 def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: Any) -> list[Any]:
-    where = place(devices, function="parallel_apply").devices if devices is not None else (None,) * len(modules)
+    where = (
+        place(devices, function="parallel_apply").devices if devices is not None else (None,) * len(modules)
+    )
     outputs = []
     for i, module in enumerate(modules):
         args, kwargs, d = _arguments(inputs[i]), dict(kwargs_tup[i]) if kwargs_tup else {}, where[i]
         if d is not None and not is_staged():
-            args, kwargs = jax.tree.map(lambda x, d=d: jax.device_put(x, d) if is_array(x) else x, (args, kwargs))
+            args, kwargs = jax.tree.map(
+                lambda x, d=d: jax.device_put(x, d) if is_array(x) else x, (args, kwargs)
+            )
         try:
             outputs.append(module(*args, **kwargs))
         except Exception as error:
-            error.add_note(f"Caught {type(error).__name__} in replica {i} on device {_devices.name(d) if d else i}.")
+            error.add_note(
+                f"Caught {type(error).__name__} in replica {i} on device {_devices.name(d) if d else i}."
+            )
             raise
     return outputs
 
@@ -158,7 +168,12 @@ def _kinds(inputs: Shards, kwargs: Shards | None) -> list[tuple[Shape, ...]]:
 
 
 def _trace(
-    definition: Any, data: PyTree, inputs: Shards, kwargs: Shards | None, kind: tuple[Shape, ...], replica: int
+    definition: Any,
+    data: PyTree,
+    inputs: Shards,
+    kwargs: Shards | None,
+    kind: tuple[Shape, ...],
+    replica: int,
 ) -> _Branch:
     placement, alone = inputs.placement, len(inputs) == 1
     _, statics, treedef = separate((inputs.tree, {} if kwargs is None else kwargs.tree))
@@ -173,8 +188,9 @@ def _trace(
     try:
         jaxpr, (outputs, changes) = jax.make_jaxpr(one, return_shape=True)(*data)
     except Exception as error:
+        where = _devices.name(placement.devices[replica])
         error.add_note(
-            f"Caught {type(error).__name__} in replica {replica} on device {_devices.name(placement.devices[replica])}"
+            f"Caught {type(error).__name__} in replica {replica} on device {where}"
             " (replicas with the same number of rows are traced once)."
         )
         raise
@@ -183,7 +199,7 @@ def _trace(
 
 
 def _check_outputs(outputs: PyTree) -> None:
-    for (path, leaf) in jax.tree.leaves_with_path(outputs):
+    for path, leaf in jax.tree.leaves_with_path(outputs):
         if not is_array(leaf):
             raise GatherTypeError(
                 f"parallel_apply: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
@@ -200,7 +216,12 @@ def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Sha
                 f"parallel_apply: replica 0 returned {first.form} and replica {i} returned {other.form}; all "
                 "replicas must return the same structure. Does forward depend on the number of rows?"
             )
-        for a, b, name in zip(first.outputs, other.outputs, paths(jax.tree.unflatten(first.form, first.outputs), "outputs"), strict=True):
+        for a, b, name in zip(
+            first.outputs,
+            other.outputs,
+            paths(jax.tree.unflatten(first.form, first.outputs), "outputs"),
+            strict=True,
+        ):
             if (a.ndim, a.dtype) != (b.ndim, b.dtype):
                 raise GatherError(
                     f"parallel_apply: {name} is {a.dtype} with {a.ndim} axes on replica 0 and {b.dtype} with "

@@ -43,9 +43,9 @@ class Placement:
 
     @functools.cached_property
     def device_ids(self) -> list[int]:
-        """The devices as positions in `jaxpar.devices()`; those that are not in it, as texts."""
+        """The devices as positions in `jaxpar.devices()`."""
         known = _devices.devices()
-        return [known.index(d) if d in known else _devices.name(d) for d in self.devices]  # type: ignore[misc]
+        return [known.index(d) for d in self.devices if d in known]
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -89,7 +89,9 @@ def place(
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"{function}: dim must be an int, not {dim!r}.")
     if isinstance(device_ids, (int, str)):
-        raise TypeError(f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}].")
+        raise TypeError(
+            f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}]."
+        )
     if _devices.device_count() == 0:
         return Placement((), dim)
     wanted = _devices.devices() if device_ids is None else list(device_ids)
@@ -113,20 +115,27 @@ def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
     return _devices.device(spec)
 
 
-def _place(wanted: tuple[DeviceLike, ...], output_device: DeviceLike | None, dim: int, function: str) -> Placement:
+def _place(
+    wanted: tuple[DeviceLike, ...], output_device: DeviceLike | None, dim: int, function: str
+) -> Placement:
     found = []
     for spec in wanted:
         d = _devices.device(spec)
         if d in found:
-            raise DeviceError(f"{function}: {spec!r} given twice in device_ids={list(wanted)}; every replica needs its own device.")
+            raise DeviceError(
+                f"{function}: {spec!r} given twice in device_ids={list(wanted)}; every replica "
+                "needs its own device."
+            )
         found.append(d)
     if len({d.platform for d in found}) > 1:
         names = ", ".join(_devices.name(d) for d in found)
-        raise DeviceError(f"{function}: device_ids mix kinds of devices ({names}); replicas must be of one kind.")
+        raise DeviceError(
+            f"{function}: device_ids mix kinds of devices ({names}); replicas must be of one kind."
+        )
     return _shared(tuple(found), dim, output(output_device, found[0]))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _shared(found: tuple[jax.Device, ...], dim: int, output_device: jax.Device) -> Placement:
     """One object for equal placements, so that meshes are built and compared once."""
     return Placement(found, dim, output_device)

@@ -32,11 +32,11 @@ class Replicas(Sequence):
 
     module: Module
     placement: Placement
-    count: int
+    k: int
     detach: bool = False
 
     def __len__(self) -> int:
-        return self.count
+        return self.k
 
     @overload
     def __getitem__(self, i: int) -> Any: ...
@@ -44,13 +44,15 @@ class Replicas(Sequence):
     def __getitem__(self, i: slice) -> Replicas: ...
     def __getitem__(self, i: int | slice) -> Any:
         if isinstance(i, slice):
-            kept = range(*i.indices(self.count))
+            kept = range(*i.indices(self.k))
             if kept.start != 0 or kept.step != 1:
-                raise IndexError("Replicas: a slice must start at replica 0, replicas[:k]; device i holds replica i.")
-            return dataclasses.replace(self, count=len(kept))
-        if not -self.count <= i < self.count:
-            raise IndexError(f"Replicas: replica {i} of {self.count}")
-        return _copy(self.module, self.values(self.split()), self.placement.devices[i % self.count])
+                raise IndexError(
+                    "Replicas: a slice must start at replica 0, replicas[:k]; device i holds replica i."
+                )
+            return dataclasses.replace(self, k=len(kept))
+        if not -self.k <= i < self.k:
+            raise IndexError(f"Replicas: replica {i} of {self.k}")
+        return _copy(self.module, self.values(self.split()), self.placement.devices[i % self.k])
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -89,7 +91,11 @@ def _copy(module: Module, values: PyTree, d: jax.Device) -> Module:
     def on_device(x: Any) -> Any:
         if not is_real(x):
             return x
-        return next((s.data for s in x.addressable_shards if s.device == d), None) if x.is_fully_replicated else x
+        return (
+            next((s.data for s in x.addressable_shards if s.device == d), None)
+            if x.is_fully_replicated
+            else x
+        )
 
     if isinstance(module, nnx.Module):
         graphdef, state = nnx.split(module)

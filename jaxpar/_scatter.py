@@ -88,7 +88,10 @@ def chunk_sizes(B: int, N: int) -> tuple[int, ...]:
 def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
     """`scatter` behind its doors: `names` are the paths of the leaves, for the errors."""
     if not placement.N:
-        raise DeviceError("scatter: there is one CPU device and no accelerator, so nothing to scatter to; see jaxpar.virtual_devices.")
+        raise DeviceError(
+            "scatter: there is one CPU device and no accelerator, so nothing to scatter to; "
+            "see jaxpar.virtual_devices."
+        )
     leaves = jax.tree.leaves(tree)
     for leaf, name in zip(leaves, names, strict=True):
         check_leaf(leaf, name, "scatter")

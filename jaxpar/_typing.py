@@ -6,7 +6,6 @@ N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas th
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, TypeAlias
 
 import jax
@@ -28,7 +27,7 @@ class Static:
 
     __slots__ = ("_hash", "value")
 
-    def __init__(self, value: Hashable | Any):
+    def __init__(self, value: Any):
         self.value = value
         try:
             self._hash = hash((type(value), value))

@@ -31,5 +31,9 @@ def assert_equal_numbers(name: str, got, want, tolerance: float = SEMANTIC) -> f
 
 def assert_equal_trees(name: str, got: Mapping, want: Mapping, tolerance: float = SEMANTIC) -> float:
     """Both sides are flat dicts of arrays and must have the same keys."""
-    assert got.keys() == want.keys(), f"{name}: only here {got.keys() - want.keys()}, only there {want.keys() - got.keys()}"
-    return max((assert_equal_numbers(f"{name} {key}", got[key], want[key], tolerance) for key in want), default=0.0)
+    assert got.keys() == want.keys(), (
+        f"{name}: only here {got.keys() - want.keys()}, only there {want.keys() - got.keys()}"
+    )
+    return max(
+        (assert_equal_numbers(f"{name} {key}", got[key], want[key], tolerance) for key in want), default=0.0
+    )

@@ -62,7 +62,13 @@ def imports(path: Path) -> set[str]:
 
 
 def arrows() -> list[tuple[str, str]]:
-    return [(word, other) for word, files in modules().items() for f in files for other in imports(f) if other != word]
+    return [
+        (word, other)
+        for word, files in modules().items()
+        for f in files
+        for other in imports(f)
+        if other != word
+    ]
 
 
 def test_imports_point_down():
@@ -73,7 +79,9 @@ def test_imports_point_down():
             assert floor_of(word) >= len(FLOORS) - 3, f"{word} imports the package itself"
         else:
             assert other not in LEAVES, f"{word} imports the leaf {other}"
-            assert floor_of(other) < floor_of(word), f"{word} (floor {floor_of(word)}) imports {other} (floor {floor_of(other)})"
+            assert floor_of(other) < floor_of(word), (
+                f"{word} (floor {floor_of(word)}) imports {other} (floor {floor_of(other)})"
+            )
 
 
 def test_every_module_has_a_floor():
@@ -110,7 +118,9 @@ def test_forbidden_things():
         assert path.stem.strip("_") not in names, path
         if path.name != "_virtual.py" and "_demo" not in path.parts and path.name != "_cli.py":
             calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
-            assert not any(call.endswith("config.update") for call in calls), f"{path} changes jax's configuration"
+            assert not any(call.endswith("config.update") for call in calls), (
+                f"{path} changes jax's configuration"
+            )
         if "_demo" not in path.parts:
             assert not re.search(r"^\s*(import|from) torch\b", text, re.M), f"{path} imports torch"
         if path.parent.name != "_backends":

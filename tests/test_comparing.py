@@ -15,8 +15,8 @@ def test_equal_passes_and_reports_the_difference():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (WANT + [0, 0, 1e-9], "relative difference"),
-        (WANT * [1, -1, 1], "relative difference"),
+        (WANT + np.array([0, 0, 1e-9]), "relative difference"),
+        (WANT * np.array([1, -1, 1]), "relative difference"),
         (WANT[::-1], "relative difference"),
         (WANT.astype(np.float32), "dtype"),
         (WANT[None], "shape"),

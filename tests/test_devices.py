@@ -23,7 +23,9 @@ def test_one_cpu_device_is_none(monkeypatch):
     assert jaxpar.device_count() == 0
 
 
-@pytest.mark.parametrize(("spec", "index"), [(None, 0), (0, 0), (5, 5), ("cpu", 0), ("cpu:0", 0), ("cpu:7", 7)])
+@pytest.mark.parametrize(
+    ("spec", "index"), [(None, 0), (0, 0), (5, 5), ("cpu", 0), ("cpu:0", 0), ("cpu:7", 7)]
+)
 def test_names(spec, index, devices):
     assert jaxpar.device(spec) is devices[index]
     assert jaxpar.device(devices[index]) is devices[index]
@@ -61,12 +63,15 @@ def python(code, **environment):
     import os
 
     env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "NPROC")} | environment
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=env, timeout=120
+    )
 
 
 def test_virtual_devices_and_their_threads():
     done = python(
-        "import os, jaxpar; jaxpar.virtual_devices(6); import jax; print(jax.device_count(), os.environ['PJRT_NPROC']);"
+        "import os, jaxpar; jaxpar.virtual_devices(6); import jax;"
+        "print(jax.device_count(), os.environ['PJRT_NPROC']);"
         "jaxpar.virtual_devices(6)"
     )
     assert done.returncode == 0, done.stderr
@@ -77,12 +82,16 @@ def test_virtual_devices_and_their_threads():
 
 def test_virtual_devices_after_jax_has_started():
     done = python("import jax, jaxpar; jax.devices(); jaxpar.virtual_devices(3)")
-    assert "BackendError: virtual_devices: JAX already runs with 1 CPU device, so 3 cannot be had" in done.stderr
+    assert (
+        "BackendError: virtual_devices: JAX already runs with 1 CPU device, so 3 cannot be had" in done.stderr
+    )
     assert "JAXPAR_DEVICES=3" in done.stderr
 
 
 def test_a_pool_that_the_user_set_is_respected():
-    done = python("import os, jaxpar; jaxpar.virtual_devices(2); print(os.environ['PJRT_NPROC'])", PJRT_NPROC="9")
+    done = python(
+        "import os, jaxpar; jaxpar.virtual_devices(2); print(os.environ['PJRT_NPROC'])", PJRT_NPROC="9"
+    )
     assert done.stdout.strip() == "9", done.stderr
     done = python("import jaxpar; jaxpar.virtual_devices(8)", PJRT_NPROC="3")
     assert "PJRT_NPROC=3 gives XLA fewer than 16 threads" in done.stderr
@@ -97,7 +106,8 @@ def test_impossible_numbers(n):
 def test_importing_starts_nothing():
     done = python(
         "import sys, jaxpar; print(*(m for m in ('jax', 'flax', 'torch', 'numpy') if m in sys.modules));"
-        "jaxpar.DataParallel; from jax._src import xla_bridge; print(xla_bridge.backends_are_initialized(), 'torch' in sys.modules)"
+        "jaxpar.DataParallel; from jax._src import xla_bridge;"
+        "print(xla_bridge.backends_are_initialized(), 'torch' in sys.modules)"
     )
     assert done.stdout.split("\n")[:2] == ["", "False False"], done.stdout + done.stderr
 
@@ -109,11 +119,12 @@ def test_a_loop_that_never_waits_does_not_stop():
 import jaxpar
 jaxpar.virtual_devices(8)
 import jax, jax.numpy as jnp, numpy as np
-net = jaxpar.DataParallel(lambda w, x: x @ w.T, range(8))
 place = jaxpar.Placement(tuple(jaxpar.devices()))
-step = jax.jit(lambda w, x: w - 1e-3 * jax.grad(lambda w: (jaxpar.data_parallel(lambda x: x @ w, x) ** 2).mean())(w), donate_argnums=0)
+def loss(w, x):
+    return (jaxpar.data_parallel(lambda x: x @ w, x) ** 2).mean()
+step = jax.jit(lambda w, x: w - 1e-3 * jax.grad(loss)(w, x), donate_argnums=0)
 w = jax.device_put(np.eye(16, dtype=np.float32), place.replicated)
-x = jax.device_put(np.ones((64, 16), np.float32), jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec("replica")))
+x = jax.device_put(np.ones((64, 16), np.float32), place.stacked)
 for _ in range(2000):
     w = step(w, x)
 print(float(jnp.abs(w).sum()) > 0)

@@ -54,7 +54,11 @@ Point = collections.namedtuple("Point", "x y")
 
 # torch-semantics 1.5 #58, #61; T-MG test_gather_namedtuple; T-DP test_data_parallel_nested_output
 def test_containers_are_kept():
-    one = [jnp.zeros((2, 1)), (None, collections.OrderedDict(b=jnp.ones(2), a=())), Point(jnp.ones((2, 2)), [])]
+    one = [
+        jnp.zeros((2, 1)),
+        (None, collections.OrderedDict(b=jnp.ones(2), a=())),
+        Point(jnp.ones((2, 2)), []),
+    ]
     got = jaxpar.gather([one, one], 0)
     assert jax.tree.structure(got) == jax.tree.structure(one)
     assert isinstance(got[2], Point)
@@ -108,7 +112,11 @@ x = np.zeros((2, 3))
 
 # torch-semantics 1.5 #58; T-DP test_gather_different_len_dicts
 def test_dicts_with_other_keys():
-    error = raises([{"a": x}, {"a": x, "b": x}], errors.GatherError, r"All dicts must have the same number of keys: .*\['a'\] and replica 1 has \['a', 'b'\]")
+    error = raises(
+        [{"a": x}, {"a": x, "b": x}],
+        errors.GatherError,
+        r"All dicts must have the same number of keys: .*\['a'\] and replica 1 has \['a', 'b'\]",
+    )
     assert isinstance(error, ValueError)
     raises([{"a": x}, {"b": x}], errors.GatherError, r"All dicts must have the same keys")
 
@@ -122,19 +130,35 @@ def test_other_lengths_and_structures():
 
 # torch-semantics 1.5 #63
 def test_other_shapes():
-    raises([x, np.zeros((2, 4))], errors.GatherError, r"outputs: Input tensor at index 1 has invalid shape \[2, 4\], but expected \[2, 3\]")
-    raises([x, np.zeros(2)], errors.GatherError, "same number of dimensions, but tensor at index 1 has 1 dimensions")
+    raises(
+        [x, np.zeros((2, 4))],
+        errors.GatherError,
+        r"outputs: Input tensor at index 1 has invalid shape \[2, 4\], but expected \[2, 3\]",
+    )
+    raises(
+        [x, np.zeros(2)],
+        errors.GatherError,
+        "same number of dimensions, but tensor at index 1 has 1 dimensions",
+    )
 
 
 # torch-semantics 1.5 #62: torch casts to the first one's dtype without a word
 def test_other_dtypes():
-    raises([np.array([1, 2]), np.array([1.7])], errors.GatherError, "int64 on replica 0 and float64 on replica 1; torch would cast")
+    raises(
+        [np.array([1, 2]), np.array([1.7])],
+        errors.GatherError,
+        "int64 on replica 0 and float64 on replica 1; torch would cast",
+    )
 
 
 # torch-semantics 1.5 #61: text comes back from torch as '<map object at 0x..>'
 @pytest.mark.parametrize("leaf", ["text", 1, 2.5, True, object()])
 def test_leaves_that_are_no_arrays(leaf):
-    error = raises([{"n": [x, leaf]}] * 2, errors.GatherTypeError, rf"outputs\['n'\]\[1\] of replica 0 is of type {type(leaf).__name__}")
+    error = raises(
+        [{"n": [x, leaf]}] * 2,
+        errors.GatherTypeError,
+        rf"outputs\['n'\]\[1\] of replica 0 is of type {type(leaf).__name__}",
+    )
     assert isinstance(error, TypeError)
 
 

@@ -37,7 +37,9 @@ def parallel(ids, backend):
     graphdef, _ = nnx.split(Module())
 
     def apply(w, x):
-        net = jaxpar.DataParallel(nnx.merge(graphdef, {k: nnx.Param(v) for k, v in w.items()}), ids, backend=backend)
+        net = jaxpar.DataParallel(
+            nnx.merge(graphdef, {k: nnx.Param(v) for k, v in w.items()}), ids, backend=backend
+        )
         return net(x)
 
     return apply
@@ -55,7 +57,9 @@ def assert_close(got, want):
 @BACKENDS
 @MODES
 @pytest.mark.parametrize("B", [8, 11, 9, 3, 1])
-@pytest.mark.parametrize("loss", [lambda y: (y**2).mean(), lambda y: jnp.sin(y).sum(), lambda y: jnp.exp(y).max()])
+@pytest.mark.parametrize(
+    "loss", [lambda y: (y**2).mean(), lambda y: jnp.sin(y).sum(), lambda y: jnp.exp(y).max()]
+)
 def test_any_loss_of_the_outputs(B, loss, jit, backend):
     x = jnp.asarray(X[:B])
     apply = parallel(range(4), backend)
@@ -124,12 +128,15 @@ def test_unused_parameters_have_zero_gradients(ids):
 def test_modules_without_parameters():
     net = jaxpar.DataParallel(jnp.tanh, [0, 1, 2])
     np.testing.assert_allclose(
-        jax.grad(lambda x: net(x).sum())(jnp.asarray(X)), jax.grad(lambda x: jnp.tanh(x).sum())(jnp.asarray(X))
+        jax.grad(lambda x: net(x).sum())(jnp.asarray(X)),
+        jax.grad(lambda x: jnp.tanh(x).sum())(jnp.asarray(X)),
     )
 
 
 def test_a_function_that_closes_over_what_is_differentiated():
-    got = jax.grad(lambda w: (jaxpar.data_parallel(lambda x: x @ w, X, [0, 1, 2]) ** 2).sum())(jnp.asarray(W["a"]))
+    got = jax.grad(lambda w: (jaxpar.data_parallel(lambda x: x @ w, X, [0, 1, 2]) ** 2).sum())(
+        jnp.asarray(W["a"])
+    )
     np.testing.assert_allclose(got, jax.grad(lambda w: ((X @ w) ** 2).sum())(jnp.asarray(W["a"])), rtol=1e-12)
 
 

@@ -21,14 +21,18 @@ def batches(draw):
     counter = iter(range(100))
 
     def array(rest):
-        before = [2, 1][: dim]
+        before = [2, 1][:dim]
         shape = (*before, B, *rest)
-        return np.arange(np.prod(shape), dtype=[np.float64, np.int32, np.float32][next(counter) % 3]).reshape(shape)
+        return np.arange(np.prod(shape), dtype=[np.float64, np.int32, np.float32][next(counter) % 3]).reshape(
+            shape
+        )
 
     leaves = st.one_of(SHAPES.map(array), LEAF)
     tree = st.recursive(
         leaves,
-        lambda t: st.one_of(st.lists(t, max_size=3), st.tuples(t, t), st.dictionaries(st.sampled_from("abc"), t, max_size=3)),
+        lambda t: st.one_of(
+            st.lists(t, max_size=3), st.tuples(t, t), st.dictionaries(st.sampled_from("abc"), t, max_size=3)
+        ),
         max_leaves=6,
     )
     return draw(tree), B, dim
@@ -52,7 +56,11 @@ def test_gather_undoes_scatter(batch, N):
         assert joined.dtype == x.dtype
     for piece in shards:
         assert jax.tree.structure(piece) == jax.tree.structure(tree)
-        others = [(a, b) for a, b in zip(jax.tree.leaves(piece), jax.tree.leaves(tree), strict=True) if not hasattr(b, "shape")]
+        others = [
+            (a, b)
+            for a, b in zip(jax.tree.leaves(piece), jax.tree.leaves(tree), strict=True)
+            if not hasattr(b, "shape")
+        ]
         assert all(a is b for a, b in others)
 
 
@@ -89,6 +97,9 @@ def test_each_replica_sees_its_own_rows_and_nothing_else(N, B):
     """Cross-row results equal those of the pieces, so no padding was there."""
     x = np.random.RandomState(B).randn(B, 3)
     pieces = np.split(x, np.cumsum(jaxpar.scatter(x, range(N)).sizes)[:-1])
-    want = [np.concatenate(p) for p in zip(*[(p - p.mean(0), (p * p).max(0, keepdims=True)) for p in pieces], strict=True)]
+    want = [
+        np.concatenate(p)
+        for p in zip(*[(p - p.mean(0), (p * p).max(0, keepdims=True)) for p in pieces], strict=True)
+    ]
     for got, w in zip(jaxpar.data_parallel(across_rows, x, range(N)), want, strict=True):
         np.testing.assert_allclose(got, w, rtol=1e-12, atol=1e-14)

@@ -52,7 +52,9 @@ def test_outputs_in_eval_mode(net, B):
     got = net.apply(variables, X[:B], train=False)
     want = Net().apply({c: v["module"] for c, v in variables.items()}, X[:B], train=False)
     np.testing.assert_allclose(got, want, rtol=1e-12)
-    np.testing.assert_allclose(jax.jit(lambda v, x: net.apply(v, x, train=False))(variables, X[:B]), want, rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(lambda v, x: net.apply(v, x, train=False))(variables, X[:B]), want, rtol=1e-12
+    )
 
 
 # torch-semantics 1.3 #39, 1.6 #75
@@ -72,7 +74,9 @@ def test_gradients_equal_the_module(net):
         return (apply({"params": params, "batch_stats": stats}, X, train=False) ** 2).sum()
 
     got = jax.grad(lambda p: loss(net.apply, p, variables["batch_stats"]))(variables["params"])["module"]
-    want = jax.grad(lambda p: loss(Net().apply, p, variables["batch_stats"]["module"]))(variables["params"]["module"])
+    want = jax.grad(lambda p: loss(Net().apply, p, variables["batch_stats"]["module"]))(
+        variables["params"]["module"]
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), got, want)
 
 
@@ -163,7 +167,9 @@ def test_as_a_submodule(style, jit):
 
     y, updates = (jax.jit(apply) if jit else apply)(variables, X)
     assert y.shape == (11, 1)
-    (stats,) = jax.tree.leaves(updates["batch_stats"], is_leaf=lambda t: isinstance(t, dict) and "BatchNorm_0" in t)
+    (stats,) = jax.tree.leaves(
+        updates["batch_stats"], is_leaf=lambda t: isinstance(t, dict) and "BatchNorm_0" in t
+    )
     (before,) = jax.tree.leaves(
         variables["batch_stats"], is_leaf=lambda t: isinstance(t, dict) and "BatchNorm_0" in t
     )
@@ -217,7 +223,9 @@ def test_one_device_and_none(monkeypatch):
 
 
 def test_a_module_without_variables():
-    with pytest.raises(errors.UninitializedError, match=r"Net has no variables\. Bind them, module\.bind\(variables\)"):
+    with pytest.raises(
+        errors.UninitializedError, match=r"Net has no variables\. Bind them, module\.bind\(variables\)"
+    ):
         jaxpar.data_parallel(Net(), X, [0, 1])
     with pytest.raises(errors.UninitializedError, match="has no variables"):
         jaxpar.replicate(Net(), [0, 1])
@@ -226,7 +234,9 @@ def test_a_module_without_variables():
 def test_variables_elsewhere(devices):
     net = jaxpar.DataParallel(Net(), [0, 1])
     variables = jax.device_put(variables_of(net), devices[3])
-    with pytest.raises(errors.MisplacedError, match=r"found one of them on device: cpu:3\. It is .*BatchNorm_0"):
+    with pytest.raises(
+        errors.MisplacedError, match=r"found one of them on device: cpu:3\. It is .*BatchNorm_0"
+    ):
         net.apply(variables, X, train=False)
 
 

@@ -50,7 +50,12 @@ def reduced_elements(text):
     for line in text.splitlines():
         if re.search(r"= .*\ball-reduce(-start)?\(", line):
             types = line.split("=", 1)[1].split("all-reduce")[0]
-            found.append([(t, int(np.prod([int(n) for n in s.split(",") if n]))) for t, s in re.findall(r"([fsu]\d+)\[([\d,]*)\]", types)])
+            found.append(
+                [
+                    (t, int(np.prod([int(n) for n in s.split(",") if n])))
+                    for t, s in re.findall(r"([fsu]\d+)\[([\d,]*)\]", types)
+                ]
+            )
     return found
 
 
@@ -74,7 +79,12 @@ def test_forward_alone_only_shares_the_statistics(B):
     net = jaxpar.DataParallel(Net(), range(N))
     net.eval()
     graphdef, state = nnx.split(net)
-    text = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, np.ones((B, 6))).compile().as_text()
+    text = (
+        jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))
+        .lower(state, np.ones((B, 6)))
+        .compile()
+        .as_text()
+    )
     assert reduced_elements(text) == []
 
 

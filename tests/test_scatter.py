@@ -192,7 +192,9 @@ def test_inside_jit():
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradients_come_home_to_their_rows(dim):
     x = jnp.arange(16.0).reshape(4, 4)
-    gradient = jax.grad(lambda x: (jax.device_put(jaxpar.scatter(x, (0, 1), dim)[1], jax.devices()[0]) ** 2).sum())(x)
+    gradient = jax.grad(
+        lambda x: (jax.device_put(jaxpar.scatter(x, (0, 1), dim)[1], jax.devices()[0]) ** 2).sum()
+    )(x)
     want = np.where(np.arange(4) < 2, 0, 1) * (2 * x.swapaxes(0, 1) if dim == 0 else 2 * x)
     want = want.T if dim == 0 else want
     np.testing.assert_array_equal(gradient, np.where(want != 0, 2 * x, 0))
@@ -225,7 +227,9 @@ def test_argument_and_keyword_with_other_row_counts():
 # torch-semantics 1.2 #25
 @pytest.mark.parametrize("ids", [[0, 1], [0]])
 def test_an_array_without_axes(ids):
-    message = r"inputs\['t'\] has no axes \(chunk expects at least a 1-dimensional tensor\); pass a Python number"
+    message = (
+        r"inputs\['t'\] has no axes \(chunk expects at least a 1-dimensional tensor\); pass a Python number"
+    )
     with pytest.raises(errors.NoRowsError, match=message) as caught:
         jaxpar.scatter({"t": jnp.float32(1.0)}, ids)
     assert isinstance(caught.value, RuntimeError)
@@ -258,7 +262,9 @@ def test_another_librarys_tensor():
 
 def test_integers_that_would_wrap():
     with jax.enable_x64(False):
-        with pytest.raises(errors.RangeError, match=r"inputs is int64 with values from 0 to 1099511627776.*int32"):
+        with pytest.raises(
+            errors.RangeError, match=r"inputs is int64 with values from 0 to 1099511627776.*int32"
+        ):
             jaxpar.scatter(np.array([0, 2**40]), [0, 1])
         assert jaxpar.scatter(np.array([0, 7]), [0, 1])[1].dtype == np.int32
 

@@ -52,9 +52,15 @@ def test_replicas_are_a_sequence():
 def test_replicating_again_costs_nothing():
     module = Net()
     jaxpar.replicate(module, range(4))
-    first = [v.get_raw_value() for v in jax.tree.leaves(nnx.state(module), is_leaf=lambda v: isinstance(v, nnx.Variable))]
+    first = [
+        v.get_raw_value()
+        for v in jax.tree.leaves(nnx.state(module), is_leaf=lambda v: isinstance(v, nnx.Variable))
+    ]
     jaxpar.replicate(module, range(4))
-    second = [v.get_raw_value() for v in jax.tree.leaves(nnx.state(module), is_leaf=lambda v: isinstance(v, nnx.Variable))]
+    second = [
+        v.get_raw_value()
+        for v in jax.tree.leaves(nnx.state(module), is_leaf=lambda v: isinstance(v, nnx.Variable))
+    ]
     assert all(a is b for a, b in zip(first, second, strict=True))
 
 
@@ -106,7 +112,9 @@ def test_outputs_are_inputs_of_the_next():
 
 # torch-semantics 1.4 #51
 def test_counts():
-    with pytest.raises(errors.CountError, match="The number of modules 1 is not equal to the number of inputs 2") as caught:
+    with pytest.raises(
+        errors.CountError, match="The number of modules 1 is not equal to the number of inputs 2"
+    ) as caught:
         jaxpar.parallel_apply([Net()], [X, X])
     assert isinstance(caught.value, AssertionError)
     with pytest.raises(AssertionError, match="modules 2 is not equal to the number of kwargs_tup 1"):
@@ -128,7 +136,9 @@ def test_exceptions_of_modules_in_a_list(devices):
 
 
 def test_other_devices_for_inputs_and_replicas():
-    with pytest.raises(ValueError, match=r"scattered to \[cpu:0, cpu:2\] and the module replicated to \[cpu:0, cpu:1\]"):
+    with pytest.raises(
+        ValueError, match=r"scattered to \[cpu:0, cpu:2\] and the module replicated to \[cpu:0, cpu:1\]"
+    ):
         jaxpar.parallel_apply(jaxpar.replicate(Net(), [0, 1]), jaxpar.scatter(X, [0, 2]))
 
 

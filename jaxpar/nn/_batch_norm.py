@@ -68,7 +68,9 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         if x.shape[-1] != self.num_features:
-            raise ValueError(f"BatchNorm: the last axis of {x.shape} is not num_features={self.num_features}.")
+            raise ValueError(
+                f"BatchNorm: the last axis of {x.shape} is not num_features={self.num_features}."
+            )
         if self.use_running_average and self.mean is not None:
             mean, var = self.mean[...], self.var[...]
         else:
@@ -82,7 +84,9 @@ class BatchNorm(nnx.Module):
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         n = x.size // self.num_features
         if n == 1:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {x.shape}"
+            )
         axes = tuple(range(x.ndim - 1))
         # Statistics of half-precision inputs are taken in float32, as torch does.
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -18,8 +18,9 @@ from flax import nnx
 import jaxpar
 
 torch = pytest.importorskip("torch")
-import torch_ref  # noqa: E402
 from twins import TWINS, Twin, copy_weights, flax_variables, layout  # noqa: E402
+
+import torch_ref  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -32,7 +33,12 @@ BATCHES = {
     4: (8, 10, 3, 1),
     8: (16, 13, 5, 1),
 }
-CASES = [(N, B, backend) for N, batches in BATCHES.items() for B in batches for backend in ("shard_map", "pmap")[: N]]
+CASES = [
+    (N, B, backend)
+    for N, batches in BATCHES.items()
+    for B in batches
+    for backend in ("shard_map", "pmap")[:N]
+]
 """One device is the direct path, which has no backend."""
 
 
@@ -64,11 +70,16 @@ def torch_run(twin: Twin, net, batches, device) -> list[dict[str, dict]]:
         buffers = {n.replace("module.", ""): b for n, b in net.named_buffers()}
         record.append(
             {
-                "outputs": {str(i): y.detach().cpu().numpy() for i, y in enumerate(leaves)} | {"loss": loss.detach().cpu().numpy()},
+                "outputs": {str(i): y.detach().cpu().numpy() for i, y in enumerate(leaves)}
+                | {"loss": loss.detach().cpu().numpy()},
                 "gradients": {twin.names[n]: layout(n, p.grad.cpu().numpy()) for n, p in named.items()},
-                "input gradients": {str(i): from_torch(x.grad.cpu(), twin.images) for i, x in enumerate(floats)},
+                "input gradients": {
+                    str(i): from_torch(x.grad.cpu(), twin.images) for i, x in enumerate(floats)
+                },
                 "buffers": {twin.names[n]: b.clone().cpu().numpy() for n, b in buffers.items()},
-                "weights": {twin.names[n]: layout(n, p.detach().clone().cpu().numpy()) for n, p in named.items()},
+                "weights": {
+                    twin.names[n]: layout(n, p.detach().clone().cpu().numpy()) for n, p in named.items()
+                },
             }
         )
     return record
@@ -117,7 +128,9 @@ def flax_run(net, batches, N) -> list[dict[str, dict]]:
 def compare_runs(got: list[dict], want: list[dict]) -> None:
     for step, (a, b) in enumerate(zip(got, want, strict=True)):
         for part in b:
-            here = {k: v.astype(np.int64) if np.asarray(v).dtype.kind == "i" else v for k, v in a[part].items()}
+            here = {
+                k: v.astype(np.int64) if np.asarray(v).dtype.kind == "i" else v for k, v in a[part].items()
+            }
             assert_equal_trees(f"step {step}: {part}", here, b[part])
 
 

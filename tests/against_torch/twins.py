@@ -209,7 +209,8 @@ class FlaxBlock(nnx.Module):
     def __init__(self, d=8, heads=2):
         self.heads = heads
         self.ln1, self.ln2 = (
-            nnx.LayerNorm(d, epsilon=1e-5, use_fast_variance=False, param_dtype=jnp.float64, rngs=R) for _ in "12"
+            nnx.LayerNorm(d, epsilon=1e-5, use_fast_variance=False, param_dtype=jnp.float64, rngs=R)
+            for _ in "12"
         )
         self.q, self.v, self.o = _dense(d, d), _dense(d, d), _dense(d, d)
         self.k = _dense(d, d, bias=False)
@@ -263,7 +264,9 @@ class TorchTagger(torch.nn.Module):
 class FlaxTagger(nnx.Module):
     def __init__(self):
         self.table = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=R)
-        self.lstm = nnx.RNN(nnx.OptimizedLSTMCell(4, 5, param_dtype=jnp.float64, dtype=jnp.float64, rngs=nnx.Rngs(0)))
+        self.lstm = nnx.RNN(
+            nnx.OptimizedLSTMCell(4, 5, param_dtype=jnp.float64, dtype=jnp.float64, rngs=nnx.Rngs(0))
+        )
         self.head = _dense(5, 3)
 
     def __call__(self, tokens):

@@ -39,9 +39,7 @@ OWNERS = [
 
 def everything() -> dict[tuple[str, str], int]:
     """The identity of every name in the parts of torch that could have been touched."""
-    return {
-        (owner.__name__, name): id(value) for owner in OWNERS for name, value in vars(owner).items()
-    }
+    return {(owner.__name__, name): id(value) for owner in OWNERS for name, value in vars(owner).items()}
 
 
 def test_what_it_gives() -> None:
@@ -125,9 +123,7 @@ def test_enough_real_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_torch_that_lacks_a_name(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, text: str
-) -> None:
+def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, text: str) -> None:
     monkeypatch.delattr(owner, name)
     before = everything()
     with pytest.raises(UnsupportedTorch) as caught, pretend(2):

@@ -183,9 +183,7 @@ def test_imbalance(
     monkeypatch.setattr(
         data_parallel_module,
         "_get_devices_properties",
-        lambda ids: [
-            SimpleNamespace(total_memory=memory[i], multi_processor_count=cores[i]) for i in ids
-        ],
+        lambda ids: [SimpleNamespace(total_memory=memory[i], multi_processor_count=cores[i]) for i in ids],
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -230,9 +228,7 @@ def test_wrapper_identity() -> None:
     x = torch.randn(4, 2)
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         torch.testing.assert_close(other(x), net(x), rtol=0, atol=0)
-    with pytest.raises(
-        RuntimeError, match=r"^The stateless API can't be used with nn.DataParallel"
-    ):
+    with pytest.raises(RuntimeError, match=r"^The stateless API can't be used with nn.DataParallel"):
         functional_call(net, dict(net.named_parameters()), (x,))
 
 

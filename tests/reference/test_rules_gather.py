@@ -97,9 +97,7 @@ def test_scalars_on_another_dim(dim: int) -> None:
 @pretend(2)
 def test_scalars_and_vectors() -> None:
     # torch-semantics 1.5 #60
-    with pytest.raises(
-        IndexError, match=r"^Dimension specified as 0 but tensor has no dimensions$"
-    ):
+    with pytest.raises(IndexError, match=r"^Dimension specified as 0 but tensor has no dimensions$"):
         gather([torch.tensor(1), torch.tensor([2])], 0)
 
 
@@ -165,9 +163,7 @@ def test_shape_errors() -> None:
     # torch-semantics 1.5 #63
     with pytest.raises(RuntimeError) as caught:
         gather([torch.zeros(2, 3), torch.zeros(2, 4)], 0)
-    assert str(caught.value) == (
-        "Input tensor at index 1 has invalid shape [2, 4], but expected [2, 3]"
-    )
+    assert str(caught.value) == ("Input tensor at index 1 has invalid shape [2, 4], but expected [2, 3]")
     with pytest.raises(RuntimeError) as caught:
         gather([torch.zeros(2, 3), torch.zeros(2)], 0)
     assert str(caught.value) == (
@@ -238,9 +234,7 @@ def _reversed(self: Copies, tensors: Sequence[Tensor], dim: int, destination: in
         (_reversed, test_target, (0,)),
     ],
 )
-def test_planted_gather(
-    monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, arguments: tuple
-) -> None:
+def test_planted_gather(monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, arguments: tuple) -> None:
     law(*arguments)
     monkeypatch.setattr(Copies, "gather", fault)
     with pytest.raises(AssertionError):

@@ -72,9 +72,7 @@ def test_parity_with_one_device(n: int) -> None:
                 optimizer.zero_grad()
                 (net(x) - target).square().mean().backward()
                 optimizer.step()
-    torch.testing.assert_close(
-        list(model.parameters()), list(alone.parameters()), rtol=1e-13, atol=1e-14
-    )
+    torch.testing.assert_close(list(model.parameters()), list(alone.parameters()), rtol=1e-13, atol=1e-14)
 
 
 class MeanSquare(nn.Linear):
@@ -233,13 +231,11 @@ def test_batch_norm_in_training(enabled: bool) -> None:
 @pretend(2)
 def test_batch_norm_with_one_row() -> None:
     # torch-semantics 1.6 #75
-    with pytest.raises(
-        ValueError, match=r"^Caught ValueError in replica 1 on device 1\."
-    ) as caught:
+    with pytest.raises(ValueError, match=r"^Caught ValueError in replica 1 on device 1\.") as caught:
         nn.DataParallel(nn.BatchNorm1d(3))(torch.randn(3, 3))
-    assert (
-        "Expected more than 1 value per channel when training, got input size torch.Size([1, 3])"
-    ) in str(caught.value)
+    assert ("Expected more than 1 value per channel when training, got input size torch.Size([1, 3])") in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -335,9 +331,7 @@ def _first_only(inputs: Sequence[Tensor], destination: int | None = None) -> Ten
         (_first_only, test_gradient_penalty, ()),
     ],
 )
-def test_planted_reduce(
-    monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, arguments: tuple
-) -> None:
+def test_planted_reduce(monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, arguments: tuple) -> None:
     torch.manual_seed(0)
     law(*arguments)
     monkeypatch.setattr(_pretend, "reduce_add", fault)

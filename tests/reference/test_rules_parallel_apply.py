@@ -72,9 +72,7 @@ def test_length_errors(arguments: tuple, name: str, length: int) -> None:
     # torch-semantics 1.4 #51
     with pytest.raises(AssertionError) as caught:
         parallel_apply([nn.ReLU(), nn.ReLU()], *arguments)
-    assert str(caught.value) == (
-        f"The number of modules 2 is not equal to the number of {name} {length}"
-    )
+    assert str(caught.value) == (f"The number of modules 2 is not equal to the number of {name} {length}")
 
 
 def _device_index() -> int:

@@ -238,16 +238,12 @@ def test_script_modules() -> None:
     outer.__dict__["_modules"] = {"inner": nn.Linear(2, 2)}
     with pytest.raises(RuntimeError) as caught:
         replicate(outer, [0, 1])
-    assert str(caught.value) == (
-        "Cannot replicate network where python modules are children of ScriptModule"
-    )
+    assert str(caught.value) == ("Cannot replicate network where python modules are children of ScriptModule")
 
 
 def test_replicate_on_the_cpu() -> None:
     # torch-semantics 1.3 #45
-    with pytest.raises(
-        AssertionError, match=r"^Broadcast function not implemented for CPU tensors"
-    ):
+    with pytest.raises(AssertionError, match=r"^Broadcast function not implemented for CPU tensors"):
         replicate(nn.Linear(2, 2), [0, 1])
     assert len(replicate(nn.ReLU(), [0, 1])) == 2
     assert replicate(nn.Linear(2, 2), []) == []

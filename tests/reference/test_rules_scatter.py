@@ -66,11 +66,7 @@ CHUNKS = {
     15: ([8, 7], [5] * 3, [4, 4, 4, 3], [2] * 7 + [1]),
     17: ([9, 8], [6, 6, 5], [5, 5, 5, 2], [3] * 5 + [2]),
 }
-TABLE = [
-    (rows, n, sizes)
-    for rows, row in CHUNKS.items()
-    for n, sizes in zip((2, 3, 4, 8), row, strict=True)
-]
+TABLE = [(rows, n, sizes) for rows, row in CHUNKS.items() for n, sizes in zip((2, 3, 4, 8), row, strict=True)]
 
 
 @pytest.mark.parametrize(("rows", "n", "sizes"), [*TABLE, (36, 7, [6] * 6)])
@@ -249,9 +245,7 @@ def test_too_few_dims() -> None:
     # torch-semantics 1.2 #26
     with pytest.raises(IndexError) as caught:
         nn.DataParallel(Call(lambda x: x), dim=1)(torch.zeros(4))
-    assert str(caught.value) == (
-        "Dimension out of range (expected to be in range of [-1, 0], but got 1)"
-    )
+    assert str(caught.value) == ("Dimension out of range (expected to be in range of [-1, 0], but got 1)")
 
 
 @pretend(4)
@@ -266,9 +260,7 @@ def test_padding_of_args_and_kwargs() -> None:
         net(torch.ones(2), scale=3)
     with pytest.raises(AssertionError) as caught:
         nn.DataParallel(Call(lambda x, y: y))(None, y=torch.ones(2))
-    assert str(caught.value) == (
-        "The number of modules 4 is not equal to the number of kwargs_tup 2"
-    )
+    assert str(caught.value) == ("The number of modules 4 is not equal to the number of kwargs_tup 2")
     three = nn.DataParallel(Call(lambda a, b, c, y=None: torch.full((1,), y is None)))
     assert three(None, None, None, y=torch.ones(2)).tolist() == [False, False, True, True]
 
@@ -402,9 +394,7 @@ def _never_copies(
         (_never_copies, test_in_place_on_a_chunk, ()),
     ],
 )
-def test_planted_scatter(
-    monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, arguments: tuple
-) -> None:
+def test_planted_scatter(monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, arguments: tuple) -> None:
     law(*arguments)
     monkeypatch.setattr(Copies, "scatter", fault)
     with pytest.raises(Fails):

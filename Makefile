@@ -1,0 +1,43 @@
+# Everything is set up in .venv from a bare Python 3.11 or later.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= auto
+
+.PHONY: help demo test quick lint benchmark clean
+
+help:
+	@echo "make demo       train in jaxpar and PyTorch side by side"
+	@echo "make test       all tests"
+	@echo "make quick      the tests of everyday work, about two minutes"
+	@echo "make lint       ruff and mypy"
+	@echo "make benchmark  what DataParallel costs against a step written by hand"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "jaxpar needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,demo,test]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/jaxpar demo
+
+test: $(READY)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet
+
+quick: $(READY)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+benchmark: $(READY)
+	$(BIN)/python benchmarks/data_parallel.py
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,63 @@
+"""Everything the README shows is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+OUTPUTS = [code for language, code in BLOCKS if language == ""]
+
+
+def run(code: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    return printed.getvalue()
+
+
+def test_there_are_four_python_blocks():
+    assert len(PYTHON) == 4
+    assert {language for language, _ in BLOCKS} == {"sh", "python", ""}
+
+
+def test_the_quick_start_prints_what_it_says():
+    assert run(PYTHON[0]) == OUTPUTS[0]
+    assert len(PYTHON[0].strip().split("\n")) <= 10
+
+
+def test_torch_and_jaxpar_print_the_same():
+    torch = pytest.importorskip("torch")
+    import torch_ref
+
+    torch.set_num_threads(1)
+    with torch_ref.pretend(8):
+        theirs = run(PYTHON[1])
+    ours = run(PYTHON[2])
+    assert ours == theirs
+    assert ours.count("epoch") == 3
+
+
+def test_the_verbs():
+    assert run(PYTHON[3]) == "(10, 3)\n"
+
+
+def test_the_commands_exist():
+    (shell,) = [code for language, code in BLOCKS if language == "sh"]
+    makefile = (ROOT / "Makefile").read_text()
+    commands = re.findall(r"^make (\w+)", shell, re.M)
+    assert commands == ["demo", "test"]
+    for target in [*commands, "benchmark"]:
+        assert re.search(rf"^{target}:", makefile, re.M)
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
