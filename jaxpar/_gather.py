@@ -158,8 +158,9 @@ def _check_form(first: PyTree, other: PyTree, i: int) -> None:
             f"gather: {what}: replica 0 has {sorted(map(str, first))} and replica {i} has "
             f"{sorted(map(str, other))}."
         )
-    one, two = jax.tree.structure(first), jax.tree.structure(other)
-    if not one == two:  # noqa: SIM201  (the stubs of PyTreeDef have no !=)
+    one: Any = jax.tree.structure(first)
+    two: Any = jax.tree.structure(other)
+    if one != two:
         raise GatherError(
             f"gather: replica 0 returned {one} and replica {i} returned {two}; all replicas must return the "
             "same structure."

@@ -13,9 +13,10 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_virtual", "_convolution"},
+    {"_tree", "_random", "_virtual", "_convolution"},
     {"_devices"},
     {"_placement"},
+    {"_spread"},
     {"_shards", "_modules", "_reduce"},
     {"_scatter", "_replicate", "_gather", "_backends"},
     {"_parallel_apply"},

@@ -91,7 +91,8 @@ def test_under_vmap_and_scan():
 def test_gradients_are_written_in_the_layout_of_the_fast_kernel():
     """Rows first, channels last, kernels in-out: anything else in a branch takes 30 times as long."""
     _, parallel = convolve("plain", LAYOUTS[0], 0)
-    text = jax.jit(jax.grad(lambda w, x: parallel(x, w).sum())).lower(*reversed(arrays(LAYOUTS[0], 1))).as_text()
-    layouts = set(re.findall(r"dim_numbers = \[b, 0, 1, f\]x\[0, 1, i, o\]->\[b, 0, 1, f\]", text))
-    assert len(layouts) == 1
-    assert text.count("stablehlo.convolution") == text.count("dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]")
+    x, w = arrays(LAYOUTS[0], 1)
+    text = jax.jit(jax.grad(lambda w, x: parallel(x, w).sum())).lower(w, x).as_text()
+    layouts = re.findall(r"dim_numbers = (.*?), window", text)
+    assert len(layouts) == text.count("stablehlo.convolution(") > 1
+    assert set(layouts) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}

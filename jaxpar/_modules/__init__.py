@@ -1,0 +1,59 @@
+"""Modules: an NNX module, a bound Linen module or a plain function, in one form.
+
+A `View` splits a module into a `definition`, which is part of the program, and `values`, which are
+its arrays; running the definition gives outputs and the values that changed. The files of this
+folder are the only ones that know Flax's insides.
+
+What counts as a parameter is `nnx.Param` (Linen: the collections that are not mutable). Everything
+else is what torch calls a buffer: it is the same on all replicas when they start, and what replica
+0 makes of it comes back (torch-semantics 1.3 #39). Attributes that a forward rebinds are lost, as in
+torch (#37), and so are changes to parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from flax import linen, nnx
+
+from .._placement import Placement
+from .._typing import PyTree
+from .function_view import FunctionView
+from .linen_view import LinenView
+from .nnx_view import view_nnx
+
+Module = Callable[..., Any]
+Changes = dict[Any, PyTree]
+Definition = Callable[[PyTree, jax.Array | None, tuple, dict], tuple[PyTree, Changes]]
+
+
+class View(Protocol):
+    """A module, split."""
+
+    @property
+    def definition(self) -> Definition:
+        """Hashable. `definition(values, replica, args, kwargs)` runs the module on one replica and
+        returns its outputs and the values that changed. `replica` is folded into every random
+        stream, unless it is None."""
+
+    def values(self, placement: Placement) -> PyTree:
+        """The arrays, on every device of the placement."""
+
+    def commit(self, changes: Changes) -> None:
+        """Writes changed values back into the module."""
+
+
+def view(module: Module) -> View:
+    """The view of a module; for NNX, the one made before if the module has not changed since.
+
+    Raises:
+      UninitializedError: a Linen module without variables.
+      TypeError: something that cannot be called, or a function that hides an NNX module.
+    """
+    if isinstance(module, nnx.Module):
+        return view_nnx(module)
+    if isinstance(module, linen.Module):
+        return LinenView(module)
+    return FunctionView(module)

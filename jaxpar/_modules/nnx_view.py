@@ -1,0 +1,157 @@
+"""NNX modules: split once, watched for changes, split again only when there are any."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import errors as flax_errors
+from flax import nnx
+
+from .._placement import Placement
+from .._random import fold
+from .._spread import spread
+from .._tree import check_alive, is_staged, same
+from .._typing import PyTree, Static
+
+
+class NNXDefinition:
+    def __init__(self, graphdef: Any, paths: Sequence[Any], kinds: Sequence[str]):
+        self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
+        self._hash = hash((self.graphdef, self.paths, self.kinds))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, NNXDefinition)
+            and self._hash == other._hash
+            and self.kinds == other.kinds
+            and self.paths == other.paths
+            and self.graphdef == other.graphdef
+        )
+
+    def __call__(
+        self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[int, PyTree]]:
+        started = [
+            fold(value, replica) if kind == "key" and replica is not None else value
+            for value, kind in zip(values, self.kinds, strict=True)
+        ]
+        state = nnx.from_flat_state(zip(self.paths, started, strict=True))
+        module = nnx.merge(self.graphdef.value, state)
+        leaves = _leaves(module)
+        outputs = module(*args, **kwargs)
+        return outputs, {
+            i: leaves[i].get_raw_value()
+            for i, kind in enumerate(self.kinds)
+            if kind in ("buffer", "key") and not same(leaves[i].get_raw_value(), started[i])
+        }
+
+
+class NNXView:
+    def __init__(self, module: nnx.Module):
+        graphdef, state = nnx.split(module)
+        flat = list(nnx.to_flat_state(state))
+        self.leaves = _leaves(module)
+        self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
+        self.definition = NNXDefinition(
+            graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves]
+        )
+        self._placed: list[Any] = []
+        self._placement: Placement | None = None
+
+    def values(self, placement: Placement) -> list:
+        values = [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in self.leaves]
+        check_alive(values, self.names, "DataParallel")
+        if placement is self._placement and all(map(operator.is_, values, self._placed)):
+            return values
+        if is_staged() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values)):
+            return values
+        placed = spread(values, self.names, placement)
+        self._remember(placed, placement)
+        return placed
+
+    def _remember(self, placed: list, placement: Placement) -> None:
+        try:
+            for leaf, value in zip(self.leaves, placed, strict=True):
+                if isinstance(leaf, nnx.Variable):
+                    leaf.set_raw_value(value)
+        except flax_errors.TraceContextError:
+            return  # inside a gradient with respect to something else; the next eager call stores them
+        self._placed, self._placement = placed, placement
+
+    def commit(self, changes: dict[int, PyTree]) -> None:
+        try:
+            for i, value in changes.items():
+                self.leaves[i].set_raw_value(value)
+                if self._placed:
+                    self._placed[i] = value
+        except flax_errors.TraceContextError as error:
+            error.add_note(
+                f"jaxpar: {self.names[i]} comes back from replica 0 and the module was made outside of "
+                "the function being traced; pass the module to that function as an argument (nnx.jit, "
+                "nnx.grad), or call module.eval()."
+            )
+            raise
+
+
+Snapshots = list[tuple[Any, Any]]
+_views: weakref.WeakKeyDictionary[nnx.Module, tuple[Snapshots, NNXView]] = weakref.WeakKeyDictionary()
+
+
+def view_nnx(module: nnx.Module) -> NNXView:
+    """nnx.split costs 40 us for each variable; seeing that nothing has changed costs half of one."""
+    if module in _views:
+        snapshots, found = _views[module]
+        if _unchanged(snapshots):
+            return found
+    made = NNXView(module)
+    _views[module] = (_snapshots(module), made)
+    return made
+
+
+def _unchanged(snapshots: Snapshots) -> bool:
+    try:
+        return all(now == then for now, then in snapshots)
+    except Exception:  # an attribute that is another one now, and whose == is no truth value
+        return False
+
+
+def _snapshots(module: nnx.Module) -> Snapshots:
+    """Every attribute dict and container in a module, each with a copy of what is in it now.
+
+    Dicts compare their values by identity first, so comparing costs no look into Variables. The
+    dicts are kept, not the modules, so that the module can be collected.
+    """
+    found: Snapshots = []
+    seen: set[int] = set()
+    todo: list[Any] = [module]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        content = vars(node) if isinstance(node, nnx.Pytree) else node
+        found.append((content, copy.copy(content)))
+        children = content.values() if isinstance(content, dict) else content
+        todo += [c for c in children if isinstance(c, nnx.Pytree) or type(c) in (list, tuple, dict)]
+    return found
+
+
+def _leaves(module: nnx.Module) -> list[Any]:
+    """The module's own Variables (and bare arrays) in the order of its flat state."""
+    return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
+
+
+def _kind(leaf: Any) -> str:
+    if not isinstance(leaf, nnx.Variable):
+        return "array"
+    if isinstance(leaf, nnx.Param):
+        return "parameter"
+    return "key" if isinstance(leaf, nnx.RngKey) else "buffer"
