@@ -1,6 +1,13 @@
 # The table of contents, in the order in which data meets the names. Imports only.
 from . import errors as errors
 from . import nn as nn
+from ._current import DeviceProperties as DeviceProperties
+from ._current import current_device as current_device
+from ._current import get_device_name as get_device_name
+from ._current import get_device_properties as get_device_properties
+from ._current import memory_stats as memory_stats
+from ._current import set_device as set_device
+from ._current import synchronize as synchronize
 from ._data_parallel import DataParallel as DataParallel
 from ._data_parallel import data_parallel as data_parallel
 from ._devices import device as device
@@ -8,6 +15,12 @@ from ._devices import device_count as device_count
 from ._devices import devices as devices
 from ._devices import is_available as is_available
 from ._gather import gather as gather
+from ._move import cpu as cpu
+from ._move import cuda as cuda
+from ._move import device_of as device_of
+from ._move import same_device as same_device
+from ._move import to as to
+from ._on_device import OnDevice as OnDevice
 from ._parallel_apply import parallel_apply as parallel_apply
 from ._placement import Placement as Placement
 from ._replicate import Replicas as Replicas

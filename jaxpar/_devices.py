@@ -47,8 +47,8 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
     """The device that `spec` names.
 
     `spec` is an index into `devices()`, a `jax.Device`, or a text: `"cuda:1"` (also `gpu`, `rocm`,
-    `tpu`) is an accelerator, `"cpu:3"` a CPU device; without an index it is the first one. `None`
-    is `devices()[0]`.
+    `tpu`) is an accelerator, `"cpu:3"` a CPU device; without an index it is the current device if
+    that is one of the kind, else the first one. `None` is the current device.
 
     torch counterpart: `torch.device`, but a device that does not exist is an error here, at once
     (torch accepts `"cuda:99"` until it is used; torch-semantics 3 P9).
@@ -59,7 +59,7 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
     if isinstance(spec, jax.Device):
         return spec
     if spec is None:
-        return devices()[0]
+        return _current() or devices()[0]
     if isinstance(spec, str):
         return _from_text(spec)
     if isinstance(spec, int) and not isinstance(spec, bool):
@@ -84,6 +84,7 @@ def _from_text(text: str) -> jax.Device:
             "index after a colon if you like: 'cpu', 'cuda:1'."
         )
     kind, index = match[1], int(match[2] or 0)
+    now = _current()
     if kind == "cpu":
         return _pick(jax.local_devices(backend="cpu"), index, repr(text))
     found = [d for d in devices() if d.platform != "cpu" and (kind in ("cuda", "gpu") or d.platform == kind)]
@@ -93,7 +94,15 @@ def _from_text(text: str) -> jax.Device:
             f"{jax.default_backend()!r}). For NVIDIA GPUs install jaxpar[cuda12]; without one write "
             "'cpu', or jaxpar.devices()[0] for whatever there is."
         )
+    if match[2] is None and now in found:
+        return now
     return _pick(found, index, repr(text))
+
+
+def _current() -> jax.Device | None:
+    """What `jax.default_device` or `set_device` made the current one."""
+    now = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return jax.local_devices(backend=now)[0] if isinstance(now, str) else now
 
 
 def _pick(found: Sequence[jax.Device], index: int, what: str) -> jax.Device:

@@ -182,7 +182,7 @@ def _trace(
         pieces = [crop(x, shape) for x, shape in zip(rows, kind, strict=True)]
         args, named = combine(pieces, statics, treedef)
         outputs, changes = definition(values, None if alone else index, _arguments(args), named)
-        _check_outputs(outputs)
+        check_outputs(outputs)
         return outputs, changes
 
     try:
@@ -198,11 +198,12 @@ def _trace(
     return _Branch(jaxpr, form, leaves, changes)
 
 
-def _check_outputs(outputs: PyTree) -> None:
+def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
+    """Raises GatherTypeError for a leaf that no program can return."""
     for path, leaf in jax.tree.leaves_with_path(outputs):
         if not is_array(leaf):
             raise GatherTypeError(
-                f"parallel_apply: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
+                f"{function}: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
                 f"({leaf!r:.40}), which cannot be gathered. Return arrays, None, or containers of these."
             )
 

@@ -9,6 +9,7 @@ shared by reference.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,3 +94,19 @@ def same(a: PyTree, b: PyTree) -> bool:
     """Whether two trees hold the very same leaves."""
     one, two = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(one) == len(two) and all(map(operator.is_, one, two))
+
+
+_narrowed: set[tuple[str, str]] = set()
+
+
+def warn_narrowed(leaf: Any, name: str, function: str) -> None:
+    """Says once for each path that JAX keeps 32 bits of a host array's 64."""
+    if not isinstance(leaf, np.ndarray) or (name, str(leaf.dtype)) in _narrowed:
+        return
+    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if narrow != leaf.dtype:
+        _narrowed.add((name, str(leaf.dtype)))
+        warnings.warn(
+            f"{function}: {name} is {leaf.dtype} and becomes {narrow}, because jax_enable_x64 is off.",
+            stacklevel=4,
+        )

@@ -34,6 +34,15 @@ class MisplacedError(JaxparError, RuntimeError):
     """
 
 
+class MixedDevicesError(JaxparError, RuntimeError, ValueError):
+    """Arrays that are used together are on different devices.
+
+    Cause: `embed(tokens)` on the CPU goes straight into a module on an accelerator.
+    Cure: `jaxpar.to(x, device)` between the two, as `x.cuda(i)` in torch. JAX itself raises a
+    ValueError for plain operations, torch a RuntimeError; this is both.
+    """
+
+
 class RowsError(JaxparError, ValueError):
     """Two arrays of one batch have different numbers of rows.
 
