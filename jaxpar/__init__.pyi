@@ -14,6 +14,7 @@ from ._devices import device as device
 from ._devices import device_count as device_count
 from ._devices import devices as devices
 from ._devices import is_available as is_available
+from ._each_device import each_device as each_device
 from ._gather import gather as gather
 from ._move import cpu as cpu
 from ._move import cuda as cuda

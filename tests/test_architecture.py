@@ -13,14 +13,14 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_random", "_virtual", "_convolution"},
+    {"_tree", "_random", "_virtual", "_visible", "_convolution"},
     {"_devices"},
     {"_placement", "_current", "_move"},
     {"_spread"},
     {"_shards", "_modules", "_reduce"},
     {"_scatter", "_replicate", "_gather", "_backends"},
     {"_parallel_apply"},
-    {"_data_parallel", "_on_device"},
+    {"_data_parallel", "_on_device", "_each_device"},
     {"_demo"},
     {"_cli"},
     {"__main__"},

@@ -44,6 +44,7 @@ def convolve(case, layout, dim):
     return f, parallel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_derivatives(case, layout):

@@ -90,6 +90,7 @@ def test_gradient_penalty(jit, backend):
 
 
 # torch-semantics 1.6 #71
+@pytest.mark.slow
 @BACKENDS
 @pytest.mark.parametrize("B", [4, 7, 3])
 def test_second_order_and_forward_mode(B, backend):

@@ -145,8 +145,8 @@ def test_arrays_on_two_devices_raise():
     with pytest.raises(ValueError, match="incompatible devices"):
         x + y
     message = (
-        r"found at least two devices, cpu:1 and cpu:3! argument 0: x\['w'\] is on cpu:1, argument 1: x\[0\] on "
-        r"cpu:3; move .*jaxpar\.to\("
+        r"found at least two devices, cpu:1 and cpu:3! argument 0: x\['w'\] is on cpu:1, argument 1: "
+        r"x\[0\] on cpu:3; move .*jaxpar\.to\("
     )
     with pytest.raises(errors.MixedDevicesError, match=message) as caught:
         jaxpar.same_device({"w": x}, [y])

@@ -101,6 +101,21 @@ def test_data_parallel_of_one_part(devices):
     assert_equal_numbers("losses", train(Half(), 10), torch_losses(10)[0])
 
 
+@pytest.mark.parametrize("make", [optax.adam, lambda lr: optax.adamw(lr, weight_decay=0.1)])
+def test_each_device_is_the_same_optimizer_for_every_part(make):
+    """The same weights as on one device, with an optimizer that optax compiles for the whole tree."""
+    split, whole = Split(), Split(lambda m, d: m, 0, 0)
+    losses = []
+    for model, tx in ((split, jaxpar.each_device(make(0.05))), (whole, make(0.05))):
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        for _ in range(5):
+            loss, gradients = nnx.value_and_grad(lambda m: (m(TOKENS) ** 2).mean())(model)
+            optimizer.update(model, gradients)
+        losses.append(loss)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12)
+    np.testing.assert_allclose(split.two.module.w[...], whole.two.w[...], rtol=1e-11)
+
+
 def test_each_part_is_compiled_once():
     traces = []
 

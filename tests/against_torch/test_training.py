@@ -33,8 +33,9 @@ BATCHES = {
     4: (8, 10, 3, 1),
     8: (16, 13, 5, 1),
 }
+QUICK = {(2, 1), (4, 10)}
 CASES = [
-    (N, B, backend)
+    pytest.param(N, B, backend, marks=() if (N, B) in QUICK and backend == "shard_map" else pytest.mark.slow)
     for N, batches in BATCHES.items()
     for B in batches
     for backend in ("shard_map", "pmap")[:N]

@@ -1,0 +1,117 @@
+"""CUDA_VISIBLE_DEVICES: noticing that it was changed too late.
+
+The driver reads the variable when JAX's backend starts and never again. A script that sets it after
+its first array goes on with the devices it had, and nothing says so: the classical surprise with
+torch.cuda too. Here the value at that moment is kept and compared.
+
+When the first look at the devices is what starts the backend, the value at that look is the one the
+driver reads. When something else has started it before, the value lies between the one that the
+process began with, which Linux keeps in /proc/self/environ whatever is done to `os.environ`, and
+the present one. Then the present one is believed, because setting the variable at the top of a
+script is what it is for, unless the backend sees more GPUs than it allows.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+START = Path("/proc/self/environ")
+
+
+class Change(NamedTuple):
+    """The variable when the backend started and now; None where it is not set."""
+
+    then: str | None
+    now: str | None
+
+
+class _Memory:
+    """What this process has seen: one object, so that a test can have another."""
+
+    then: str | None = None
+    known = False
+    told: Change | None = None
+
+
+_memory = _Memory()
+
+
+def remember() -> None:
+    """Keeps the value for which the backend starts, or started. The first call counts.
+
+    Call it before the first look at the devices.
+    """
+    if not _memory.known:
+        _memory.then, _memory.known = _value_at_start(), True
+
+
+def changed_visible_devices() -> Change | None:
+    """The two values if the variable is another one than when the backend started, else None."""
+    now = os.environ.get(VARIABLE)
+    if not _memory.known or now == _memory.then:
+        return None
+    return Change(_memory.then, now)
+
+
+def check() -> None:
+    """Warns, once for each change, if the variable was changed too late.
+
+    Warns:
+      UserWarning: names both values and the cure.
+    """
+    change = changed_visible_devices()
+    if change and change != _memory.told:
+        _memory.told = change
+        then, now = ("unset" if value is None else repr(value) for value in change)
+        warnings.warn(
+            f"{VARIABLE} is {now} now and was {then} when JAX started; the devices of a running process do "
+            f"not change, so this is ignored. Set it before JAX is used for the first time: outside of the "
+            f"script ({VARIABLE}={change.now or '0'} python script.py), or in its first lines.",
+            stacklevel=3,
+        )
+
+
+def _value_at_start() -> str | None:
+    # The public jax.extend.backend.backends() would start what is only asked about.
+    from jax._src.xla_bridge import backends_are_initialized
+
+    now = os.environ.get(VARIABLE)
+    if not backends_are_initialized():
+        return now
+    began_with, known = _original()
+    return began_with if known and began_with != now and _sees_more_than(now) else now
+
+
+def _original() -> tuple[str | None, bool]:
+    """The value the process began with, and whether that can be told."""
+    try:
+        entries = START.read_bytes().split(b"\0")
+    except OSError:
+        return None, False
+    prefix = f"{VARIABLE}=".encode()
+    found = [os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)]
+    return (found[0] if found else None), True
+
+
+def _sees_more_than(value: str | None) -> bool:
+    """Whether this process has more GPUs than the driver would have shown it with this value."""
+    import jax
+
+    if value is None:
+        return False
+    gpus = sum(d.platform == "gpu" for d in jax.local_devices())
+    return gpus > _allowed(value)
+
+
+def _allowed(value: str) -> int:
+    """How many GPUs a value shows at most: the driver stops reading at the first entry that is none."""
+    count = 0
+    for entry in value.split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        count += 1
+    return count

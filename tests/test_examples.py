@@ -1,0 +1,51 @@
+"""Every example runs as it stands, in its own process, and ends with the line its catalogue names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+CATALOGUE = (EXAMPLES / "README.md").read_text()
+LAST = {
+    "01_placement.py": r"rows on \[0, 1, 2, 3\] -> \(10, 2\)",
+    "02_cpu_and_gpu.py": r"next word right: (9\d|100)%",
+    "03_split_model.py": r"test error 0\.\d+; predicting the mean gives 0\.\d+",
+}
+
+
+def test_the_catalogue_names_every_example():
+    files = {path.name for path in EXAMPLES.glob("*.py")}
+    assert files == set(LAST) == set(re.findall(r"^\| \[(\S+)\]", CATALOGUE, re.M))
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_it_runs(name):
+    environment = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=environment | {"PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(LAST[name], done.stdout.strip().split("\n")[-1]), done.stdout
+
+
+def test_the_split_model_learns():
+    """What 03 prints is better than predicting the mean."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "03_split_model.py"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    error, mean = map(float, re.findall(r"0\.\d+", done.stdout.strip().split("\n")[-1]))
+    assert error < 0.8 * mean
