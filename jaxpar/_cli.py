@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -38,14 +39,14 @@ def plain_ending() -> Iterator[None]:
 
 
 AT_LEAST_1 = click.IntRange(min=1)
+Command = Callable[..., Any]
 
-devices_option = click.option(
-    "--devices",
-    type=AT_LEAST_1,
-    metavar="N",
-    show_default="all GPUs; without any, 8 virtual CPU devices",
-    help="Use N virtual CPU devices.",
-)
+
+def devices_option(default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--devices", type=AT_LEAST_1, metavar="N", show_default=default, help="Use N virtual CPU devices."
+    )
+
 
 
 def start_devices(n: int | None) -> None:
@@ -85,7 +86,7 @@ def cli() -> None:
 @click.option(
     "--batch-size", metavar="N", type=AT_LEAST_1, default=Settings.batch_size, help="Rows on all devices."
 )
-@devices_option
+@devices_option(default="all GPUs; without any, 8 virtual CPU devices")
 @click.option(
     "--seed", metavar="N", type=click.IntRange(min=0), default=Settings.seed, help="Of weights and order."
 )
@@ -122,3 +123,73 @@ def demo(
     else:
         Console(highlight=False).print(report.text(result))
     sys.exit(1 if result.verdict and not result.verdict.same else 0)
+
+
+@cli.command(short_help="List the devices, their memory and load.")
+@devices_option(default="those of this host")
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0, min_open=True),
+    is_flag=False,
+    flag_value=2,
+    metavar="[SECONDS]",
+    show_default=False,
+    help="Look again every SECONDS, 2 if left out, until Ctrl-C.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@plain_ending()
+def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
+    """List the devices that jaxpar uses: name, kind, memory, load and temperature.
+
+    The index is what device_ids means. Load and temperature are those of NVIDIA GPUs, and need
+    nvidia-ml-py. Looking takes no memory away from those who compute.
+
+    \b
+      jaxpar devices
+      jaxpar devices --watch 5
+      jaxpar devices --devices 4 --json
+    """
+    if watch and as_json:
+        raise click.UsageError("--watch repeats a table and --json prints one document; choose one.")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        if devices:
+            start_devices(devices)
+        from rich.console import Console
+
+        from ._seeing import table
+
+        console = Console(highlight=False)
+        if watch:
+            table.watch(console, watch)
+        seen = table.look()
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+        return
+    if as_json:
+        click.echo(json.dumps(table.document(seen), indent=2))
+    else:
+        console.print(table.text(seen))
+
+
+@cli.command(short_help="Print versions, devices and settings for a bug report.")
+@devices_option(default="those of this host")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@plain_ending()
+def env(devices: int | None, as_json: bool) -> None:
+    """Print what a bug report needs: versions, host, backends, devices, settings.
+
+    What is broken is told in its place. Of the environment only the variables that concern JAX,
+    jaxpar and its processes are shown.
+
+    \b
+      jaxpar env
+      jaxpar env --json
+    """
+    if devices:
+        start_devices(devices)
+    from ._seeing import environment
+
+    found = environment.environment()
+    click.echo(json.dumps(found, indent=2) if as_json else environment.text(found))

@@ -39,8 +39,14 @@ def device_count() -> int:
 
 
 def is_available() -> bool:
-    """Whether there is an accelerator. Never raises. torch: `torch.cuda.is_available()`."""
-    return any(d.platform != "cpu" for d in devices())
+    """Whether there is an accelerator. Never raises: a backend that does not start is none.
+
+    torch counterpart: `torch.cuda.is_available()` (torch-semantics 3 P1).
+    """
+    try:
+        return any(d.platform != "cpu" for d in devices())
+    except RuntimeError:
+        return False
 
 
 def device(spec: DeviceLike | None = None) -> jax.Device:

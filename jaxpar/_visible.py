@@ -49,12 +49,15 @@ def remember() -> None:
         _memory.then, _memory.known = _value_at_start(), True
 
 
+def in_force() -> str | None:
+    """The value that chose the devices of this process."""
+    return _memory.then if _memory.known else os.environ.get(VARIABLE)
+
+
 def changed_visible_devices() -> Change | None:
     """The two values if the variable is another one than when the backend started, else None."""
     now = os.environ.get(VARIABLE)
-    if not _memory.known or now == _memory.then:
-        return None
-    return Change(_memory.then, now)
+    return None if now == in_force() else Change(in_force(), now)
 
 
 def check() -> None:
@@ -68,8 +71,8 @@ def check() -> None:
         _memory.told = change
         then, now = ("unset" if value is None else repr(value) for value in change)
         warnings.warn(
-            f"{VARIABLE} is {now} now and was {then} when JAX started; the devices of a running process do "
-            f"not change, so this is ignored. Set it before JAX is used for the first time: outside of the "
+            f"{VARIABLE} is {now} now and was {then} when JAX started. The devices of a running process do "
+            "not change, so this has no effect. Set it before JAX is used for the first time: outside of the "
             f"script ({VARIABLE}={change.now or '0'} python script.py), or in its first lines.",
             stacklevel=3,
         )
@@ -82,8 +85,8 @@ def _value_at_start() -> str | None:
     now = os.environ.get(VARIABLE)
     if not backends_are_initialized():
         return now
-    began_with, known = _original()
-    return began_with if known and began_with != now and _sees_more_than(now) else now
+    original, known = _original()
+    return original if known and original != now and _sees_more_than(now) else now
 
 
 def _original() -> tuple[str | None, bool]:
@@ -101,10 +104,8 @@ def _sees_more_than(value: str | None) -> bool:
     """Whether this process has more GPUs than the driver would have shown it with this value."""
     import jax
 
-    if value is None:
-        return False
     gpus = sum(d.platform == "gpu" for d in jax.local_devices())
-    return gpus > _allowed(value)
+    return value is not None and gpus > _allowed(value)
 
 
 def _allowed(value: str) -> int:

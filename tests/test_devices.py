@@ -18,6 +18,15 @@ def test_several_cpu_devices_are_devices(devices):
     assert not jaxpar.is_available()
 
 
+# torch-semantics 3 P1
+def test_a_backend_that_does_not_start_is_no_accelerator(monkeypatch):
+    def fails():
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    monkeypatch.setattr("jaxpar._devices.devices", fails)
+    assert jaxpar.is_available() is False
+
+
 def test_one_cpu_device_is_none(monkeypatch):
     monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
     assert jaxpar.device_count() == 0

@@ -93,6 +93,14 @@ def test_without_devices_nothing_that_names_them_is_read(monkeypatch):
     assert not any("replica" in note for note in getattr(caught.value, "__notes__", ()))
 
 
+# rule 5
+def test_the_current_device_does_not_matter(devices):
+    with jaxpar.set_device(3):
+        net = jaxpar.DataParallel(Linear())
+        assert net.device_ids == list(range(8))
+        assert net(X).devices() == {devices[0]}
+
+
 # rule 7: the function says it as early as the class
 @pytest.mark.parametrize(
     "verb",
@@ -398,6 +406,14 @@ def test_lists_and_tuples_are_arguments():
     assert apply([echo, echo], [(1, 2), 3]) == [((1, 2), {}), ((3,), {})]
     assert apply([echo, echo], [[1, 2], {"k": 1}]) == [((1, 2), {}), (({"k": 1},), {})]
     assert apply([echo, echo], [(), ()], [{"a": 1}, {}]) == [((), {"a": 1}), ((), {})]
+
+
+# rule 52
+def test_modules_of_a_list_run_where_their_inputs_lie(devices):
+    with jaxpar.set_device(2):
+        placed = [X, jaxpar.to(X, 5)]
+        got = jaxpar.parallel_apply([jnp.tanh] * 2, placed)
+    assert [y.devices() for y in got] == [{devices[2]}, {devices[5]}]
 
 
 # rules 53 and 54

@@ -1,0 +1,151 @@
+"""What was found, as a value; as text, as plain data, as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "outputs")
+
+TORCH = "torch.nn.DataParallel"
+JAXPAR = "jaxpar.DataParallel inside jax.jit"
+
+SOURCES = {
+    TORCH: (
+        "by torch's rules from shapes, a device that gets no rows holding nothing but what is its own: "
+        "parameters and buffers are copied to every device; optimizer state is on the first; every replica "
+        "has its gradients, and the first device their sum as well; outputs are each replica's rows, and "
+        "all rows gathered on the first. Activations: XLA's temporary bytes of the compiled forward and "
+        "backward program of that replica's rows and the gradient of its outputs; on the first device "
+        "also those of the loss and the gradient of all outputs."
+    ),
+    JAXPAR: (
+        "from one compiled forward and backward program over all devices: parameters, buffers, gradients "
+        "and outputs by the shardings it was compiled with, activations from its memory analysis (all "
+        "temporary bytes; each replica's gradients before they are summed are among them). Optimizer "
+        "state: replicated like the parameters."
+    ),
+}
+CAVEAT = (
+    "Every column is what that purpose takes at its largest, and not all are there at the same instant. The "
+    "batch itself is left out."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBytes:
+    """Bytes on one device, by purpose."""
+
+    device: str
+    parameters: int
+    buffers: int
+    optimizer: int
+    gradients: int
+    activations: int
+    outputs: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, part) for part in PARTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """What a training step keeps on each device.
+
+    Attributes:
+      torch: the devices under torch's DataParallel: outputs, loss and optimizer on the first one.
+      jaxpar: the devices under jaxpar's inside `jax.jit`: everything stays where it is.
+      model: the name of the module's class.
+      sizes: rows of each replica.
+      kind: of the devices for which the programs were compiled.
+      compiled_step: XLA's figure for the whole compiled step of jaxpar, on every device: arguments,
+        results and temporary bytes together, the update included if there is an optimizer.
+    """
+
+    torch: tuple[DeviceBytes, ...]
+    jaxpar: tuple[DeviceBytes, ...]
+    model: str
+    sizes: tuple[int, ...]
+    kind: str
+    compiled_step: int
+
+    @property
+    def patterns(self) -> dict[str, tuple[DeviceBytes, ...]]:
+        """Both, by name."""
+        return {TORCH: self.torch, JAXPAR: self.jaxpar}
+
+    @property
+    def subject(self) -> str:
+        return (
+            f"training {self.model}, {sum(self.sizes)} rows on {len(self.torch)} devices "
+            f"({'+'.join(map(str, self.sizes))}), compiled for {self.kind}"
+        )
+
+    def table(self) -> str:
+        """Both patterns as text, and where the numbers come from."""
+        unit, scale = unit_of(max(d.total for ds in self.patterns.values() for d in ds))
+        lines = [f"Memory on each device: {self.subject}", ""]
+        for name, held in self.patterns.items():
+            lines += [f"{name}, {unit}", *_columns(held, scale), f"{_imbalance(held)}", ""]
+        lines += _wrapped(f"{TORCH}: {SOURCES[TORCH]}") + _wrapped(f"{JAXPAR}: {SOURCES[JAXPAR]}")
+        step = self.compiled_step / scale
+        lines += _wrapped(f"{CAVEAT} The whole step of {JAXPAR}, compiled: {step:.1f} {unit} on each device.")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, in bytes."""
+        return {
+            "model": self.model,
+            "sizes": list(self.sizes),
+            "kind": self.kind,
+            "unit": "bytes",
+            "torch": [dataclasses.asdict(d) | {"total": d.total} for d in self.torch],
+            "jaxpar": [dataclasses.asdict(d) | {"total": d.total} for d in self.jaxpar],
+            "compiled_step": self.compiled_step,
+            "sources": {"torch": SOURCES[TORCH], "jaxpar": SOURCES[JAXPAR], "both": CAVEAT},
+        }
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Writes a bar chart; the ending of `path` says the format (`.png`, `.svg`, `.pdf`).
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        from .chart import draw
+
+        draw(self, path)
+
+
+def unit_of(largest: int) -> tuple[str, int]:
+    """The unit in which a number of bytes is easily read, and how many bytes it has."""
+    units = [("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)]
+    return next((u for u in reversed(units) if largest >= u[1]), units[0])
+
+
+def _columns(held: tuple[DeviceBytes, ...], scale: int) -> list[str]:
+    rows = [("device", *PARTS, "total")]
+    for d in held:
+        numbers = [*(getattr(d, part) for part in PARTS), d.total]
+        rows.append((d.device, *(f"{n / scale:.1f}" for n in numbers)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"  {row[0]:{widths[0]}}" + "".join(f"  {c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+
+
+def _imbalance(held: tuple[DeviceBytes, ...]) -> str:
+    others = [d.total for d in held[1:]]
+    if not others:
+        return "  one device"
+    if all(n == held[0].total for n in others):
+        return "  all devices hold the same"
+    return f"  {held[0].device} holds {held[0].total / max(*others, 1):.1f} x what the fullest other one does"
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, 105, subsequent_indent="  ")
