@@ -48,7 +48,6 @@ def devices_option(default: str) -> Callable[[Command], Command]:
     )
 
 
-
 def start_devices(n: int | None) -> None:
     """Does what `--devices` says. JAX must not have started."""
     if n is not None:

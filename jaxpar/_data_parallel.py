@@ -22,7 +22,7 @@ from ._parallel_apply import parallel_apply
 from ._placement import Placement, place
 from ._replicate import Replicas, replicate
 from ._scatter import scatter_kwargs
-from ._tree import is_array, is_real, is_staged
+from ._tree import is_real, is_staged
 from ._typing import REPLICA, DeviceLike, PyTree
 from .errors import JaxparError, NestedError
 
@@ -89,7 +89,7 @@ def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
         return None
     spread = set(placement.devices)
     for x in jax.tree.leaves((args, kwargs)):
-        if is_array(x) and is_real(x) and len(x.devices()) > 1 and x.devices() == spread:
+        if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
             return placement.replicated
     return placement.output_device
 
@@ -100,8 +100,8 @@ def _refuse_nesting() -> None:
     except NameError:
         return
     raise NestedError(
-        "DataParallel: called inside a replica of another DataParallel, whose devices are all in use. Wrap "
-        "either the whole model or a part of it."
+        "DataParallel: called inside a replica of another DataParallel. Wrap either the whole model or a "
+        "part of it."
     )
 
 
@@ -162,6 +162,11 @@ class DataParallel(abc.ABC):
             return _LinenDataParallel(module, placement, backend, **fields)
         return _FunctionDataParallel(module, placement, backend)
 
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            "DataParallel cannot be subclassed: it returns a module of the wrapped one's kind. Wrap it."
+        )
+
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's outputs for the whole batch."""
         raise NotImplementedError
@@ -218,7 +223,7 @@ class _FunctionDataParallel(_Remembers):
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):
     # One public word: this is what repr, isinstance and Linen's automatic names show.
-    _kind.__name__ = _kind.__qualname__ = "DataParallel"
+    _kind.__name__ = "DataParallel"  # not __qualname__, by which pickle finds the class
     DataParallel.register(_kind)
 
 

@@ -53,8 +53,9 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
     """The device that `spec` names.
 
     `spec` is an index into `devices()`, a `jax.Device`, or a text: `"cuda:1"` (also `gpu`, `rocm`,
-    `tpu`) is an accelerator, `"cpu:3"` a CPU device; without an index it is the current device if
-    that is one of the kind, else the first one. `None` is the current device.
+    `tpu`) is an accelerator, `"cpu:3"` a CPU device. Without an index, `"cpu"` is the first CPU
+    device and an accelerator is the current device if that is one, else the first. `None` is the
+    current device.
 
     torch counterpart: `torch.device`, but a device that does not exist is an error here, at once
     (torch accepts `"cuda:99"` until it is used; torch-semantics 3 P9).

@@ -112,9 +112,8 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
         try:
             outputs.append(module(*args, **kwargs))
         except Exception as error:
-            error.add_note(
-                f"Caught {type(error).__name__} in replica {i} on device {_devices.name(d) if d else i}."
-            )
+            on = f" on device {_devices.name(d)}" if d else ""
+            error.add_note(f"Caught {type(error).__name__} in replica {i}{on}.")
             raise
     return outputs
 

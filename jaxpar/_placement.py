@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,10 +43,10 @@ class Placement:
         return len(self.devices)
 
     @functools.cached_property
-    def device_ids(self) -> list[int]:
-        """The devices as positions in `jaxpar.devices()`."""
+    def device_ids(self) -> list[Any]:
+        """The devices as positions in `jaxpar.devices()`; a device that is not among them, as text."""
         known = _devices.devices()
-        return [known.index(d) for d in self.devices if d in known]
+        return [known.index(d) if d in known else _devices.name(d) for d in self.devices]
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -85,6 +86,11 @@ def place(
     ids say: torch without a GPU does the same (torch-semantics 1.1 #2).
     """
     if isinstance(device_ids, Placement):
+        if output_device is not None or dim != 0:
+            raise TypeError(
+                f"{function}: device_ids is a Placement, which brings its own output_device and dim; give "
+                "either the Placement or the arguments."
+            )
         return device_ids
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"{function}: dim must be an int, not {dim!r}.")

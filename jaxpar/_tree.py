@@ -59,6 +59,12 @@ def check_alive(leaves: Sequence[Any], names: Sequence[str] | PyTree, function: 
 def check_leaf(leaf: Any, name: str, function: str) -> None:
     """Raises where JAX would fail without a path (objects, text) or change values (wide integers)."""
     if not is_array(leaf):
+        if isinstance(leaf, (dict, list, tuple)):
+            raise LeafError(
+                f"{function}: {name} is a {type(leaf).__qualname__}, a container that JAX does not know, so "
+                "its arrays would not be split. Register it with jax.tree_util, or pass a plain "
+                f"{next(c.__name__ for c in (dict, list, tuple) if isinstance(leaf, c))}."
+            )
         if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.generic):
             raise LeafError(
                 f"{function}: {name} is a {type(leaf).__module__}.{type(leaf).__qualname__}; jaxpar "

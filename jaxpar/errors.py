@@ -1,8 +1,8 @@
 """The ways it can go wrong. Every class says the cause and the cure.
 
-Each class also inherits the built-in class that PyTorch raises in the same place, so that code
-which catches torch's error catches jaxpar's. A message names the function, the path of the leaf,
-the numbers and the cure.
+Each class also inherits the built-in class that fits, which is the one PyTorch raises in the same
+place wherever that is sensible, so that code which catches torch's error catches jaxpar's. A
+message names the function, the path of the leaf, the numbers and the cure.
 """
 
 
@@ -88,8 +88,11 @@ class DeletedError(JaxparError, RuntimeError):
     """
 
 
-class GatherError(JaxparError, ValueError):
-    """The replicas' outputs do not fit together."""
+class GatherError(JaxparError, ValueError, RuntimeError):
+    """The replicas' outputs do not fit together.
+
+    torch raises ValueError for structures and RuntimeError for shapes; this is both.
+    """
 
 
 class GatherTypeError(JaxparError, TypeError):

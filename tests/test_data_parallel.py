@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import pickle
 
 import jax
@@ -97,8 +98,18 @@ def test_copies_and_pickles():
     for other in (copy.deepcopy(net), nnx.clone(net)):
         np.testing.assert_array_equal(other(X), net(X))
         assert other.device_ids == [1, 0]
-    placement = pickle.loads(pickle.dumps(net.placement))
-    assert placement == net.placement
+    assert pickle.loads(pickle.dumps(net.placement)) == net.placement
+
+
+class Shelf(nnx.Module):
+    def __call__(self, x):
+        return x
+
+
+def test_the_wrapper_pickles():
+    net = pickle.loads(pickle.dumps(jaxpar.DataParallel(Shelf(), [1, 0])))
+    assert net.device_ids == [1, 0]
+    np.testing.assert_array_equal(net(X), X)
 
 
 # torch-semantics 1.1 #2; seeds: no code change in CPU mode
@@ -643,6 +654,61 @@ def test_functions_that_hide_a_module():
     for hidden in (lambda x: module(x), module.__call__):
         with pytest.raises(TypeError, match="holds the NNX module Linear"):
             jaxpar.DataParallel(hidden, [0, 1])
+
+
+# torch-semantics 1.3 #37: torch uses the first device's weights there
+def test_attributes_that_hide_a_module():
+    class Hides(Linear):
+        def __init__(self, how):
+            super().__init__()
+            self.f = self.g if how == "method" else functools.partial(self.g)
+
+        def g(self, x):
+            return self.l(x)
+
+        def __call__(self, x):
+            return self.f(x)
+
+    for how in ("method", "partial"):
+        with pytest.raises(TypeError, match="holds the NNX module Hides"):
+            jaxpar.DataParallel(Hides(how), [0, 1])(X)
+
+
+def test_the_type_of_an_attribute_is_part_of_the_module():
+    class Adds(nnx.Module):
+        def __init__(self):
+            self.n = 1
+
+        def __call__(self, x):
+            return x + self.n
+
+    net = jaxpar.DataParallel(Adds(), [0, 1])
+    ints = np.arange(4)
+    assert net(ints).dtype == jnp.int64
+    net.module.n = 1.0
+    assert net(ints).dtype == jnp.float64
+
+
+def test_a_placement_brings_its_own_arguments():
+    placement = jaxpar.Placement(tuple(jaxpar.devices()[:2]), 1, jaxpar.devices()[3])
+    assert jaxpar.DataParallel(Linear(), placement).dim == 1
+    for arguments in ({"dim": 1}, {"output_device": 3}):
+        with pytest.raises(TypeError, match="device_ids is a Placement, which brings its own"):
+            jaxpar.DataParallel(Linear(), placement, **arguments)
+
+
+def test_it_cannot_be_subclassed():
+    with pytest.raises(TypeError, match="cannot be subclassed"):
+
+        class Mine(jaxpar.DataParallel):
+            pass
+
+
+def test_a_deleted_input():
+    x = jnp.ones((4, 10))
+    x.delete()
+    with pytest.raises(errors.DeletedError, match=r"scatter: inputs\[0\] .*was donated"):
+        jaxpar.DataParallel(Linear(), [0, 1])(x)
 
 
 def test_things_that_cannot_be_called():

@@ -110,7 +110,7 @@ def test_blocks_share_their_names():
 
 # ------------------------------------------------------------------------------------- the contract
 
-RULES = range(1, 81)
+RULES = [str(i) for i in range(1, 81)] + [f"P{i}" for i in range(1, 23)]
 VERDICTS = {"same", "differs", "n/a"}
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
@@ -119,7 +119,7 @@ def check_contract(text: str) -> None:
     """One row for each rule, in order, with a verdict, and tests that exist."""
     rows = contract(text)
     numbers = [number for number, *_ in rows]
-    assert numbers == list(RULES), f"not once and in order: {sorted(set(numbers) ^ set(RULES)) or numbers}"
+    assert numbers == RULES, f"not once and in order: {sorted(set(numbers) ^ set(RULES)) or numbers}"
     for number, torch, ours, pinned in rows:
         verdict = re.match(r"\*\*(.*?)\*\*", ours)
         assert verdict, f"row {number} does not begin with a verdict"
@@ -129,18 +129,18 @@ def check_contract(text: str) -> None:
         tests = TEST.findall(pinned)
         assert TEST.sub("", pinned).strip(" ,") == "", f"row {number}: {pinned} is no list of tests"
         mine = [file for file, _ in tests if not file.startswith("tests/reference")]
-        assert mine or (verdict[1] == "n/a" and tests), f"row {number} is pinned by nothing"
+        assert mine or verdict[1] == "n/a", f"row {number} is pinned by nothing"
     for file, name in TEST.findall(text):
         assert name in functions(file), f"{file} has no {name}"
 
 
-def contract(text: str) -> list[tuple[int, str, str, str]]:
+def contract(text: str) -> list[tuple[str, str, str, str]]:
     found = []
     for table in re.findall(r"^\| # \|.*\n\|[-|]+\|\n((?:\|.*\n)*)", text, re.M):
         for row in table.splitlines():
             number, *cells = (cell.strip() for cell in row.strip("|").split("|"))
             assert len(cells) == 3, row
-            found.append((int(number), *cells))
+            found.append((number, *cells))
     return found
 
 

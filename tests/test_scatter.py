@@ -260,6 +260,16 @@ def test_another_librarys_tensor():
         jaxpar.scatter((torch.zeros(4),), [0, 1])
 
 
+def test_a_container_that_jax_does_not_know():
+    class Mine(dict):
+        pass
+
+    with pytest.raises(
+        errors.LeafError, match=r"inputs\[0\] is a .*Mine, a container that JAX does not know.*plain dict"
+    ):
+        jaxpar.scatter((Mine(x=np.zeros(4)),), [0, 1])
+
+
 def test_integers_that_would_wrap():
     with jax.enable_x64(False):
         with pytest.raises(

@@ -209,7 +209,9 @@ def test_a_backend_that_is_not_there():
 
 
 def test_env_as_json():
-    ended = jaxpar("env", "--devices", "2", "--json", XLA_FLAGS="--xla_cpu_use_fusion_emitters=true", HOME="/x")
+    ended = jaxpar(
+        "env", "--devices", "2", "--json", XLA_FLAGS="--xla_cpu_use_fusion_emitters=true", HOME="/x"
+    )
     found = json.loads(ended.stdout)
     assert list(found) == ["versions", "host", "backends", "options", "variables"]
     assert found["versions"]["jax"] == jax.__version__

@@ -93,7 +93,9 @@ def test_without_proc_the_present_value_is_believed(begin, monkeypatch, tmp_path
     assert _visible.changed_visible_devices() is None
 
 
-@pytest.mark.parametrize(("value", "count"), [("", 0), ("0", 1), ("0,1", 2), ("2,-1,0", 1), ("GPU-a,GPU-b", 2)])
+@pytest.mark.parametrize(
+    ("value", "count"), [("", 0), ("0", 1), ("0,1", 2), ("2,-1,0", 1), ("GPU-a,GPU-b", 2)]
+)
 def test_how_many_a_value_allows(value, count):
     assert _visible._allowed(value) == count
 

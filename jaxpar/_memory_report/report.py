@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import textwrap
 from typing import Any
 
 PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "outputs")
@@ -13,24 +14,21 @@ JAXPAR = "jaxpar.DataParallel inside jax.jit"
 
 SOURCES = {
     TORCH: (
-        "by torch's rules from shapes, a device that gets no rows holding nothing but what is its own: "
-        "parameters and buffers are copied to every device; optimizer state is on the first; every replica "
-        "has its gradients, and the first device their sum as well; outputs are each replica's rows, and "
-        "all rows gathered on the first. Activations: XLA's temporary bytes of the compiled forward and "
-        "backward program of that replica's rows and the gradient of its outputs; on the first device "
-        "also those of the loss and the gradient of all outputs."
+        "by torch's rules, from shapes. Parameters and buffers are copied to every device that gets rows, "
+        "the optimizer's state is on the first. Every replica has gradients, and the first device their sum "
+        "as well. Outputs are each replica's rows, and on the first device all rows once more. Activations: "
+        "XLA's temporary bytes of one replica's compiled forward and backward program and the gradient of "
+        "its outputs; the first device has the temporary bytes of the loss and the gradient of all outputs "
+        "instead of the latter."
     ),
     JAXPAR: (
-        "from one compiled forward and backward program over all devices: parameters, buffers, gradients "
-        "and outputs by the shardings it was compiled with, activations from its memory analysis (all "
-        "temporary bytes; each replica's gradients before they are summed are among them). Optimizer "
-        "state: replicated like the parameters."
+        "from one forward and backward program compiled for all devices. Parameters, buffers, gradients and "
+        "outputs: by its shardings (rows that do not divide evenly come out of jax.jit whole, on every "
+        "device). Activations: all temporary bytes of its memory analysis; each replica's gradients before "
+        "they are summed are among them. The optimizer's state is replicated like the parameters."
     ),
 }
-CAVEAT = (
-    "Every column is what that purpose takes at its largest, and not all are there at the same instant. The "
-    "batch itself is left out."
-)
+CAVEAT = "Every column is what that purpose takes at its largest, and not all are there at the same instant."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class MemoryReport:
       jaxpar: the devices under jaxpar's inside `jax.jit`: everything stays where it is.
       model: the name of the module's class.
       sizes: rows of each replica.
-      kind: of the devices for which the programs were compiled.
+      kind: of the devices; the programs were compiled for it.
       compiled_step: XLA's figure for the whole compiled step of jaxpar, on every device: arguments,
         results and temporary bytes together, the update included if there is an optimizer.
     """
@@ -78,20 +76,23 @@ class MemoryReport:
 
     @property
     def subject(self) -> str:
-        return (
-            f"training {self.model}, {sum(self.sizes)} rows on {len(self.torch)} devices "
-            f"({'+'.join(map(str, self.sizes))}), compiled for {self.kind}"
-        )
+        """What was measured."""
+        even = len(set(self.sizes)) == 1 and len(self.sizes) == len(self.torch)
+        rows = f"{self.sizes[0]} each" if even else "+".join(map(str, self.sizes))
+        return f"{self.model}, {sum(self.sizes)} rows on {len(self.torch)} devices ({rows}), compiled for {self.kind}"
 
     def table(self) -> str:
         """Both patterns as text, and where the numbers come from."""
         unit, scale = unit_of(max(d.total for ds in self.patterns.values() for d in ds))
-        lines = [f"Memory on each device: {self.subject}", ""]
+        lines = [f"What one training step keeps on each device: {self.subject}", ""]
         for name, held in self.patterns.items():
-            lines += [f"{name}, {unit}", *_columns(held, scale), f"{_imbalance(held)}", ""]
+            lines += [f"{name}, {unit}", *_columns(held, scale), _imbalance(held), ""]
         lines += _wrapped(f"{TORCH}: {SOURCES[TORCH]}") + _wrapped(f"{JAXPAR}: {SOURCES[JAXPAR]}")
         step = self.compiled_step / scale
-        lines += _wrapped(f"{CAVEAT} The whole step of {JAXPAR}, compiled: {step:.1f} {unit} on each device.")
+        lines += _wrapped(
+            f"{CAVEAT} XLA's sum for the whole compiled step of {JAXPAR}, arguments and update included: "
+            f"{step:.1f} {unit} on each device."
+        )
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def unit_of(largest: int) -> tuple[str, int]:
 
 
 def _columns(held: tuple[DeviceBytes, ...], scale: int) -> list[str]:
-    rows = [("device", *PARTS, "total")]
+    rows: list[tuple[str, ...]] = [("device", *PARTS, "total")]
     for d in held:
         numbers = [*(getattr(d, part) for part in PARTS), d.total]
         rows.append((d.device, *(f"{n / scale:.1f}" for n in numbers)))
@@ -146,6 +147,4 @@ def _imbalance(held: tuple[DeviceBytes, ...]) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(text, 105, subsequent_indent="  ")

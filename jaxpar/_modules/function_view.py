@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -30,14 +33,7 @@ class FunctionView:
     def __init__(self, function: Callable[..., Any]):
         if not callable(function):
             raise TypeError(f"{type(function).__name__} cannot be called; give a Flax module or a function.")
-        hidden = _hidden_module(function)
-        if hidden is not None:
-            raise TypeError(
-                f"{getattr(function, '__qualname__', function)!r} holds the NNX module "
-                f"{type(hidden).__name__}; "
-                "its arrays would be frozen into the compiled program. Pass the module itself (give it a "
-                "__call__), so that jaxpar sees its variables."
-            )
+        refuse_hidden_module(function)
         self.definition = FunctionDefinition(Static(function))
 
     def values(self, placement: Placement) -> tuple:
@@ -48,15 +44,27 @@ class FunctionView:
         del changes
 
 
-def _hidden_module(function: Any) -> nnx.Module | None:
-    held = [
-        getattr(function, "__self__", None),
-        *getattr(function, "args", ()),
-        getattr(function, "func", None),
-    ]
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
+def refuse_hidden_module(value: Any) -> None:
+    """Raises TypeError for a function whose NNX module would be frozen into a compiled program."""
+    hidden = next((held for held in _held(value) if isinstance(held, nnx.Module)), None)
+    if hidden is not None:
+        raise TypeError(
+            f"{getattr(value, '__qualname__', value)!r} holds the NNX module {type(hidden).__name__}; its "
+            "arrays would be frozen into the compiled program. Use the module itself (give it a __call__), so that "
+            "jaxpar sees its variables."
+        )
+
+
+def _held(value: Any) -> list[Any]:
+    """What a function, a bound method or a partial keeps."""
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values(), *_held(value.func)]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if not isinstance(value, types.FunctionType):
+        return []
+    held = []
+    for cell in value.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
             held.append(cell.cell_contents)
-        except ValueError:  # a name that is not bound yet
-            continue
-    return next((h for h in held if isinstance(h, nnx.Module)), None)
+    return held

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import errors as flax_errors
@@ -17,12 +16,15 @@ from .._random import fold
 from .._spread import spread
 from .._tree import check_alive, is_staged, same
 from .._typing import PyTree, Static
+from .function_view import refuse_hidden_module
 
 
 class NNXDefinition:
     def __init__(self, graphdef: Any, paths: Sequence[Any], kinds: Sequence[str]):
         self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
-        self._hash = hash((self.graphdef, self.paths, self.kinds))
+        # To a GraphDef 1, 1.0 and True are the same attribute.
+        self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
+        self._hash = hash((self.graphdef, self.paths, self.kinds, self.types))
 
     def __hash__(self) -> int:
         return self._hash
@@ -32,6 +34,7 @@ class NNXDefinition:
             isinstance(other, NNXDefinition)
             and self._hash == other._hash
             and self.kinds == other.kinds
+            and self.types == other.types
             and self.paths == other.paths
             and self.graphdef == other.graphdef
         )
@@ -101,35 +104,48 @@ class NNXView:
             raise
 
 
-Snapshots = list[tuple[Any, Any]]
-_views: weakref.WeakKeyDictionary[nnx.Module, tuple[Snapshots, NNXView]] = weakref.WeakKeyDictionary()
+class _Snapshot(NamedTuple):
+    """What was in one attribute dict or container of a module."""
+
+    content: Any
+    keys: tuple
+    values: tuple
+
+
+_views: weakref.WeakKeyDictionary[nnx.Module, tuple[list[_Snapshot], NNXView]] = weakref.WeakKeyDictionary()
 
 
 def view_nnx(module: nnx.Module) -> NNXView:
     """nnx.split costs 40 us for each variable; seeing that nothing has changed costs half of one."""
     if module in _views:
         snapshots, found = _views[module]
-        if _unchanged(snapshots):
+        if all(map(_unchanged, snapshots)):
             return found
+    snapshots = _snapshots(module)
     made = NNXView(module)
-    _views[module] = (_snapshots(module), made)
+    _views[module] = (snapshots, made)
     return made
 
 
-def _unchanged(snapshots: Snapshots) -> bool:
-    try:
-        return all(now == then for now, then in snapshots)
-    except Exception:  # an attribute that is another one now, and whose == is no truth value
+def _unchanged(then: _Snapshot) -> bool:
+    now = then.content
+    if len(now) != len(then.values):
         return False
+    values = now
+    if isinstance(now, dict):
+        values = now.values()
+        if tuple(now) != then.keys:
+            return False
+    # By identity: 1, 1.0 and True are equal, and different programs.
+    return all(map(operator.is_, values, then.values))
 
 
-def _snapshots(module: nnx.Module) -> Snapshots:
-    """Every attribute dict and container in a module, each with a copy of what is in it now.
+def _snapshots(module: nnx.Module) -> list[_Snapshot]:
+    """Every attribute dict and container in a module, with what is in it now.
 
-    Dicts compare their values by identity first, so comparing costs no look into Variables. The
-    dicts are kept, not the modules, so that the module can be collected.
+    The dicts are kept, not the modules, so that the module can be collected.
     """
-    found: Snapshots = []
+    found: list[_Snapshot] = []
     seen: set[int] = set()
     todo: list[Any] = [module]
     while todo:
@@ -138,8 +154,11 @@ def _snapshots(module: nnx.Module) -> Snapshots:
             continue
         seen.add(id(node))
         content = vars(node) if isinstance(node, nnx.Pytree) else node
-        found.append((content, copy.copy(content)))
-        children = content.values() if isinstance(content, dict) else content
+        keys = tuple(content) if isinstance(content, dict) else ()
+        children = tuple(content.values()) if isinstance(content, dict) else tuple(content)
+        found.append(_Snapshot(content, keys, children))
+        for child in children:
+            refuse_hidden_module(child)
         todo += [c for c in children if isinstance(c, nnx.Pytree) or type(c) in (list, tuple, dict)]
     return found
 

@@ -6,6 +6,7 @@ rest is there all the same. torch is looked up and never imported.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -117,7 +118,7 @@ def _backends() -> dict[str, Any]:
         "devices": attempt(devices),
         "process_index": attempt(jax.process_index),
         "process_count": attempt(jax.process_count),
-        **{f"backend_{name}": attempt(lambda name=name: _start(name)) for name in _plugins()},
+        **{f"backend_{name}": attempt(functools.partial(_start, name)) for name in _plugins()},
     }
 
 

@@ -72,7 +72,7 @@ def look() -> Look:
                 name=_devices.name(d),
                 kind=d.device_kind,
                 process=d.process_index,
-                **_current.memory_stats(d),  # type: ignore[arg-type]
+                **_current.memory_stats(d),
                 gpu_bytes_used=reading.bytes_used,
                 gpu_bytes_total=reading.bytes_total,
                 utilisation_percent=reading.utilisation_percent,

@@ -1,0 +1,80 @@
+"""A compiled program as numbers: what it returns, where, and what it needs meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from .._typing import PyTree
+from ..errors import BackendError
+
+
+class Program:
+    """`f` compiled for arguments that are `jax.ShapeDtypeStruct`s with shardings.
+
+    Attributes:
+      results: what it returns, as shapes with the shardings that the compiler chose.
+      temporary: bytes on each device that are neither arguments nor results.
+      everything: bytes on each device for arguments, results and temporaries together.
+    """
+
+    def __init__(self, f: Callable[..., Any], *args: PyTree, donate: tuple[int, ...] = ()):
+        lowered = jax.jit(f, donate_argnums=donate).lower(*args)
+        compiled = lowered.compile()
+        told: Any = compiled.memory_analysis()
+        if told is None:
+            raise BackendError(
+                f"memory_report: the compiler of backend {jax.default_backend()!r} does not analyse memory; "
+                "use another backend (JAX_PLATFORMS=cpu)."
+            )
+        self.results = jax.tree.map(_with_sharding, lowered.out_info, compiled.output_shardings)
+        self.temporary = int(told.temp_size_in_bytes)
+        self.everything = int(
+            told.argument_size_in_bytes
+            + told.output_size_in_bytes
+            + told.temp_size_in_bytes
+            - told.alias_size_in_bytes
+        )
+
+
+def shapes(tree: PyTree) -> PyTree:
+    """Arrays as shapes, of the type that JAX would give them."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+        ),
+        tree,
+    )
+
+
+def placed(tree: PyTree, sharding: Sharding) -> PyTree:
+    """The same shapes, there."""
+    return jax.tree.map(lambda x: _with_sharding(x, sharding), tree)
+
+
+def size(tree: PyTree) -> int:
+    """Bytes of all arrays of a tree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def held(tree: PyTree, device: jax.Device) -> int:
+    """Bytes of the parts of placed arrays that are on a device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+        if device in x.sharding.device_set
+    )
+
+
+def is_float(x: Any) -> bool:
+    """Whether there are gradients with respect to it."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _with_sharding(x: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
