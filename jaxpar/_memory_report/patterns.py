@@ -112,7 +112,8 @@ def _replica(step: Step, b: int) -> Replica:
         return net(*step.arguments(arrays)), nnx.state(net, BUFFERS)
 
     def differentiate(params: PyTree, buffers: PyTree, arrays: list[Any], seeds: list[Any]) -> tuple:
-        outputs, pull, changed = jax.vjp(lambda p: forward(p, buffers, arrays), params, has_aux=True)
+        pulled: tuple = jax.vjp(lambda p: forward(p, buffers, arrays), params, has_aux=True)
+        outputs, pull, changed = pulled
         given = iter(seeds)
         full = jax.tree.map(
             lambda x: next(given) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0), outputs
@@ -143,7 +144,7 @@ def _loss(step: Step, outputs: PyTree) -> int:
 
 def _rows_over_devices(x: jax.ShapeDtypeStruct, placement: Placement) -> NamedSharding:
     """Where a batch that is made inside of jit, or sent there, lies: cut if it can be cut evenly."""
-    axis = placement.dim % x.ndim
-    if x.shape[axis] % placement.N:
+    dim = placement.dim
+    if not -x.ndim <= dim < x.ndim or x.shape[dim] % placement.N:
         return placement.replicated
-    return NamedSharding(placement.mesh, PartitionSpec(*[None] * axis, REPLICA))
+    return NamedSharding(placement.mesh, PartitionSpec(*[None] * (dim % x.ndim), REPLICA))

@@ -79,7 +79,8 @@ class MemoryReport:
         """What was measured."""
         even = len(set(self.sizes)) == 1 and len(self.sizes) == len(self.torch)
         rows = f"{self.sizes[0]} each" if even else "+".join(map(str, self.sizes))
-        return f"{self.model}, {sum(self.sizes)} rows on {len(self.torch)} devices ({rows}), compiled for {self.kind}"
+        where = f"{len(self.torch)} devices ({rows}), compiled for {self.kind}"
+        return f"{self.model}, {sum(self.sizes)} rows on {where}"
 
     def table(self) -> str:
         """Both patterns as text, and where the numbers come from."""

@@ -49,9 +49,9 @@ def refuse_hidden_module(value: Any) -> None:
     hidden = next((held for held in _held(value) if isinstance(held, nnx.Module)), None)
     if hidden is not None:
         raise TypeError(
-            f"{getattr(value, '__qualname__', value)!r} holds the NNX module {type(hidden).__name__}; its "
-            "arrays would be frozen into the compiled program. Use the module itself (give it a __call__), so that "
-            "jaxpar sees its variables."
+            f"{getattr(value, '__qualname__', value)!r} holds the NNX module {type(hidden).__name__}; "
+            "its arrays would be frozen into the compiled program. Use the module itself (give it a "
+            "__call__), so that jaxpar sees its variables."
         )
 
 
