@@ -16,6 +16,8 @@ from ._devices import devices as devices
 from ._devices import is_available as is_available
 from ._each_device import each_device as each_device
 from ._gather import gather as gather
+from ._memory_report import MemoryReport as MemoryReport
+from ._memory_report import memory_report as memory_report
 from ._move import cpu as cpu
 from ._move import cuda as cuda
 from ._move import device_of as device_of

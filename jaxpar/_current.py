@@ -135,4 +135,6 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
     if found:
         return {key: found.get(key) for key in keys}
     alive = (s for x in jax.live_arrays() if not x.is_deleted() for s in x.addressable_shards)
-    return dict.fromkeys(keys, None) | {"bytes_in_use": sum(s.data.nbytes for s in alive if s.device == d)}
+    # Looking at a shard makes an array of it, which is alive from then on: one buffer counts once.
+    buffers = {s.data.unsafe_buffer_pointer(): s.data.nbytes for s in alive if s.device == d}
+    return dict.fromkeys(keys, None) | {"bytes_in_use": sum(buffers.values())}

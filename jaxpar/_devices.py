@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import jax
 
+from . import _visible
 from ._typing import DeviceLike
 from .errors import DeviceError
 
@@ -26,7 +27,10 @@ def devices() -> list[jax.Device]:
 
     torch counterpart: `range(torch.cuda.device_count())` (torch-semantics 3 P2).
     """
-    return jax.local_devices()
+    _visible.remember()  # before the look that may start the backend
+    found = jax.local_devices()
+    _visible.check()
+    return found
 
 
 def device_count() -> int:

@@ -19,7 +19,7 @@ class DeviceError(JaxparError, ValueError):
 
 
 class BackendError(JaxparError, RuntimeError):
-    """JAX already runs, and what was asked can only be set before it starts.
+    """JAX's backend cannot do what was asked, or could only have done it before it started.
 
     Cause: `jaxpar.virtual_devices(8)` after the first array was made.
     Cure: make it the first line of the script, or set `JAXPAR_DEVICES=8` outside of it.

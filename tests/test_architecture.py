@@ -21,7 +21,7 @@ FLOORS = [
     {"_scatter", "_replicate", "_gather", "_backends"},
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
-    {"_demo"},
+    {"_demo", "_memory_report", "_seeing"},
     {"_cli"},
     {"__main__"},
 ]

@@ -104,6 +104,7 @@ def test_memory_of_live_arrays():
     x = jaxpar.to(np.ones(1000), 5)
     stats = jaxpar.memory_stats(5)
     assert stats["bytes_in_use"] == before + x.nbytes
+    assert jaxpar.memory_stats(5) == stats, "looking does not change what is seen"
     assert set(stats) == {"bytes_in_use", "peak_bytes_in_use", "bytes_limit"}
     del x
     assert jaxpar.memory_stats(5)["bytes_in_use"] == before

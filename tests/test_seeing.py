@@ -14,6 +14,7 @@ from rich.console import Console
 
 from jaxpar import _visible
 from jaxpar._seeing import environment, nvml, table
+from jaxpar._seeing.sizes import sizes
 
 GIB = 2**30
 
@@ -154,7 +155,7 @@ def test_cpu_devices_count_arrays_and_never_load_the_library(monkeypatch):
     ],
 )
 def test_sizes(counts, said):
-    assert table.sizes(*counts) == said
+    assert sizes(*counts) == said
 
 
 def test_devices_as_json():
@@ -235,17 +236,25 @@ def test_env_as_json():
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in found["variables"]  # jaxpar's own doing
 
 
-def test_env_does_not_import_torch():
+@pytest.mark.parametrize(
+    ("args", "unused"),
+    [
+        (["env"], {"torch", "flax", "rich"}),
+        (["devices"], {"torch", "flax"}),
+        (["env", "--help"], {"jax", "numpy", "rich"}),
+        (["devices", "--help"], {"jax", "numpy", "rich"}),
+    ],
+)
+def test_what_is_not_imported(args, unused):
     code = (
         "import sys\n"
         "from jaxpar._cli import cli\n"
-        "try: cli(['env'])\n"
+        f"try: cli({args!r})\n"
         "except SystemExit: pass\n"
-        "print('torch' in sys.modules)"
+        f"print(sorted({unused!r} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.splitlines()[-1] == "False"
-    assert "torch" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "[]"
 
 
 def test_what_is_broken_is_told_in_its_place(monkeypatch):

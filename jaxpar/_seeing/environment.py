@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .table import sizes
+from .sizes import sizes
 
 PACKAGES = ("jaxpar", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "torch")
 PLUGINS = re.compile(r"(jax-(?P<backend>cuda|rocm)\d*-)(plugin|pjrt)|libtpu|nvidia-ml-py")
