@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import jax
 
-from . import _visible
+from . import _virtual, _visible
 from ._typing import DeviceLike
 from .errors import DeviceError
 
@@ -27,6 +27,7 @@ def devices() -> list[jax.Device]:
 
     torch counterpart: `range(torch.cuda.device_count())` (torch-semantics 3 P2).
     """
+    _virtual.from_environment()
     _visible.remember()  # before the look that may start the backend
     found = jax.local_devices()
     _visible.check()
@@ -97,6 +98,7 @@ def _from_text(text: str) -> jax.Device:
     kind, index = match[1], int(match[2] or 0)
     now = _current()
     if kind == "cpu":
+        _virtual.from_environment()
         return _pick(jax.local_devices(backend="cpu"), index, repr(text))
     found = [d for d in devices() if d.platform != "cpu" and (kind in ("cuda", "gpu") or d.platform == kind)]
     if not found:

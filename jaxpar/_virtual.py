@@ -1,28 +1,32 @@
-"""Virtual CPU devices: one host pretending to have N devices, without ever hanging.
+"""Virtual CPU devices: one host pretending to have n devices, without ever hanging.
 
 Left alone, a loop that trains on virtual devices and does not wait after every step stops for ever
-in an all-reduce. What happens (XLA's CPU client in jax 0.10):
+in an all-reduce. This is why (XLA's CPU client, jax 0.10):
 
-* One pool of threads serves all virtual devices, by default one thread for each core, at least N.
-* A program for N devices is first *launched*: N short tasks in the pool, one for each device. A
-  device takes 32 programs; when it has them, the task of the next launch keeps its thread until one
-  has ended. A Python thread waits for its launch, so it has one at a time: at most N threads for
-  each Python thread that launches programs.
-* Then it is *executed*: N tasks again, each waiting in the all-reduce until all N have come. XLA
-  executes one program for several devices at a time: at most N threads.
+* One pool of threads serves all virtual devices: one thread for each core, but at least n.
+* A program for n devices is first *launched*: n short tasks in the pool, one for each device. A
+  device takes 32 programs; when it has them, its task keeps its thread until one of them has ended.
+  The Python thread waits for the launch, so there is one launch at a time: at most n threads.
+* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n are there.
+  XLA executes one program for several devices at a time: at most n threads.
+* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, which is
+  a task of the same pool if they are large, but one that waits for nobody: 1 thread is enough.
 
-So with T Python threads that launch programs, a pool of (T + 1) N always has a thread left for the
-one execution that the others wait for, and a smaller one has not: launches keep the threads that
-the all-reduce waits for, and wait for the all-reduce. Programs for a single device wait for nobody
-and change nothing. Measured for N = 2, 4, 8 and 16 (`benchmarks/virtual_devices.py bound`): a loop
-that never waits stops with 2N - 1 threads and runs with 2N; two such loops in two threads stop with
-3N - 1 and run with 3N; and with N threads a loop runs if it waits every 30 steps, and stops if it
-waits every 40.
+So a pool of 2n + 1 always has a thread left for what the others wait for. In a smaller one the tasks
+of a launch can keep the threads that the execution needs, while they wait for that execution.
+Programs for one device run to their end on whatever thread is left, and change nothing. Measured for
+n = 2, 4, 8 and 16 (`benchmarks/virtual_devices.py bound`): a loop that never waits stops with 2n - 1
+threads and runs with 2n; with a callback in it, it stops with 2n and runs with 2n + 1. The 32 shows
+too: with n threads a loop runs if it waits every 30 steps, and stops if it waits every 40.
 
-jaxpar takes 3N: a training loop, and one more thread that launches programs beside it (a prefetcher,
-an evaluation). The pool size is read once, when the backend starts, from `PJRT_NPROC`, which is why
-device count and pool are set together and first. Threads that wait cost nothing: large matmuls and
-small training steps take the same time as with the default pool (`... matmul`).
+The pool size is read once, when the backend starts, from `PJRT_NPROC`, which is why device count and
+pool are set together and first. Threads that wait cost nothing: large matmuls take the same time as
+with the default pool (`benchmarks/virtual_devices.py matmul`).
+
+What no pool size cures: two Python threads that both launch programs for several devices and never
+wait. The programs of one can take all 32 places of a device while they wait for a program of the
+other that has not got its place yet. The same holds for a host callback that calls JAX itself.
+Launch from one thread or under a lock, or wait for a result every few steps.
 """
 
 from __future__ import annotations
@@ -32,9 +36,6 @@ import os
 import warnings
 
 from .errors import BackendError, DeviceError
-
-LAUNCHING_THREADS = 2
-"""Python threads that may launch programs at the same time: the training loop and one beside it."""
 
 _VARIABLES = ("PJRT_NPROC", "NPROC")
 """Where XLA looks for the pool size, in this order."""
@@ -117,20 +118,22 @@ def _set(n: int) -> bool:
     return True
 
 
-def _safe(n: int, launching: int = LAUNCHING_THREADS) -> int:
-    """The smallest safe pool; one device needs no rendezvous."""
-    return (launching + 1) * n if n > 1 else 1
+def _safe(n: int) -> int:
+    """The smallest safe pool. One device waits for no other."""
+    return 2 * n + 1 if n > 1 else 1
 
 
 def _warn_of_few_threads(n: int) -> None:
-    """Warns if even a single training loop can stop: a small pool of the user's, or a JAX started before."""
-    given, least, safe = _pool_of_the_user(), _safe(n, launching=1), _safe(n)
+    """Warns of a pool that is too small: set by the user, or the default of a JAX that runs already."""
+    given, least = _pool_of_the_user(), _safe(n)
     if given:
         variable, threads = given
-        what, cure = f"{variable}={threads} gives XLA", f"Unset it, or set it to {safe}."
+        what, cure = f"{variable}={threads} gives XLA", f"Unset it, or set it to {least}."
     else:
         threads, what = _cores(), "JAX started before jaxpar and has"
-        cure = f"Call jaxpar.virtual_devices before anything makes an array, or start with PJRT_NPROC={safe}."
+        cure = (
+            f"Call jaxpar.virtual_devices before anything makes an array, or start with PJRT_NPROC={least}."
+        )
     if max(threads, n) < least:
         warnings.warn(
             f"{what} fewer than {least} threads, and a training loop on {n} virtual devices may stop for "
