@@ -15,6 +15,8 @@ step for `--patience` seconds has stalled, and is killed.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
 import dataclasses
 import json
 import math
@@ -34,77 +36,112 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 LOOPS = {
     "train": "a donated training step with one all-reduce",
     "mixed": "that, an evaluation, its result on one device, a program there, and eager DataParallel",
-    "two": "the training loop in two threads at the same time",
+    "callback": "the training step, and in it on every device a host callback that takes 256 KiB",
+    "threads": "the training step in 8 threads, all starting afresh every 300 steps",
+    "locked": "the same, and each launch under one lock",
 }
+TIMES = {"callback": 0.1, "threads": 10, "locked": 10}
+"""How many times the steps a loop runs: callbacks are slow, and threads seldom meet so that they stop."""
 
 # ------------------------------------------------------------------------------ in the watched process
 
 
-def training(n: int, loop: str, steps: int, wait_every: int) -> None:
+def training(n: int, kind: str, steps: int, wait_every: int) -> None:
     """Runs a loop and prints its pool, how far it is, and how long it took."""
     import jaxpar
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pools that are too small are what `bound` is about
         jaxpar.virtual_devices(n)
-    run = programs(n, wait_every)
-    for kind in ("train", "mixed"):
-        run(kind, 16, [0])  # compiles
-    workers = 2 if loop == "two" else 1
-    done = [[0] for _ in range(workers)]
+    workers = 8 if kind in ("threads", "locked") else 1
+    barrier, lock = threading.Barrier(workers), threading.Lock()
+    loop = Loop(n, kind)
+    loops = [loop, *(copy.copy(loop) for _ in range(workers - 1))]
+    done = [0] * workers
+
+    def work(i):
+        loops[i].place_weights()
+        for done[i] in range(steps // workers):
+            if workers > 1 and done[i] % 300 == 0:
+                loops[i].wait()
+                barrier.wait()
+            with lock if kind == "locked" else contextlib.nullcontext():
+                loops[i].step(done[i])
+            if wait_every and (done[i] + 1) % wait_every == 0:
+                loops[i].wait()
+        loops[i].wait()
+
     tell("pool", int(os.environ.get("PJRT_NPROC", os.cpu_count() or 1)))
-    start, before = time.perf_counter(), 0
+    began, before = time.perf_counter(), 0
     with futures.ThreadPoolExecutor(workers) as threads:
-        running = [threads.submit(run, loop, steps // workers, count) for count in done]
+        running = [threads.submit(work, i) for i in range(workers)]
         while futures.wait(running, timeout=0.5).not_done:
-            now = sum(count[0] for count in done)
-            if now > before:
-                tell("steps", now)
-            before = now
+            if sum(done) > before:
+                tell("steps", before := sum(done))
         for future in running:
             future.result()
-    tell("seconds", time.perf_counter() - start)
+    tell("seconds", time.perf_counter() - began)
 
 
-def programs(n: int, wait_every: int):
-    import jax
-    import numpy as np
-    from flax import nnx
+class Loop:
+    """One training loop: its programs, compiled, and its weights."""
 
-    import jaxpar
+    def __init__(self, n: int, kind: str):
+        import jax
+        import numpy as np
+        from flax import nnx
 
-    place = jaxpar.Placement(tuple(jaxpar.devices()[:n]))
-    host = np.ones((4 * n, 16), np.float32)
-    batch = jax.device_put(host, place.stacked)
-    net = jaxpar.DataParallel(nnx.Linear(16, 16, rngs=nnx.Rngs(0)))
+        import jaxpar
 
-    def predict(w, x):
-        return jaxpar.data_parallel(lambda x: x @ w, x)
+        self.kind, self.devices = kind, jaxpar.Placement(tuple(jaxpar.devices()[:n]))
+        width = 256 if kind == "callback" else 16
+        self.host = np.full(((256 if kind == "callback" else 4) * n, width), 0.01, np.float32)
+        self.batch = jax.device_put(self.host, self.devices.stacked)
+        self.eager = jaxpar.DataParallel(nnx.Linear(width, width, rngs=nnx.Rngs(0)))
 
-    def descend(w, x):
-        return w - 1e-3 * jax.grad(lambda w: (predict(w, x) ** 2).mean())(w)
+        def forward(w):
+            def module(x):
+                if kind == "callback":
+                    x = jax.pure_callback(np.copy, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+                return x @ w
 
-    step, evaluate = jax.jit(descend, donate_argnums=0), jax.jit(predict)
-    add = jax.jit(lambda total, y: total + y.sum(), donate_argnums=0)
+            return module
 
-    def run(loop, steps, done):
-        w = jax.device_put(np.eye(16, dtype=np.float32), place.replicated)
-        total = jax.device_put(np.float32(0), place.devices[0])
-        for i in range(steps):
-            if loop == "mixed":
-                x = jax.device_put(host, place.stacked)
-                w = step(w, x)
-                total = add(total, jax.device_put(evaluate(w, x), place.devices[0]))
-                if i % 4 == 0:
-                    total = add(total, net(host))
-            else:
-                w = step(w, batch)
-            if wait_every and i % wait_every == wait_every - 1:
-                jax.block_until_ready(w)
-            done[0] = i + 1
-        assert np.isfinite(np.asarray(w).sum() + np.asarray(total))
+        def descend(w, x):
+            return w - 1e-3 * jax.grad(lambda w: (jaxpar.data_parallel(forward(w), x) ** 2).mean())(w)
 
-    return run
+        self.train = jax.jit(descend, donate_argnums=0)
+        self.evaluate = jax.jit(lambda w, x: jaxpar.data_parallel(forward(w), x))
+        self.add = jax.jit(lambda total, y: total + y.sum(), donate_argnums=0)
+        self.place_weights()
+        self.step(0)  # compiles
+        self.wait()
+
+    def place_weights(self) -> None:
+        import jax
+        import numpy as np
+
+        width = self.host.shape[1]
+        self.w = jax.device_put(np.eye(width, dtype=np.float32), self.devices.replicated)
+        self.total = jax.device_put(np.float32(0), self.devices.devices[0])
+
+    def step(self, i: int) -> None:
+        import jax
+
+        if self.kind != "mixed":
+            self.w = self.train(self.w, self.batch)
+            return
+        x = jax.device_put(self.host, self.devices.stacked)
+        self.w = self.train(self.w, x)
+        y = jax.device_put(self.evaluate(self.w, x), self.devices.devices[0])
+        self.total = self.add(self.total, y)
+        if i % 4 == 0:
+            self.total = self.add(self.total, self.eager(self.host))
+
+    def wait(self) -> None:
+        import numpy as np
+
+        assert np.isfinite(np.asarray(self.w).sum() + np.asarray(self.total))
 
 
 def products(n: int, size: int) -> None:
@@ -220,54 +257,56 @@ def soak(options) -> list[dict]:
     rows = []
     for loop in options.loops:
         for n in options.n:
-            result = attempt(n, loop, options.steps, options.patience)
+            result = attempt(n, loop, int(options.steps * TIMES.get(loop, 1)), options.patience)
             rows.append(dataclasses.asdict(result) | {"stalls": int(result.stalled)})
             say(
                 options,
-                f"{loop:6} n {n:2}  threads {result.pool:3}  steps {result.steps:7,}  "
+                f"{loop:8} n {n:2}  threads {result.pool:3}  steps {result.steps:7,}  "
                 f"{result.seconds:7.1f} s  stalls {int(result.stalled)}",
             )
     return rows
 
 
+POOLS = {
+    "n": lambda n: n,
+    "2n - 1": lambda n: 2 * n - 1,
+    "2n": lambda n: 2 * n,
+    "2n + 1": lambda n: 2 * n + 1,
+    "16n": lambda n: 16 * n,
+}
+CASES = [
+    ("train", 0, "n"),
+    ("train", 0, "2n - 1"),
+    ("train", 0, "2n"),
+    ("callback", 0, "2n"),
+    ("callback", 0, "2n + 1"),
+    ("mixed", 0, "2n + 1"),
+    ("train", 30, "n"),
+    ("train", 60, "n"),
+    ("threads", 0, "16n"),
+    ("locked", 0, "2n + 1"),
+]
+"""What `bound` runs: a loop, after how many steps it waits for the result (0: never), a pool."""
+
+
 def bound(options) -> list[dict]:
-    """(loop, waits every, pool as a multiple of n and a rest): below the edge, and at it."""
-    cases = [
-        ("train", 0, 1, 0),
-        ("train", 0, 2, -1),
-        ("train", 0, 2, 0),
-        ("two", 0, 2, 0),
-        ("two", 0, 3, -1),
-        ("two", 0, 3, 0),
-        ("mixed", 0, 2, 0),
-        ("mixed", 0, 3, 0),
-        ("train", 30, 1, 0),
-        ("train", 40, 1, 0),
-    ]
     rows = []
-    for loop, wait_every, times, rest in cases:
+    for loop, wait_every, rule in CASES:
         for n in options.n:
-            pool = times * n + rest
+            steps, pool = int(options.steps * TIMES.get(loop, 1)), POOLS[rule](n)
             results = [
-                attempt(n, loop, options.steps, options.patience, pool, wait_every)
-                for _ in range(options.repeat)
+                attempt(n, loop, steps, options.patience, pool, wait_every) for _ in range(options.repeat)
             ]
-            row = {
-                "loop": loop,
-                "wait_every": wait_every,
-                "rule": f"{times if times > 1 else ''}n{f' - {-rest}' if rest else ''}",
-                "n": n,
-                "pool": pool,
-                "runs": len(results),
-                "steps": options.steps,
-                "stalls": sum(r.stalled for r in results),
-            }
-            rows.append(row)
+            stalls = sum(r.stalled for r in results)
+            rows.append(
+                {"loop": loop, "wait_every": wait_every, "n": n, "rule": rule, "pool": pool}
+                | {"steps": steps, "runs": len(results), "stalls": stalls}
+            )
             waits = f"waits every {wait_every}" if wait_every else "never waits"
             say(
                 options,
-                f"{loop:6} {waits:14} n {n:2}  threads {pool:3} ({row['rule']:6})  "
-                f"stalls {row['stalls']} of {row['runs']}",
+                f"{loop:8} {waits:14}  n {n:2}  threads {rule:6} = {pool:3}  "
+                f"steps {steps:6,}  stalls {stalls} of {len(results)}",
             )
     return rows
 
@@ -309,7 +348,8 @@ def matmul(options) -> list[dict]:
             say(
                 options,
                 f"n {n:2}  {where:12} default {rows[-1]['default_ms']:8.1f} ms   {pool:3} threads "
-                f"{rows[-1]['jaxpar_ms']:8.1f} ms   ratio {ratio:.3f}, of the best {rows[-1]['ratio_of_best']:.3f}",
+                f"{rows[-1]['jaxpar_ms']:8.1f} ms   ratio {ratio:.3f}  (of the best: "
+                f"{rows[-1]['ratio_of_best']:.3f})",
             )
     return rows
 
@@ -320,11 +360,6 @@ def say(options, text: str) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["training"]:
-        n, loop, steps, wait_every = sys.argv[2:]
-        return training(int(n), loop, int(steps), int(wait_every))
-    if sys.argv[1:2] == ["products"]:
-        return products(*map(int, sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     for f, steps in ((soak, 100_000), (bound, 6_000), (matmul, None)):
@@ -336,7 +371,7 @@ def main() -> None:
             command.add_argument("--steps", type=int, default=steps)
             command.add_argument("--patience", type=float, default=25, help="seconds without a step")
         if f is soak:
-            command.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS))
+            command.add_argument("--loops", nargs="+", choices=LOOPS, default=["train", "mixed", "callback"])
         if f is bound:
             command.add_argument("--repeat", type=int, default=3)
         if f is matmul:
@@ -357,5 +392,9 @@ def version() -> str:
     return metadata.version("jax")
 
 
-if __name__ == "__main__":
+if sys.argv[1:2] == ["training"]:
+    training(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+elif sys.argv[1:2] == ["products"]:
+    products(int(sys.argv[2]), int(sys.argv[3]))
+else:
     main()

@@ -9,24 +9,25 @@ in an all-reduce. This is why (XLA's CPU client, jax 0.10):
   The Python thread waits for the launch, so there is one launch at a time: at most n threads.
 * Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n are there.
   XLA executes one program for several devices at a time: at most n threads.
-* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, which is
-  a task of the same pool if they are large, but one that waits for nobody: 1 thread is enough.
+* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, and
+  copies of 100 KB or more are tasks of this pool too. They wait for nobody: 1 thread is enough.
 
 So a pool of 2n + 1 always has a thread left for what the others wait for. In a smaller one the tasks
 of a launch can keep the threads that the execution needs, while they wait for that execution.
 Programs for one device run to their end on whatever thread is left, and change nothing. Measured for
 n = 2, 4, 8 and 16 (`benchmarks/virtual_devices.py bound`): a loop that never waits stops with 2n - 1
 threads and runs with 2n; with a callback in it, it stops with 2n and runs with 2n + 1. The 32 shows
-too: with n threads a loop runs if it waits every 30 steps, and stops if it waits every 40.
+too: with n threads a loop runs if it waits every 30 steps, and stops if it waits every 60.
 
 The pool size is read once, when the backend starts, from `PJRT_NPROC`, which is why device count and
 pool are set together and first. Threads that wait cost nothing: large matmuls take the same time as
 with the default pool (`benchmarks/virtual_devices.py matmul`).
 
-What no pool size cures: two Python threads that both launch programs for several devices and never
-wait. The programs of one can take all 32 places of a device while they wait for a program of the
-other that has not got its place yet. The same holds for a host callback that calls JAX itself.
-Launch from one thread or under a lock, or wait for a result every few steps.
+What no pool size cures: several Python threads that launch programs for several devices and never
+wait. The programs of one can take all 32 places of a device while they wait for a program of
+another that has not got its place there. Launch from one thread or under a lock, or wait for a
+result every few steps. The last helps a host callback that calls JAX itself too, which needs one of
+the 32 places.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def _set(n: int) -> bool:
     import jax
 
     try:
-        # The one place where jaxpar touches jax.config: the caller has asked for exactly this.
+        # The one place where jaxpar touches jax.config: the caller has asked for exactly this. A JAX that
+        # runs refuses a change and accepts the value it has, so n alone would not tell.
+        jax.config.update("jax_num_cpu_devices", n + 1)
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:
         return False

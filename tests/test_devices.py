@@ -65,9 +65,6 @@ def test_no_such_device(spec, message):
     assert isinstance(caught.value, ValueError)
 
 
-# ------------------------------------------------------------------------------------ virtual devices
-
-
 def python(code, **environment):
     import os
 
@@ -77,41 +74,6 @@ def python(code, **environment):
     )
 
 
-def test_virtual_devices_and_their_threads():
-    done = python(
-        "import os, jaxpar; jaxpar.virtual_devices(6); import jax;"
-        "print(jax.device_count(), os.environ['PJRT_NPROC']);"
-        "jaxpar.virtual_devices(6)"
-    )
-    assert done.returncode == 0, done.stderr
-    count, threads = map(int, done.stdout.split())
-    assert count == 6
-    assert threads >= 12
-
-
-def test_virtual_devices_after_jax_has_started():
-    done = python("import jax, jaxpar; jax.devices(); jaxpar.virtual_devices(3)")
-    assert (
-        "BackendError: virtual_devices: JAX already runs with 1 CPU device, so 3 cannot be had" in done.stderr
-    )
-    assert "JAXPAR_DEVICES=3" in done.stderr
-
-
-def test_a_pool_that_the_user_set_is_respected():
-    done = python(
-        "import os, jaxpar; jaxpar.virtual_devices(2); print(os.environ['PJRT_NPROC'])", PJRT_NPROC="9"
-    )
-    assert done.stdout.strip() == "9", done.stderr
-    done = python("import jaxpar; jaxpar.virtual_devices(8)", PJRT_NPROC="3")
-    assert "PJRT_NPROC=3 gives XLA fewer than 16 threads" in done.stderr
-
-
-@pytest.mark.parametrize("n", [0, -1, 1.5, "4", True])
-def test_impossible_numbers(n):
-    with pytest.raises(errors.DeviceError, match="must be a positive integer"):
-        jaxpar.virtual_devices(n)
-
-
 def test_importing_starts_nothing():
     done = python(
         "import sys, jaxpar; print(*(m for m in ('jax', 'flax', 'torch', 'numpy') if m in sys.modules));"
@@ -119,24 +81,3 @@ def test_importing_starts_nothing():
         "print(xla_bridge.backends_are_initialized(), 'torch' in sys.modules)"
     )
     assert done.stdout.split("\n")[:2] == ["", "False False"], done.stdout + done.stderr
-
-
-def test_a_loop_that_never_waits_does_not_stop():
-    """2,000 asynchronous steps on 8 virtual devices; without enough threads this stops in an all-reduce."""
-    done = python(
-        """
-import jaxpar
-jaxpar.virtual_devices(8)
-import jax, jax.numpy as jnp, numpy as np
-place = jaxpar.Placement(tuple(jaxpar.devices()))
-def loss(w, x):
-    return (jaxpar.data_parallel(lambda x: x @ w, x) ** 2).mean()
-step = jax.jit(lambda w, x: w - 1e-3 * jax.grad(loss)(w, x), donate_argnums=0)
-w = jax.device_put(np.eye(16, dtype=np.float32), place.replicated)
-x = jax.device_put(np.ones((64, 16), np.float32), place.stacked)
-for _ in range(2000):
-    w = step(w, x)
-print(float(jnp.abs(w).sum()) > 0)
-"""
-    )
-    assert done.stdout.strip() == "True", done.stderr[-2000:]

@@ -7,6 +7,8 @@ with BatchNorm that one is something else.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,12 +37,10 @@ BATCHES = {
 }
 QUICK = {(2, 1), (4, 10)}
 CASES = [
-    pytest.param(N, B, backend, marks=() if (N, B) in QUICK and backend == "shard_map" else pytest.mark.slow)
+    pytest.param(N, B, marks=() if (N, B) in QUICK else pytest.mark.slow)
     for N, batches in BATCHES.items()
     for B in batches
-    for backend in ("shard_map", "pmap")[:N]
 ]
-"""One device is the direct path, which has no backend."""
 
 
 def to_torch(x: np.ndarray, images: bool):
@@ -135,24 +135,29 @@ def compare_runs(got: list[dict], want: list[dict]) -> None:
             assert_equal_trees(f"step {step}: {part}", here, b[part])
 
 
-def twins_for(name: str, N: int, B: int, backend: str):
-    twin = TWINS[name]
-    torch.manual_seed(1)
-    ids = list(range(N))
-    flax_net = twin.flax_net(lambda m: jaxpar.DataParallel(m, ids, backend=backend))
+def batches_for(twin: Twin, B: int) -> list[tuple[np.ndarray, ...]]:
     random = np.random.RandomState(B)
-    return twin, flax_net, [twin.inputs(random, B) for _ in range(STEPS)]
+    return [twin.inputs(random, B) for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize(("N", "B", "backend"), CASES)
+@pytest.mark.parametrize(("N", "B"), CASES)
 @pytest.mark.parametrize("name", TWINS)
-def test_training_equals_torch(name, N, B, backend):
-    twin, flax_net, batches = twins_for(name, N, B, backend)
+def test_training_equals_torch(name, N, B):
+    twin, ids = TWINS[name], list(range(N))
+    batches = batches_for(twin, B)
+    # With one device the module is called as it is and no backend is asked.
+    nets = [
+        twin.flax_net(functools.partial(jaxpar.DataParallel, device_ids=ids, backend=backend))
+        for backend in ("shard_map", "pmap")[:N]
+    ]
+    torch.manual_seed(1)
     with torch_ref.pretend(N) as devices:
-        net = twin.torch_net(lambda m: torch.nn.DataParallel(m, list(range(N)))).double().to(devices.device)
-        copy_weights(twin, net.cpu() if devices.real else net, flax_net)
+        net = twin.torch_net(lambda m: torch.nn.DataParallel(m, ids)).double()
+        for flax_net in nets:
+            copy_weights(twin, net, flax_net)
         want = torch_run(twin, net.to(devices.device), batches, devices.device)
-    compare_runs(flax_run(flax_net, batches, N), want)
+    for flax_net in nets:
+        compare_runs(flax_run(flax_net, batches, N), want)
 
 
 # ------------------------------------------------------------------------------------ planted faults
@@ -193,15 +198,17 @@ def test_a_planted_fault_is_found(plant, monkeypatch):
     _program.cache_clear()
     try:
         with pytest.raises(AssertionError, match=r"step \d+: \w+"):
-            test_training_equals_torch("cnn", 4, 10, "shard_map")
+            test_training_equals_torch("cnn", 4, 10)
     finally:
         _program.cache_clear()
 
 
 def test_a_whole_batch_model_is_another_thing():
     """Where BatchNorm is involved the unsplit model is no reference: it is not close."""
-    twin, flax_net, batches = twins_for("cnn", 4, 8, "shard_map")
+    twin = TWINS["cnn"]
+    batches = batches_for(twin, 8)[:1]
     net = twin.torch_net(lambda m: m).double()
+    flax_net = twin.flax_net(lambda m: jaxpar.DataParallel(m, [0, 1, 2, 3]))
     copy_weights(twin, net, flax_net)
     with pytest.raises(AssertionError, match="step 0: outputs"):
-        compare_runs(flax_run(flax_net, batches[:1], 4), torch_run(twin, net, batches[:1], "cpu"))
+        compare_runs(flax_run(flax_net, batches, 4), torch_run(twin, net, batches, "cpu"))

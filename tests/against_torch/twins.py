@@ -77,14 +77,18 @@ def _layer_norm(prefix: str, path: str) -> dict[str, str]:
 
 
 R = nnx.Rngs(0)
+ZEROS = nnx.initializers.zeros
+"""Torch's weights replace them, and compiling random ones takes longer than a test."""
 
 
 def _dense(i: int, o: int, bias: bool = True) -> nnx.Linear:
-    return nnx.Linear(i, o, use_bias=bias, param_dtype=jnp.float64, rngs=R)
+    return nnx.Linear(i, o, use_bias=bias, param_dtype=jnp.float64, kernel_init=ZEROS, rngs=R)
 
 
 def _conv(i: int, o: int) -> nnx.Conv:
-    return nnx.Conv(i, o, (3, 3), padding=1, use_bias=False, param_dtype=jnp.float64, rngs=R)
+    return nnx.Conv(
+        i, o, (3, 3), padding=1, use_bias=False, param_dtype=jnp.float64, kernel_init=ZEROS, rngs=R
+    )
 
 
 def _norm(c: int) -> jaxpar.nn.BatchNorm:
@@ -263,7 +267,7 @@ class TorchTagger(torch.nn.Module):
 
 class FlaxTagger(nnx.Module):
     def __init__(self):
-        self.table = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=R)
+        self.table = nnx.Embed(11, 4, param_dtype=jnp.float64, embedding_init=ZEROS, rngs=R)
         self.lstm = nnx.RNN(
             nnx.OptimizedLSTMCell(4, 5, param_dtype=jnp.float64, dtype=jnp.float64, rngs=nnx.Rngs(0))
         )
