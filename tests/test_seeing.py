@@ -171,7 +171,12 @@ def test_devices_as_json():
 
 
 def test_watch_ends_well_on_ctrl_c():
-    command = [sys.executable, "-u", "-m", "jaxpar", "devices", "--devices", "2", "--watch", "0.1"]
+    # A shell that starts jobs in the background has them ignore SIGINT.
+    script = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from jaxpar._cli import main\nmain()"
+    )
+    command = [sys.executable, "-u", "-c", script, "devices", "--devices", "2", "--watch", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         heads = 0
         while heads < 3:
