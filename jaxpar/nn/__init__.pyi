@@ -1,1 +1,2 @@
+from . import functional as functional
 from ._batch_norm import BatchNorm as BatchNorm

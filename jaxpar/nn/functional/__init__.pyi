@@ -1,0 +1,1 @@
+# Imports only, by name.
