@@ -13,7 +13,7 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_random", "_virtual", "_visible", "_convolution"},
+    {"_tree", "_random", "_virtual", "_visible", "_convolution", "_interrupt"},
     {"_devices"},
     {"_placement", "_current", "_move"},
     {"_spread"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ import numpy as np
 
 import jaxpar
 
+from .._interrupt import between_steps
 from .compare import Difference, Seen, Tensors, Verdict, judge, measure, measure_all
 from .digits import Digits, Split, load
 from .jax_side import JaxSide
@@ -67,8 +69,9 @@ def run(settings: Settings, watch: Watch) -> Result:
         ours = JaxSide(settings)
         reference, described = _reference(ours, stack)
         try:
-            for number in range(1, settings.epochs + 1):
-                epochs.append(_epoch(number, settings, data, ours, reference, watch))
+            with between_steps() as check:
+                for number in range(1, settings.epochs + 1):
+                    epochs.append(_epoch(number, settings, data, ours, reference, _both(watch, check)))
         except KeyboardInterrupt as stop:
             stop.add_note(_completed(epochs, settings))
             raise
@@ -142,6 +145,14 @@ class _Record:
 
     def learned(self) -> Learned:
         return Learned(self.loss / self.rows, self.accuracy, float(np.median(self.seconds)))
+
+
+def _both(watch: Watch, check: Callable[[], None]) -> Watch:
+    def after_a_step(text: str) -> None:
+        watch(text)
+        check()
+
+    return after_a_step
 
 
 def _completed(epochs: list[Epoch], settings: Settings) -> str:
