@@ -128,3 +128,19 @@ class CollectiveError(JaxparError, RuntimeError):
 
 class CountError(JaxparError, AssertionError):
     """Modules, inputs, keyword arguments and devices differ in number (torch's AssertionError)."""
+
+
+class MatchError(JaxparError, RuntimeError):
+    """Weights and a module do not fit together: names, shapes, dtypes, or a value without a place.
+
+    Cause: `parity.load_torch(net, model)` where a layer is called `fc1` here and `head` there.
+    Cure: `mapping={"head": "fc1"}`; `parity.match(net, model)` prints a mapping to start from.
+    """
+
+
+class FileError(JaxparError, ValueError):
+    """A file of weights that is damaged, of another kind, or would run code.
+
+    Cause: a truncated download; a pickle of whole objects where tensors are expected.
+    Cure: get the file again, or save the `state_dict()` alone, best as `.safetensors`.
+    """

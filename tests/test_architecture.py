@@ -13,7 +13,7 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_random", "_virtual", "_visible", "_convolution", "_interrupt"},
+    {"_tree", "_random", "_virtual", "_visible", "_convolution", "_interrupt", "_rulebook"},
     {"_devices"},
     {"_placement", "_current", "_move"},
     {"_spread"},
@@ -21,7 +21,7 @@ FLOORS = [
     {"_scatter", "_replicate", "_gather", "_backends"},
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
-    {"_demo", "_memory_report", "_seeing"},
+    {"_demo", "_memory_report", "_seeing", "parity"},
     {"_cli"},
     {"__main__"},
 ]
@@ -122,7 +122,7 @@ def test_forbidden_things():
             assert not any(call.endswith("config.update") for call in calls), (
                 f"{path} changes jax's configuration"
             )
-        if "_demo" not in path.parts:
+        if not {"_demo", "parity"} & set(path.parts):
             assert not re.search(r"^\s*(import|from) torch\b", text, re.M), f"{path} imports torch"
         if path.parent.name != "_backends":
             assert not re.search(r"if backend ==|backend in \(", text), f"{path} asks for the backend by name"

@@ -1,0 +1,29 @@
+"""The rulebook: what each layer's tensors are called and how they lie in torch and in Flax.
+
+`rule_for(layer)` finds the row of a layer of flax.nnx, flax.linen or jaxpar.nn, by its class or the
+nearest class above it; `Rule.to_flax` and `Rule.to_torch` convert the layer's arrays by their names
+inside it. Nothing here knows a model's paths, and neither JAX, Flax nor torch is imported.
+
+To add a row, put a line in `ROWS` of the file that the layer belongs to (or a file of its own, named
+in `lookup._BOOKS`): the key is "jaxpar.nn.Class", "nnx.Class" or "linen.Class", the value a `Rule`, or a
+function `(layer, shapes) -> Rule | None` where the row depends on the layer's settings. A `Rule` is a
+torch class and `Part`s:
+
+    "jaxpar.nn.Bilinear": Rule("Bilinear", (same("weight"), same("bias"))),
+    "jaxpar.nn.MaxPool": Rule("MaxPool2d", (), "last", also=("MaxPool1d", "MaxPool3d")),
+
+* `same("weight", "scale")`: the same array under another name;
+* `kernel()`: (O, I, *k) to (*k, I, O), so also the transpose of a Linear's weight;
+* `Part(torch_names, flax_leaves, to_flax, to_torch)`: anything else, any number to any number; where
+  gradients do not go the way values go, with two more functions.
+
+Rows of optional tensors (biases) need no thought: a part whose names or leaves are missing is left out.
+"""
+
+from .lookup import ROWS as ROWS
+from .lookup import rule_for as rule_for
+from .rule import Part as Part
+from .rule import Rule as Rule
+from .rule import Shapes as Shapes
+from .rule import kernel as kernel
+from .rule import same as same

@@ -1,0 +1,70 @@
+"""Linear, Embedding, and the layers with one parameter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .rule import Part, Rule, Shape, Shapes, kernel, same
+
+LINEAR = Rule("Linear", (kernel(), same("bias")), also=("NonDynamicallyQuantizableLinear", "LazyLinear"))
+EMBEDDING = Rule("Embedding", (same("weight", "embedding"),), also=("EmbeddingBag",))
+PRELU = Rule(
+    "PReLU",
+    (
+        Part(
+            ("weight",),
+            ("negative_slope",),
+            lambda w: (w.reshape(()),),  # raises for torch's form with one slope for each channel
+            lambda s: (s.reshape(1),),
+        ),
+    ),
+)
+DROPOUT = Rule("Dropout")
+
+
+def general(layer: Any, shapes: Shapes | None) -> Rule | None:
+    """LinearGeneral and DenseGeneral: a Linear whose features were cut into several axes.
+
+    Linen's does not know how many features come in; then `shapes` must say so.
+    """
+    if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
+        return None
+    if hasattr(layer, "in_features"):
+        into, out = _tuple(layer.in_features), _tuple(layer.out_features)
+    elif shapes and "kernel" in shapes:
+        out = _tuple(layer.features)
+        into = shapes["kernel"][: -len(out)]
+    elif len(_tuple(layer.axis)) == 1:
+        into, out = (-1,), _tuple(layer.features)
+    else:
+        return None
+    return Rule("Linear", (cut_kernel("weight", "kernel", into, out), cut_bias("bias", "bias", out)))
+
+
+def cut_kernel(torch: str, flax: str, into: Shape, out: Shape) -> Part:
+    """A (prod(out), prod(into)) matrix to an (*into, *out) kernel."""
+    rows = math.prod(out)
+    return Part((torch,), (flax,), lambda w: (w.T.reshape(*into, *out),), lambda k: (k.reshape(-1, rows).T,))
+
+
+def cut_bias(torch: str, flax: str, out: Shape) -> Part:
+    return Part((torch,), (flax,), lambda b: (b.reshape(out),), lambda b: (b.reshape(-1),))
+
+
+def _tuple(value: Any) -> Shape:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+ROWS = {
+    "nnx.Linear": LINEAR,
+    "linen.Dense": LINEAR,
+    "nnx.LinearGeneral": general,
+    "linen.DenseGeneral": general,
+    "nnx.Embed": EMBEDDING,
+    "linen.Embed": EMBEDDING,
+    "nnx.PReLU": PRELU,
+    "linen.PReLU": PRELU,
+    "nnx.Dropout": DROPOUT,
+    "linen.Dropout": DROPOUT,
+}

@@ -1,0 +1,60 @@
+"""rule_for: the row of a layer, by the name of its class."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from . import attention, convolution, dense, normalisation, recurrent
+from .rule import Rule, Shapes
+
+Row = Rule | Callable[[Any, Shapes | None], Rule | None]
+
+
+def rule_for(layer: Any, shapes: Shapes | None = None) -> Rule | None:
+    """The row of a layer; None if it has none.
+
+    Args:
+      layer: an instance of a layer of flax.nnx, flax.linen or jaxpar.nn, or of a class made from one.
+      shapes: the shapes of its leaves by path, for Linen's DenseGeneral over several axes, which does
+        not know them by itself.
+    """
+    for kind in type(layer).__mro__:
+        row = ROWS.get(_key(kind))
+        if row is not None:
+            return row if isinstance(row, Rule) else row(layer, shapes)
+    return None
+
+
+def _key(kind: type) -> str:
+    """The class as the rows name it: "nnx.Linear"."""
+    package = next((p for p in _FAMILIES if f"{kind.__module__}.".startswith(p + ".")), None)
+    return f"{_FAMILIES[package]}.{kind.__name__}" if package else ""
+
+
+def _one_direction(layer: Any, shapes: Shapes | None) -> Rule | None:
+    """nnx.RNN: torch's stack of one layer and one direction."""
+    del shapes
+    cell = rule_for(layer.cell)
+    return cell and cell.at_depth(0).inside("cell")
+
+
+def _both_directions(layer: Any, shapes: Shapes | None) -> Rule | None:
+    """nnx.Bidirectional: torch's stack of one layer and two directions."""
+    del shapes
+    cells = [rule_for(getattr(half, "cell", None)) for half in (layer.forward_rnn, layer.backward_rnn)]
+    if None in cells:
+        return None
+    forward, backward = (
+        cell.at_depth(0, reverse).inside(f"{half}.cell")
+        for cell, half, reverse in zip(cells, ("forward_rnn", "backward_rnn"), (False, True), strict=True)
+        if cell is not None
+    )
+    return dataclasses.replace(forward, parts=forward.parts + backward.parts)
+
+
+_BOOKS = (dense, convolution, normalisation, attention, recurrent)
+ROWS: dict[str, Row] = {key: row for book in _BOOKS for key, row in book.ROWS.items()}
+ROWS |= {"nnx.RNN": _one_direction, "nnx.Bidirectional": _both_directions}
+_FAMILIES = {"flax.nnx": "nnx", "flax.linen": "linen", "jaxpar.nn": "jaxpar.nn"}

@@ -1,0 +1,41 @@
+"""BatchNorm, LayerNorm, GroupNorm, InstanceNorm, RMSNorm: vectors under other names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .rule import Rule, same
+
+AFFINE = (same("weight", "scale"), same("bias"))
+RUNNING = (same("running_mean", "mean"), same("running_var", "var"))
+SEEN = "num_batches_tracked"
+BATCH_NORMS = tuple(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
+INSTANCE_NORMS = tuple(f"{lazy}InstanceNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
+
+# Flax counts no batches; torch only needs their number with momentum=None.
+BATCH_NORM = Rule(
+    BATCH_NORMS[0],
+    AFFINE + RUNNING,
+    "last",
+    also=(*BATCH_NORMS[1:], "SyncBatchNorm"),
+    surplus={SEEN: np.zeros((), np.int64)},
+)
+COUNTING_BATCH_NORM = Rule(BATCH_NORM.torch, (*BATCH_NORM.parts, same(SEEN)), "last", also=BATCH_NORM.also)
+LAYER_NORM = Rule("LayerNorm", AFFINE)
+GROUP_NORM = Rule("GroupNorm", AFFINE, "last")
+INSTANCE_NORM = Rule(INSTANCE_NORMS[0], AFFINE, "last", also=INSTANCE_NORMS[1:])
+RMS_NORM = Rule("RMSNorm", AFFINE[:1])
+
+ROWS = {
+    "nnx.BatchNorm": BATCH_NORM,
+    "linen.BatchNorm": BATCH_NORM,
+    "jaxpar.nn.BatchNorm": COUNTING_BATCH_NORM,
+    "nnx.LayerNorm": LAYER_NORM,
+    "linen.LayerNorm": LAYER_NORM,
+    "nnx.GroupNorm": GROUP_NORM,
+    "linen.GroupNorm": GROUP_NORM,
+    "nnx.InstanceNorm": INSTANCE_NORM,
+    "linen.InstanceNorm": INSTANCE_NORM,
+    "nnx.RMSNorm": RMS_NORM,
+    "linen.RMSNorm": RMS_NORM,
+}

@@ -1,0 +1,151 @@
+"""LSTM, GRU and RNN: gates in one tensor or several, two biases in torch and one or so in Flax.
+
+Where Flax adds torch's two biases up, a value is their sum and goes back as (b, 0), while a gradient
+is the same for both and goes back as (g, g). Training differs: torch's optimizer moves both of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import MatchError
+from .rule import Part, Rule, Shapes, kernel
+
+BOTH = ("bias_ih", "bias_hh")
+
+
+def merged(flax: str) -> Part:
+    """bias_ih + bias_hh as one Flax bias."""
+    return Part(
+        BOTH,
+        (flax,),
+        lambda a, b: (a + b,),
+        lambda b: (b, np.zeros_like(b)),
+        lambda a, b: (a,),
+        lambda g: (g, g),
+    )
+
+
+def gates(torch: str, flax: tuple[str, ...]) -> Part:
+    """A (G*H, I) matrix to G kernels (I, H)."""
+    return Part(
+        (torch,),
+        flax,
+        lambda w: tuple(part.T for part in np.split(w, len(flax))),
+        lambda *parts: (np.concatenate([part.T for part in parts]),),
+    )
+
+
+def merged_gates(flax: tuple[str, ...]) -> Part:
+    """bias_ih + bias_hh, (G*H,), as G biases (H,)."""
+    n = len(flax)
+    return Part(
+        BOTH,
+        flax,
+        lambda a, b: tuple(np.split(a + b, n)),
+        lambda *parts: (b := np.concatenate(parts), np.zeros_like(b)),
+        lambda a, b: tuple(np.split(a, n)),
+        lambda *parts: (g := np.concatenate(parts), g),
+    )
+
+
+def _bias_without_hn() -> Part:
+    """nnx.GRUCell: r and z have the sum, n has b_in, and there is no place for b_hn.
+
+    Its gradient comes back as that of b_hn = 0, a constant: 0.
+    """
+
+    def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+        H = len(a) // 3
+        hn = b[2 * H :]
+        if np.any(hn != 0):
+            raise MatchError(
+                f"bias_hh[{2 * H}:{3 * H}], torch's b_hn, is not 0 (largest magnitude "
+                f"{np.abs(hn.astype(np.float64)).max():.3g}), and nnx.GRUCell has no such bias. Use "
+                "jaxpar.nn.GRU, or Linen's GRUCell, which have one."
+            )
+        return (a + b,)
+
+    def gradient_back(g: np.ndarray) -> tuple[np.ndarray, ...]:
+        H = len(g) // 3
+        return g, np.concatenate([g[: 2 * H], np.zeros_like(g[2 * H :])])
+
+    return Part(
+        BOTH, ("dense_i.bias",), forth, lambda b: (b, np.zeros_like(b)), lambda a, b: (a,), gradient_back
+    )
+
+
+def _gru_biases() -> Part:
+    """Linen's GRUCell: the sum for r and z, both biases for n."""
+
+    def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+        (ar, az, an), (br, bz, bn) = np.split(a, 3), np.split(b, 3)
+        return ar + br, az + bz, an, bn
+
+    def back(r: np.ndarray, z: np.ndarray, n: np.ndarray, hn: np.ndarray) -> tuple[np.ndarray, ...]:
+        return np.concatenate([r, z, n]), np.concatenate([np.zeros_like(r), np.zeros_like(z), hn])
+
+    def gradient_forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (*np.split(a, 3), np.split(b, 3)[2])
+
+    def gradient_back(r: np.ndarray, z: np.ndarray, n: np.ndarray, hn: np.ndarray) -> tuple[np.ndarray, ...]:
+        return np.concatenate([r, z, n]), np.concatenate([r, z, hn])
+
+    leaves = ("ir.bias", "iz.bias", "in.bias", "hn.bias")
+    return Part(BOTH, leaves, forth, back, gradient_forth, gradient_back)
+
+
+def lstm_by_gates(f: str) -> Rule:
+    """One Dense for each gate, in torch's order; `f` is the forget gate's name."""
+    return Rule(
+        "LSTMCell",
+        (
+            gates("weight_ih", ("ii.kernel", f"{f}.kernel", "ig.kernel", "io.kernel")),
+            gates("weight_hh", tuple(f"h{gate}.kernel" for gate in "ifgo")),
+            merged_gates(tuple(f"h{gate}.bias" for gate in "ifgo")),
+        ),
+    )
+
+
+LSTM = Rule(
+    "LSTMCell",
+    (kernel("weight_ih", "dense_i.kernel"), kernel("weight_hh", "dense_h.kernel"), merged("dense_h.bias")),
+)
+GRU = Rule(
+    "GRUCell",
+    (kernel("weight_ih", "dense_i.kernel"), kernel("weight_hh", "dense_h.kernel"), _bias_without_hn()),
+)
+LINEN_GRU = Rule(
+    "GRUCell",
+    (
+        gates("weight_ih", ("ir.kernel", "iz.kernel", "in.kernel")),
+        gates("weight_hh", ("hr.kernel", "hz.kernel", "hn.kernel")),
+        _gru_biases(),
+    ),
+)
+
+
+def simple(layer: Any, shapes: Shapes | None) -> Rule | None:
+    """h' = f(W_ih x + W_hh h + b); `residual=True` has no counterpart in torch."""
+    del shapes
+    if getattr(layer, "residual", False):
+        return None
+    i, h = ("dense_i", "dense_h") if hasattr(layer, "dense_i") else ("i", "h")
+    return Rule(
+        "RNNCell",
+        (kernel("weight_ih", f"{i}.kernel"), kernel("weight_hh", f"{h}.kernel"), merged(f"{i}.bias")),
+    )
+
+
+ROWS = {
+    "nnx.OptimizedLSTMCell": LSTM,
+    "nnx.LSTMCell": lstm_by_gates("if_"),
+    "linen.OptimizedLSTMCell": lstm_by_gates("if"),
+    "linen.LSTMCell": lstm_by_gates("if"),
+    "nnx.GRUCell": GRU,
+    "linen.GRUCell": LINEN_GRU,
+    "nnx.SimpleCell": simple,
+    "linen.SimpleCell": simple,
+}
