@@ -1,0 +1,306 @@
+"""Stacks of RNNs, LSTMs and GRUs over a sequence.
+
+torch keeps one flat list of weights for a stack; here they are a mapping by torch's own names
+(`weight_ih_l0`, `weight_hh_l0_reverse`, ...), so the numbers of layers and directions, the biases
+and the projection are what the names say. Matrices are [in, out].
+
+The product with `weight_ih` does not depend on the state. It is taken for all steps at once, outside
+of the loop, and the loop over time is one `jax.lax.scan`.
+
+A PackedSequence has no counterpart under static shapes. `lengths` gives what packing, running and
+padding again give: nothing past a sequence's end is read, its outputs there are 0, its final state
+is that of its last step, and the backward direction starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, State, Weights, input_gates
+
+
+def drop(x, p, *, key):
+    return jnp.where(jax.random.bernoulli(key, 1 - p, x.shape), x / max(1 - p, 1e-9), 0)
+
+
+def lstm(
+    input: jax.Array,
+    hx: tuple[jax.Array, jax.Array] | None,
+    params: Mapping[str, Any],
+    *,
+    lengths: Any = None,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    training: bool = True,
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """A stack of LSTMs over a sequence. L layers, D directions, H hidden, P = H or projected.
+
+    Args:
+      input: [T, B, I], [B, T, I] with `batch_first`, or [T, I] without a batch.
+      hx: (h, c) to begin with, [L*D, B, P] and [L*D, B, H] (without B when there is no batch), whatever
+        `batch_first` says; None for zeros.
+      params: arrays by torch's names: weight_ih_l{k} [I, 4H] (further layers [D*P, 4H]),
+        weight_hh_l{k} [P, 4H], bias_ih_l{k} and bias_hh_l{k} [4H], weight_hr_l{k} [H, P]; the
+        backward direction's end in `_reverse`.
+      lengths: [B], how many steps of each sequence count; in any order.
+      batch_first: whether B is the first axis of input and output.
+      dropout: the rate between layers, in `training` only; needs `key`.
+
+    Returns:
+      The last layer's outputs, [T, B, D*P] (or as `batch_first` says), and the final (h, c) of every
+      layer and direction, of hx's shapes. Past a sequence's end outputs are 0.
+
+    Raises:
+      ValueError, RuntimeError: shapes that do not fit, in torch's words. Lengths are checked outside
+      of `jax.jit` only.
+
+    torch counterpart: `torch.lstm`; `lengths`: pack_padded_sequence(enforce_sorted=False) before and
+    pad_packed_sequence(total_length=T) behind. Source: aten/src/ATen/native/RNN.cpp.
+    """
+    output, (h, c) = stack(
+        LSTM,
+        input,
+        hx,
+        params,
+        lengths=lengths,
+        batch_first=batch_first,
+        dropout=dropout,
+        training=training,
+        key=key,
+    )
+    return output, (h, c)
+
+
+def gru(
+    input: jax.Array,
+    hx: jax.Array | None,
+    params: Mapping[str, Any],
+    *,
+    lengths: Any = None,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    training: bool = True,
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """A stack of GRUs over a sequence; arguments and results as for `lstm`, with one state.
+
+    torch counterpart: `torch.gru`.
+    """
+    output, (h,) = stack(
+        GRU,
+        input,
+        None if hx is None else (hx,),
+        params,
+        lengths=lengths,
+        batch_first=batch_first,
+        dropout=dropout,
+        training=training,
+        key=key,
+    )
+    return output, h
+
+
+def rnn_tanh(
+    input: jax.Array,
+    hx: jax.Array | None,
+    params: Mapping[str, Any],
+    *,
+    lengths: Any = None,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    training: bool = True,
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """A stack of tanh RNNs over a sequence; arguments and results as for `lstm`, with one state.
+
+    torch counterpart: `torch.rnn_tanh`.
+    """
+    output, (h,) = stack(
+        RNN_TANH,
+        input,
+        None if hx is None else (hx,),
+        params,
+        lengths=lengths,
+        batch_first=batch_first,
+        dropout=dropout,
+        training=training,
+        key=key,
+    )
+    return output, h
+
+
+def rnn_relu(
+    input: jax.Array,
+    hx: jax.Array | None,
+    params: Mapping[str, Any],
+    *,
+    lengths: Any = None,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    training: bool = True,
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """A stack of relu RNNs over a sequence; arguments and results as for `lstm`, with one state.
+
+    torch counterpart: `torch.rnn_relu`.
+    """
+    output, (h,) = stack(
+        RNN_RELU,
+        input,
+        None if hx is None else (hx,),
+        params,
+        lengths=lengths,
+        batch_first=batch_first,
+        dropout=dropout,
+        training=training,
+        key=key,
+    )
+    return output, h
+
+
+def weight_names(num_layers: int, bidirectional: bool, bias: bool, projected: bool) -> list[list[str]]:
+    """torch's names, one list for each layer and direction, in torch's order.
+
+    >>> weight_names(1, True, False, False)
+    [['weight_ih_l0', 'weight_hh_l0'], ['weight_ih_l0_reverse', 'weight_hh_l0_reverse']]
+    """
+    kinds = ["weight_ih", "weight_hh", *["bias_ih", "bias_hh"] * bias, *["weight_hr"] * projected]
+    ends = [f"_l{layer}{end}" for layer in range(num_layers) for end in ("", "_reverse")[: 1 + bidirectional]]
+    return [[kind + end for kind in kinds] for end in ends]
+
+
+def stack(
+    form: Form,
+    input: jax.Array,
+    hx: State | None,
+    params: Mapping[str, Any],
+    *,
+    lengths: Any = None,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    training: bool = True,
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, State]:
+    """What `rnn_tanh`, `rnn_relu`, `lstm` and `gru` have in common; states are tuples."""
+    if input.ndim not in (2, 3):
+        raise ValueError(f"{form.name}: Expected input to be 2D or 3D, got {input.ndim}D instead")
+    sweeps, directions = _sorted(form, params)
+    dtype = jnp.result_type(input, *params.values(), *(hx or ()))
+    batched = input.ndim == 3
+    x = jnp.asarray(input, dtype)
+    if not batched:
+        x = x[:, None]
+    elif batch_first:
+        x = x.swapaxes(0, 1)
+    states = _initial(form, sweeps, hx, x, batched)
+    live = _live(form, lengths, x, batched)
+    if live is not None:
+        x = jnp.where(live, x, 0)  # padding may hold anything, even NaN
+    finals: list[State] = []
+    for first in range(0, len(sweeps), directions):
+        if first and training and dropout:
+            if key is None:
+                raise ValueError(f"{form.name}: dropout={dropout} in training needs key, a jax.random.key.")
+            key, now = jax.random.split(key)
+            x = drop(x, dropout, key=now)
+        layer = [
+            _sweep(form, sweeps[i], x, states[i], live, reverse=i > first)
+            for i in range(first, first + directions)
+        ]
+        finals += [final for final, _ in layer]
+        x = jnp.concatenate([outputs for _, outputs in layer], axis=-1)
+    last = tuple(jnp.stack(parts) for parts in zip(*finals, strict=True))
+    if not batched:
+        return x[:, 0], tuple(part[:, 0] for part in last)
+    return x.swapaxes(0, 1) if batch_first else x, last
+
+
+def _sorted(form: Form, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """The weights of each layer and direction under their bare names, and the number of directions."""
+    bidirectional = "weight_ih_l0_reverse" in params
+    num_layers = sum(name.startswith("weight_ih_l") and not name.endswith("_reverse") for name in params)
+    names = weight_names(num_layers, bidirectional, "bias_ih_l0" in params, "weight_hr_l0" in params)
+    wanted = {name for group in names for name in group} or {"weight_ih_l0", "weight_hh_l0"}
+    if wanted != set(params):
+        raise ValueError(
+            f"{form.name}: the weights are not those of a stack of {num_layers} layers: missing "
+            f"{sorted(wanted - set(params))}, unknown {sorted(set(params) - wanted)}."
+        )
+    if "weight_hr_l0" in params and form is not LSTM:
+        raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+    dtype = jnp.result_type(*params.values())
+    return [
+        {name.split("_l")[0]: jnp.asarray(params[name], dtype) for name in group} for group in names
+    ], 1 + bidirectional
+
+
+def _initial(
+    form: Form, sweeps: list[dict[str, Any]], hx: State | None, x: jax.Array, batched: bool
+) -> list[State]:
+    """The state that each layer and direction begins with."""
+    T, B, inputs = x.shape
+    weights = sweeps[0]
+    if inputs != weights["weight_ih"].shape[0]:
+        expected = weights["weight_ih"].shape[0]
+        raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {expected}, got {inputs}")
+    if T == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+    H = weights["weight_ih"].shape[1] // form.gates
+    widths = [weights["weight_hh"].shape[0], H][: 2 if form is LSTM else 1]
+    shapes = [(len(sweeps), B, width) if batched else (len(sweeps), width) for width in widths]
+    if hx is None:
+        return [tuple(jnp.zeros((B, width), x.dtype) for width in widths)] * len(sweeps)
+    if len(hx) != len(shapes):
+        raise RuntimeError(f"{form.name}: hx has {len(hx)} states, not {len(shapes)}")
+    for number, (state, shape) in enumerate(zip(hx, shapes, strict=True)):
+        if state.shape != shape:
+            which = f"hidden[{number}]" if form is LSTM else "hidden"
+            raise RuntimeError(f"Expected {which} size {shape}, got {list(state.shape)}")
+    full = [jnp.asarray(state, x.dtype).reshape(len(sweeps), B, -1) for state in hx]
+    return [tuple(state[i] for state in full) for i in range(len(sweeps))]
+
+
+def _live(form: Form, lengths: Any, x: jax.Array, batched: bool) -> jax.Array | None:
+    """[T, B, 1]: whether step t of sequence b is before its end. None without lengths."""
+    if lengths is None:
+        return None
+    T, B, _ = x.shape
+    if not batched:
+        raise ValueError(f"{form.name}: lengths are for batched input; cut a single sequence at its end.")
+    if jnp.shape(lengths) != (B,):
+        raise ValueError(
+            f"{form.name}: expected one length for each of the {B} sequences, got shape {jnp.shape(lengths)}"
+        )
+    if not isinstance(lengths, jax.core.Tracer):
+        known = np.asarray(lengths)
+        if known.size and known.min() <= 0:
+            raise RuntimeError(
+                "Length of all samples has to be greater than 0, "
+                "but found an element in 'lengths' that is <= 0"
+            )
+        if known.size and known.max() > T:
+            raise ValueError(f"{form.name}: a length of {known.max()} for sequences of {T} steps")
+    return (jnp.arange(T)[:, None] < jnp.asarray(lengths))[..., None]
+
+
+def _sweep(
+    form: Form, weights: Weights, x: jax.Array, state: State, live: jax.Array | None, *, reverse: bool
+) -> tuple[State, jax.Array]:
+    """One layer in one direction over [T, B, I]: the final state and the outputs [T, B, H]."""
+
+    def step(state: State, now: tuple[jax.Array, jax.Array | None]) -> tuple[State, jax.Array]:
+        gates, alive = now
+        new = form.step(weights, gates, state)
+        if alive is None:
+            return new, new[0]
+        # Backwards the padding comes first, so the state is still the initial one at the sequence's end.
+        kept = tuple(jnp.where(alive, n, old) for n, old in zip(new, state, strict=True))
+        return kept, jnp.where(alive, new[0], 0)
+
+    return jax.lax.scan(step, state, (input_gates(form, weights, x), live), reverse=reverse)
