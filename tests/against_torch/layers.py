@@ -45,6 +45,8 @@ class Case:
       weights: torch's tensors by name to jaxpar's by path. It must be linear and do with any part
         of the names: gradients and buffers go the same way. See `named`.
       options: keyword arguments of the call, the same on both sides.
+      call: how a side is called, `call(net, *inputs, **options)`, where that is not plainly so: states
+        in a tuple, or inputs that torch wants in another form.
     """
 
     torch: str
@@ -53,6 +55,7 @@ class Case:
     channels: int | tuple[int | None, ...] | None = 1
     weights: Callable[[Arrays], Arrays] = dict
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    call: Callable[..., Any] = lambda net, *inputs, **options: net(*inputs, **options)
 
     def __str__(self) -> str:
         return " ".join([self.torch, *(f"{k}={v}" for k, v in self.options.items())])
@@ -130,7 +133,7 @@ def torch_run(case: Case, net: Any, batches: list[list[np.ndarray]]) -> list[dic
             net.train(i < STEPS)
         inputs = [torch.tensor(_to_torch(x, c)) for x, c in zip(batch, moves, strict=True)]
         floats = [x.requires_grad_() for x in inputs if x.is_floating_point()]
-        outputs = [y for y in jax.tree.leaves(net(*inputs, **case.options)) if torch.is_tensor(y)]
+        outputs = [y for y in jax.tree.leaves(case.call(net, *inputs, **case.options)) if torch.is_tensor(y)]
         loss = objective([y for y in outputs if y.is_floating_point()], torch.sin)
         wanted = [*floats, *parameters.values()]
         found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
@@ -191,7 +194,7 @@ def _step(case: Case, net: Any) -> Callable:
             given = iter(floats)
             args = [next(given) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in inputs]
             module = net if graph is None else nnx.merge(graph, parameters, rest, copy=True)
-            outputs = module(*args, **case.options)
+            outputs = case.call(module, *args, **case.options)
             after = {} if graph is None else nnx.state(module)
             real = [y for y in jax.tree.leaves(outputs) if jnp.issubdtype(y.dtype, jnp.inexact)]
             return objective(real, jnp.sin), (outputs, after)
