@@ -1,0 +1,114 @@
+"""adaptive_avg_pool and adaptive_max_pool: as many windows as asked for, of sizes that differ by one.
+
+Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)). Where o divides n these are
+windows of one size side by side, and plain pools do the work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._max_pool import first_largest, positions
+from ._window import spatial
+
+Sizes = int | None | Sequence[int | None]
+
+
+def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
+    """The mean of each of `output_size` windows that cover x.
+
+    Args:
+      x: [..., *S, C]. With a plain number it is [N, *S, C].
+      output_size: the number of windows, one for all spatial axes or one for each; None leaves an
+        axis as it is.
+
+    Returns:
+      [..., *output_size, C].
+
+    Raises:
+      ValueError: a negative output size; an axis without elements.
+
+    torch counterpart: `torch.nn.functional.adaptive_avg_pool1d/2d/3d`, and `interpolate` with
+    mode="area". Source: ATen/native/AdaptivePooling.h.
+    """
+    return _adaptive_avg_pool(x, _outputs("adaptive_avg_pool", x, output_size))
+
+
+def adaptive_max_pool(
+    x: jax.Array, output_size: Sizes, return_indices: bool = False
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """The largest element of each of `output_size` windows that cover x.
+
+    Arguments and shapes are those of `adaptive_avg_pool`; `return_indices` is that of `max_pool`.
+
+    torch counterpart: `torch.nn.functional.adaptive_max_pool1d/2d/3d`.
+    """
+    y, indices = _adaptive_max_pool(x, _outputs("adaptive_max_pool", x, output_size), return_indices)
+    return (y, indices) if return_indices else y
+
+
+def check_output_size(function: str, output_size: Sizes) -> None:
+    sizes = output_size if isinstance(output_size, Sequence) else [output_size]
+    if any(o is not None and o < 0 for o in sizes):
+        raise ValueError(
+            f"{function}: elements of output_size must be greater than or equal to 0 but received {output_size}."
+        )
+
+
+def _outputs(function: str, x: jax.Array, output_size: Sizes) -> tuple[int, ...]:
+    check_output_size(function, output_size)
+    rank = spatial(function, x, output_size)
+    sizes = x.shape[-1 - rank : -1]
+    if 0 in sizes:
+        raise ValueError(
+            f"{function}: Expected input to have non-zero size for non-batch dimensions, but input has sizes "
+            f"{x.shape}."
+        )
+    asked = output_size if isinstance(output_size, Sequence) else (output_size,) * rank
+    return tuple(n if o is None else o for n, o in zip(sizes, asked, strict=True))
+
+
+def _bins(n: int, o: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the o windows over n elements begin, and their sizes."""
+    i = np.arange(o)
+    begins = i * n // max(o, 1)
+    return begins, -(-(i + 1) * n // max(o, 1)) - begins
+
+
+def _candidates(x: jax.Array, axis: int, begins: np.ndarray, sizes: np.ndarray) -> list[jax.Array]:
+    """The first elements of all windows, the second ones, and so on; short windows repeat their last."""
+    n, o = x.shape[axis], len(begins)
+    if o and n % o == 0:
+        split = x.reshape(*x.shape[:axis], o, n // o, *x.shape[axis + 1 :])
+        return [jax.lax.index_in_dim(split, j, axis + 1, keepdims=False) for j in range(n // o)]
+    longest = int(sizes.max(initial=1))
+    return [jnp.take(x, begins + np.minimum(j, sizes - 1), axis) for j in range(longest)]
+
+
+@functools.partial(jax.jit, static_argnums=(1,), inline=True)
+def _adaptive_avg_pool(x: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    for axis, o in enumerate(outputs, x.ndim - 1 - len(outputs)):
+        begins, sizes = _bins(x.shape[axis], o)
+        shape = np.expand_dims(sizes, list(range(1, x.ndim - axis)))
+        parts = _candidates(y, axis, begins, sizes)
+        y = sum(jnp.where(j < shape, part, 0) if np.any(sizes <= j) else part for j, part in enumerate(parts))
+        y = y / jnp.asarray(shape, y.dtype)
+    return y.astype(x.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _adaptive_max_pool(
+    x: jax.Array, outputs: tuple[int, ...], return_indices: bool
+) -> tuple[jax.Array, jax.Array | None]:
+    arrays = [x, positions(x, len(outputs))] if return_indices else [x]
+    for axis, o in reversed(list(enumerate(outputs, x.ndim - 1 - len(outputs)))):
+        begins, sizes = _bins(x.shape[axis], o)
+        columns = zip(*(_candidates(a, axis, begins, sizes) for a in arrays), strict=True)
+        arrays = first_largest(list(columns), np.zeros(1, int))
+    return arrays[0], arrays[1] if return_indices else None
