@@ -1,6 +1,7 @@
 # The table of contents, in the order in which data meets the names. Imports only.
 from . import errors as errors
 from . import nn as nn
+from . import parity as parity
 from ._current import DeviceProperties as DeviceProperties
 from ._current import current_device as current_device
 from ._current import get_device_name as get_device_name

@@ -144,3 +144,11 @@ class FileError(JaxparError, ValueError):
     Cause: a truncated download; a pickle of whole objects where tensors are expected.
     Cure: get the file again, or save the `state_dict()` alone, best as `.safetensors`.
     """
+
+
+class ParityError(JaxparError, AssertionError):
+    """Two models that should be the same are not; the message is the table of what differs.
+
+    Cause: `epsilon=1e-6` in Flax, 1e-5 in torch; the message names the first layer that differs.
+    Cure: what it says, or the page on reading a comparison if it names no cause.
+    """

@@ -1,0 +1,17 @@
+from ._comparison import Cause as Cause
+from ._comparison import Comparison as Comparison
+from ._comparison import Curve as Curve
+from ._comparison import Divergence as Divergence
+from ._comparison import LayerResult as LayerResult
+from ._comparison import require_same as require_same
+from ._judge import Judged as Judged
+from ._judge import Level as Level
+from ._judge import Outcome as Outcome
+from ._judge import Policy as Policy
+from ._judge import judge as judge
+from ._measure import Difference as Difference
+from ._measure import Kind as Kind
+from ._measure import measure as measure
+from ._noise import kinks as kinks
+from ._noise import noise as noise
+from ._noise import noise_elements as noise_elements

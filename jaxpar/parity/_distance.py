@@ -1,0 +1,240 @@
+"""The arithmetic of two arrays, chunk by chunk: the memory it needs is that of a few chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+CHUNK = 1 << 16
+"""Elements at once, so that the float64 copies of a chunk stay in a core's cache."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass
+class Distance:
+    """What one pass over c, r and perhaps an oracle o finds; `_measure.Difference` says more."""
+
+    largest: float = 0.0
+    """max|c - r|"""
+    position: int = 0
+    """Where, in the flattened arrays."""
+    rms: float = 0.0
+    element_wise: float = 0.0
+    """max(|c - r| / |r|)"""
+    ulp: int | None = None
+    magnitude: float = 0.0
+    """max|r|"""
+    compared: int = 0
+    """Elements that are in these numbers."""
+    apart: int = 0
+    """How many NaN or infinities do not agree; of integers, how many are not equal."""
+    first_apart: int = 0
+    candidate_error: tuple[float, float] = (0.0, 0.0)
+    """RMS and maximum of c - o."""
+    reference_error: tuple[float, float] = (0.0, 0.0)
+    oracle_size: tuple[float, float] = (0.0, 0.0)
+
+
+def category(dtype: np.dtype[Any]) -> str:
+    """`bool`, `integer`, `float`, `complex` or `other`."""
+    if dtype.kind in "biufc":
+        return {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}[dtype.kind]
+    for numbers, name in ((ml_dtypes.finfo, "float"), (ml_dtypes.iinfo, "integer")):
+        try:
+            numbers(dtype)
+        except (ValueError, KeyError):
+            continue
+        return name
+    return "other"
+
+
+def unit_roundoff(dtype: np.dtype[Any]) -> float:
+    """Half the step from 1 to the next number: 2^-53, 2^-24, float16 2^-11, bfloat16 2^-8."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+def narrower(c: Array, r: Array) -> np.dtype[Any]:
+    """The type of the two that has fewer digits."""
+    return c.dtype if unit_roundoff(c.dtype) >= unit_roundoff(r.dtype) else r.dtype
+
+
+def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None = None) -> Distance:
+    """Compares floats or complex numbers of one shape in float64 or complex128.
+
+    Positions where both have the same NaN or infinity, where the oracle alone has one, and those where
+    `left_out` is True are in none of the numbers.
+    """
+    found = Distance(ulp=0)
+    wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
+    narrow = narrower(c, r)
+    error, size, candidate, reference, oracle = (_Norm() for _ in range(5))
+    with np.errstate(all="ignore"):
+        for chunk in _chunks(c, r, o, left_out):
+            a, b = chunk.c.astype(wide), chunk.r.astype(wide)
+            t = None if chunk.o is None else chunk.o.astype(wide)
+            _find_apart(found, chunk, a, b)
+            if (positions := _comparable(chunk, a, b, t)) is not None:
+                chunk = chunk.only(positions)
+                a, b = a[positions], b[positions]
+                t = None if t is None else t[positions]
+            if t is not None:
+                candidate.add(np.abs(a - t))
+                reference.add(np.abs(b - t))
+                oracle.add(np.abs(t))
+            e, scale = np.abs(a - b), np.abs(b)
+            size.add(scale)
+            if error.add(e):
+                found.position = chunk.at(int(e.argmax()))
+            if e.any():
+                found.element_wise = max(found.element_wise, float(np.fmax.reduce(e / scale)))
+                found.ulp = max(found.ulp or 0, ulp(chunk.c.astype(narrow), chunk.r.astype(narrow)))
+    found.candidate_error = candidate.rms, candidate.largest
+    found.reference_error = reference.rms, reference.largest
+    found.oracle_size = oracle.rms, oracle.largest
+    return _settled(found, error, size)
+
+
+def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
+    """Compares integers or bools of one shape; exactly, also int64 with uint64."""
+    found = Distance()
+    error, size = _Norm(), _Norm()
+    for chunk in _chunks(c, r, None, left_out):
+        if chunk.keep is not None:
+            chunk = chunk.only(np.flatnonzero(chunk.keep))
+        scale = np.abs(chunk.r.astype(np.float64))
+        size.add(scale)
+        differs = chunk.c != chunk.r
+        if not differs.any():
+            error.add(np.zeros(differs.shape))
+            continue
+        # The difference of two 64-bit integers fits 64 bits without a sign, and wraps around to it.
+        a, b = (x.astype(np.uint64 if x.dtype == np.uint64 else np.int64) for x in (chunk.c, chunk.r))
+        a, b = a.view(np.uint64), b.view(np.uint64)
+        e = np.where(chunk.c > chunk.r, a - b, b - a).astype(np.float64)
+        if error.add(e):
+            found.position = chunk.at(int(e.argmax()))
+        with np.errstate(all="ignore"):
+            found.element_wise = max(found.element_wise, float(np.fmax.reduce(e / scale)))
+        _count_apart(found, differs, chunk)
+    return _settled(found, error, size)
+
+
+def ulp(c: Array, r: Array) -> int:
+    """The largest number of representable steps between finite numbers of one type.
+
+    The bits of a float without its sign, read as an integer, count the steps from zero; so the
+    distance of two floats is that of two integers. -0 and 0 are no step apart. A complex number is two
+    numbers.
+    """
+    if c.dtype.kind == "c":
+        c, r = (np.ascontiguousarray(x).view(x.real.dtype) for x in (c, r))
+    bits = 8 * c.dtype.itemsize
+    steps = [_steps(np.ascontiguousarray(x).view(f"i{bits // 8}"), bits) for x in (c, r)]
+    # Unsigned, because the distance of two 64-bit integers needs all 64 bits.
+    high, low = (x.view(f"u{bits // 8}") for x in (np.maximum(*steps), np.minimum(*steps)))
+    return int((high - low).max(initial=0))
+
+
+def _steps(pattern: Array, bits: int) -> Array:
+    """Steps from zero, negative below it: sign and magnitude turned into two's complement."""
+    sign = pattern >> (bits - 1)
+    return ((pattern & np.array((1 << (bits - 1)) - 1, pattern.dtype)) ^ sign) - sign
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """A part of the flattened arrays."""
+
+    start: int
+    c: Array
+    r: Array
+    o: Array | None
+    keep: Array | None
+    """Where to compare; None for everywhere."""
+    positions: Array | None = None
+    """Of its elements, if it is not the whole part any more."""
+
+    def only(self, positions: Array) -> _Chunk:
+        return _Chunk(self.start, self.c[positions], self.r[positions], None, None, positions)
+
+    def at(self, i: int) -> int:
+        """Where its element i is in the flattened arrays."""
+        return self.start + (i if self.positions is None else int(self.positions[i]))
+
+
+def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iterator[_Chunk]:
+    # Without a copy of the whole: a view, or else NumPy's iterator, whose slices are copies.
+    flat = [
+        None if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat for x in (c, r, o, left_out)
+    ]
+    for start in range(0, c.size, CHUNK):
+        near, far, true, skip = (None if x is None else x[start : start + CHUNK] for x in flat)
+        yield _Chunk(start, near, far, true, ~skip if skip is not None and skip.any() else None)
+
+
+def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
+    """Counts the NaN and infinities that do not agree."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not finite.all():
+        apart = ~(finite | (a == b) | (np.isnan(a) & np.isnan(b)))
+        _count_apart(found, apart if chunk.keep is None else apart & chunk.keep, chunk)
+
+
+def _count_apart(found: Distance, apart: Array, chunk: _Chunk) -> None:
+    if apart.any() and not found.apart:
+        found.first_apart = chunk.at(int(apart.argmax()))
+    found.apart += int(apart.sum())
+
+
+def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array | None:
+    """The positions to compare, or None for all."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    if t is not None:
+        finite &= np.isfinite(t)
+    if chunk.keep is not None:
+        finite &= chunk.keep
+    return None if finite.all() else np.flatnonzero(finite)
+
+
+def _settled(found: Distance, error: _Norm, size: _Norm) -> Distance:
+    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
+    found.magnitude = size.largest
+    return found
+
+
+class _Norm:
+    """Maximum and root of the mean square of numbers >= 0; no square overflows or vanishes."""
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self.count = 0
+        self._scale = 1.0
+        self._total = 0.0
+
+    def add(self, x: Array) -> bool:
+        """Whether the maximum has grown."""
+        top = float(x.max(initial=0))
+        grown, self.largest = top > self.largest, max(top, self.largest)
+        self.count += x.size
+        if top == 0 or self.largest == math.inf:
+            return grown
+        scale, total = 1.0, float(x @ x)
+        if not 1e-280 < total < math.inf:
+            scale, scaled = top, x / top
+            total = float(scaled @ scaled)
+        common = max(scale, self._scale) if self._total else scale
+        self._total = self._total * (self._scale / common) ** 2 + total * (scale / common) ** 2
+        self._scale = common
+        return grown
+
+    @property
+    def rms(self) -> float:
+        if not self.count or self.largest == math.inf:
+            return self.largest
+        return self._scale * math.sqrt(self._total / self.count)

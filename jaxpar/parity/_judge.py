@@ -1,0 +1,226 @@
+"""Judging: which differences are a difference in meaning. The numbers are in docs/comparison.md.
+
+torch counterpart: the tolerances of `torch.testing.assert_close`. A fixed tolerance is wrong in both
+directions: it fails a healthy float32 matmul of 256 columns and passes a wrong epsilon. So here float64
+is held against float64 with a bound far above its rounding, and float32 against what the
+reference itself loses in float32. Cosine similarity, means and element-wise relative errors are no
+criterion: a constant added to every pixel leaves a cosine of 0.9996.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+
+from ._measure import Difference, Kind
+
+
+class Level(enum.Enum):
+    """Which question is asked.
+
+    Attributes:
+      SEMANTIC: do both mean the same? Both sides in float64, held against a relative bound.
+      NUMERIC: is the candidate as exact as the reference? Both in their own type, held against an
+        oracle in float64.
+      TRAJECTORY: is one step of training as exact as the reference's, at every step?
+    """
+
+    SEMANTIC = "semantic"
+    NUMERIC = "numeric"
+    TRAJECTORY = "trajectory"
+
+    @classmethod
+    def parse(cls, level: str | Level) -> Level:
+        """The level of that name.
+
+        Raises:
+          ValueError: there is none.
+        """
+        if isinstance(level, Level):
+            return level
+        try:
+            return cls(str(level).lower())
+        except ValueError:
+            names = ", ".join(each.value for each in cls)
+            raise ValueError(f"compare: level={level!r} is none of {names}.") from None
+
+
+class Outcome(enum.Enum):
+    """What was found of one tensor."""
+
+    SAME = "same"
+    WORSE = "worse"
+    """Within the bound, but the error is `Policy.warn` times the reference's own or more."""
+    NOISE = "noise"
+    """Nothing can be said: the gradient is nothing but rounding."""
+    DIFFERENT = "different"
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The bounds. The defaults and where they come from are on the page docs/comparison.md.
+
+    Attributes:
+      level: which of them are used.
+      relative: semantic: max|c - r| / max|r| may be this. Healthy pairs are near 3e-15.
+      k_rms, k_max: numeric and trajectory: the ratios may be this. Healthy tensors reach 3.14 and 3.51.
+      half_k_rms, half_k_max: the same for types with 12 digits or fewer (bfloat16, float16, TF32).
+      k_small: both of them for tensors of `small` elements or fewer, if larger.
+      small: see there.
+      warn: a ratio from here on is WORSE.
+      growth: how much a ratio may grow over its recorded one; ratios below 1 count as 1.
+      noise_units: numeric: how many units of the largest gradient a noise gradient may be off.
+      overrides: pairs (pattern of names as of a shell, relative) for tensors that depend on the dtype by
+        definition; the first that fits counts, at the semantic level only.
+    """
+
+    level: Level = Level.SEMANTIC
+    relative: float = 1e-10
+    k_rms: float = 4.0
+    k_max: float = 6.0
+    half_k_rms: float = 4.0
+    half_k_max: float = 10.0
+    k_small: float = 10.0
+    small: int = 10
+    warn: float = 2.0
+    growth: float = 2.0
+    noise_units: float = 1024.0
+    overrides: tuple[tuple[str, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A difference and what it means.
+
+    Attributes:
+      difference: what was measured.
+      outcome: what it means.
+      limit: what the deciding number was held against; 0 where equality was due.
+      value: that number.
+      reason: the verdict as a sentence, for all but plain SAME.
+    """
+
+    difference: Difference
+    outcome: Outcome
+    value: float
+    limit: float
+    reason: str = ""
+
+    @property
+    def severity(self) -> float:
+        """How many times the limit: above 1 is different. It orders rows of all kinds; noise is last."""
+        if self.outcome is Outcome.NOISE:
+            return -1.0
+        if self.value == 0:
+            return 0.0
+        return self.value / self.limit if self.limit else math.inf
+
+
+Key = tuple[Kind, str, int]
+"""Kind, name and step of a difference."""
+
+
+def judge(
+    differences: Iterable[Difference],
+    policy: Policy,
+    noise: Mapping[str, str] | None = None,
+    recorded: Mapping[Key, float] | None = None,
+) -> tuple[Judged, ...]:
+    """Every difference with its outcome, in the same order.
+
+    Args:
+      differences: what `measure` found, of all kinds and steps that belong together.
+      policy: the bounds and the level.
+      noise: parameters whose gradient is noise, each with the reason: what `noise()` returns. Their
+        gradients are held against the largest gradient of the step, their updates and weights against
+        nothing. Outputs, losses, input gradients and state are never excused, and neither is a fault.
+      recorded: the larger ratio of earlier runs; growth beyond `policy.growth` is DIFFERENT.
+
+    Raises:
+      ValueError: the level needs ratios, and the differences have none because they were measured
+        without an oracle.
+    """
+    found = list(differences)
+    largest: dict[tuple[Kind, int], float] = {}
+    for d in found:
+        largest[d.kind, d.step] = max(largest.get((d.kind, d.step), 0.0), d.magnitude)
+    return tuple(
+        _judged(d, policy, (noise or {}).get(d.name), largest[d.kind, d.step], (recorded or {}).get(_key(d)))
+        for d in found
+    )
+
+
+def _key(d: Difference) -> Key:
+    return d.kind, d.name, d.step
+
+
+def _judged(d: Difference, policy: Policy, why: str | None, largest: float, recorded: float | None) -> Judged:
+    if d.fault is not None:
+        return Judged(d, Outcome.DIFFERENT, math.inf, 0.0, d.fault)
+    if why is not None and d.kind in (Kind.UPDATE, Kind.WEIGHT):
+        return Judged(d, Outcome.NOISE, d.relative, math.inf, why)
+    if why is not None and d.kind is Kind.GRADIENT:
+        return _beside_the_largest(d, policy, largest, why, Outcome.NOISE)
+    if d.magnitude == 0 < d.max_abs:
+        return _beside_the_largest(d, policy, largest, "it is exactly 0 in the reference", Outcome.SAME)
+    if policy.level is Level.SEMANTIC:
+        return _semantic(d, policy)
+    return _numeric(d, policy, recorded)
+
+
+def _beside_the_largest(d: Difference, policy: Policy, largest: float, why: str, within: Outcome) -> Judged:
+    """A tensor without a size of its own is held against the largest of its kind and step."""
+    limit = policy.relative
+    if policy.level is not Level.SEMANTIC and d.unit is not None:
+        limit = policy.noise_units * d.unit
+    value = d.max_abs / largest if largest > 0 else math.inf * d.max_abs if d.max_abs else 0.0
+    if value <= limit:
+        return Judged(d, within, value, limit, why)
+    reason = (
+        f"{why}, but the candidate is {d.max_abs:.3g} away: {value:.3g} of the largest {d.kind.value}, "
+        f"above {limit:.3g}"
+    )
+    return Judged(d, Outcome.DIFFERENT, value, limit, reason)
+
+
+def _semantic(d: Difference, policy: Policy) -> Judged:
+    fits = (relative for pattern, relative in policy.overrides if fnmatch.fnmatchcase(d.name, pattern))
+    limit = next(fits, policy.relative)
+    if d.relative <= limit:
+        return Judged(d, Outcome.SAME, d.relative, limit)
+    return Judged(d, Outcome.DIFFERENT, d.relative, limit, f"relative {d.relative:.3g} is above {limit:.3g}")
+
+
+def _numeric(d: Difference, policy: Policy, recorded: float | None) -> Judged:
+    if d.ratio_rms is None or d.ratio_max is None:
+        if d.max_abs == 0 and d.ulp is None:  # integers, or no gradient on either side
+            return Judged(d, Outcome.SAME, 0.0, 0.0)
+        raise ValueError(
+            f"judge: {d.kind.value} {d.name} has no ratios, which level {policy.level.value} needs: "
+            "call measure with an oracle."
+        )
+    ratios = {"RMS": d.ratio_rms, "maximum": d.ratio_max}
+    limits = _limits(d, policy)
+    which = max(ratios, key=lambda name: ratios[name] / limits[name])
+    value, limit = ratios[which], limits[which]
+    if not value <= limit:
+        reason = f"its error is {value:.3g} x the reference's own ({which}), above {limit:g}"
+        return Judged(d, Outcome.DIFFERENT, value, limit, reason)
+    worst = max(ratios.values())
+    bound = math.inf if recorded is None else policy.growth * max(recorded, 1.0)
+    if worst > bound:
+        reason = f"its ratio has grown from {recorded:.3g} to {worst:.3g}, more than {policy.growth:g} x"
+        return Judged(d, Outcome.DIFFERENT, worst, bound, reason)
+    if worst >= policy.warn:
+        return Judged(d, Outcome.WORSE, value, limit, f"its error is {worst:.3g} x the reference's own")
+    return Judged(d, Outcome.SAME, value, limit)
+
+
+def _limits(d: Difference, policy: Policy) -> dict[str, float]:
+    half = d.unit is not None and d.unit > 2.0**-12
+    rms, most = (policy.half_k_rms, policy.half_k_max) if half else (policy.k_rms, policy.k_max)
+    least = policy.k_small if d.size <= policy.small else 0.0
+    return {"RMS": max(rms, least), "maximum": max(most, least)}

@@ -1,0 +1,119 @@
+"""A comparison as a table for a terminal or a log: the worst first, what is alike counted."""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .._comparison import Comparison
+from .._judge import Judged, Level, Outcome
+from . import words
+
+WIDTH = 120
+"""Of the text that `str` gives; a terminal has its own."""
+SHOWN = {Outcome.DIFFERENT: 20, Outcome.WORSE: 10, Outcome.SAME: 3, Outcome.NOISE: 5}
+"""Rows of each outcome; the others are counted."""
+STYLES = {Outcome.DIFFERENT: "bold red", Outcome.WORSE: "yellow", Outcome.SAME: "green", Outcome.NOISE: "dim"}
+
+
+def plain(comparison: Comparison) -> str:
+    """The table without colours."""
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(table(comparison))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def table(comparison: Comparison) -> Group:
+    """For rich: colours where the terminal has them and NO_COLOR is not set."""
+    verdict = Outcome.SAME if comparison.same else Outcome.DIFFERENT
+    parts: list[RenderableType] = [
+        Text(words.headline(comparison) + ".", STYLES[verdict]),
+        Text(words.summary(comparison)),
+    ]
+    if lines := words.divergence(comparison):
+        parts += [Text(), Text(lines[0], "bold"), *(Text(line) for line in lines[1:])]
+    if comparison.rows:
+        parts += [Text(), _rows(comparison), *(Text(line) for line in _collapsed(comparison))]
+    if lines := _reasons(comparison):
+        parts += [Text(), *(Text(line) for line in lines)]
+    parts += [Text(line) for line in _curve(comparison)]
+    if comparison.notes:
+        parts += [Text(), *(Text(f"Note: {note}") for note in comparison.notes)]
+    return Group(*parts)
+
+
+def _shown(comparison: Comparison) -> list[Judged]:
+    left = dict(SHOWN)
+    shown = []
+    for row in words.worst_first(comparison.rows):
+        left[row.outcome] -= 1
+        if left[row.outcome] >= 0:
+            shown.append(row)
+    return shown
+
+
+def _rows(comparison: Comparison) -> Table:
+    ratios = comparison.level is not Level.SEMANTIC
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    grid.add_column("verdict", no_wrap=True)
+    grid.add_column("kind", no_wrap=True)
+    grid.add_column("tensor", overflow="fold", min_width=12)
+    if comparison.steps > 1:
+        grid.add_column("step", justify="right", no_wrap=True)
+    grid.add_column("shape", overflow="fold")
+    for name in ("relative", *(["ratio RMS", "ratio max"] if ratios else []), "limit", "max abs", "ULP"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("worst at", overflow="fold")
+    for row in _shown(comparison):
+        d = row.difference
+        grid.add_row(
+            Text(row.outcome.value, STYLES[row.outcome]),
+            d.kind.value,
+            Text(d.name),
+            *[str(d.step)] * (comparison.steps > 1),
+            words.shape(row),
+            words.short(d.relative),
+            *[words.short(d.ratio_rms), words.short(d.ratio_max)] * ratios,
+            "exact" if row.limit == 0 else words.short(row.limit),
+            words.short(d.max_abs),
+            "" if d.ulp is None else f"{d.ulp:,}",
+            Text(str(list(d.index))),
+        )
+    return grid
+
+
+def _collapsed(comparison: Comparison) -> list[str]:
+    """The rows that are not in the table, counted."""
+    shown, found = _shown(comparison), words.counts(comparison)
+    lines = []
+    for outcome, count in found.items():
+        more = count - sum(row.outcome is outcome for row in shown)
+        if more:
+            lines.append(f"and {more:,} more {outcome.value}")
+    return lines
+
+
+def _reasons(comparison: Comparison) -> list[str]:
+    """Why, for the rows whose numbers do not say it: faults and noise."""
+    return [
+        f"{row.difference.kind.value} {row.difference.name}: {row.reason}"
+        for row in _shown(comparison)
+        if row.reason and (row.difference.fault is not None or row.outcome is Outcome.NOISE)
+    ]
+
+
+def _curve(comparison: Comparison) -> list[str]:
+    curve = comparison.curve
+    if curve is None or not curve.steps:
+        return []
+    mode = "set back to the reference before every step" if curve.resync else "running freely"
+    ends = (f"{words.short(curve.candidate[i])} at step {curve.steps[i]}" for i in (0, -1))
+    outside = "never outside the envelope"
+    if curve.first_outside is not None:
+        outside = f"outside the envelope from step {curve.first_outside} on"
+    return ["", f"Trajectory, {mode}: error {', '.join(ends)}, {outside}."]

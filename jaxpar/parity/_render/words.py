@@ -1,0 +1,93 @@
+"""What a comparison says in words and short numbers, the same in every form."""
+
+from __future__ import annotations
+
+import math
+
+from .._comparison import Comparison
+from .._judge import Judged, Level, Outcome
+from .._measure import Number
+
+QUESTIONS = {
+    Level.SEMANTIC: "both in float64, max|c - r| / max|r| against a bound far above rounding",
+    Level.NUMERIC: "each one's error against a float64 oracle, the candidate's over the reference's own",
+    Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
+}
+ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
+
+
+def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
+    """By outcome, then by how many times the limit; rows of equal size stay in order of computation."""
+    return sorted(rows, key=lambda row: (ORDER.index(row.outcome), -row.severity))
+
+
+def counts(comparison: Comparison) -> dict[Outcome, int]:
+    """How many rows have each outcome."""
+    return {each: sum(row.outcome is each for row in comparison.rows) for each in ORDER}
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict."""
+    level, found, total = comparison.level.value, counts(comparison), len(comparison.rows)
+    if not total:
+        return f"Nothing was compared at the {level} level"
+    if found[Outcome.DIFFERENT]:
+        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_tensors(total)}"
+    if not comparison.same and comparison.curve is not None:
+        step = comparison.curve.first_outside
+        return f"Different at the {level} level: the trajectory leaves its envelope at step {step}"
+    return f"The same at the {level} level: all {_tensors(total)}"
+
+
+def _tensors(count: int) -> str:
+    return f"{count:,} tensor{'s' * (count != 1)}"
+
+
+def summary(comparison: Comparison) -> str:
+    """What was compared, how, and the counts that the headline leaves out."""
+    found = counts(comparison)
+    parts = [comparison.subject] if comparison.subject else []
+    for count, one, many in (
+        (comparison.steps, "step", "steps"),
+        (comparison.replicas, "replica", "replicas"),
+    ):
+        parts.append(f"{count:,} {one if count == 1 else many}")
+    if found[Outcome.WORSE]:
+        parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
+    if found[Outcome.NOISE]:
+        parts.append(f"{found[Outcome.NOISE]:,} left out as noise")
+    if comparison.seconds:
+        parts.append(f"{comparison.seconds:.1f} s")
+    return ", ".join(parts)
+
+
+def divergence(comparison: Comparison) -> list[str]:
+    """The first layer that differs, and what would make it equal; empty if there is none."""
+    d = comparison.divergence
+    if d is None:
+        return []
+    pair = d.reference if d.reference == d.candidate else f"{d.reference} in torch, {d.candidate} in Flax"
+    lines = [f"First divergence: {pair} ({d.kind}).", d.where]
+    if d.causes:
+        lines += [f"Likely cause: it is {cause}." for cause in d.causes]
+    else:
+        lines.append("The catalogue of known causes has nothing that makes it equal.")
+    return lines
+
+
+def short(x: float | None) -> str:
+    """Two digits of a small number, three of a ratio's size."""
+    if x is None:
+        return ""
+    if x == 0 or not math.isfinite(x):
+        return f"{x:g}"
+    return f"{x:.3g}" if 0.01 <= abs(x) < 1000 else f"{x:.1e}"
+
+
+def value(x: Number) -> str:
+    """An element; enough digits to see a difference of 1e-10."""
+    return "" if x is None else f"{x:.12g}" if isinstance(x, (float, complex)) else str(x)
+
+
+def shape(row: Judged) -> str:
+    return "\N{MULTIPLICATION SIGN}".join(map(str, row.difference.shape)) or "scalar"
