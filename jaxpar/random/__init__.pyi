@@ -1,0 +1,1 @@
+from ._generator import Generator as Generator

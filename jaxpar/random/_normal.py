@@ -1,0 +1,152 @@
+"""Normal numbers from the generator's words, as torch's CPU kernels compute them.
+
+Three ways, all Box and Muller's:
+
+* fewer than 16 values, or an array that is not contiguous: one pair at a time in float64, by the C
+  library's functions; the second value of a pair waits in the generator for the next call;
+* float64: blocks of 16, the first eight uniform numbers giving radii and the last eight angles,
+  by the C library's functions;
+* float32, float16, bfloat16: the same blocks in float32, with the logarithm, sine and cosine of
+  S. Moshier's Cephes library (logf, sinf, cosf), which torch's AVX2 kernel evaluates eight at a
+  time and with fused multiply-adds.
+
+A number of values that is no multiple of 16 has its last 16 drawn once more.
+
+NumPy has no fused multiply-add. Here it is a product and a sum in float64, rounded to float32. That
+could round twice; over all 2^24 radii and all 2^24 angles it never gives another number than torch
+(tests/test_random_normal.py compares all of them).
+
+Source: ATen/native/cpu/DistributionTemplates.h (`normal_fill`) and ATen/core/DistributionsHelper.h
+(`normal_distribution`), torch 2.13; https://www.netlib.org/cephes, single precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ._fused import fused
+from ._uniform import BLOCK, Words, unit, wide
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def fill(words: Words, out: Array, mean: float, std: float) -> None:
+    """Fills a contiguous array of 16 values or more."""
+    flat, kind = out.reshape(-1), wide(out.dtype)
+    whole = flat.size // 16 * 16
+    for start in range(0, whole, BLOCK):
+        part = flat[start : min(start + BLOCK, whole)]
+        part[...] = _blocks(unit(words, part.size, kind), mean, std)
+    if flat.size > whole:
+        if out.dtype == kind:
+            unit(words, flat.size - whole, kind)  # torch draws for these as well, and then again
+        flat[-16:] = _blocks(unit(words, 16, kind), mean, std)
+
+
+def pairs(words: Words, n: int) -> Array:
+    """2n standard normal numbers in float64, one pair after the other."""
+    u = unit(words, 2 * n, np.dtype(np.float64)).reshape(n, 2)
+    radius = np.sqrt(-2.0 * _each(math.log1p, -u[:, 1]))
+    angle = 2.0 * math.pi * u[:, 0]
+    return np.stack([radius * _each(math.cos, angle), radius * _each(math.sin, angle)], 1).reshape(-1)
+
+
+def shift(values: Array, mean: float, std: float) -> Array:
+    """values * std + mean with one rounding."""
+    mean, std = values.dtype.type(mean), values.dtype.type(std)
+    return fused(values, std, mean) if mean else values * std + mean  # -0 + 0 is 0
+
+
+def _blocks(u: Array, mean: float, std: float) -> Array:
+    """[16 n] uniform numbers to as many normal ones."""
+    u = u.reshape(-1, 2, 8)
+    first, second = u[:, 0].reshape(-1), u[:, 1].reshape(-1)
+    log, sincos = (_log, _sincos) if u.dtype == np.float32 else (_libm_log, _libm_sincos)
+    radius = np.sqrt(u.dtype.type(-2) * log(1 - first))
+    sin, cos = sincos(u.dtype.type(2 * math.pi) * second)
+    values = np.stack([(radius * cos).reshape(-1, 8), (radius * sin).reshape(-1, 8)], 1)
+    return shift(values.reshape(-1), mean, std)
+
+
+# ------------------------------------------------------------------------------------ the C library
+
+
+def _each(f: Callable[[float], float], x: Array) -> Array:
+    """NumPy's own functions use other algorithms than the C library on some processors."""
+    return np.fromiter(map(f, x.tolist()), np.float64, x.size)
+
+
+def _libm_log(x: Array) -> Array:
+    return _each(math.log, x)
+
+
+def _libm_sincos(x: Array) -> tuple[Array, Array]:
+    return _each(math.sin, x), _each(math.cos, x)
+
+
+# ------------------------------------------------------------------------- Cephes, single precision
+
+
+def _constants(*values: float) -> list[np.float64]:
+    return [np.float64(np.float32(value)) for value in values]
+
+
+_LOG = _constants(
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+_LOG_2 = _constants(-2.12194440e-4, 0.693359375)
+"""log(2) in two parts, the small one first."""
+_SIN = _constants(-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+_COS = _constants(2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+_QUARTER_PI = _constants(0.78515625, 2.4187564849853515625e-4, 3.77489497744594108e-8)
+"""pi / 4 in three parts."""
+_SQRT_HALF_BITS = 0x3F3504F3
+
+
+def _round(x: Array) -> Array:
+    """To float32; it stays in float64, where the next product is exact."""
+    return x.astype(np.float32).astype(np.float64)
+
+
+def _log(x: Array) -> Array:
+    """The natural logarithm of float32 numbers in (0, 1]."""
+    # x = 2^e (1 + f) with 1 + f between the roots of 1/2 and 2.
+    bits = x.view(np.int32)
+    exponent = (bits - _SQRT_HALF_BITS) >> 23
+    f = ((bits - (exponent << 23)).view(np.float32) - np.float32(1)).astype(np.float64)
+    e = exponent.astype(np.float64)
+    z = _round(f * f)
+    y: Any = _LOG[0]
+    for coefficient in _LOG[1:]:
+        y = _round(y * f + coefficient)
+    y = _round(y * f)
+    y = _round(y * z + _round(e * _LOG_2[0]))
+    y = _round(y - 0.5 * z)
+    return (_round(f + y) + e * _LOG_2[1]).astype(np.float32)
+
+
+def _sincos(x: Array) -> tuple[Array, Array]:
+    """Sine and cosine of float32 numbers in [0, 2 pi]."""
+    octant = (x * np.float32(4 / math.pi)).astype(np.int32)
+    octant = (octant + 1) & ~1
+    y = octant.astype(np.float64)
+    f = x.astype(np.float64)
+    for part in _QUARTER_PI:
+        f = _round(f - y * part)
+    z = _round(f * f)
+    cos = _round(_round(_COS[0] * z + _COS[1]) * z + _COS[2])
+    cos = _round(_round(cos * z) * z - 0.5 * z)
+    cos = (cos + 1).astype(np.float32)
+    sin = _round(_round(_SIN[0] * z + _SIN[1]) * z + _SIN[2])
+    sin = (_round(sin * z) * f + f).astype(np.float32)
+    exchanged = (octant & 2) != 0
+    sin, cos = np.where(exchanged, cos, sin), np.where(exchanged, sin, cos)
+    # The sign is the highest bit: 4 << 29.
+    sin.view(np.uint32)[...] ^= ((octant & 4) << 29).view(np.uint32)
+    cos.view(np.uint32)[...] ^= (((octant + 2) & 4) << 29).view(np.uint32)
+    return sin, cos
