@@ -52,7 +52,7 @@ def test_statistics_of_half_precision_are_taken_in_float32():
     x = (100 + np.random.RandomState(0).randn(64, 3)).astype(jnp.bfloat16)
     layer = jaxpar.nn.BatchNorm(3)
     y = layer(jnp.asarray(x))
-    assert y.dtype == jnp.float32
+    assert y.dtype == jnp.bfloat16
     theirs = torch.nn.BatchNorm1d(3)
     theirs(torch.tensor(x.astype(np.float32)))
     np.testing.assert_allclose(layer.var[...], theirs.running_var.numpy(), rtol=1e-5)

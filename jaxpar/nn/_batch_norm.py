@@ -1,9 +1,10 @@
-"""BatchNorm with torch's running statistics.
+"""BatchNorm with torch's running statistics; SyncBatchNorm, over all replicas.
 
 Flax's layer differs in four ways that matter to a port: `momentum` is the part that is kept (torch:
 the part that is replaced), the running variance is the biased one (torch stores the unbiased), the
 default variance is E[x^2] - E[x]^2, which loses digits when the mean is large, and a batch of one
-value per channel passes silently.
+value per channel passes silently. With `axis_name` it takes the mean of the replicas' means, which
+is another number than the mean of the batch when `mask` leaves them different numbers of rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
+
+from .functional import batch_norm
+from .functional._batch_norm import check_eps
 
 
 class BatchNorm(nnx.Module):
@@ -26,14 +29,16 @@ class BatchNorm(nnx.Module):
       affine: whether there are `scale` and `bias`, both [C].
       track_running_stats: whether there are running statistics; without them every call normalises
         with its own batch.
-      dtype: of the output; the input's and parameters' common type if left out.
+      bias: whether there is a `bias` where there is a `scale`.
+      dtype: of the output; the input's if left out, as in torch.
       param_dtype: of parameters and statistics.
       rngs: unused, for Flax's habit of passing it.
 
     `use_running_average` is False in training and True after `module.eval()`.
 
     Raises:
-      ValueError: in training, with a single value per channel.
+      ValueError: in training, with a single value per channel or eps = 0; when it is made, with a
+        negative eps.
 
     torch counterpart: `torch.nn.BatchNorm1d/2d/3d` with channels last: `weight` is `scale`,
     `running_mean` is `mean`, `running_var` is `var`. Source: torch/nn/modules/batchnorm.py.
@@ -42,19 +47,21 @@ class BatchNorm(nnx.Module):
     def __init__(
         self,
         num_features: int,
-        *,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        *,
+        bias: bool = True,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
         del rngs
+        check_eps(eps, training=False)
         shape = (num_features,)
         self.scale = nnx.Param(jnp.ones(shape, param_dtype)) if affine else nnx.data(None)
-        self.bias = nnx.Param(jnp.zeros(shape, param_dtype)) if affine else nnx.data(None)
+        self.bias = nnx.Param(jnp.zeros(shape, param_dtype)) if affine and bias else nnx.data(None)
         self.mean = nnx.BatchStat(jnp.zeros(shape, param_dtype)) if track_running_stats else nnx.data(None)
         self.var = nnx.BatchStat(jnp.ones(shape, param_dtype)) if track_running_stats else nnx.data(None)
         self.num_batches_tracked = (
@@ -67,40 +74,27 @@ class BatchNorm(nnx.Module):
         self.use_running_average = False
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if x.shape[-1] != self.num_features:
-            raise ValueError(
-                f"BatchNorm: the last axis of {x.shape} is not num_features={self.num_features}."
-            )
-        if self.use_running_average and self.mean is not None:
-            mean, var = self.mean[...], self.var[...]
-        else:
-            mean, var = self._batch_statistics(x)
-        y = (x - mean) * jax.lax.rsqrt(var + self.eps)
-        if self.scale is not None:
-            y = y * self.scale[...] + self.bias[...]
-        kept = [v[...] for v in (self.scale, self.bias) if v is not None]
-        return y.astype(dtypes.canonicalize_dtype(x, *kept, dtype=self.dtype))
+        return self._normalize(x)
 
-    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        n = x.size // self.num_features
-        if n == 1:
+    def _normalize(self, x: jax.Array, **over: Any) -> jax.Array:
+        if x.shape[-1:] != (self.num_features,):
             raise ValueError(
-                f"Expected more than 1 value per channel when training, got input size {x.shape}"
+                f"{type(self).__name__}: the last axis of {x.shape} is not num_features={self.num_features}."
             )
-        axes = tuple(range(x.ndim - 1))
-        # Statistics of half-precision inputs are taken in float32, as torch does.
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        mean = wide.mean(axes)
-        var = jnp.square(wide - mean).mean(axes)
-        if self.mean is not None and n > 0:
-            self._track(mean, var * (n / (n - 1)))
-        return mean, var
-
-    def _track(self, mean: jax.Array, unbiased: jax.Array) -> None:
-        self.num_batches_tracked[...] += 1
+        own = self.mean is None or not self.use_running_average
+        tracking = self.mean is not None and not self.use_running_average
         momentum: Any = self.momentum
-        if momentum is None:
-            momentum = 1 / self.num_batches_tracked[...].astype(self.mean[...].dtype)
-        for running, batch in ((self.mean, mean), (self.var, unbiased)):
-            new = (1 - momentum) * running[...] + momentum * jax.lax.stop_gradient(batch)
-            running.set_value(new.astype(running[...].dtype))
+        if tracking:
+            self.num_batches_tracked[...] += 1
+            if momentum is None:
+                wide = jnp.promote_types(self.mean[...].dtype, jnp.float32)
+                momentum = 1 / self.num_batches_tracked[...].astype(wide)
+        mean, var, scale, bias = (
+            v if v is None else v[...] for v in (self.mean, self.var, self.scale, self.bias)
+        )
+        momentum = 0.0 if momentum is None else momentum  # nothing is tracked
+        y, mean, var = batch_norm(x, mean, var, scale, bias, own, momentum, self.eps, **over)
+        if tracking:
+            self.mean.set_value(mean)
+            self.var.set_value(var)
+        return y if self.dtype is None else y.astype(self.dtype)

@@ -1,0 +1,179 @@
+"""SyncBatchNorm: BatchNorm over the rows of all replicas.
+
+torch's needs CUDA and a process group. This one needs a mesh axis, runs on any device, and where the
+axis is not there it is BatchNorm, as torch's is in one process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .._typing import REPLICA
+from ._batch_norm import BatchNorm
+from .functional._moments import Axis
+
+
+class SyncBatchNorm(BatchNorm):
+    """Normalises [..., C] over all axes but the last and over all replicas.
+
+    Args:
+      num_features: C.
+      eps, momentum, affine, track_running_stats, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
+      process_group: must be None; the mesh axis says who takes part.
+      axis_name: the mesh axis, or axes, over which the batch is spread. jaxpar's own programs name it
+        "replica", the default; in a `shard_map` of yours it is your name. None: never synchronise.
+
+    Call it with `mask`, booleans of the shape of x's first axes ([b]: rows), if the replicas' arrays
+    are filled up to the same length: what is False does not count, and counts may differ between
+    replicas. Statistics, outputs and gradients are those of one BatchNorm on all rows that count. In
+    evaluation nothing is synchronised.
+
+    Raises:
+      ValueError: when it is made, with a process group, no channels or a negative eps; when it is
+        called, in a program over mesh axes none of which is `axis_name` (every replica would quietly
+        take its own statistics), or with a single value per channel on all replicas together.
+
+    torch counterpart: `torch.nn.SyncBatchNorm`, channels last, names as in `BatchNorm`. Source:
+    torch/nn/modules/batchnorm.py, torch/nn/modules/_functions.py.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        *,
+        axis_name: Axis = REPLICA,
+        bias: bool = True,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs | None = None,
+    ):
+        _refuse_group("SyncBatchNorm", process_group)
+        if num_features == 0:
+            raise ValueError("SyncBatchNorm number of input channels should be non-zero")
+        options = {"bias": bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, **options)
+        self.axis_name = axis_name
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        axis_name = None if self.use_running_average else _bound(self.axis_name)
+        return self._normalize(x, axis_name=axis_name, mask=mask)
+
+
+def _bound(axis_name: Axis) -> Axis:
+    """The axis, or None where nothing is spread over anything."""
+    if axis_name is None:
+        return None
+    try:
+        jax.lax.axis_size(axis_name)
+    except NameError:
+        axes = jax.sharding.get_abstract_mesh().manual_axes
+        if not axes:
+            return None
+        raise ValueError(
+            f"SyncBatchNorm: this program runs over the mesh axes {tuple(axes)}, and "
+            f"axis_name={axis_name!r} is none of them. Pass the axis over which the batch is spread, or "
+            "axis_name=None to let every replica take its own statistics."
+        ) from None
+    return axis_name
+
+
+def _refuse_group(function: str, process_group: Any) -> None:
+    if process_group is not None:
+        raise ValueError(
+            f"{function}: there are no process groups here. Pass axis_name=, the mesh axis over which the "
+            "statistics are taken; a mesh of two axes makes groups."
+        )
+
+
+def convert_sync_batchnorm(
+    module: nnx.Module, process_group: Any = None, *, axis_name: Axis = REPLICA
+) -> nnx.Module:
+    """Replace every BatchNorm in a module by a SyncBatchNorm with the same variables.
+
+    Args:
+      module: an NNX module. Its `jaxpar.nn.BatchNorm` and `flax.nnx.BatchNorm` layers are replaced, in
+        attributes, lists, tuples and dicts, however deep.
+      process_group: must be None.
+      axis_name: of the new layers; a Flax layer that has one keeps it.
+
+    Returns:
+      The same module, changed; a SyncBatchNorm if `module` is itself a BatchNorm. Parameters and
+      statistics are the same `nnx.Variable` objects, so an optimizer made before goes on. A Flax
+      layer's `momentum` becomes torch's, 1 - momentum, and from here on the running variance is the
+      unbiased one.
+
+    Raises:
+      TypeError: something that is no NNX module, or a BatchNorm of a class of your own, which would
+        lose what you wrote (torch converts it and drops that). ValueError: a process group, or a
+        Flax layer with `axis_index_groups` or with its channels elsewhere than last.
+
+    torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share
+    is converted once, under both; torch leaves the second one as it was (torch-semantics 2.5 B5).
+    """
+    _refuse_group("convert_sync_batchnorm", process_group)
+    if not isinstance(module, nnx.Module):
+        raise TypeError(
+            f"convert_sync_batchnorm: {type(module).__name__} is no NNX module. In a Linen module write "
+            "nn.BatchNorm(axis_name=...), or call jaxpar.nn.functional.batch_norm."
+        )
+    return _converted(module, "module", axis_name, {})
+
+
+def _converted(node: Any, path: str, axis_name: Axis, seen: dict[int, Any]) -> Any:
+    """What stands in the place of `node`: itself, changed where it holds a BatchNorm, or a new layer."""
+    if id(node) in seen:
+        return seen[id(node)]
+
+    def child(name: Any, value: Any) -> Any:
+        return _converted(value, f"{path}.{name}", axis_name, seen)
+
+    if isinstance(node, BatchNorm | nnx.BatchNorm):
+        seen[id(node)] = _synchronised(node, path, axis_name)
+        return seen[id(node)]
+    if isinstance(node, tuple):
+        items = [child(i, value) for i, value in enumerate(node)]
+        changed = any(a is not b for a, b in zip(items, node, strict=True))
+        return (type(node)(*items) if hasattr(node, "_fields") else tuple(items)) if changed else node
+    seen[id(node)] = node
+    if isinstance(node, nnx.Module):
+        for name, value in list(vars(node).items()):
+            if not name.startswith("_pytree__") and (after := child(name, value)) is not value:
+                setattr(node, name, after)
+    elif isinstance(node, list | dict):
+        for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+            node[key] = child(key, value)
+    return node
+
+
+def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, axis_name: Axis) -> SyncBatchNorm:
+    if type(layer) not in (BatchNorm, SyncBatchNorm, nnx.BatchNorm):
+        raise TypeError(
+            f"convert_sync_batchnorm: {path} is a {type(layer).__name__}, a BatchNorm of your own, and what "
+            "you added to it would be lost. Replace it yourself."
+        )
+    if isinstance(layer, nnx.BatchNorm):
+        if layer.axis_index_groups is not None:
+            _refuse_group(f"convert_sync_batchnorm: {path}", layer.axis_index_groups)
+        if layer.axis != -1:
+            raise ValueError(
+                f"convert_sync_batchnorm: {path} has its channels on axis {layer.axis}, not last."
+            )
+        axis_name = layer.axis_name or axis_name
+        eps, momentum = layer.epsilon, 1 - layer.momentum
+    else:
+        eps, momentum = layer.eps, layer.momentum
+    new = SyncBatchNorm(layer.num_features, eps, momentum, axis_name=axis_name, dtype=layer.dtype)
+    for name in ("scale", "bias", "mean", "var", "num_batches_tracked"):
+        variable = getattr(layer, name, new.num_batches_tracked)  # Flax's layer does not count batches
+        setattr(new, name, nnx.data(None) if variable is None else variable)
+    new.use_running_average = bool(layer.use_running_average)
+    return new

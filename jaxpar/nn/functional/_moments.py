@@ -1,0 +1,86 @@
+"""What all normalisations share: mean and variance in two passes, in float32 at least, and their use.
+
+torch computes statistics of half-precision values in float32 and rounds once, at the end. The
+variance is the mean of the squared distances from the mean; Flax's default, E[x^2] - E[x]^2, loses
+all digits when the mean is a thousand times the deviation.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Axis = str | tuple[str, ...] | None
+"""Names of the mesh axes that a batch is spread over; None: it is here as a whole."""
+
+
+def widened(function: str, x: jax.Array) -> jax.Array:
+    """x in the type that its statistics are computed in."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{function}: not implemented for {x.dtype}; pass floating-point numbers.")
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def count_of(x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: Axis) -> int | jax.Array:
+    """How many values one mean is of; known while tracing unless there is a mask."""
+    if mask is None:
+        replicas = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        return math.prod(x.shape[i] for i in axes) * replicas
+    each = math.prod(x.shape[i] for i in axes if mask.shape[i] == 1)
+    return _everywhere(mask.sum(dtype=x.dtype) * each, axis_name)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def moments(
+    x: jax.Array, mask: jax.Array | None, count: Any, axes: tuple[int, ...], axis_name: Axis
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance over `axes`, which stay with length 1, and over the replicas.
+
+    Args:
+      x: what is False in `mask` must be 0.
+      mask: booleans, broadcast against x; None for all True.
+      count: of values, on all replicas; see `count_of`.
+    """
+    n = jnp.maximum(count, 1)
+    mean = _sum(x, axes, axis_name) / n
+    return mean, _sum(_masked(jnp.square(x - mean), mask), axes, axis_name) / n
+
+
+@moments.defjvp
+def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents: Any) -> Any:
+    # By the chain rule the variance depends on the mean as well, with a factor that is a sum of
+    # distances from the mean: zero, and one more pass over the data for it.
+    x, mask, count = primals
+    mean, var = moments(x, mask, count, axes, axis_name)
+    dx, n = _masked(tangents[0], mask), jnp.maximum(count, 1)
+    return (mean, var), (_sum(dx, axes, axis_name) / n, _sum((x - mean) * dx, axes, axis_name) * (2 / n))
+
+
+def _masked(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    return x if mask is None else jnp.where(mask, x, 0)
+
+
+def _sum(x: jax.Array, axes: tuple[int, ...], axis_name: Axis) -> jax.Array:
+    return _everywhere(x.sum(axes, keepdims=True), axis_name)
+
+
+def _everywhere(x: jax.Array, axis_name: Axis) -> jax.Array:
+    return x if axis_name is None else jax.lax.psum(x, axis_name)
+
+
+def standardize(
+    x: jax.Array,
+    mean: jax.Array,
+    var: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    eps: float,
+) -> jax.Array:
+    """(x - mean) / sqrt(var + eps) * scale + bias; `scale` and `bias` may be missing."""
+    factor: Any = jax.lax.rsqrt(var.astype(jnp.promote_types(var.dtype, x.dtype)) + eps)
+    y = (x - mean) * (factor if scale is None else factor * scale)
+    return y if bias is None else y + bias
