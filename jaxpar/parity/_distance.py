@@ -10,8 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-CHUNK = 1 << 16
-"""Elements at once, so that the float64 copies of a chunk stay in a core's cache."""
+CHUNK = 1 << 13
+"""Elements at once: a chunk in float64 stays in a core's cache, and below the 128 KiB from which on the
+allocator asks the system for every temporary array anew."""
 
 Array = np.ndarray[Any, Any]
 
@@ -76,24 +77,26 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
     error, size, candidate, reference, oracle = (_Norm() for _ in range(5))
     with np.errstate(all="ignore"):
         for chunk in _chunks(c, r, o, left_out):
-            a, b = chunk.c.astype(wide), chunk.r.astype(wide)
-            t = None if chunk.o is None else chunk.o.astype(wide)
-            _find_apart(found, chunk, a, b)
-            if (positions := _comparable(chunk, a, b, t)) is not None:
-                chunk = chunk.only(positions)
-                a, b = a[positions], b[positions]
+            a, b = chunk.c.astype(wide, copy=False), chunk.r.astype(wide, copy=False)
+            t = None if chunk.o is None else chunk.o.astype(wide, copy=False)
+            e, scale = np.abs(a - b), np.abs(b)
+            if chunk.keep is not None or not _all_finite(e, scale, t):
+                _find_apart(found, chunk, a, b)
+                positions = _comparable(chunk, a, b, t)
+                chunk, a, b, e, scale = (x[positions] for x in (chunk, a, b, e, scale))
                 t = None if t is None else t[positions]
             if t is not None:
                 candidate.add(np.abs(a - t))
                 reference.add(np.abs(b - t))
                 oracle.add(np.abs(t))
-            e, scale = np.abs(a - b), np.abs(b)
             size.add(scale)
             if error.add(e):
                 found.position = chunk.at(int(e.argmax()))
             if e.any():
-                found.element_wise = max(found.element_wise, float(np.fmax.reduce(e / scale)))
-                found.ulp = max(found.ulp or 0, ulp(chunk.c.astype(narrow), chunk.r.astype(narrow)))
+                ratio = e / scale
+                found.element_wise = max(found.element_wise, float(np.fmax.reduce(ratio)))
+                near, far = _most_steps(chunk.c, chunk.r, ratio, scale)
+                found.ulp = max(found.ulp or 0, ulp(near.astype(narrow), far.astype(narrow)))
     found.candidate_error = candidate.rms, candidate.largest
     found.reference_error = reference.rms, reference.largest
     found.oracle_size = oracle.rms, oracle.largest
@@ -106,7 +109,7 @@ def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
     error, size = _Norm(), _Norm()
     for chunk in _chunks(c, r, None, left_out):
         if chunk.keep is not None:
-            chunk = chunk.only(np.flatnonzero(chunk.keep))
+            chunk = chunk[np.flatnonzero(chunk.keep)]
         scale = np.abs(chunk.r.astype(np.float64))
         size.add(scale)
         differs = chunk.c != chunk.r
@@ -160,7 +163,7 @@ class _Chunk:
     positions: Array | None = None
     """Of its elements, if it is not the whole part any more."""
 
-    def only(self, positions: Array) -> _Chunk:
+    def __getitem__(self, positions: Array) -> _Chunk:
         return _Chunk(self.start, self.c[positions], self.r[positions], None, None, positions)
 
     def at(self, i: int) -> int:
@@ -178,12 +181,15 @@ def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iter
         yield _Chunk(start, near, far, true, ~skip if skip is not None and skip.any() else None)
 
 
+def _all_finite(e: Array, scale: Array, t: Array | None) -> bool:
+    """Whether c, r and o are: NaN and infinity survive the difference and the maximum."""
+    return math.isfinite(e.max() + scale.max() + (0 if t is None else np.abs(t).max()))
+
+
 def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
     """Counts the NaN and infinities that do not agree."""
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not finite.all():
-        apart = ~(finite | (a == b) | (np.isnan(a) & np.isnan(b)))
-        _count_apart(found, apart if chunk.keep is None else apart & chunk.keep, chunk)
+    apart = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
+    _count_apart(found, apart if chunk.keep is None else apart & chunk.keep, chunk)
 
 
 def _count_apart(found: Distance, apart: Array, chunk: _Chunk) -> None:
@@ -192,14 +198,28 @@ def _count_apart(found: Distance, apart: Array, chunk: _Chunk) -> None:
     found.apart += int(apart.sum())
 
 
-def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array | None:
-    """The positions to compare, or None for all."""
+def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array:
+    """The positions to compare."""
     finite = np.isfinite(a) & np.isfinite(b)
     if t is not None:
         finite &= np.isfinite(t)
-    if chunk.keep is not None:
-        finite &= chunk.keep
-    return None if finite.all() else np.flatnonzero(finite)
+    return np.flatnonzero(finite if chunk.keep is None else finite & chunk.keep)
+
+
+def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, Array]:
+    """The elements among which is the one with the most steps: few, if all are normal and near.
+
+    Two normal numbers of one sign are ln(c / r)·2^p to twice that many steps apart. Where |c - r| / |r|
+    is below 1/2, the logarithm is 0.8 to 1.4 times it; so whoever has less than a quarter of the
+    largest ratio cannot have the most steps.
+    """
+    worst = np.fmax.reduce(ratio)
+    if c.dtype != r.dtype or c.dtype.kind == "c" or worst >= 0.5:
+        return c, r
+    if not scale.min() >= 2 * float(ml_dtypes.finfo(c.dtype).smallest_normal):
+        return c, r
+    few = np.flatnonzero(ratio >= worst / 4)
+    return c[few], r[few]
 
 
 def _settled(found: Distance, error: _Norm, size: _Norm) -> Distance:
@@ -228,7 +248,9 @@ class _Norm:
         if not 1e-280 < total < math.inf:
             scale, scaled = top, x / top
             total = float(scaled @ scaled)
-        common = max(scale, self._scale) if self._total else scale
+        if not self._total:
+            self._scale = scale
+        common = max(scale, self._scale)
         self._total = self._total * (self._scale / common) ** 2 + total * (scale / common) ** 2
         self._scale = common
         return grown

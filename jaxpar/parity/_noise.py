@@ -68,7 +68,7 @@ def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any])
         if g is None or name in whole or gradient32.get(name) is None:
             continue
         double, single = np.asarray(g), np.asarray(gradient32[name])
-        mask = np.abs(single - double) > NOISE * np.abs(double)
+        mask = np.abs(single.astype(np.float64) - double) > NOISE * np.abs(double)
         if mask.any():
             found[name] = mask
     return found
@@ -83,7 +83,8 @@ def kinks(array: Any, points: Sequence[float] = (0.0,), width: float = 1e-6) -> 
     flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
     count = 0
     for start in range(0, x.size, CHUNK):
-        piece = flat[start : start + CHUNK].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # NaN of a bfloat16
+            piece = flat[start : start + CHUNK].astype(np.float64)
         near = np.zeros(piece.shape, bool)
         for point in points:
             near |= np.abs(piece - point) <= width
