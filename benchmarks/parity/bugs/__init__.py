@@ -1,0 +1,11 @@
+"""Planted bugs: each a healthy twin and what makes its Flax side wrong."""
+
+from . import layers, sequences, training
+
+SECTIONS = {
+    "Layers": layers.BUGS,
+    "Attention and recurrence": sequences.BUGS,
+    "Losses": training.LOSSES,
+    "Optimizers": training.OPTIMIZERS,
+}
+BUGS = [bug for bugs in SECTIONS.values() for bug in bugs]

@@ -1,0 +1,116 @@
+"""Bugs of layers: options with another default in Flax, and what a port of a picture network gets wrong."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+import jaxpar
+
+from ..layers.pooling import average_pool, bilinear
+from .bug import Bug, changed, replaced
+from .twins import CUMULATIVE, PICTURE, SEQUENCE
+
+
+class Frozen(jaxpar.nn.BatchNorm):
+    """Left in evaluation mode, whatever mode the model is in."""
+
+    def __call__(self, x):
+        self.use_running_average = True
+        return super().__call__(x)
+
+
+class Turned(nnx.Linear):
+    """torch's [out, in] used as it is: a square kernel hides it."""
+
+    def __call__(self, x):
+        return x @ self.kernel.T + self.bias
+
+
+class Bare(nnx.Linear):
+    """The bias is there and is not used."""
+
+    def __call__(self, x):
+        return x @ self.kernel
+
+
+class Lopsided(nnx.Linear):
+    """The bias is used twice, as where two biases of torch were merged and one was kept."""
+
+    def __call__(self, x):
+        return super().__call__(x) + self.bias
+
+
+class Unturned(nnx.ConvTranspose):
+    """The kernel read as an ordinary convolution's: rows and columns in reverse."""
+
+    def __call__(self, x):
+        self.kernel[...] = jnp.flip(self.kernel[...], (0, 1))
+        return super().__call__(x)
+
+
+class Unscaled(nnx.Dropout):
+    """What is left is not made larger by 1/(1-p)."""
+
+    def __call__(self, x):
+        return super().__call__(x) * (1 - self.rate)
+
+
+def unturned(rngs):
+    return Unturned(4, 4, (3, 3), padding=2, transpose_kernel=True, rngs=rngs)
+
+
+def flax_batch_norm(rngs):
+    """Momentum turned into Flax's sense; its running variance is the biased one."""
+    return nnx.BatchNorm(4, momentum=0.9, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+
+
+BUGS = [
+    Bug("LayerNorm epsilon 1e-6", SEQUENCE, changed("norm", epsilon=1e-6), "epsilon=1e-05"),
+    Bug("RMSNorm epsilon 1e-6", SEQUENCE, changed("rms", epsilon=1e-6), "epsilon=1e-05"),
+    Bug("GroupNorm epsilon 1e-6", PICTURE, changed("group", epsilon=1e-6), "epsilon=1e-05"),
+    Bug("GroupNorm, other groups", PICTURE, changed("group", num_groups=4, group_size=1)),
+    Bug("BatchNorm eps 1e-3", PICTURE, changed("norm", eps=1e-3), "eps=1e-05"),
+    Bug("BatchNorm momentum, complement", PICTURE, changed("norm", momentum=0.9), "momentum=0.1"),
+    Bug("BatchNorm momentum None taken for 0.1", CUMULATIVE, changed("norm", momentum=0.1), "momentum=None"),
+    Bug("BatchNorm, biased running variance", PICTURE, replaced("norm", flax_batch_norm), "biased"),
+    Bug("BatchNorm in evaluation mode", PICTURE, replaced("norm", lambda rngs: Frozen(4))),
+    Bug("GELU, tanh's form", PICTURE, changed("act", function=nnx.gelu), "approximate=False"),
+    Bug("LeakyReLU, slope 0.01", SEQUENCE, changed("act", function=nnx.leaky_relu)),
+    Bug("softmax over tokens", SEQUENCE, changed("softmax", function=lambda x: nnx.log_softmax(x, 1))),
+    Bug(
+        "flatten in Flax's order",
+        PICTURE,
+        changed("flatten", function=lambda x: x.reshape(len(x), -1)),
+        "flatten",
+    ),
+    Bug("padding SAME for 1, stride 2", PICTURE, changed("conv", padding="SAME"), "padding"),
+    Bug("padding of a transposed convolution", PICTURE, changed("grow", padding="SAME", strides=1)),
+    Bug(
+        "transposed convolution, kernel not turned",
+        PICTURE,
+        replaced("grow", unturned),
+    ),
+    Bug(
+        "AvgPool without its padding in the count",
+        PICTURE,
+        changed("pool", function=average_pool(3, 2, 1, count=False)),
+        "count_include_pad",
+    ),
+    Bug(
+        "align_corners=False",
+        PICTURE,
+        changed("resize", function=lambda x: bilinear(x, 5, 5)),
+        "align_corners",
+    ),
+    Bug("Dropout 0.5 for 0.25", PICTURE, changed("drop", rate=0.5), "rate=0.25"),
+    Bug(
+        "Dropout without 1/(1-p)",
+        PICTURE,
+        replaced("drop", lambda rngs: Unscaled(0.25, rngs=rngs)),
+    ),
+    Bug("square kernel transposed", SEQUENCE, replaced("down", lambda rngs: Turned(8, 8, rngs=rngs))),
+    Bug("bias not used", SEQUENCE, replaced("down", lambda rngs: Bare(8, 8, rngs=rngs))),
+    Bug("bias used twice", SEQUENCE, replaced("down", lambda rngs: Lopsided(8, 8, rngs=rngs)), "bias"),
+    Bug("positions off by one", SEQUENCE, changed("", first=1)),
+    Bug("padding_idx with a gradient", SEQUENCE, changed("", padding=None)),
+    Bug("residual dropped", SEQUENCE, changed("", residual=False)),
+]

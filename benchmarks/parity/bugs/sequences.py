@@ -1,0 +1,93 @@
+"""Bugs of attention and of recurrent layers."""
+
+import functools
+
+import jax.numpy as jnp
+from flax import nnx
+
+import jaxpar
+
+from .bug import Bug, changed, flax, replaced
+from .twins import GRU, LSTM, MASKED, SEQUENCE, FlaxSequence, weights
+
+
+class Gates(jaxpar.nn.LSTM):
+    """The blocks of torch's four gates (i, f, g, o) read in another order."""
+
+    def __call__(self, x):
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+            i, f, g, o = jnp.split(getattr(self, name)[...], 4, -1)
+            getattr(self, name)[...] = jnp.concatenate([i, g, f, o], -1)
+        return super().__call__(x)
+
+
+class OneBias(jaxpar.nn.LSTM):
+    """torch's second bias forgotten."""
+
+    def __call__(self, x):
+        self.bias_hh_l0[...] = jnp.zeros_like(self.bias_hh_l0[...])
+        return super().__call__(x)
+
+
+class Merged(nnx.Module):
+    """torch's b_hn added outside the reset gate, where `nnx.GRUCell` has its only bias."""
+
+    def __init__(self, inputs, hidden, rngs):
+        healthy = jaxpar.nn.GRU(inputs, hidden, batch_first=True, rngs=rngs)
+        self.weight_ih_l0, self.weight_hh_l0 = healthy.weight_ih_l0, healthy.weight_hh_l0
+        self.bias_ih_l0, self.bias_hh_l0 = healthy.bias_ih_l0, healthy.bias_hh_l0
+
+    def __call__(self, x):
+        h = jnp.zeros((len(x), self.weight_hh_l0.shape[0]), x.dtype)
+        outputs = []
+        for t in range(x.shape[1]):
+            both = x[:, t] @ self.weight_ih_l0 + self.bias_ih_l0 + self.bias_hh_l0
+            (xr, xz, xn), (hr, hz, hn) = (jnp.split(a, 3, -1) for a in (both, h @ self.weight_hh_l0))
+            r, z = nnx.sigmoid(xr + hr), nnx.sigmoid(xz + hz)
+            h = (1 - z) * nnx.tanh(xn + r * hn) + z * h
+            outputs.append(h)
+        return jnp.stack(outputs, 1), h[None]
+
+
+class NormLast(FlaxSequence):
+    """The norm after the residual instead of before the attention."""
+
+    def __call__(self, tokens):
+        words = self.words(tokens)
+        words = jnp.where((tokens != 0)[..., None], words, 0)
+        x = words + self.positions(jnp.arange(tokens.shape[1]))
+        x = self.norm(x + self.attention(x))
+        x = x + self.down(self.act(self.up(self.rms(x))))
+        return self.softmax(self.head(x))
+
+
+def crosswise(x, heads):
+    """[..., head, heads] for torch's [..., heads, head]."""
+    return x.reshape(*x.shape[:-1], -1, heads).swapaxes(-1, -2)
+
+
+BUGS = [
+    Bug("mask polarity", MASKED, changed("", inverted=True), "mask"),
+    Bug("query and key swapped", SEQUENCE, changed("attention", weights=lambda q, k: weights(k, q))),
+    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise)),
+    Bug(
+        "scale of the whole width",
+        SEQUENCE,
+        changed("attention", weights=functools.partial(weights, scale=8)),
+    ),
+    Bug("no scale", SEQUENCE, changed("attention", weights=functools.partial(weights, scale=1))),
+    Bug("softmax over queries", SEQUENCE, changed("attention", weights=functools.partial(weights, axis=-2))),
+    Bug("no causal mask", SEQUENCE, changed("attention", weights=functools.partial(weights, causal=False))),
+    Bug("norm after the residual", SEQUENCE, flax(NormLast)),
+    Bug(
+        "LSTM gates in another order",
+        LSTM,
+        replaced("rnn", lambda rngs: Gates(4, 3, batch_first=True, rngs=rngs)),
+    ),
+    Bug(
+        "LSTM with one bias",
+        LSTM,
+        replaced("rnn", lambda rngs: OneBias(4, 3, batch_first=True, rngs=rngs)),
+    ),
+    Bug("GRU, b_hn outside the gate", GRU, replaced("rnn", lambda rngs: Merged(4, 3, rngs))),
+]
