@@ -1,0 +1,111 @@
+"""The order in which torch's samplers and loaders give the rows of a data set.
+
+Every function takes a seed or a `Generator`. With a generator the next epoch is the next call. The
+result is an array of int64, where torch's samplers yield ints.
+
+Source: torch/utils/data/sampler.py, dataloader.py and distributed.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._generator import Generator
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def sampler_order(
+    n: int,
+    generator: int | Generator,
+    *,
+    replacement: bool = False,
+    num_samples: int | None = None,
+) -> Array:
+    """[num_samples] the rows that `RandomSampler` yields in one epoch.
+
+    Args:
+      n: the number of rows of the data set.
+      generator: the one the sampler was given, or its seed. A sampler without a generator makes one
+        from the default generator: `Generator(default.draw_seed())`.
+      replacement: whether a row may come twice.
+      num_samples: how many rows; n if left out. More than n without replacement are several
+        permutations.
+
+    Raises:
+      TypeError: `replacement` is no bool. ValueError: num_samples is no positive int.
+
+    torch counterpart: `torch.utils.data.RandomSampler(range(n), replacement, num_samples, generator)`.
+    """
+    if not isinstance(replacement, bool):
+        raise TypeError(f"replacement should be a boolean value, but got replacement={replacement}")
+    k = n if num_samples is None else num_samples
+    if not isinstance(k, int) or k <= 0:
+        raise ValueError(f"num_samples should be a positive integer value, but got num_samples={k}")
+    generator = _generator(generator)
+    if replacement:
+        return generator.randint(0, n, (k,))  # torch draws 32 at a time, which are the same ones
+    # One more permutation than is needed where n divides k: torch draws it and takes nothing of it.
+    whole = [generator.randperm(n) for _ in range(k // n + 1)]
+    return np.concatenate(whole)[:k]
+
+
+def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> Array:
+    """[n] the rows that a `DataLoader(data, shuffle=True)` gives in one epoch.
+
+    Args:
+      n: the number of rows of the data set.
+      generator: the default generator, or the seed given to `torch.manual_seed`.
+      given: whether it is not the default generator but one given to the loader,
+        `DataLoader(data, shuffle=True, generator=g)`, from which the sampler then draws directly.
+
+    The first draw of an epoch is the workers' seed, also where there are no workers.
+
+    Raises:
+      ValueError: no rows.
+
+    torch counterpart: iterating over `torch.utils.data.DataLoader`.
+    """
+    generator = _generator(generator)
+    generator.draw_seed()
+    return sampler_order(n, generator if given else Generator(generator.draw_seed()))
+
+
+def distributed_order(
+    n: int,
+    num_replicas: int,
+    rank: int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+) -> Array:
+    """The rows that `DistributedSampler` gives to one rank in one epoch.
+
+    Args:
+      n: the number of rows of the data set.
+      num_replicas, rank: how many ranks there are, and which one this is.
+      shuffle: whether the rows are permuted, by a generator of seed + epoch.
+      seed, epoch: the sampler's seed, and what `set_epoch` was given.
+      drop_last: whether rows that do not divide evenly are dropped; else rows come twice.
+
+    Every rank gets as many rows. The permutation, extended from its own beginning or cut, is dealt out
+    one row at a time.
+
+    Raises:
+      ValueError: a rank outside of [0, num_replicas).
+
+    torch counterpart: `torch.utils.data.DistributedSampler`.
+    """
+    if not 0 <= rank < num_replicas:
+        raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
+    order = Generator(seed + epoch).randperm(n) if shuffle else np.arange(n)
+    each = n // num_replicas if drop_last else -(-n // num_replicas)
+    return np.resize(order, each * num_replicas)[rank::num_replicas]
+
+
+def _generator(generator: int | Generator) -> Generator:
+    return generator if isinstance(generator, Generator) else Generator(generator)

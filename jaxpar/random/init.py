@@ -1,0 +1,330 @@
+"""torch.nn.init on NumPy arrays: the same numbers from the same generator.
+
+Every function fills an array in place, in torch's layout ([out, in] for a linear layer), and returns
+it. `generator` is the stream to draw from; torch's functions draw from the default one if it is
+left out, here there is none. A weight in Flax's layout is its transpose, `kernel.T`, and is then no
+contiguous array: torch gives such a one other normal numbers than a contiguous one, and so does this.
+
+Source: torch/nn/init.py, torch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ._dtypes import is_floating
+from ._generator import Generator
+from ._uniform import wide
+
+A = TypeVar("A", bound=np.ndarray)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_LINEAR = {"linear", "sigmoid"} | {f"conv{t}{n}d" for t in ("", "_transpose") for n in (1, 2, 3)}
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """The factor by which a layer before this nonlinearity is scaled.
+
+    Args:
+      nonlinearity: linear, conv1d, ... conv_transpose3d, sigmoid, tanh, relu, leaky_relu, selu.
+      param: the slope of leaky_relu; 0.01 if left out.
+
+    Raises:
+      ValueError: another nonlinearity, or a slope that is no number.
+
+    torch counterpart: `torch.nn.init.calculate_gain`.
+    """
+    if nonlinearity in _LINEAR:
+        return 1
+    if nonlinearity == "leaky_relu":
+        slope = 0.01 if param is None else param
+        if isinstance(slope, bool) or not isinstance(slope, int | float):
+            raise ValueError(f"negative_slope {param} not a valid number")
+        return math.sqrt(2.0 / (1 + slope**2))
+    gains = {"tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 3.0 / 4}
+    if nonlinearity not in gains:
+        raise ValueError(f"Unsupported nonlinearity {nonlinearity}")
+    return gains[nonlinearity]
+
+
+def uniform_(x: A, a: float = 0.0, b: float = 1.0, *, generator: Generator) -> A:
+    """Uniform numbers in [a, b). torch counterpart: `torch.nn.init.uniform_`."""
+    return generator.uniform_(x, a, b)
+
+
+def normal_(x: A, mean: float = 0.0, std: float = 1.0, *, generator: Generator) -> A:
+    """Normal numbers. torch counterpart: `torch.nn.init.normal_`."""
+    return generator.normal_(x, mean, std)
+
+
+def constant_(x: A, val: float) -> A:
+    """One number everywhere. torch counterpart: `torch.nn.init.constant_`."""
+    x[...] = val
+    return x
+
+
+def ones_(x: A) -> A:
+    """Ones. torch counterpart: `torch.nn.init.ones_`."""
+    return constant_(x, 1.0)
+
+
+def zeros_(x: A) -> A:
+    """Zeros. torch counterpart: `torch.nn.init.zeros_`."""
+    return constant_(x, 0.0)
+
+
+def eye_(x: A) -> A:
+    """The identity, of a matrix of any shape.
+
+    Raises:
+      ValueError: an array that has not two axes.
+
+    torch counterpart: `torch.nn.init.eye_`.
+    """
+    if x.ndim != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    x[...] = np.eye(*x.shape, dtype=x.dtype)
+    return x
+
+
+def dirac_(x: A, groups: int = 1) -> A:
+    """The convolution [out, in, *k] that changes nothing, as far as there are channels.
+
+    Raises:
+      ValueError: not 3 to 5 axes, or channels that `groups` does not divide.
+
+    torch counterpart: `torch.nn.init.dirac_`.
+    """
+    if x.ndim not in (3, 4, 5):
+        raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
+    if x.shape[0] % groups:
+        raise ValueError("dim 0 must be divisible by groups")
+    each = x.shape[0] // groups
+    x[...] = 0
+    channels = np.arange(min(each, x.shape[1]))
+    middle = tuple(n // 2 for n in x.shape[2:])
+    for group in range(groups):
+        x[(group * each + channels, channels, *middle)] = 1
+    return x
+
+
+def xavier_uniform_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
+    """Uniform in ±gain sqrt(6 / (fan_in + fan_out)).
+
+    Raises:
+      ValueError: an array with fewer than two axes.
+
+    torch counterpart: `torch.nn.init.xavier_uniform_`. Source: X. Glorot, Y. Bengio, 2010.
+    """
+    bound = math.sqrt(3.0) * _xavier(x, gain)  # not simplified: torch rounds in these places
+    return generator.uniform_(x, -bound, bound)
+
+
+def xavier_normal_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
+    """Normal with deviation gain sqrt(2 / (fan_in + fan_out)).
+
+    Raises:
+      ValueError: an array with fewer than two axes.
+
+    torch counterpart: `torch.nn.init.xavier_normal_`. Source: X. Glorot, Y. Bengio, 2010.
+    """
+    return generator.normal_(x, 0.0, _xavier(x, gain))
+
+
+def kaiming_uniform_(
+    x: A,
+    a: float = 0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    *,
+    generator: Generator,
+) -> A:
+    """Uniform in ±gain sqrt(3 / fan).
+
+    Args:
+      x: [out, in, *k].
+      a: the slope of leaky_relu.
+      mode: "fan_in" or "fan_out".
+      nonlinearity: as for `calculate_gain`.
+      generator: where the numbers come from.
+
+    Raises:
+      ValueError: an array with fewer than two axes, another mode or nonlinearity.
+
+    torch counterpart: `torch.nn.init.kaiming_uniform_`. Source: K. He et al., 2015.
+    """
+    if _nothing(x):
+        return x
+    bound = math.sqrt(3.0) * _kaiming(x, a, mode, nonlinearity)
+    return generator.uniform_(x, -bound, bound)
+
+
+def kaiming_normal_(
+    x: A,
+    a: float = 0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    *,
+    generator: Generator,
+) -> A:
+    """Normal with deviation gain / sqrt(fan); arguments and errors as for `kaiming_uniform_`.
+
+    torch counterpart: `torch.nn.init.kaiming_normal_`. Source: K. He et al., 2015.
+    """
+    if _nothing(x):
+        return x
+    return generator.normal_(x, 0, _kaiming(x, a, mode, nonlinearity))
+
+
+def trunc_normal_(
+    x: A,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    *,
+    generator: Generator,
+) -> A:
+    """Normal numbers between a and b, those outside drawn again.
+
+    Exact for bounds that hold more than 30 % of the normal distribution. For narrower ones torch
+    draws uniform numbers and accepts each with the probability that the logarithm of another one
+    says; whether a number is accepted can hang on that logarithm's last bit, which is another one in
+    another library.
+
+    Raises:
+      NotImplementedError: for a number that hangs on it, about one in five million; also narrow bounds
+        with float16 and bfloat16, whose logarithms have too few bits.
+
+    torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13. Before, the numbers were others.
+    """
+    if mean < a - 2 * std or mean > b + 2 * std:
+        warnings.warn(
+            "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
+            "The distribution of values may be incorrect.",
+            stacklevel=2,
+        )
+    if _below((b - mean) / std) - _below((a - mean) / std) <= 0.3:
+        return _accepted(x, mean, std, a, b, generator)
+    low, high = x.dtype.type(a), x.dtype.type(b)
+    generator.normal_(x, mean, std)
+    while (outside := (x < low) | (x > high)).any():
+        np.copyto(x, generator.normal_(np.empty_like(x), mean, std), where=outside)
+    return x
+
+
+def sparse_(x: A, sparsity: float, std: float = 0.01, *, generator: Generator) -> A:
+    """Normal numbers, and zeros in so many rows of every column.
+
+    `generator` stands for torch's default one, from which torch draws the rows even if it is given
+    another.
+
+    Raises:
+      ValueError: an array that has not two axes.
+
+    torch counterpart: `torch.nn.init.sparse_(tensor, sparsity, std)`. Source: J. Martens, 2010.
+    """
+    if x.ndim != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    rows, columns = x.shape
+    zeros = math.ceil(sparsity * rows)
+    generator.normal_(x, 0, std)
+    for column in range(columns):
+        x[generator.randperm(rows)[:zeros], column] = 0
+    return x
+
+
+def orthogonal_(x: A, gain: float = 1, *, generator: Generator) -> A:
+    """Refused: the numbers cannot be torch's.
+
+    Raises:
+      NotImplementedError: always, but for an array without elements.
+      ValueError: an array with fewer than two axes.
+
+    torch counterpart: `torch.nn.init.orthogonal_`.
+    """
+    del gain, generator
+    if x.ndim < 2:
+        raise ValueError("Only tensors with 2 or more dimensions are supported")
+    if x.size == 0:
+        return x
+    raise NotImplementedError(
+        "orthogonal_: torch makes it with the QR decomposition of its LAPACK, whose last bits differ "
+        "between libraries, processors and numbers of threads. Convert the weights from torch, or use "
+        "nnx.initializers.orthogonal() where they need not be torch's."
+    )
+
+
+def fans(x: Array) -> tuple[int, int]:
+    """fan_in and fan_out of a weight [out, in, *k].
+
+    Raises:
+      ValueError: an array with fewer than two axes.
+
+    torch counterpart: `torch.nn.init._calculate_fan_in_and_fan_out`.
+    """
+    if x.ndim < 2:
+        raise ValueError("Fan in and fan out can not be computed for tensor with fewer than 2 dimensions")
+    field = math.prod(x.shape[2:])
+    return x.shape[1] * field, x.shape[0] * field
+
+
+def _xavier(x: Array, gain: float) -> float:
+    fan_in, fan_out = fans(x)
+    return gain * math.sqrt(2.0 / float(fan_in + fan_out))
+
+
+def _kaiming(x: Array, a: float, mode: str, nonlinearity: str) -> float:
+    mode = mode.lower()
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(f"Mode {mode} not supported, please use one of ['fan_in', 'fan_out']")
+    return calculate_gain(nonlinearity, a) / math.sqrt(fans(x)[mode == "fan_out"])
+
+
+def _nothing(x: Array) -> bool:
+    if 0 in x.shape:
+        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=3)
+    return 0 in x.shape
+
+
+def _below(z: float) -> float:
+    """How much of the normal distribution is below z."""
+    return (1.0 + math.erf(z / math.sqrt(2.0))) / 2.0
+
+
+def _accepted(x: A, mean: float, std: float, a: float, b: float, generator: Generator) -> A:
+    """Uniform candidates, each accepted with its density over the highest density in [a, b]."""
+    if not is_floating(x.dtype) or wide(x.dtype) != x.dtype:
+        raise NotImplementedError(
+            f"trunc_normal_: [{a:g}, {b:g}] holds less than 30 % of the normal distribution, and what torch "
+            f"then does cannot be repeated in {x.dtype}. Make it in float32 or convert it from torch."
+        )
+    kind = x.dtype.type
+    peak = kind(-0.5 * ((max(a, min(mean, b)) - mean) / std) ** 2)
+    pending: Any = True
+    while True:
+        candidates = generator.uniform_(np.empty_like(x), a, b)
+        np.copyto(x, candidates, where=pending)
+        z = (candidates - kind(mean)) / kind(std)
+        log_density = z * z * kind(-0.5) - peak
+        pending = pending & _exceeds(generator.uniform_(np.empty_like(x)), log_density, pending)
+        if not pending.any():
+            return x
+
+
+def _exceeds(u: Array, log_density: Array, asked: Any) -> Array:
+    """log(u) > log_density, if any correct logarithm, right to one unit in the last place, says so."""
+    with np.errstate(divide="ignore"):
+        log = np.log(u.astype(np.float64)).astype(u.dtype)
+    above = log > log_density
+    near = np.abs(log - log_density) <= 2 * np.spacing(np.abs(log))
+    if (near & asked).any():
+        raise NotImplementedError(
+            "trunc_normal_: whether torch takes one of these numbers hangs on the last bit of a logarithm, "
+            "which its libraries do not have in common. Take another seed, or convert the weights from torch."
+        )
+    return above
