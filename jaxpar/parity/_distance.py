@@ -83,7 +83,8 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
             if chunk.keep is not None or not _all_finite(e, scale, t):
                 _find_apart(found, chunk, a, b)
                 positions = _comparable(chunk, a, b, t)
-                chunk, a, b, e, scale = (x[positions] for x in (chunk, a, b, e, scale))
+                chunk = chunk[positions]
+                a, b, e, scale = a[positions], b[positions], e[positions], scale[positions]
                 t = None if t is None else t[positions]
             if t is not None:
                 candidate.add(np.abs(a - t))
@@ -172,13 +173,17 @@ class _Chunk:
 
 
 def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iterator[_Chunk]:
-    # Without a copy of the whole: a view, or else NumPy's iterator, whose slices are copies.
-    flat = [
-        None if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat for x in (c, r, o, left_out)
-    ]
+    near, far, true, skip = _flat(c), _flat(r), _flat(o), _flat(left_out)
     for start in range(0, c.size, CHUNK):
-        near, far, true, skip = (None if x is None else x[start : start + CHUNK] for x in flat)
-        yield _Chunk(start, near, far, true, ~skip if skip is not None and skip.any() else None)
+        part = slice(start, start + CHUNK)
+        out = None if skip is None else skip[part]
+        keep = ~out if out is not None and out.any() else None
+        yield _Chunk(start, near[part], far[part], None if true is None else true[part], keep)
+
+
+def _flat(x: Array | None) -> Any:
+    """All elements in order, without a copy: a view, or else NumPy's iterator, whose slices are copies."""
+    return x if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat
 
 
 def _all_finite(e: Array, scale: Array, t: Array | None) -> bool:

@@ -1,0 +1,165 @@
+"""A comparison as JSON and back. The document's form is that of the dataclasses, field by field.
+
+JSON has no NaN, no infinity and no complex numbers: the first two are the texts "NaN", "Infinity" and
+"-Infinity" where a number is expected, a complex number is an object of `real` and `imag`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from .._comparison import Comparison
+from .._measure import Number
+
+FORMAT = "jaxpar.parity.Comparison"
+VERSION = 1
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """Plain values. `same` says what the rows and the curve say, for readers without jaxpar."""
+    head = {"format": FORMAT, "version": VERSION, "same": comparison.same}
+    return head | _encoded(comparison)
+
+
+def dumps(comparison: Comparison) -> str:
+    """Strict JSON in ASCII."""
+    return json.dumps(document(comparison), allow_nan=False, indent=1) + "\n"
+
+
+def comparison(text: str) -> Comparison:
+    """What `dumps` was given.
+
+    Raises:
+      ValueError: the text is no JSON, or not of this form; the message says where.
+    """
+    try:
+        found = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("comparison: the document is nested too deeply.") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"comparison: this is no JSON: {error}.") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f'comparison: this is no comparison; its "format" is not "{FORMAT}".')
+    if found.get("version") != VERSION:
+        raise ValueError(
+            f"comparison: the document has version {found.get('version')!r}, this jaxpar reads {VERSION}."
+        )
+    rest = {key: value for key, value in found.items() if key not in ("format", "version", "same")}
+    decoded: Comparison = _decoded(Comparison, rest, "comparison")
+    if found.get("same") is not decoded.same:
+        raise ValueError(f'comparison: "same" is {found.get("same")!r}, but its rows say {decoded.same}.')
+    return decoded
+
+
+def _encoded(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _encoded(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _encoded(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_encoded(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, complex):
+        return {"real": _encoded(value.real), "imag": _encoded(value.imag)}
+    return value
+
+
+def _decoded(kind: Any, value: Any, path: str) -> Any:
+    """The value of a type, `path` saying where in the document it stands."""
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, path)
+    if typing.get_origin(kind) is tuple:
+        return _tuple(typing.get_args(kind), value, path)
+    if typing.get_origin(kind) is Mapping:
+        return {key: _decoded(str, item, f"{path}.{key}") for key, item in _object(value, path).items()}
+    if kind == Number:
+        return _number(value, path)
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):  # something or None
+        (some,) = (each for each in typing.get_args(kind) if each is not type(None))
+        return None if value is None else _decoded(some, value, path)
+    if issubclass(kind, enum.Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            _wrong(path, value, " or ".join(repr(each.value) for each in kind))
+    if kind is float:
+        return _float(value, path)
+    if type(value) is not kind:
+        _wrong(path, value, kind.__name__)
+    return value
+
+
+def _dataclass(kind: Any, value: Any, path: str) -> Any:
+    hints, found = _hints(kind), _object(value, path)
+    if found.keys() != hints.keys():
+        names = ", ".join(sorted(found.keys() ^ hints.keys()))
+        raise ValueError(f"{path}: missing or unknown: {names}.")
+    return kind(**{name: _decoded(hints[name], found[name], f"{path}.{name}") for name in hints})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        _wrong(path, value, "a list")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        _wrong(path, value, f"a list of {len(kinds)}")
+    return tuple(_decoded(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    return value if isinstance(value, dict) else _wrong(path, value, "an object")
+
+
+def _float(value: Any, path: str) -> float:
+    if isinstance(value, str) and value in NOT_FINITE:
+        return NOT_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        _wrong(path, value, "a number")
+    try:
+        return float(value)
+    except OverflowError:
+        _wrong(path, value, "a number of float64")
+
+
+def _number(value: Any, path: str) -> Number:
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, dict) and value.keys() == {"real", "imag"}:
+        return complex(*(_float(value[part], f"{path}.{part}") for part in ("real", "imag")))
+    return _float(value, path)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"comparison: twice in one object: {max(names, key=names.count)!r}.")
+    return found
+
+
+def _no_such_number(text: str) -> NoReturn:
+    raise ValueError(f'comparison: JSON has no {text}; it is written as the text "{text}".')
+
+
+def _wrong(path: str, value: Any, expected: str) -> NoReturn:
+    shown = repr(value)
+    raise ValueError(f"{path}: {shown if len(shown) < 60 else shown[:57] + '...'} is not {expected}.")

@@ -1,0 +1,81 @@
+"""A comparison as JUnit's XML, which CI systems show: a test case for each tensor, layer and curve."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from .._comparison import Comparison, LayerResult
+from .._judge import Judged, Outcome
+from . import words
+
+FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML cannot hold, not even escaped."""
+STEPS = 10
+"""Steps that a failure lists."""
+
+
+def dumps(comparison: Comparison) -> str:
+    """A tensor that is different at any step is one failure; noise is skipped, with its reason."""
+    suite = ElementTree.Element("testsuite", name=_legal(comparison.subject or "parity"))
+    properties = ElementTree.SubElement(suite, "properties")
+    facts = {"level": comparison.level.value, "steps": comparison.steps, "replicas": comparison.replicas}
+    for name, value in (facts | dict(comparison.environment)).items():
+        ElementTree.SubElement(properties, "property", name=_legal(str(name)), value=_legal(str(value)))
+    _add_rows(suite, comparison)
+    if comparison.divergence is not None:
+        _add_layers(suite, comparison)
+    if comparison.curve is not None:
+        _add_case(
+            suite, "trajectory", "curve", words.headline(comparison) if comparison.curve.failing else ""
+        )
+    if not comparison.rows:
+        _add_case(suite, "comparison", "rows", words.headline(comparison))
+    counts = {"tests": "testcase", "failures": "testcase/failure", "skipped": "testcase/skipped"}
+    numbers = {key: str(len(suite.findall(path))) for key, path in counts.items()}
+    numbers |= {"errors": "0", "time": f"{comparison.seconds:.3f}"}
+    suite.attrib.update(numbers)
+    root = ElementTree.Element("testsuites", numbers)
+    root.append(suite)
+    ElementTree.indent(root)
+    return f"<?xml version='1.0' encoding='UTF-8'?>\n{ElementTree.tostring(root, encoding='unicode')}\n"
+
+
+def _add_rows(suite: ElementTree.Element, comparison: Comparison) -> None:
+    steps: dict[tuple[str, str], list[Judged]] = {}
+    for row in comparison.rows:
+        steps.setdefault((row.difference.kind.value, row.difference.name), []).append(row)
+    for (kind, name), rows in steps.items():
+        wrong = [row for row in rows if row.outcome is Outcome.DIFFERENT]
+        lines = [f"step {row.difference.step}: {row.reason}" for row in wrong]
+        if len(lines) > STEPS:
+            lines[STEPS:] = [f"and {len(lines) - STEPS:,} more steps"]
+        silent = all(row.outcome is Outcome.NOISE for row in rows)
+        _add_case(suite, kind, name, "\n".join(lines), rows[0].reason if silent else "")
+
+
+def _add_layers(suite: ElementTree.Element, comparison: Comparison) -> None:
+    assert comparison.divergence is not None
+    for layer in comparison.divergence.layers:
+        _add_case(suite, "layer", layer.reference, "" if layer.same else _layer(layer, comparison))
+
+
+def _layer(layer: LayerResult, comparison: Comparison) -> str:
+    lines = [f"{layer.kind}: relative {words.short(layer.relative)}", layer.note]
+    if comparison.divergence is not None and comparison.divergence.reference == layer.reference:
+        lines += words.divergence(comparison)
+    return "\n".join(filter(None, lines))
+
+
+def _add_case(suite: ElementTree.Element, kind: str, name: str, failure: str, skipped: str = "") -> None:
+    classname = f"parity.{kind.replace(' ', '_')}"
+    case = ElementTree.SubElement(suite, "testcase", classname=classname, name=_legal(name), time="0")
+    if failure:
+        message = _legal(failure.splitlines()[0])
+        ElementTree.SubElement(case, "failure", type="ParityError", message=message).text = _legal(failure)
+    elif skipped:
+        ElementTree.SubElement(case, "skipped", message=_legal(skipped))
+
+
+def _legal(text: str) -> str:
+    return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
