@@ -1,6 +1,7 @@
 # The table of contents, in the order in which data meets the names. Imports only.
 from . import errors as errors
 from . import nn as nn
+from . import random as random
 from . import parity as parity
 from ._current import DeviceProperties as DeviceProperties
 from ._current import current_device as current_device
@@ -33,3 +34,4 @@ from ._scatter import scatter as scatter
 from ._scatter import scatter_kwargs as scatter_kwargs
 from ._shards import Shards as Shards
 from ._virtual import virtual_devices as virtual_devices
+from .nn import convert_sync_batchnorm as convert_sync_batchnorm

@@ -24,6 +24,13 @@ def transposed(layer: Any, shapes: Shapes | None) -> Rule:
     return Rule(f"ConvTranspose{n}d", parts, "last", also=(f"LazyConvTranspose{n}d",))
 
 
+def torch_form(layer: Any, shapes: Shapes | None) -> Rule:
+    """jaxpar.nn.ConvTranspose: (I, O/groups, *k) to (*k, O/groups, I)."""
+    del shapes
+    n = _axes(layer)
+    return Rule(f"ConvTranspose{n}d", (kernel(), same("bias")), "last", also=(f"LazyConvTranspose{n}d",))
+
+
 def flipped(n: int) -> Part:
     """(I, O, *k) to (*k, I, O), every spatial axis from its end."""
     axes = tuple(range(n))
@@ -46,4 +53,6 @@ ROWS = {
     "linen.Conv": convolution,
     "nnx.ConvTranspose": transposed,
     "linen.ConvTranspose": transposed,
+    "jaxpar.nn.Conv": convolution,
+    "jaxpar.nn.ConvTranspose": torch_form,
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
-from .rule import Rule, same
+from .rule import Rule, Shapes, same
 
 AFFINE = (same("weight", "scale"), same("bias"))
 RUNNING = (same("running_mean", "mean"), same("running_var", "var"))
@@ -26,6 +29,15 @@ GROUP_NORM = Rule("GroupNorm", AFFINE, "last")
 INSTANCE_NORM = Rule(INSTANCE_NORMS[0], AFFINE, "last", also=INSTANCE_NORMS[1:])
 RMS_NORM = Rule("RMSNorm", AFFINE[:1])
 
+
+def tracked(layer: Any, shapes: Shapes | None) -> Rule:
+    """jaxpar.nn.InstanceNorm, which may have running statistics; torch counts batches, always 0."""
+    del shapes
+    if layer.mean is None:
+        return INSTANCE_NORM
+    return dataclasses.replace(INSTANCE_NORM, parts=AFFINE + RUNNING, surplus=BATCH_NORM.surplus)
+
+
 ROWS = {
     "nnx.BatchNorm": BATCH_NORM,
     "linen.BatchNorm": BATCH_NORM,
@@ -38,4 +50,9 @@ ROWS = {
     "linen.InstanceNorm": INSTANCE_NORM,
     "nnx.RMSNorm": RMS_NORM,
     "linen.RMSNorm": RMS_NORM,
+    "jaxpar.nn.LayerNorm": LAYER_NORM,
+    "jaxpar.nn.GroupNorm": GROUP_NORM,
+    "jaxpar.nn.InstanceNorm": tracked,
+    "jaxpar.nn.RMSNorm": RMS_NORM,
+    "jaxpar.nn.LocalResponseNorm": Rule("LocalResponseNorm", (), "last"),
 }

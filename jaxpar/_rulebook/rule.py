@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -42,6 +41,11 @@ class Part:
     gradient_to_flax: Step | None = None
     gradient_to_torch: Step | None = None
     when: Callable[[Shapes], bool] = always
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the same array under another name."""
+        return self.to_flax is _through
 
     def forth(self, arrays: Iterable[np.ndarray], gradient: bool = False) -> Arrays:
         step = self.gradient_to_flax if gradient and self.gradient_to_flax else self.to_flax
@@ -122,12 +126,6 @@ class Rule:
             names,
             torch=self.torch.removesuffix("Cell"),
             also=tuple(kind.removesuffix("Cell") for kind in self.also),
-        )
-
-    def moved(self, depth: int) -> Rule:
-        """The row of the first layer of a stack as that of a deeper one."""
-        return self._with(
-            lambda part: {"torch": tuple(re.sub(r"_l\d+", f"_l{depth}", name) for name in part.torch)}
         )
 
     def _with(self, change: Callable[[Part], dict]) -> Rule:

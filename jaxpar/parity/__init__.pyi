@@ -4,6 +4,8 @@ from ._comparison import Curve as Curve
 from ._comparison import Divergence as Divergence
 from ._comparison import LayerResult as LayerResult
 from ._comparison import require_same as require_same
+from ._files import read_weights as read_weights
+from ._files import write_weights as write_weights
 from ._judge import Judged as Judged
 from ._judge import Level as Level
 from ._judge import Outcome as Outcome
@@ -15,3 +17,9 @@ from ._measure import measure as measure
 from ._noise import kinks as kinks
 from ._noise import noise as noise
 from ._noise import noise_elements as noise_elements
+from ._weights import Mapping as Mapping
+from ._weights import flattened as flattened
+from ._weights import load_torch as load_torch
+from ._weights import match as match
+from ._weights import to_torch as to_torch
+from ._weights import transposed as transposed

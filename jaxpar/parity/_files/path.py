@@ -1,0 +1,46 @@
+"""Paths: what must be true before a file is read, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
+from ...errors import FileError
+
+
+def checked_path(name: str) -> str:
+    """The path, if there is a plain file that is not empty.
+
+    Raises:
+      FileError: missing, a folder, a device or pipe, empty, or not readable.
+    """
+    try:
+        found = os.stat(name)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{name}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise FileError(f"{name}: it is a folder; give the file in it.")
+    if not stat.S_ISREG(found.st_mode):
+        raise FileError(f"{name}: it is no plain file.")
+    if not found.st_size:
+        raise FileError(f"{name}: it is empty.")
+    return name
+
+
+@contextlib.contextmanager
+def written(name: str) -> Iterator[str]:
+    """A temporary path beside `name`, which takes its place when the block ends well."""
+    folder, file = os.path.split(os.path.abspath(name))
+    if os.path.isdir(name):
+        raise FileError(f"{name}: it is a folder; give a file's name.")
+    temporary = os.path.join(folder, f".{file}.{os.getpid()}.part")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as done:
+            os.fsync(done.fileno())
+        os.replace(temporary, name)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)

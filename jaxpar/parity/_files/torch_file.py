@@ -1,0 +1,96 @@
+"""torch's own files: zip archives with a pickle, of which only tensors are unpickled.
+
+`weights_only=True`, always. What an archive claims is compared with its size first: torch itself
+believes the sizes in it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...errors import FileError
+from .arrays import tensor_from
+
+
+def read(path: str) -> Any:
+    """Raises FileError for whatever is wrong with the file."""
+    torch = _torch(path)
+    _check_archive(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FileError(
+            f"{path}: it holds more than tensors, and jaxpar unpickles nothing else, because a pickle can "
+            f"run any code. Save module.state_dict() instead, best as .safetensors. torch: {_first(error)}"
+        ) from error
+    except Exception as error:  # torch raises what its parts raise: zip, pickle, struct, C++
+        raise FileError(
+            f"{path}: torch cannot read it ({os.path.getsize(path)} bytes): {type(error).__name__}: "
+            f"{_first(error)}"
+        ) from error
+    for name, tensor in _tensors(found, torch):
+        claimed, held = tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()
+        if claimed > held and tensor.layout is torch.strided:
+            raise FileError(f"{path}: {name} claims {claimed} bytes, and the file has {held} for it.")
+    return found
+
+
+def write(temporary: str, path: str, tensors: Mapping[str, Any]) -> None:
+    torch = _torch(path)
+    torch.save({name: tensor_from(path, name, tensor) for name, tensor in tensors.items()}, temporary)
+
+
+def _torch(path: str) -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{path}: this kind of file needs torch, which is not installed (pip install 'jaxpar[torch]'); "
+            ".safetensors files do not."
+        ) from error
+    return torch
+
+
+def _check_archive(path: str) -> None:
+    """torch's archives are zips of stored, not compressed, entries; older files are bare pickles."""
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if not start.startswith(b"PK\x03\x04"):
+        if start[:1] == b"\x80":
+            return
+        raise FileError(f"{path}: it is no torch file: it begins with {start!r}, neither a zip nor a pickle.")
+    size = os.path.getsize(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise FileError(f"{path}: it is damaged or cut off ({size} bytes): {error}.") from error
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names):
+        raise FileError(f"{path}: an entry is in the archive twice.")
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise FileError(
+            f"{path}: it has compressed entries; torch writes none, and a small file could fill memory."
+        )
+    if sum(entry.file_size for entry in entries) > size:
+        raise FileError(f"{path}: its entries claim more bytes than the {size} of the file.")
+
+
+def _tensors(found: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(found, torch.Tensor):
+        yield path, found
+    elif isinstance(found, Mapping):
+        for key, value in found.items():
+            yield from _tensors(value, torch, f"{path}.{key}".lstrip("."))
+    elif isinstance(found, (list, tuple)):
+        for i, value in enumerate(found):
+            yield from _tensors(value, torch, f"{path}[{i}]")
+
+
+def _first(error: Exception) -> str:
+    """The first sentence or so of torch's long messages."""
+    return " ".join(str(error).split())[:300]

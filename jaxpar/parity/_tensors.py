@@ -1,0 +1,48 @@
+"""Torch tensors and NumPy arrays, bit for bit, without copies. NumPy's missing types come from ml_dtypes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+SIZED = {1: "uint8", 2: "int16"}
+"""What a type that NumPy lacks is looked at as."""
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def array_of(tensor: Any) -> np.ndarray:
+    """A tensor's values as an array on its own memory, where they are on the CPU.
+
+    Raises:
+      TypeError: a tensor without plain values: sparse, quantized, on `meta`, not initialised.
+    """
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        kind = "quantized" if tensor.is_quantized else tensor.layout
+        raise TypeError(f"it has no plain values ({kind}, on {tensor.device})")
+    tensor = tensor.cpu().resolve_conj().resolve_neg()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):
+        # NumPy cannot look at strided bytes as another type of another size, so the sizes are equal.
+        return tensor.view(getattr(torch, SIZED[tensor.itemsize])).numpy().view(getattr(ml_dtypes, name))
+    return tensor.numpy()
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """An array's values as a tensor on the array's own memory, which must be writable."""
+    import torch
+
+    name = array.dtype.name
+    if hasattr(ml_dtypes, name):
+        bits = torch.from_numpy(array.view(SIZED[array.itemsize]))
+        return bits.view(getattr(torch, name))
+    return torch.from_numpy(array)

@@ -1,0 +1,129 @@
+"""to_torch: a Flax model's weights as a torch state_dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...errors import UninitializedError
+from .._tensors import tensor_of
+from .linking import cells, leaf_part, row
+from .mapping import Flattened, Transposed
+from .matching import linked
+from .source import Source, source
+from .tree import Shape, Tree, inside, join, tree
+
+
+def to_torch(
+    flax_module: Any,
+    *,
+    like: Any = None,
+    mapping: Mapping[str, Any] | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Any = None,
+    numpy: bool = False,
+) -> dict[str, Any]:
+    """A Flax model's weights with torch's names, layouts and layers: a state_dict.
+
+    Args:
+      flax_module: an NNX module, or a Linen module with `inputs` and `variables`.
+      like: a torch module, state_dict or path whose names are to be met; without it the names are
+        the Flax paths, changed by `mapping`.
+      mapping: as `load_torch`'s, which is its inverse with the same mapping.
+      ignore_torch, ignore_flax: names that one side does without, as `load_torch`'s.
+      inputs, kwargs, variables: of a Linen module.
+      numpy: NumPy arrays instead of torch tensors; torch is not needed then.
+
+    Returns:
+      Copies, in the order of the model's layers, or of `like`. Where Flax merges torch's two biases
+      of a recurrent layer, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
+
+    Raises:
+      MatchError: names or shapes do not fit. UninitializedError: leaves without values.
+      ModuleNotFoundError: torch is not installed, and `numpy` is False.
+
+    torch counterpart: `module.state_dict()`.
+    """
+    here = tree(flax_module, inputs, kwargs, variables)
+    there = source(like) if like is not None else _imagined(here, dict(mapping or {}), set(ignore_flax))
+    links = linked(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
+    leaves = {}
+    for path, value in here.values().items():
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise UninitializedError(
+                f"to_torch: {path} is a shape without values; give variables= for a Linen module, or build "
+                "the NNX module."
+            )
+        leaves[path] = np.asarray(value)
+    given = {**links.to_torch(leaves), **links.surplus}
+    order = [name for name in there.tensors if name in given]
+    # Copies: JAX's arrays must not change when torch trains on.
+    arrays = {name: np.array(given[name], order="C") for name in order}
+    return arrays if numpy else {name: tensor_of(array) for name, array in arrays.items()}
+
+
+def _imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Source:
+    """The torch model that the Flax model's paths and the mapping speak of; shapes without values."""
+    tensors = {
+        ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), here_dtype), shape)
+        for name, (shape, here_dtype) in _torch_names(here, mapping, ignored).items()
+    }
+    return Source(tensors, {}, (), False, "to_torch")
+
+
+def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
+    """Names, shapes and element types: of leaves that the mapping names, of layers, of what is left."""
+    found: dict[str, tuple[Shape, Any]] = {}
+    leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    left = [path for path in shapes if not any(inside(path, name) is not None for name in ignored)]
+    for key, place in mapping.items():
+        path = place.path if isinstance(place, (Flattened, Transposed)) else place
+        part = leaf_part(here, path, key, place) if isinstance(path, str) and path in leaves else None
+        if part:
+            empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
+            found[key] = (part.back([empty])[0].shape, leaves[path].dtype)
+            left = [other for other in left if other != path]
+    for path, bare, rule in _layers(here, mapping):
+        own = {rest: shapes[leaf] for leaf in left if (rest := inside(leaf, path))}
+        used = [join(path, leaf) for part in rule.parts_of_flax(own) for leaf in part.flax]
+        if used:
+            dtype = leaves[used[0]].dtype
+            found |= {join(bare, name): (shape, dtype) for name, shape in rule.torch_shapes(own).items()}
+            found |= {join(bare, name): (x.shape, x.dtype) for name, x in rule.surplus.items()}
+            left = [leaf for leaf in left if leaf not in used]
+    return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in left}
+
+
+def _layers(here: Tree, mapping: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(Flax path, torch path, row) of all layers that have a row, stacks first."""
+    stacked = set()
+    for key, place in mapping.items():
+        if isinstance(place, (tuple, list)):
+            units = [cell for path in place for cell in cells(here, path)]
+            both = len(units) == 2 * len(place)
+            for i, (path, rule) in enumerate(units):
+                stacked.add(path)
+                depth, reverse = (i // 2, i % 2 == 1) if both else (i, False)
+                yield path, key, rule.at_depth(depth, reverse)
+    for path, layer in here.layers.items():
+        found = row(here, path, layer)
+        if found and path not in stacked:
+            yield path, torch_path(here, path, mapping), found
+
+
+def torch_path(here: Tree, path: str, mapping: Mapping[str, Any]) -> str:
+    """The torch name of a Flax path: by the mapping's entry that says most of it, else its own."""
+    best = (-1, here.names[path])
+    for key, place in mapping.items():
+        target = place.path if isinstance(place, Flattened) else place
+        rest = inside(path, target) if isinstance(target, str) else None
+        if rest is not None and len(target) > best[0]:
+            best = (len(target), join(key, rest))
+    return best[1]

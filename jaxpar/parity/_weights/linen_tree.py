@@ -1,0 +1,114 @@
+"""Linen modules: the classes of submodules are learned from one abstract call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen, traverse_util
+from flax.core import meta
+
+import jaxpar
+
+from ...errors import MatchError
+from .placing import place
+from .tree import Leaf, Shape, by_owner, join
+
+PASSING = ("cache", "intermediates", "perturbations", "losses")
+"""Collections that hold no weights."""
+
+
+class LinenTree:
+    """See `tree.Tree`. Without `variables` its leaves are shapes until `write` has made them."""
+
+    def __init__(self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Any = None):
+        self.module = module
+        self.wrapped = isinstance(module, jaxpar.DataParallel)
+        self.layers, shapes = _watch(module, inputs, kwargs)
+        self.variables = shapes if variables is None else variables
+        self.leaves: dict[str, Leaf] = {}
+        self.aliases: dict[str, str] = {}
+        self.names = {path: self._name(path.split(".")) for path in self.layers}
+        self._keys: dict[str, tuple[str, ...]] = {}
+        for key, value in _flat(self.variables).items():
+            collection, *words = key
+            if collection in PASSING:
+                continue
+            path = ".".join(words)
+            if path in self._keys:
+                raise MatchError(
+                    f"{type(module).__name__}: {path} is in the collections {self._keys[path][0]} and "
+                    f"{collection}; jaxpar tells leaves apart by their path alone. Rename one of them."
+                )
+            self._keys[path] = key
+            self.names[path] = self._name(words)
+            shape = np.shape(_bare(value))
+            self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
+        self._shapes = by_owner(self.leaves)
+
+    def own_shapes(self, path: str) -> dict[str, Shape]:
+        return self._shapes.get(path, {})
+
+    def values(self) -> dict[str, Any]:
+        flat = _flat(self.variables)
+        return {path: _bare(flat[key]) for path, key in self._keys.items()}
+
+    def write(self, values: Mapping[str, np.ndarray]) -> Any:
+        flat = _flat(self.variables)
+        for path, array in values.items():
+            old = flat[self._keys[path]]
+            new = place(array, _bare(old))
+            flat[self._keys[path]] = old.replace_boxed(new) if isinstance(old, meta.AxisMetadata) else new
+        empty = [
+            ".".join(key) for key, value in flat.items() if isinstance(_bare(value), jax.ShapeDtypeStruct)
+        ]
+        if empty:
+            raise MatchError(
+                f"{type(self.module).__name__}: {', '.join(empty)} would be left without values. Give "
+                "variables=module.init(...) as what to start from."
+            )
+        self.variables = traverse_util.unflatten_dict(flat)
+        return self.variables
+
+    def _name(self, words: list[str]) -> str:
+        """Without what DataParallel and Sequential add."""
+        kept: list[str] = []
+        for i, word in enumerate(words):
+            above = self.layers.get(join(*words[:i]))
+            if isinstance(above, jaxpar.DataParallel) and word == "module":
+                continue
+            kept.append(word.removeprefix("layers_") if isinstance(above, linen.Sequential) else word)
+        return join(*kept)
+
+
+def _watch(module: linen.Module, inputs: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The modules by path in the order of calls, and the variables' shapes. Nothing is computed."""
+    seen: dict[str, Any] = {}
+
+    def note(call: Any, args: tuple, named: dict[str, Any], context: Any) -> Any:
+        seen.setdefault(".".join(context.module.path), context.module)
+        return call(*args, **named)
+
+    leaves, structure = jax.tree.flatten(inputs)
+    arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+
+    def start(traced: list[Any]) -> Any:
+        mixed = list(leaves)  # what is no array, a flag for instance, stays what it is
+        for i, x in zip(arrays, traced, strict=True):
+            mixed[i] = x
+        return module.init(jax.random.key(0), *jax.tree.unflatten(structure, mixed), **kwargs)
+
+    with linen.intercept_methods(note):
+        shapes = jax.eval_shape(start, [leaves[i] for i in arrays])
+    return seen, shapes
+
+
+def _flat(variables: Any) -> dict[tuple[str, ...], Any]:
+    plain = {name: dict(tree) for name, tree in dict(variables).items()}
+    return traverse_util.flatten_dict(plain, is_leaf=lambda _, x: isinstance(x, meta.AxisMetadata))
+
+
+def _bare(value: Any) -> Any:
+    return value.unbox() if isinstance(value, meta.AxisMetadata) else value

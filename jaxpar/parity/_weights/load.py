@@ -1,0 +1,133 @@
+"""load_torch: torch's weights into a Flax model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import MatchError
+from .links import Arrays, Links
+from .matching import linked
+from .source import Source, source
+from .tree import Tree, tree
+
+
+def load_torch(
+    flax_module: Any,
+    torch_module: Any,
+    *,
+    mapping: Mapping[str, Any] | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Any = None,
+    lossy: bool = False,
+) -> Any:
+    """Puts a torch model's weights into a Flax model of the same meaning.
+
+    Layers are matched by name and converted by the rulebook; every tensor and every leaf is used
+    exactly once, or nothing is loaded. Leaves keep the Flax model's element types and devices.
+
+    Args:
+      flax_module: an NNX module (also one of `nnx.eval_shape`), or a Linen module.
+      torch_module: a torch module, a state_dict (of tensors or arrays), or the path of a
+        `.safetensors`, `.pt`, `.pth` or `.bin` file.
+      mapping: Flax paths by torch names, where they disagree; see `match`. It holds for all names
+        below its keys; `flattened`, `transposed` and tuples of paths say more.
+      ignore_torch: torch names (or what is below them) that the Flax model does without.
+      ignore_flax: Flax leaves (or what is below them) that keep their values.
+      inputs, kwargs: the arguments of one call of a Linen module; shapes are enough.
+      variables: values of a Linen module to start from, needed for `ignore_flax`.
+      lossy: allows values to change when they are converted to a leaf's element type.
+
+    Returns:
+      NNX: the same module, filled. Linen: its variables.
+
+    Raises:
+      MatchError: names, shapes or element types do not fit; it lists both sides.
+      FileError: the file is damaged or of another kind. TypeError: not such arguments.
+
+    torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
+    """
+    there = source(torch_module)
+    here = tree(flax_module, inputs, kwargs, variables)
+    links = linked(here, there, mapping, ignore_torch, ignore_flax)
+    return here.write(converted(links, here, there, lossy))
+
+
+def links_of(
+    flax_module: Any,
+    torch_module: Any,
+    *,
+    mapping: Mapping[str, Any] | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Any = None,
+) -> Links:
+    """The `Links` of two models; arguments and errors are those of `load_torch`."""
+    here = tree(flax_module, inputs, kwargs, variables)
+    return linked(here, source(torch_module), mapping, ignore_torch, ignore_flax, "links_of")
+
+
+def converted(links: Links, here: Tree, there: Source, lossy: bool) -> Arrays:
+    """All leaves in Flax's layout and element types."""
+    leaves = links.to_flax(_Lazily(there))
+    for part in links.repeats:
+        _check_equal(part.torch, part.flax, part.forth([there.array(name) for name in part.torch]), leaves)
+    return {path: _fitted(path, array, here, lossy) for path, array in leaves.items()}
+
+
+class _Lazily(Mapping):
+    """A source's arrays, each made when it is asked for."""
+
+    def __init__(self, there: Source):
+        self.there = there
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.there.array(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.there.tensors
+
+    def __iter__(self) -> Any:
+        return iter(self.there.tensors)
+
+    def __len__(self) -> int:
+        return len(self.there.tensors)
+
+
+def _check_equal(
+    torch: Sequence[str], flax: Sequence[str], arrays: Sequence[np.ndarray], leaves: Mapping[str, np.ndarray]
+) -> None:
+    for path, array in zip(flax, arrays, strict=True):
+        if not np.array_equal(array, leaves[path], equal_nan=array.dtype.kind == "f"):
+            raise MatchError(
+                f"load_torch: {', '.join(torch)} is one more tensor for {path}, which Flax has once, and its "
+                "values are not those of the first one. Give the Flax model a variable of its own for it."
+            )
+
+
+def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray:
+    """The array in the leaf's element type."""
+    dtype = here.leaves[path].dtype
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        fitted = array.astype(dtype)
+        changed = 0 if lossy else np.count_nonzero(~_same(array, fitted.astype(array.dtype)))
+    if changed:
+        raise MatchError(
+            f"load_torch: {path} is {dtype} in Flax and {array.dtype} in torch: {changed} of {array.size} "
+            f"values would change. Build the model with param_dtype={array.dtype}, convert torch's first, "
+            "or allow it with lossy=True."
+        )
+    return fitted
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) | ((a != a) & (b != b))

@@ -1,0 +1,150 @@
+"""match and linked: links that are complete, or a MatchError that says what is missing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as MappingABC
+from typing import Any
+
+from ...errors import MatchError
+from .linking import Linking, link
+from .links import Links
+from .mapping import Flattened, Mapping, Transposed
+from .source import Source, source
+from .suggest import suggest
+from .tree import Tree, inside, tree
+
+SHOWN = 12
+"""Lines of each list in an error."""
+
+
+def match(
+    flax_module: Any,
+    torch_module: Any,
+    *,
+    mapping: MappingABC[str, Any] | None = None,
+    inputs: Sequence[Any] | None = None,
+    kwargs: MappingABC[str, Any] | None = None,
+) -> Mapping:
+    """A mapping to start from, where torch's names and Flax's paths disagree.
+
+    What agrees by name is not in it. What is left on both sides is paired by the order of layers of
+    the same kind and shape, if there are as many here as there; each such line is a guess and says
+    so. Look at it, edit it, and give it to `load_torch`, which never guesses.
+
+    Args:
+      flax_module: an NNX module, or a Linen module with `inputs`.
+      torch_module: a torch module, a state_dict, or a path.
+      mapping: what is known already; it is part of the result.
+      inputs, kwargs: arguments of one call of a Linen module; shapes are enough.
+
+    Returns:
+      A Mapping: a dict that prints as one, with what stays unmatched as comments.
+    """
+    there, here = source(torch_module), tree(flax_module, inputs, kwargs)
+    known = dict(mapping or {})
+    linking = link(here, there, known)
+    entries, reasons = suggest(linking, linking.left_in_torch(), linking.left_in_flax())
+    final = link(here, there, {**entries, **known})
+    left = [f"torch {name} {there.shapes[name]}" for name in final.left_in_torch()]
+    left += [f"flax  {leaf} {here.leaves[leaf].shape}" for leaf in final.left_in_flax()]
+    return Mapping({**known, **entries}, reasons, (*final.faults, *left))
+
+
+def linked(
+    here: Tree,
+    there: Source,
+    mapping: MappingABC[str, Any] | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    function: str = "load_torch",
+) -> Links:
+    """The links between all tensors and all leaves but the ignored ones.
+
+    Raises:
+      MatchError: a name is left over on either side, a shape does not fit, or an entry of `mapping`
+        or of an ignore list fits nothing.
+    """
+    entries = dict(mapping or {})
+    linking = link(here, there, entries)
+    unknown = list(_unknown_entries(linking, entries))
+    no_torch, unknown_t = _ignored(linking.left_in_torch(), there.tensors, ignore_torch, "ignore_torch")
+    no_flax, unknown_f = _ignored(linking.left_in_flax(), here.leaves, ignore_flax, "ignore_flax")
+    torch = [name for name in linking.left_in_torch() if name not in no_torch]
+    flax = [leaf for leaf in linking.left_in_flax() if leaf not in no_flax]
+    faults = [*unknown, *unknown_t, *unknown_f, *linking.faults]
+    if torch or flax or faults:
+        raise MatchError(_complaint(linking, function, torch, flax, faults))
+    return linking.links()
+
+
+def _unknown_entries(linking: Linking, entries: MappingABC[str, Any]) -> Iterable[str]:
+    names, here = linking.names, linking.tree
+    for key, place in entries.items():
+        bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)
+        if bare and bare not in names.below:
+            yield f"mapping: torch has no {key!r}{_like(key, names.below)}"
+        for path in place if isinstance(place, (tuple, list)) else (place,):
+            path = path.path if isinstance(path, (Flattened, Transposed)) else path
+            if not isinstance(path, str):
+                yield f"mapping: {key!r}: {path!r} is no Flax path"
+            elif not any(inside(known, path) is not None for known in here.names):
+                yield f"mapping: the Flax model has no {path!r}{_like(path, here.names)}"
+
+
+def _ignored(
+    left: Sequence[str], known: Iterable[str], patterns: Iterable[str], option: str
+) -> tuple[set[str], list[str]]:
+    """The names below the given ones, and what is wrong with these."""
+    if isinstance(patterns, str):
+        return set(), [f"{option} is a list of names; write [{patterns!r}]"]
+    found: set[str] = set()
+    faults = []
+    for pattern in patterns:
+        hit = {name for name in left if inside(name, pattern) is not None and pattern}
+        if not hit:
+            some = any(inside(name, pattern) is not None for name in known)
+            why = "is used by the match" if some else f"is not there{_like(pattern, known)}"
+            faults.append(f"{option}: {pattern!r} {why}")
+        found |= hit
+    return found, faults
+
+
+def _like(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, [n for n in known if n], 2, 0.6)
+    return f"; near are {', '.join(near)}" if near else ""
+
+
+def _complaint(
+    linking: Linking, function: str, torch: Sequence[str], flax: Sequence[str], faults: Sequence[str]
+) -> str:
+    there, here = linking.source, linking.tree
+    lines = [f"{function}: {there.label} and the Flax model do not match."]
+    lines += _listed("  ", faults)
+    if torch:
+        lines.append(f"  {len(torch)} of torch's {len(there.tensors)} tensors have no place:")
+        left = {leaf: here.leaves[leaf].shape for leaf in linking.left_in_flax()}
+        lines += _listed("    ", [f"{n} {there.shapes[n]}{_like(n, left)}" for n in torch])
+    if flax:
+        lines.append(f"  {len(flax)} of Flax's {len(here.leaves)} leaves get nothing:")
+        lines += _listed("    ", [f"{n} {here.leaves[n].shape}{_like(n, torch)}" for n in flax])
+    entries, _ = suggest(linking, torch, flax)
+    if entries:
+        shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])
+        more = ", ..." if len(entries) > 4 else ""
+        lines.append(
+            "  By order and shape this may be meant, and nothing of it was done: "
+            f"mapping={{{shown}{more}}}; parity.match(...) prints all of it."
+        )
+    elif torch or flax:
+        lines.append(
+            '  Say what belongs together: mapping={"torch.name": "flax.path"}, or leave it out by '
+            "name: ignore_torch=[...], ignore_flax=[...]."
+        )
+    return "\n".join(lines)
+
+
+def _listed(indent: str, lines: Sequence[str]) -> list[str]:
+    shown = [indent + line for line in lines[:SHOWN]]
+    return [*shown, f"{indent}and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else shown

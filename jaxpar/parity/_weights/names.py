@@ -1,0 +1,128 @@
+"""Names: torch's names as they are compared with Flax's paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .mapping import Flattened, Transposed
+from .source import Source
+from .tree import Tree, join, torch_like
+
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
+
+
+class Names:
+    """Where torch's names lead.
+
+    Attributes:
+      bare: raw name or path to the one without `module.` and `_orig_mod.`
+      raw: the way back.
+      below: for each bare path, the bare names in it.
+      kinds: class names by bare path.
+    """
+
+    def __init__(self, source: Source, tree: Tree, entries: Mapping[str, Any]):
+        self.bare = unwrapped(source.tensors, source.kinds)
+        self.raw = {bare: raw for raw, bare in self.bare.items()}
+        self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
+        self.tree = tree
+        self.entries = {self._bare_key(key): place for key, place in entries.items()}
+        self.below: dict[str, list[str]] = {path: [] for path in self.kinds}
+        for name in (self.bare[raw] for raw in source.tensors):
+            for path in prefixes(name):
+                self.below.setdefault(path, []).append(name)
+        for path in list(self.below):
+            self.raw.setdefault(path, self._raw_path(path))
+        self._leading: dict[str, list[tuple[bool, str]]] = {}
+        for path in self.below:
+            target, explicit = self.target(path)
+            self._leading.setdefault(target, []).append((explicit, path))
+
+    def entry(self, name: str) -> tuple[str, Any] | None:
+        """The mapping's entry for a name: the longest key that fits."""
+        key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
+        return None if key is None else (key, self.entries[key])
+
+    def target(self, name: str) -> tuple[str, bool]:
+        """The Flax name that a bare name leads to, and whether the mapping says so."""
+        found = self.entry(name)
+        if found is None:
+            return torch_like(name), False
+        key, place = found
+        path = place.path if isinstance(place, (Flattened, Transposed)) else place
+        if not isinstance(path, str):
+            return f"{key}: a stack", True
+        rest = name[len(key) :].lstrip(".")
+        return torch_like(join(self.tree.names.get(path, path), rest)), True
+
+    def leading_to(self, path: str) -> list[str]:
+        """The bare names and paths that lead to a Flax path: those that the mapping names, or those of
+        the same name, exact ones first."""
+        name = self.tree.names[path]
+        found = self._leading.get(torch_like(name), [])
+        explicit = [bare for said, bare in found if said]
+        return explicit or sorted((bare for _, bare in found), key=lambda bare: bare != name)
+
+    def follows(self, name: str, above: str) -> bool:
+        """Whether a name leads where the path above it does, and not somewhere of its own."""
+        key = self.entry(name)
+        return key is None or key[0] in prefixes(above) or key[0] == above
+
+    def _bare_key(self, key: str) -> str:
+        """A key of the mapping, which may have the wrappers' prefixes or not."""
+        if key in self.bare:
+            return self.bare[key]
+        raw = next((raw for raw in self.bare if raw.startswith(key + ".")), None)
+        if raw is None:
+            return key
+        rest = raw[len(key) :]
+        return self.bare[raw].removesuffix(rest) if self.bare[raw].endswith(rest) else key
+
+    def _raw_path(self, path: str) -> str:
+        """A path as torch has it, from the first name below it."""
+        if path in self.raw or not self.below[path]:
+            return self.raw.get(path, path)
+        name = self.below[path][0]
+        return self.raw[name].removesuffix(name[len(path) :]).rstrip(".")
+
+
+def prefixes(name: str) -> list[str]:
+    """ "a.b.c": "", "a", "a.b", "a.b.c"."""
+    words = name.split(".") if name else []
+    return [".".join(words[:n]) for n in range(len(words) + 1)]
+
+
+def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Names and module paths without what DataParallel, its like and torch.compile put into them.
+
+    Where the classes are not known, `module.` goes only if all names begin with it: elsewhere it may
+    be the user's own word.
+    """
+    names = list(names)
+    compiled = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
+    levels = 0
+    if not kinds:
+        while names and all(_strip(name, compiled, levels).startswith("module.") for name in names):
+            levels += 1
+    bare = {}
+    for name in [*names, *kinds]:
+        if kinds:
+            words = name.split(".") if name else []
+            kept = [
+                word
+                for i, word in enumerate(words)
+                if not (word == "module" and WRAPPERS & set(kinds.get(".".join(words[:i]), ())))
+            ]
+            bare[name] = compiled.sub("", ".".join(kept)).rstrip(".")
+        else:
+            bare[name] = _strip(name, compiled, levels)
+    return bare
+
+
+def _strip(name: str, compiled: re.Pattern[str], levels: int) -> str:
+    name = compiled.sub("", name)
+    for _ in range(levels):
+        name = compiled.sub("", name.removeprefix("module."))
+    return name

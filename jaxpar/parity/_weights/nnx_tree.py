@@ -1,0 +1,86 @@
+"""NNX modules: Variables by path, in the order in which the attributes were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+import jaxpar
+
+from .placing import place
+from .tree import Leaf, Shape, by_owner, join
+
+PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
+"""Variables that are no weights: torch keeps nothing of the kind in a state_dict."""
+
+
+class NNXTree:
+    """See `tree.Tree`."""
+
+    def __init__(self, module: nnx.Module):
+        self.module = module
+        self.wrapped = isinstance(module, jaxpar.DataParallel)
+        self.layers: dict[str, Any] = {}
+        self.leaves: dict[str, Leaf] = {}
+        self.aliases: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self._variables: dict[str, nnx.Variable] = {}
+        first: dict[int, str] = {}
+        for path, name, node in _walk(module, "", "", ()):
+            self.names[path] = name
+            if not isinstance(node, nnx.Variable):
+                self.layers[path] = node
+            elif id(node) in first:
+                self.aliases[path] = first[id(node)]
+            else:
+                first[id(node)] = path
+                self._variables[path] = node
+                value = node.get_raw_value()
+                self.leaves[path] = Leaf(
+                    tuple(value.shape), np.dtype(value.dtype), isinstance(node, nnx.Param)
+                )
+        self._shapes = by_owner(self.leaves)
+
+    def own_shapes(self, path: str) -> dict[str, Shape]:
+        return self._shapes.get(path, {})
+
+    def values(self) -> dict[str, Any]:
+        return {path: variable.get_raw_value() for path, variable in self._variables.items()}
+
+    def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module:
+        # All arrays are made before the first is stored: what fails on the way changes nothing.
+        placed = {path: place(x, self._variables[path].get_raw_value()) for path, x in values.items()}
+        for path, array in placed.items():
+            self._variables[path].set_raw_value(array)
+        return self.module
+
+
+def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
+    """Modules and Variables with their paths and their torch-like names, parents first."""
+    if isinstance(node, nnx.Variable):
+        if not isinstance(node, PASSING) and hasattr(node.get_raw_value(), "shape"):
+            yield path, name, node
+        return
+    if any(node is parent for parent in above):
+        return
+    if isinstance(node, nnx.Module):
+        yield path, name, node
+    silent = "layers" if isinstance(node, nnx.Sequential) else None
+    if isinstance(node, jaxpar.DataParallel):
+        silent = "module"
+    for key, child in _children(node):
+        below = name if key == silent else join(name, key)
+        yield from _walk(child, join(path, key), below, (*above, node))
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    if isinstance(node, (list, tuple)):
+        return [(str(i), child) for i, child in enumerate(node)]
+    if isinstance(node, dict):
+        return [(str(key), child) for key, child in node.items()]
+    if isinstance(node, nnx.Pytree):
+        return [(key, child) for key, child in vars(node).items() if not key.startswith("_pytree__")]
+    return []

@@ -1,0 +1,104 @@
+"""Source: torch's weights by name, whatever they came in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...errors import MatchError
+from .._tensors import array_of, is_tensor
+from .tree import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Names, shapes and values of a torch model's state.
+
+    Attributes:
+      tensors: tensors or arrays by name, in torch's order.
+      kinds: the names of the class and its bases, for the path of each submodule; empty where only
+        a state_dict is known.
+      tied: groups of names of one and the same tensor.
+      shares: whether `tied` is all there is to know. It is of a module; a dict may hold copies.
+      label: what errors call it.
+    """
+
+    tensors: Mapping[str, Any]
+    kinds: Mapping[str, tuple[str, ...]]
+    tied: tuple[tuple[str, ...], ...]
+    shares: bool
+    label: str
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, Shape]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def array(self, name: str) -> np.ndarray:
+        """The values of one name."""
+        tensor = self.tensors[name]
+        if not is_tensor(tensor):
+            return np.asarray(tensor)
+        try:
+            return array_of(tensor)
+        except (TypeError, RuntimeError) as error:
+            raise MatchError(f"{self.label}: {name} cannot be read: {error}.") from error
+
+
+def source(given: Any) -> Source:
+    """From a torch module, a state_dict of tensors or arrays, or a path.
+
+    Raises:
+      FileError: the file cannot be read. MatchError: a value that is no tensor.
+      TypeError: nothing of these.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.nn.Module):
+        kinds = {
+            path: tuple(kind.__name__ for kind in type(module).__mro__[:-1])
+            for path, module in given.named_modules(remove_duplicate=False)
+        }
+        return _checked(given.state_dict(), kinds, type(given).__name__)
+    if isinstance(given, (str, os.PathLike)):
+        from .._files import read_weights
+
+        return _checked(read_weights(given), {}, os.fspath(given))
+    if isinstance(given, Mapping):
+        return _checked(given, {}, "the state_dict")
+    raise TypeError(
+        f"{type(given).__module__}.{type(given).__qualname__} is no torch module, state_dict or path."
+    )
+
+
+def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], label: str) -> Source:
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise MatchError(f"{label}: the key {name!r} is no text; a state_dict maps names to tensors.")
+        if not is_tensor(tensor) and not (hasattr(tensor, "__array__") and hasattr(tensor, "dtype")):
+            nested = f", as in source[{name!r}]" if isinstance(tensor, Mapping) else ""
+            raise MatchError(
+                f"{label}: {name} is a {type(tensor).__name__}, not a tensor. If this is a checkpoint with "
+                f"more than weights in it, give the state_dict inside it{nested}."
+            )
+    return Source(tensors, kinds, tuple(_groups(tensors)), bool(kinds), label)
+
+
+def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Names that are the same elements of the same memory."""
+    places: dict[Any, list[str]] = {}
+    for name, tensor in tensors.items():
+        if is_tensor(tensor) and tensor.numel() and tensor.layout.__str__() == "torch.strided":
+            place = (
+                tensor.data_ptr(),
+                tensor.dtype,
+                tuple(tensor.shape),
+                tensor.stride(),
+                str(tensor.device),
+            )
+            places.setdefault(place, []).append(name)
+    return (tuple(names) for names in places.values() if len(names) > 1)

@@ -1,0 +1,98 @@
+"""suggest: which layers may belong together, by their order, kind and shapes. Guesses, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .linking import Linking, row
+from .tree import Shape, owner
+
+Signature = frozenset[tuple[str, Shape]]
+
+
+def suggest(
+    linking: Linking, torch: Sequence[str], flax: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Entries for a mapping, and the reason for each.
+
+    Layers are paired if as many are left of their kind here as there.
+
+    Args:
+      torch, flax: the names and leaves that are left.
+    """
+    here, there = _flax_layers(linking, flax), _torch_layers(linking, torch)
+    pairs: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for signature in dict.fromkeys(there.values()):
+        ours = [path for path, s in here.items() if s == signature]
+        theirs = [path for path, s in there.items() if s == signature]
+        if len(ours) != len(theirs):
+            continue
+        sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
+        for mine, yours in zip(ours, theirs, strict=True):
+            pairs[yours] = mine
+            alone = "the only one" if len(ours) == 1 else f"number {ours.index(mine) + 1} of {len(ours)}"
+            reasons[yours] = f"guessed: {alone} with {sizes}"
+    short = _shortened(pairs, linking)
+    return short, {key: reasons.get(key, "guessed, from what is below it") for key in short}
+
+
+def _torch_layers(linking: Linking, names: Sequence[str]) -> dict[str, Signature]:
+    """What is left of torch's layers, by the layers' own names."""
+    found: dict[str, set[tuple[str, Shape]]] = {}
+    surplus = set(linking.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
+    for raw in names:
+        path = _layer_of(linking, linking.names.bare[raw])
+        rest = linking.names.bare[raw][len(path) :].lstrip(".")
+        found.setdefault(path, set())
+        if raw not in surplus:
+            found[path].add((rest, linking.source.shapes[raw]))
+    return {path: frozenset(shapes) for path, shapes in found.items() if shapes}
+
+
+def _layer_of(linking: Linking, name: str) -> str:
+    """The torch layer of a name: out_proj.weight is MultiheadAttention's own."""
+    path = owner(name)
+    above = owner(path)
+    if path.endswith("out_proj") and any(
+        linking.names.bare[n].startswith(f"{above}.in_proj_") for n in linking.source.tensors
+    ):
+        return above
+    return path
+
+
+def _flax_layers(linking: Linking, leaves: Iterable[str]) -> dict[str, Signature]:
+    """What is left of Flax's layers, by the names and shapes that torch would have."""
+    tree = linking.tree
+    left = set(leaves)
+    found: dict[str, Signature] = {}
+    for path, layer in tree.layers.items():
+        rule = row(tree, path, layer)
+        prefix = path + "." if path else ""
+        below = {leaf[len(prefix) :] for leaf in left if leaf.startswith(prefix)}
+        if rule and below:
+            shapes = {name: tree.leaves[prefix + name].shape for name in below}
+            made = rule.torch_shapes(shapes)
+            if made:
+                found[path] = frozenset((n, s) for n, s in made.items() if n != "num_batches_tracked")
+                left -= {prefix + leaf for part in rule.parts_of_flax(shapes) for leaf in part.flax}
+    for leaf in (leaf for leaf in tree.leaves if leaf in left):
+        found.setdefault(owner(leaf), frozenset())
+        found[owner(leaf)] |= {(leaf.rpartition(".")[2], tree.leaves[leaf].shape)}
+    return found
+
+
+def _shortened(pairs: dict[str, str], linking: Linking) -> dict[str, str]:
+    """Entries for whole blocks: "a.0.fc": "b.0.fc" is "a": "b" if nothing else says otherwise."""
+    short: dict[str, str] = {}
+    for torch, flax in pairs.items():
+        theirs, ours = torch.split("."), flax.split(".")
+        while len(theirs) > 1 and len(ours) > 1 and theirs[-1] == ours[-1]:
+            theirs.pop()
+            ours.pop()
+        key, place = ".".join(theirs), ".".join(ours)
+        below = [name for name in pairs if name == key or name.startswith(key + ".")]
+        fits = all(pairs[name] == place + name[len(key) :] for name in below)
+        used = [n for n in linking.names.below.get(key, []) if linking.names.raw[n] in linking.tensors]
+        short |= {key: place} if fits and not used else {torch: flax}
+    return short
