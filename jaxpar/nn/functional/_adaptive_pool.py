@@ -56,7 +56,8 @@ def check_output_size(function: str, output_size: Sizes) -> None:
     sizes = output_size if isinstance(output_size, Sequence) else [output_size]
     if any(o is not None and o < 0 for o in sizes):
         raise ValueError(
-            f"{function}: elements of output_size must be greater than or equal to 0 but received {output_size}."
+            f"{function}: elements of output_size must be greater than or equal to 0 but received "
+            f"{output_size}."
         )
 
 
@@ -97,8 +98,8 @@ def _adaptive_avg_pool(x: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
         begins, sizes = _bins(x.shape[axis], o)
         shape = np.expand_dims(sizes, list(range(1, x.ndim - axis)))
         parts = _candidates(y, axis, begins, sizes)
-        y = sum(jnp.where(j < shape, part, 0) if np.any(sizes <= j) else part for j, part in enumerate(parts))
-        y = y / jnp.asarray(shape, y.dtype)
+        kept = [jnp.where(j < shape, p, 0) if np.any(sizes <= j) else p for j, p in enumerate(parts)]
+        y = functools.reduce(jnp.add, kept) / jnp.asarray(shape, y.dtype)
     return y.astype(x.dtype)
 
 

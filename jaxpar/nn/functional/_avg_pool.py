@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._window import Ints, Window, check_counts, elements, spatial, windows
+from ._window import Ints, Window, check_counts, elements, pool_windows, spatial
 
 
 def avg_pool(
@@ -44,7 +44,7 @@ def avg_pool(
     torch counterpart: `torch.nn.functional.avg_pool1d/2d/3d`. Source: ATen/native/cpu/AvgPoolKernel.cpp.
     """
     rank = spatial("avg_pool", x, kernel_size, stride, padding)
-    over = windows("avg_pool", rank, kernel_size, stride, padding, 1, ceil_mode)
+    over = pool_windows("avg_pool", rank, kernel_size, stride, padding, 1, ceil_mode)
     check_counts("avg_pool", x, over)
     check_divisor("avg_pool", divisor_override)
     return _avg_pool(x, over, count_include_pad, divisor_override)
@@ -76,7 +76,7 @@ def lp_pool(
     """
     check_norm("lp_pool", norm_type)
     rank = spatial("lp_pool", x, kernel_size, stride)
-    over = windows("lp_pool", rank, kernel_size, stride, ceil_mode=ceil_mode)
+    over = pool_windows("lp_pool", rank, kernel_size, stride, ceil_mode=ceil_mode)
     check_counts("lp_pool", x, over)
     mean = _avg_pool(x**norm_type, over, True, None)
     return (jax.nn.relu(mean) * math.prod(w.size for w in over)) ** (1 / norm_type)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._window import Ints, Window, check_counts, elements, spatial, windows
+from ._window import Ints, Window, check_counts, elements, pool_windows, spatial
 
 
 def max_pool(
@@ -47,7 +47,7 @@ def max_pool(
     gradient, NaN wins. Source: ATen/native/cpu/MaxPoolKernel.cpp.
     """
     rank = spatial("max_pool", x, kernel_size, stride, padding, dilation)
-    over = windows("max_pool", rank, kernel_size, stride, padding, dilation, ceil_mode)
+    over = pool_windows("max_pool", rank, kernel_size, stride, padding, dilation, ceil_mode)
     check_counts("max_pool", x, over)
     y, indices = _max_pool(x, over, return_indices)
     return (y, indices) if return_indices else y

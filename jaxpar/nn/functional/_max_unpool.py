@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from ._window import Ints, Window, spatial, windows
+from ._window import Ints, Window, pool_windows, spatial
 
 
 def max_unpool(
@@ -40,7 +40,7 @@ def max_unpool(
     _unpool_output_size; ATen/native/cpu/MaxUnpoolKernel.cpp.
     """
     rank = spatial("max_unpool", x, kernel_size, stride, padding, output_size)
-    over = windows("max_unpool", rank, kernel_size, stride, padding)
+    over = pool_windows("max_unpool", rank, kernel_size, stride, padding)
     if indices.shape != x.shape:
         raise ValueError(
             "max_unpool: Expected shape of indices to be same as that of the input tensor "
@@ -49,7 +49,9 @@ def max_unpool(
     return _max_unpool(x, indices, _sizes(x.shape[-1 - rank : -1], over, output_size))
 
 
-def _sizes(sizes: Sequence[int], over: Sequence[Window], output_size: Sequence[int] | None) -> tuple[int, ...]:
+def _sizes(
+    sizes: Sequence[int], over: Sequence[Window], output_size: Sequence[int] | None
+) -> tuple[int, ...]:
     usual = [(t - 1) * w.stride - 2 * w.padding + w.size for t, w in zip(sizes, over, strict=True)]
     if output_size is None:
         return tuple(usual)

@@ -93,7 +93,7 @@ def windows(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> tuple[Window, ...]:
-    """A pool's windows, one for each spatial axis; what torch refuses raises with torch's reason."""
+    """The windows, one for each spatial axis; what torch refuses raises with torch's reason."""
     sizes = per_axis(function, "kernel_size", kernel_size, rank)
     strides = per_axis(function, "stride", kernel_size if stride is None else stride, rank)
     paddings = per_axis(function, "padding", padding, rank)
@@ -101,16 +101,30 @@ def windows(
     for name, values in {"kernel_size": sizes, "stride": strides, "dilation": dilations}.items():
         if min(values) <= 0:
             raise ValueError(f"{function}: {name} must be greater than zero, but got {min(values)}.")
-    for k, p in zip(sizes, paddings, strict=True):
-        if p < 0:
-            raise ValueError(f"{function}: padding must be non-negative, but got {p}.")
-        if p > k // 2:
-            raise ValueError(
-                f"{function}: padding should be at most half of kernel size, but got padding={p} and "
-                f"kernel_size={k}."
-            )
+    if min(paddings) < 0:
+        raise ValueError(f"{function}: padding must be non-negative, but got {min(paddings)}.")
     each = zip(sizes, strides, paddings, dilations, strict=True)
     return tuple(Window(k, s, p, d, ceil_mode) for k, s, p, d in each)
+
+
+def pool_windows(
+    function: str,
+    rank: int,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> tuple[Window, ...]:
+    """`windows` in which every one holds an element, as pools need it."""
+    over = windows(function, rank, kernel_size, stride, padding, dilation, ceil_mode)
+    for window in over:
+        if window.padding > window.size // 2:
+            raise ValueError(
+                f"{function}: padding should be at most half of kernel size, but got "
+                f"padding={window.padding} and kernel_size={window.size}."
+            )
+    return over
 
 
 def rank_of(*options: Any) -> int:

@@ -1,0 +1,69 @@
+"""Dropout, FeatureDropout, AlphaDropout and FeatureAlphaDropout."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from . import functional
+from .functional._dropout import check_probability
+
+
+class Dropout(nnx.Module):
+    """Zeroes elements with probability p and divides the others by 1 - p, in training.
+
+    Args:
+      p: the probability to be dropped.
+      rngs: its stream `dropout` is forked: every layer has numbers of its own.
+
+    `deterministic` is False in training and True after `module.eval()`.
+
+    Raises:
+      ValueError: when it is made, with p outside of [0, 1].
+
+    torch counterpart: `torch.nn.Dropout`: the same function of the mask; the masks themselves come
+    from JAX. The function is `functional.dropout`.
+    """
+
+    def __init__(self, p: float = 0.5, *, rngs: nnx.Rngs):
+        check_probability(p)
+        self.p = p
+        self.deterministic = False
+        self.rngs = rngs.dropout.fork()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return functional.dropout(x, self.p, **self._mode())
+
+    def _mode(self) -> dict:
+        draws = not self.deterministic and 0 < self.p < 1
+        return {"training": not self.deterministic, "key": self.rngs() if draws else None}
+
+
+class FeatureDropout(Dropout):
+    """As `Dropout`, for whole channels of [N, *S, C].
+
+    torch counterpart: `torch.nn.Dropout1d/2d/3d`. The function is `functional.feature_dropout`.
+    """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return functional.feature_dropout(x, self.p, **self._mode())
+
+
+class AlphaDropout(Dropout):
+    """As `Dropout`, for what follows SELU: mean and variance stay as they are.
+
+    torch counterpart: `torch.nn.AlphaDropout`. The function is `functional.alpha_dropout`.
+    """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return functional.alpha_dropout(x, self.p, **self._mode())
+
+
+class FeatureAlphaDropout(Dropout):
+    """As `AlphaDropout`, for whole channels of [N, *S, C].
+
+    torch counterpart: `torch.nn.FeatureAlphaDropout`. The function is `functional.feature_alpha_dropout`.
+    """
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return functional.feature_alpha_dropout(x, self.p, **self._mode())

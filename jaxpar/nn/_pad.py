@@ -1,0 +1,77 @@
+"""Borders around pictures: ZeroPad, ConstantPad, ReflectionPad, ReplicationPad, CircularPad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+
+from . import functional
+
+
+class _Pad(nnx.Module):
+    mode = "constant"
+    value: float | None = None
+
+    def __init__(self, padding: int | Sequence[int]):
+        if isinstance(padding, Sequence) and len(padding) % 2:
+            raise ValueError(f"Padding length must be divisible by 2, but got {tuple(padding)}")
+        self.padding = padding
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., *S, C] to [..., *T, C]."""
+        padding = self.padding
+        if not isinstance(padding, Sequence):
+            padding = (padding,) * (2 * (x.ndim - 2))
+        return functional.pad(x, padding, self.mode, self.value)
+
+
+class ConstantPad(_Pad):
+    """A border of `value`.
+
+    Args:
+      padding: a number for both ends of every spatial axis of [N, *S, C], or pairs (before, after),
+        the last spatial axis first, as in torch. Negative numbers cut.
+      value: what the border is made of.
+
+    torch counterpart: `torch.nn.ConstantPad1d/2d/3d`. The function is `functional.pad`.
+    """
+
+    def __init__(self, padding: int | Sequence[int], value: float):
+        super().__init__(padding)
+        self.value = value
+
+
+class ZeroPad(_Pad):
+    """A border of zeros; `padding` as in `ConstantPad`.
+
+    torch counterpart: `torch.nn.ZeroPad1d/2d/3d`.
+    """
+
+
+class ReflectionPad(_Pad):
+    """A border that mirrors x, the edge not repeated; `padding` as in `ConstantPad`, below each size.
+
+    torch counterpart: `torch.nn.ReflectionPad1d/2d/3d`.
+    """
+
+    mode = "reflect"
+
+
+class ReplicationPad(_Pad):
+    """A border that repeats the edge; `padding` as in `ConstantPad`.
+
+    torch counterpart: `torch.nn.ReplicationPad1d/2d/3d`.
+    """
+
+    mode = "replicate"
+
+
+class CircularPad(_Pad):
+    """A border that continues on the other side; `padding` as in `ConstantPad`, at most each size.
+
+    torch counterpart: `torch.nn.CircularPad1d/2d/3d`.
+    """
+
+    mode = "circular"

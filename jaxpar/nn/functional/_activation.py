@@ -1,0 +1,144 @@
+"""Activations whose derivative torch chooses otherwise than JAX, or that JAX does not have.
+
+At the points where a function has a kink JAX has the slope of one side or the mean of both; torch has
+a rule for each function. Zeros are common (padding, dead units), so gradients differ: hard_tanh at 1
+has 1 in JAX and 0 in torch. Everything else is jax.nn's own: relu, elu, selu, silu and others are equal.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def gelu(x: jax.Array, approximate: str = "none") -> jax.Array:
+    """x Phi(x), or with approximate="tanh" a formula that is 5e-5 off, which is JAX's default.
+
+    Raises:
+      ValueError: another `approximate`.
+
+    torch counterpart: `torch.nn.functional.gelu`.
+    """
+    check_approximate(approximate)
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
+
+
+def prelu(x: jax.Array, negative_slope: jax.Array) -> jax.Array:
+    """x where it is above 0, else negative_slope x.
+
+    Args:
+      x: [..., C].
+      negative_slope: [C], [1] or [].
+
+    Raises:
+      ValueError: a number of slopes that is neither 1 nor C.
+
+    torch counterpart: `torch.nn.functional.prelu`; at 0 the derivative is the slope.
+    """
+    if negative_slope.size not in (1, x.shape[-1] if x.ndim else 1):
+        raise ValueError(
+            "Mismatch of parameter numbers and input channel size. Found parameter numbers = "
+            f"{negative_slope.size} and channel size = {x.shape[-1]}."
+        )
+    slope = negative_slope.reshape(-1 if x.ndim else ())
+    return jnp.where(x > 0, x, slope * x)
+
+
+def rrelu(
+    x: jax.Array,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *,
+    key: jax.Array | None = None,
+    slope: jax.Array | None = None,
+) -> jax.Array:
+    """x where it is above 0, else x times a slope that is drawn from [lower, upper) for each element.
+
+    Args:
+      x: [...].
+      lower, upper: outside of training the slope is their mean.
+      key: where the slopes are drawn from.
+      slope: the slopes themselves, of a shape that broadcasts to x's.
+
+    Raises:
+      ValueError: lower above upper; neither key nor slope in training.
+
+    torch counterpart: `torch.nn.functional.rrelu`.
+    """
+    check_bounds(lower, upper)
+    if not training:
+        slope = jnp.asarray((lower + upper) / 2, x.dtype)
+    elif slope is None:
+        if key is None:
+            raise ValueError("rrelu: there is neither a key nor a slope, and training is True.")
+        slope = jax.random.uniform(key, x.shape, x.dtype, lower, upper)
+    return jnp.where(x > 0, x, slope * x)
+
+
+def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
+    """As `jax.nn.leaky_relu`; at 0 the derivative is `negative_slope`, JAX's is 1."""
+    return jnp.where(x > 0, x, negative_slope * x)
+
+
+def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.Array:
+    """x between `min_val` and `max_val`; at both the derivative is 0.
+
+    Raises:
+      ValueError: max_val that is not above min_val.
+
+    torch counterpart: `torch.nn.functional.hardtanh`; `jax.nn.hard_tanh` has the derivative 1 there.
+    """
+    check_limits(min_val, max_val)
+    inside = (x > min_val) & (x < max_val)
+    return jnp.where(inside | jnp.isnan(x), x, jax.lax.stop_gradient(jnp.clip(x, min_val, max_val)))
+
+
+def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
+    """x moved towards 0 by `lambd`, and 0 where |x| <= lambd; there the derivative is 0.
+
+    Raises:
+      ValueError: lambd below 0.
+
+    torch counterpart: `torch.nn.functional.softshrink`.
+    """
+    check_lambd(lambd)
+    return jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0))
+
+
+def hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
+    """x, but 0 where |x| <= lambd; there the derivative is 0.
+
+    torch counterpart: `torch.nn.functional.hardshrink`.
+    """
+    return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(x), x)
+
+
+def threshold(x: jax.Array, threshold: float, value: float) -> jax.Array:
+    """x where it is above `threshold`, else `value`.
+
+    torch counterpart: `torch.nn.functional.threshold`.
+    """
+    return jnp.where(x <= threshold, jnp.asarray(value, x.dtype), x)
+
+
+def check_approximate(approximate: str) -> None:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate argument must be either none or tanh, but got {approximate}.")
+
+
+def check_bounds(lower: float, upper: float) -> None:
+    if lower > upper:
+        raise ValueError(
+            f"Lower bound should be less than or equal to the upper bound, but got {lower} and {upper}"
+        )
+
+
+def check_limits(min_val: float, max_val: float) -> None:
+    if max_val <= min_val:
+        raise ValueError(f"max_val ({max_val}) must be greater than min_val ({min_val})")
+
+
+def check_lambd(lambd: float) -> None:
+    if lambd < 0:
+        raise ValueError(f"lambda must be greater or equal to 0, but found to be {lambd}.")

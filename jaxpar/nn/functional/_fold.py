@@ -1,0 +1,98 @@
+"""unfold and fold: the windows of a picture as rows, and the sum of such rows as a picture."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from ._window import Ints, Window, elements, per_axis, spatial, windows
+
+
+def unfold(
+    x: jax.Array, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0, stride: Ints = 1
+) -> jax.Array:
+    """Every window as one row.
+
+    Args:
+      x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
+      kernel_size, dilation, padding, stride: a number, or one for each spatial axis. Padding is 0.
+
+    Returns:
+      [..., L, C K]: L windows, K elements of each, the channel being the slower index, as in torch.
+
+    Raises:
+      ValueError: a number below 1 (0 for padding); an axis shorter than its window.
+
+    torch counterpart: `torch.nn.functional.unfold`, which gives [N, C K, L].
+    """
+    rank = spatial("unfold", x, kernel_size, dilation, padding, stride)
+    over = windows("unfold", rank, kernel_size, stride, padding, dilation)
+    _check_blocks("unfold", x.shape[-1 - rank : -1], over)
+    return _unfold(x, over)
+
+
+def fold(
+    x: jax.Array,
+    output_size: Ints,
+    kernel_size: Ints,
+    dilation: Ints = 1,
+    padding: Ints = 0,
+    stride: Ints = 1,
+) -> jax.Array:
+    """The sum of all rows, each at its window: the transpose of `unfold`.
+
+    Args:
+      x: [..., L, C K], as `unfold` gives it.
+      output_size: the spatial sizes of the result; a plain number stands for two equal ones.
+      kernel_size, dilation, padding, stride: as given to `unfold`.
+
+    Returns:
+      [..., *output_size, C].
+
+    Raises:
+      ValueError: rows that are not the windows of such a picture.
+
+    torch counterpart: `torch.nn.functional.fold`.
+    """
+    rank = len(output_size) if isinstance(output_size, Sequence) else 2
+    sizes = per_axis("fold", "output_size", output_size, rank)
+    over = windows("fold", rank, kernel_size, stride, padding, dilation)
+    _check_blocks("fold", sizes, over)
+    *batch, L, CK = x.shape
+    K = math.prod(w.size for w in over)
+    counts = [w.count(n) for w, n in zip(over, sizes, strict=True)]
+    if CK % K:
+        raise ValueError(
+            "fold: Expected size of input's last dimension to be divisible by the product of kernel_size, "
+            f"but got {CK} and kernel_size={tuple(w.size for w in over)}."
+        )
+    if math.prod(counts) != L:
+        raise ValueError(
+            f"fold: Given output_size={sizes}, expected {' * '.join(map(str, counts))} = {math.prod(counts)} "
+            f"sliding blocks, but got {L}."
+        )
+    like = jax.ShapeDtypeStruct((*batch, *sizes, CK // K), x.dtype)
+    (y,) = jax.linear_transpose(functools.partial(_unfold, over=over), like)(x)
+    return y
+
+
+@functools.partial(jax.jit, static_argnums=1, static_argnames="over", inline=True)
+def _unfold(x: jax.Array, over: tuple[Window, ...]) -> jax.Array:
+    parts = [x]
+    for axis, window in enumerate(over, x.ndim - 1 - len(over)):
+        parts = [element for part in parts for element in elements(part, axis, window, 0)]
+    y = jnp.stack(parts, -1)
+    return y.reshape(*x.shape[: -1 - len(over)], -1, x.shape[-1] * len(parts))
+
+
+def _check_blocks(function: str, sizes: Sequence[int], over: Sequence[Window]) -> None:
+    counts = tuple(w.count(n) for w, n in zip(over, sizes, strict=True))
+    if min(counts) < 1:
+        raise ValueError(
+            f"{function}: Given spatial size {tuple(sizes)}, calculated shape of the array of sliding blocks "
+            f"as {counts}, but its components must be at least one."
+        )

@@ -1,0 +1,207 @@
+"""grid_sample and affine_grid: a picture read at any positions.
+
+A position is a row (x, y) or (x, y, z), x being the last spatial axis; -1 and 1 are the first and the
+last pixel, by their centres with align_corners, by their outer edges without.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+MODES = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("zeros", "border", "reflection")
+CUBIC = -0.75
+
+
+def grid_sample(
+    x: jax.Array,
+    grid: jax.Array,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> jax.Array:
+    """x at the positions of `grid`.
+
+    Args:
+      x: [N, *S, C] with two or three spatial axes.
+      grid: [N, *T, 2] or [N, *T, 3], the last axis of x first.
+      mode: "bilinear" (trilinear for three axes), "nearest", or "bicubic" (two axes only).
+      padding_mode: what is outside of x: "zeros", the nearest pixel of the "border", or x mirrored
+        ("reflection").
+      align_corners: see above; None is False.
+
+    Returns:
+      [N, *T, C]. Gradients go to x and, but for "nearest", to `grid`; at the border and beyond, where
+      the position is clipped, the gradient of `grid` is 0, as in torch.
+
+    Raises:
+      ValueError: an unknown mode; shapes that do not fit.
+
+    torch counterpart: `torch.nn.functional.grid_sample`. Source: ATen/native/GridSampler.h.
+    """
+    _check(x, grid, mode, padding_mode)
+    return _grid_sample(x, grid, mode, padding_mode, bool(align_corners))
+
+
+def affine_grid(theta: jax.Array, size: Sequence[int], align_corners: bool | None = None) -> jax.Array:
+    """The grid for `grid_sample` that maps the result's positions by `theta`.
+
+    Args:
+      theta: [N, 2, 3] or [N, 3, 4].
+      size: the shape of the result, [N, *T, C].
+      align_corners: as in `grid_sample`.
+
+    Returns:
+      [N, *T, 2] or [N, *T, 3].
+
+    Raises:
+      ValueError: shapes that do not fit; a size below 1.
+
+    torch counterpart: `torch.nn.functional.affine_grid`, whose `size` is [N, C, *T].
+    """
+    rank = len(size) - 2
+    if not jnp.issubdtype(theta.dtype, jnp.floating):
+        raise ValueError(f"Expected theta to have floating point type, but got {theta.dtype}")
+    if rank not in (2, 3) or theta.shape != (size[0], rank, rank + 1):
+        raise ValueError(
+            "affine_grid: Expected a batch of affine matrices [N, 2, 3] or [N, 3, 4] for a size [N, *T, C], "
+            f"but got {theta.shape} for size {tuple(size)}."
+        )
+    if min(size) <= 0:
+        raise ValueError(f"Expected non-zero, positive output size. Got {tuple(size)}")
+    return _affine_grid(theta, tuple(size[1:-1]), bool(align_corners))
+
+
+def _check(x: jax.Array, grid: jax.Array, mode: str, padding_mode: str) -> None:
+    if mode not in MODES:
+        raise ValueError(
+            f"grid_sample(): expected mode to be 'bilinear', 'nearest' or 'bicubic', but got: {mode!r}"
+        )
+    if padding_mode not in PADDINGS:
+        raise ValueError(
+            "grid_sample(): expected padding_mode to be 'zeros', 'border', or 'reflection', but got: "
+            f"{padding_mode!r}"
+        )
+    rank = x.ndim - 2
+    if rank not in (2, 3) or grid.ndim != x.ndim:
+        raise ValueError(
+            "grid_sample(): expected 4D or 5D input and grid with same number of dimensions, but got input "
+            f"with sizes {x.shape} and grid with sizes {grid.shape}"
+        )
+    if mode == "bicubic" and rank != 2:
+        raise ValueError("grid_sample(): bicubic interpolation only supports 4D input")
+    if grid.shape[0] != x.shape[0]:
+        raise ValueError(
+            "grid_sample(): expected grid and input to have same batch size, but got input with sizes "
+            f"{x.shape} and grid with sizes {grid.shape}"
+        )
+    if grid.shape[-1] != rank:
+        raise ValueError(
+            f"grid_sample(): expected grid to have size {rank} in last dimension, but got grid with sizes "
+            f"{grid.shape}"
+        )
+    if 0 in x.shape[1:-1]:
+        raise ValueError(
+            "grid_sample(): expected input to have non-empty spatial dimensions, but input has sizes "
+            f"{x.shape}"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _grid_sample(
+    x: jax.Array, grid: jax.Array, mode: str, padding_mode: str, align_corners: bool
+) -> jax.Array:
+    sizes = x.shape[1:-1]
+    dtype = jnp.promote_types(jnp.result_type(x, grid), jnp.float32)
+    outside = functools.partial(_inside, padding_mode=padding_mode, align_corners=align_corners)
+    # For each axis of x: pairs of an element's number and its weight.
+    taps = []
+    for i, n in enumerate(sizes):
+        at = _unnormalized(grid[..., -1 - i].astype(dtype), n, align_corners)
+        if mode == "bicubic":
+            taps.append([(outside(tap, n), weight) for tap, weight in _cubic(at)])
+        else:
+            taps.append(_linear(outside(at, n)) if mode == "bilinear" else _nearest(outside(at, n)))
+    y = sum(_read(x, [t for t, _ in corner], [w for _, w in corner]) for corner in itertools.product(*taps))
+    return y.astype(x.dtype)
+
+
+Taps = list[tuple[jax.Array, jax.Array]]
+
+
+def _linear(at: jax.Array) -> Taps:
+    low = jnp.floor(at)
+    return [(low, low + 1 - at), (low + 1, at - low)]
+
+
+def _nearest(at: jax.Array) -> Taps:
+    at = jnp.round(at)
+    return [(at, jnp.ones_like(at))]
+
+
+def _cubic(at: jax.Array) -> Taps:
+    low = jnp.floor(at)
+    t = at - low
+
+    def near(d: jax.Array) -> jax.Array:
+        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+
+    def far(d: jax.Array) -> jax.Array:
+        return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
+
+    return [(low - 1, far(t + 1)), (low, near(t)), (low + 1, near(1 - t)), (low + 2, far(2 - t))]
+
+
+def _unnormalized(at: jax.Array, n: int, align_corners: bool) -> jax.Array:
+    return (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
+
+
+def _inside(at: jax.Array, n: int, padding_mode: str, align_corners: bool) -> jax.Array:
+    if padding_mode == "zeros":
+        return at
+    if padding_mode == "reflection":
+        at = _reflected(at, 0, n - 1) if align_corners else _reflected(at, -0.5, n - 0.5)
+    # The border itself is clipped too: its gradient is 0.
+    return jnp.where((at > 0) & (at < n - 1), at, jax.lax.stop_gradient(jnp.clip(at, 0, n - 1)))
+
+
+def _reflected(at: jax.Array, low: float, high: float) -> jax.Array:
+    span = high - low
+    if span == 0:
+        return jnp.zeros_like(at)
+    at = at - low
+    at = jnp.where(at < 0, -at, at)
+    rest = jnp.fmod(at, span)
+    return jnp.where(jnp.floor(at / span) % 2 == 0, rest, span - rest) + low
+
+
+def _read(x: jax.Array, taps: Sequence[jax.Array], weights: Sequence[jax.Array]) -> jax.Array:
+    """x at whole positions, 0 outside, times the product of the weights."""
+    sizes = x.shape[1:-1]
+    exists = functools.reduce(jnp.logical_and, [(t >= 0) & (t < n) for t, n in zip(taps, sizes, strict=True)])
+    weight = jnp.where(exists, functools.reduce(jnp.multiply, weights), 0)
+    index: jax.Array | int = 0
+    for t, n in zip(taps, sizes, strict=True):
+        index = index * n + jnp.clip(jnp.nan_to_num(t), 0, n - 1).astype(jnp.int32)
+    rows = jnp.arange(x.shape[0]).reshape(-1, *[1] * (weight.ndim - 1))
+    pixels = x.reshape(x.shape[0], math.prod(sizes), x.shape[-1])[rows, index]
+    return jnp.where(exists[..., None], pixels, 0) * weight[..., None]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _affine_grid(theta: jax.Array, sizes: tuple[int, ...], align_corners: bool) -> jax.Array:
+    def axis(n: int) -> jax.Array:
+        if n == 1:
+            return jnp.zeros(1, theta.dtype)
+        line = jnp.linspace(-1, 1, n, dtype=theta.dtype)
+        return line if align_corners else line * (n - 1) / n
+
+    lines = jnp.meshgrid(*map(axis, sizes), indexing="ij")
+    base = jnp.stack([*reversed(lines), jnp.ones(sizes, theta.dtype)], -1)
+    return jnp.einsum("...k,nrk->n...r", base, theta, precision="highest")

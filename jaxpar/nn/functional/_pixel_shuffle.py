@@ -1,0 +1,80 @@
+"""pixel_shuffle, pixel_unshuffle and channel_shuffle: channels and positions change places.
+
+The channels are numbered as in torch, so a network's next layer needs no other weights.
+"""
+
+from __future__ import annotations
+
+import jax
+
+
+def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
+    """[..., H, W, C r^2] to [..., H r, W r, C], r being `upscale_factor`.
+
+    Raises:
+      ValueError: a factor below 1; channels that r^2 does not divide.
+
+    torch counterpart: `torch.nn.functional.pixel_shuffle`; channel c r^2 + i r + j goes to (i, j).
+    """
+    r = upscale_factor
+    check_factor("pixel_shuffle", "upscale_factor", r)
+    *batch, H, W, C = x.shape
+    if C % r**2:
+        raise ValueError(
+            "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of "
+            f"upscale_factor, but {C} is not divisible by {r**2}"
+        )
+    x = x.reshape(*batch, H, W, C // r**2, r, r)
+    n = len(batch)
+    x = x.transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return x.reshape(*batch, H * r, W * r, C // r**2)
+
+
+def pixel_unshuffle(x: jax.Array, downscale_factor: int) -> jax.Array:
+    """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`: undoes `pixel_shuffle`.
+
+    Raises:
+      ValueError: a factor below 1; height or width that r does not divide.
+
+    torch counterpart: `torch.nn.functional.pixel_unshuffle`.
+    """
+    r = downscale_factor
+    check_factor("pixel_unshuffle", "downscale_factor", r)
+    *batch, H, W, C = x.shape
+    for name, size in {"height": H, "width": W}.items():
+        if size % r:
+            raise ValueError(
+                f"pixel_unshuffle expects {name} to be divisible by downscale_factor, but {size} is not "
+                f"divisible by {r}"
+            )
+    x = x.reshape(*batch, H // r, r, W // r, r, C)
+    n = len(batch)
+    x = x.transpose(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return x.reshape(*batch, H // r, W // r, C * r**2)
+
+
+def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
+    """[..., C]: the first channels of all groups, then the second ones, and so on.
+
+    Raises:
+      ValueError: groups below 1, or that do not divide the channels.
+
+    torch counterpart: `torch.nn.functional.channel_shuffle`.
+    """
+    check_groups(groups)
+    *rest, C = x.shape
+    if C % groups:
+        raise ValueError(
+            f"Number of channels must be divisible by groups. Got {C} channels and {groups} groups."
+        )
+    return x.reshape(*rest, groups, C // groups).swapaxes(-1, -2).reshape(x.shape)
+
+
+def check_factor(function: str, name: str, factor: int) -> None:
+    if factor <= 0:
+        raise ValueError(f"{function} expects a positive {name}, but got {factor}")
+
+
+def check_groups(groups: int) -> None:
+    if groups <= 0:
+        raise ValueError(f"Number of groups to divide channels in must be positive. Value of groups:{groups}")
