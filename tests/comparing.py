@@ -22,7 +22,7 @@ def assert_equal_numbers(name: str, got, want, tolerance: float = SEMANTIC) -> f
     finite = np.isfinite(want)
     if not finite.any():
         return 0.0
-    error = np.abs(got - want)[finite].max()
+    error = np.abs(got[finite] - want[finite]).max()
     scale = np.abs(want)[finite].max()
     relative = float(error / scale) if scale else float(error)
     assert relative <= tolerance, f"{name}: relative difference {relative:.3g} is above {tolerance:.3g}"

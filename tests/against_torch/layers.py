@@ -21,6 +21,7 @@ from comparing import assert_equal_trees
 from flax import nnx
 
 import jaxpar
+from jaxpar._rulebook import rule_for
 
 STEPS = 5
 RATE = 0.1
@@ -42,8 +43,9 @@ class Case:
         taken as it is; a function gets a RandomState at each step. Floats are differentiated.
       channels: the axis of torch that is jaxpar's last, for inputs and outputs that have that axis;
         one number for all, or one for each input, the first being the outputs'. None: same layout.
-      weights: torch's tensors by name to jaxpar's by path. It must be linear and do with any part
-        of the names: gradients and buffers go the same way. See `named`.
+      weights: torch's tensors by name to jaxpar's by path; the rulebook's row of the layer if left
+        out. It must be linear and do with any part of the names: gradients and buffers go the same
+        way. See `named`.
       options: keyword arguments of the call, the same on both sides.
       call: how a side is called, `call(net, *inputs, **options)`, where that is not plainly so: states
         in a tuple, or inputs that torch wants in another form.
@@ -53,7 +55,7 @@ class Case:
     jaxpar: str = ""
     inputs: tuple[Any, ...] = ((4, 6),)
     channels: int | tuple[int | None, ...] | None = 1
-    weights: Callable[[Arrays], Arrays] = dict
+    weights: Callable[[Arrays], Arrays] | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     call: Callable[..., Any] = lambda net, *inputs, **options: net(*inputs, **options)
 
@@ -123,7 +125,24 @@ def record(outputs, by_input, gradients, state) -> dict[str, Arrays]:
     }
 
 
-def torch_run(case: Case, net: Any, batches: list[list[np.ndarray]]) -> list[dict[str, Arrays]]:
+def rulebook(layer: Any) -> Callable[[Arrays], Arrays]:
+    """The row of a layer of jaxpar.nn; a tensor that it does not name is an error."""
+    rule = rule_for(layer)
+    if rule is None:
+        return dict
+    surplus = getattr(rule, "surplus", {})
+
+    def weights(tensors: Arrays) -> Arrays:
+        used = {name for part in rule.parts_of_torch(tensors) for name in part.torch} | set(surplus)
+        assert tensors.keys() <= used, f"the rulebook has no {sorted(tensors.keys() - used)}"
+        return rule.to_flax(tensors)
+
+    return weights
+
+
+def torch_run(
+    case: Case, net: Any, weights: Callable[[Arrays], Arrays], batches: list[list[np.ndarray]]
+) -> list[dict[str, Arrays]]:
     """Records of all steps, and of one evaluation after them, in jaxpar's layout."""
     moves = _moves(case)
     parameters = dict(net.named_parameters()) if isinstance(net, torch.nn.Module) else {}
@@ -148,8 +167,8 @@ def torch_run(case: Case, net: Any, batches: list[list[np.ndarray]]) -> list[dic
             record(
                 [_from_torch(y.detach().numpy(), moves[0]) for y in outputs],
                 [_from_torch(g.numpy(), c) for g, c in zip(by_input, kinds, strict=True)],
-                case.weights({name: g.numpy().copy() for name, g in gradients.items()}),
-                case.weights(_tensors(net)),
+                weights({name: g.numpy().copy() for name, g in gradients.items()}),
+                weights(_tensors(net)),
             )
         )
     return records
@@ -171,7 +190,7 @@ def jaxpar_run(
     for i, batch in enumerate(batches):
         if module is not None:
             module.train() if i < STEPS else module.eval()
-        step = steps.setdefault(i < STEPS, _step(case, net))
+        step = steps.setdefault(module is None or i < STEPS, _step(case, net))
         inputs = [jnp.asarray(x) for x in batch]
         floats = [x for x in inputs if jnp.issubdtype(x.dtype, jnp.inexact)]
         outputs, by_input, gradients, state = step(module and nnx.state(module), floats, inputs)
@@ -265,8 +284,9 @@ def difference(case: Case) -> float:
         for p in theirs.parameters():
             p.data.copy_(torch.tensor(random.uniform(-1, 1, tuple(p.shape))))
     batches = batches_of(case)
-    start = case.weights(_tensors(theirs))
-    want = torch_run(case, theirs, batches)
+    weights = case.weights or rulebook(ours)
+    start = weights(_tensors(theirs))
+    want = torch_run(case, theirs, weights, batches)
     got = jaxpar_run(case, ours, start, batches)
     largest = 0.0
     for i, (a, b) in enumerate(zip(got, want, strict=True)):

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._recurrent import drop as dropout
+from ._dropout import dropout
 
 
 def scaled_dot_product_attention(

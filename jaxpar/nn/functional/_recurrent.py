@@ -22,14 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, State, Weights, input_gates
-
-
-def drop(x, p, *, key):
-    if not p:
-        return x
-    if key is None:
-        raise ValueError("dropout needs a key")
-    return jnp.where(jax.random.bernoulli(key, 1 - p, x.shape), x / max(1 - p, 1e-9), 0)
+from ._dropout import dropout as drop
 
 
 def lstm(

@@ -1,0 +1,220 @@
+"""Losses of classes: cross_entropy, nll_loss, and the two of a yes or no.
+
+The classes are the last axis of the input, where torch has them on axis 1; with [B, C] that is the
+same. Where torch's mean is not the mean of the losses, it is so here: with integer targets it
+divides by the sum of the targets' weights, ignored ones having none, and is NaN when that is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._reduction import check_reduction, reduced
+
+SMALLEST = float(np.float32(1e-12))
+"""torch's bound for x (1 - x), which it keeps in float32."""
+
+
+def cross_entropy(
+    input: jax.Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> jax.Array:
+    """The cross entropy of logits with classes, or with probabilities of classes.
+
+    Args:
+      input: logits, [..., C].
+      target: classes, integers [...]; or probabilities, floats [..., C].
+      weight: of the classes, [C].
+      ignore_index: the class that does not count; it may lie outside of the C. Not for probabilities.
+      reduction: "none", "mean" or "sum". The mean of classes is weighted, that of probabilities is not.
+      label_smoothing: how much of each target goes to all classes evenly, in [0, 1].
+
+    Returns:
+      [...] or []. With "mean" NaN where no target counts.
+
+    Raises:
+      ValueError: shapes that do not fit. RuntimeError: as torch. IndexError: a class that is neither
+      one of the C nor `ignore_index`; inside `jax.jit`, where it cannot raise, its loss is NaN.
+
+    torch counterpart: `torch.nn.functional.cross_entropy`, whose classes are on axis 1.
+    Source: aten/src/ATen/native/LossNLL.cpp.
+    """
+    target = jnp.asarray(target)
+    if not 0 <= label_smoothing <= 1:
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
+    log_probabilities = jax.nn.log_softmax(input)
+    if target.shape == input.shape:
+        if not jnp.issubdtype(target.dtype, jnp.floating):
+            raise RuntimeError(
+                f"Expected floating point type for target with class probabilities, got {target.dtype}"
+            )
+        if ignore_index >= 0:
+            raise RuntimeError("ignore_index is not supported for floating point target")
+        return _of_probabilities(log_probabilities, target, weight, reduction, label_smoothing)
+    loss = nll_loss(log_probabilities, target, weight, ignore_index=ignore_index, reduction=reduction)
+    if not label_smoothing:
+        return loss
+    weights = 1 if weight is None else jnp.asarray(weight)
+    kept = target != ignore_index
+    evenly = jnp.where(kept, -(log_probabilities * weights).sum(-1), 0)
+    if reduction != "none":
+        evenly = evenly.sum()
+    if reduction == "mean":
+        evenly = evenly / _counts(target, kept, weight, input.dtype).sum()
+    return (1 - label_smoothing) * loss + evenly * (label_smoothing / input.shape[-1])
+
+
+def _of_probabilities(
+    log_probabilities: jax.Array, target: jax.Array, weight: Any, reduction: str, label_smoothing: float
+) -> jax.Array:
+    C = target.shape[-1]
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / C
+    weights = 1 if weight is None else _class_weights(weight, C)
+    return reduced(-(log_probabilities * target * weights).sum(-1), reduction)
+
+
+def nll_loss(
+    input: jax.Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> jax.Array:
+    """The negative log likelihood of classes: minus the input at the target.
+
+    Args:
+      input: log-probabilities, [..., C]. target: classes, integers [...].
+      weight, ignore_index, reduction: as for `cross_entropy`.
+
+    Returns:
+      [...] or [].
+
+    Raises:
+      As `cross_entropy`.
+
+    torch counterpart: `torch.nn.functional.nll_loss`, whose classes are on axis 1.
+    Source: aten/src/ATen/native/LossNLL.cpp.
+    """
+    target = jnp.asarray(target)
+    check_reduction(reduction)
+    C = input.shape[-1]
+    if target.shape != input.shape[:-1]:
+        raise ValueError(
+            f"Expected target of shape {input.shape[:-1]} for input of shape {input.shape}, got "
+            f"{target.shape}. The classes are the last axis; torch has them on axis 1."
+        )
+    if not jnp.issubdtype(target.dtype, jnp.integer):
+        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
+    kept = target != ignore_index
+    known = (target >= 0) & (target < C)
+    if not isinstance(target, jax.core.Tracer) and not (known | ~kept).all():
+        raise IndexError(f"Target {np.asarray(target)[np.asarray(kept & ~known)][0]} is out of bounds.")
+    at = jnp.take_along_axis(input, jnp.where(known, target, 0)[..., None], axis=-1)[..., 0]
+    counts = _counts(target, kept, weight, input.dtype)
+    loss = jnp.where(kept, jnp.where(known, -at * counts, jnp.nan), 0)
+    if reduction == "mean":
+        return loss.sum() / counts.sum()
+    return reduced(loss, reduction)
+
+
+def _counts(target: jax.Array, kept: jax.Array, weight: Any, dtype: Any) -> jax.Array:
+    """How much each target counts in a mean."""
+    if weight is None:
+        return kept.astype(dtype)
+    return jnp.where(kept, jnp.asarray(weight, dtype)[jnp.where(kept, target, 0)], 0)
+
+
+def _class_weights(weight: Any, C: int) -> jax.Array:
+    weight = jnp.asarray(weight)
+    if weight.shape != (C,):
+        raise RuntimeError(
+            f"weight tensor should be defined either for all {C} classes or no classes but got weight tensor "
+            f"of shape: {weight.shape}"
+        )
+    return weight
+
+
+# ------------------------------------------------------------------------------------------ yes or no
+
+
+def binary_cross_entropy(
+    input: jax.Array, target: Any, weight: Any = None, *, reduction: str = "mean"
+) -> jax.Array:
+    """-(t log x + (1 - t) log(1 - x)), logarithms not below -100.
+
+    Args:
+      input: probabilities, any shape. target: the same shape.
+      weight: broadcasts to it; the mean is not divided by it.
+      reduction: "none", "mean" or "sum".
+
+    Raises:
+      ValueError: different shapes. RuntimeError: an input outside of [0, 1]; not inside `jax.jit`.
+
+    torch counterpart: `torch.nn.functional.binary_cross_entropy`. As there, the gradient divides by
+    x (1 - x), not below 1e-12. Source: aten/src/ATen/native/Loss.cpp.
+    """
+    target = jnp.asarray(target)
+    if target.shape != input.shape:
+        raise ValueError(
+            f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
+            "deprecated. Please ensure they have the same size."
+        )
+    if not isinstance(input, jax.core.Tracer) and not ((input >= 0) & (input <= 1)).all():
+        raise RuntimeError("all elements of input should be between 0 and 1")
+    loss = _binary(input, target.astype(input.dtype))
+    return reduced(loss if weight is None else loss * jnp.asarray(weight), reduction)
+
+
+@jax.custom_jvp
+def _binary(x: jax.Array, t: jax.Array) -> jax.Array:
+    return (t - 1) * jnp.maximum(jnp.log1p(-x), -100) - t * jnp.maximum(jnp.log(x), -100)
+
+
+@_binary.defjvp
+def _binary_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (x, t), (dx, dt) = primals, tangents
+    by_target = jnp.log1p(-x) - jnp.log(x)  # without the bounds
+    return _binary(x, t), dx * (x - t) / jnp.maximum((1 - x) * x, SMALLEST) + dt * by_target
+
+
+def binary_cross_entropy_with_logits(
+    input: jax.Array,
+    target: Any,
+    weight: Any = None,
+    *,
+    reduction: str = "mean",
+    pos_weight: Any = None,
+) -> jax.Array:
+    """`binary_cross_entropy` of sigmoid(input), without its bounds.
+
+    Args:
+      input: logits, any shape. target: the same shape.
+      weight: broadcasts to it; the mean is not divided by it.
+      reduction: "none", "mean" or "sum".
+      pos_weight: of the positive answers, broadcasts to the shape.
+
+    Raises:
+      ValueError: different shapes.
+
+    torch counterpart: `torch.nn.functional.binary_cross_entropy_with_logits`.
+    Source: aten/src/ATen/native/Loss.cpp.
+    """
+    target = jnp.asarray(target)
+    if target.shape != input.shape:
+        raise ValueError(f"Target size ({target.shape}) must be the same as input size ({input.shape})")
+    positive = 1 if pos_weight is None else (jnp.asarray(pos_weight) - 1) * target + 1
+    loss = (1 - target) * input - positive * jax.nn.log_sigmoid(input)
+    return reduced(loss if weight is None else loss * jnp.asarray(weight), reduction)

@@ -1,0 +1,151 @@
+"""Margin losses: of two inputs, of a label, and of several classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._reduction import at_least, check_reduction, reduced
+
+
+def margin_ranking_loss(
+    input1: jax.Array, input2: jax.Array, target: Any, margin: float = 0.0, *, reduction: str = "mean"
+) -> jax.Array:
+    """max(0, -target (input1 - input2) + margin).
+
+    Args:
+      input1, input2: any shapes of as many axes that broadcast. target: 1 or -1, of as many axes.
+      reduction: "none", "mean" or "sum".
+
+    Raises:
+      RuntimeError: different numbers of axes.
+
+    torch counterpart: `torch.nn.functional.margin_ranking_loss`. Source: aten/src/ATen/native/Loss.cpp.
+    """
+    target = jnp.asarray(target)
+    if not input1.ndim == input2.ndim == target.ndim:
+        raise RuntimeError(
+            "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
+            f"input1: {input1.shape}, input2: {input2.shape}, target: {target.shape} "
+        )
+    return reduced(at_least(-target * (input1 - input2) + margin, 0), reduction)
+
+
+def hinge_embedding_loss(
+    input: jax.Array, target: Any, margin: float = 1.0, *, reduction: str = "mean"
+) -> jax.Array:
+    """input for target 1, max(0, margin - input) for target -1.
+
+    Args:
+      input, target: shapes that broadcast. reduction: "none", "mean" or "sum".
+
+    torch counterpart: `torch.nn.functional.hinge_embedding_loss`; as there, a target that is neither
+    gets both. Source: aten/src/ATen/native/Loss.cpp.
+    """
+    target = jnp.asarray(target)
+    zero = jnp.zeros_like(input)
+    far = jnp.where(target != 1, at_least(margin - input, 0), zero)
+    return reduced(far + jnp.where(target != -1, input, zero), reduction)
+
+
+def soft_margin_loss(input: jax.Array, target: Any, *, reduction: str = "mean") -> jax.Array:
+    """log(1 + exp(-target input)).
+
+    Args:
+      input, target: shapes that broadcast. reduction: "none", "mean" or "sum".
+
+    torch counterpart: `torch.nn.functional.soft_margin_loss`; it is infinite where exp overflows, as
+    there. Source: aten/src/ATen/native/Loss.cpp.
+    """
+    return reduced(jnp.log1p(jnp.exp(-jnp.asarray(target) * input)), reduction)
+
+
+def multilabel_soft_margin_loss(
+    input: jax.Array, target: Any, weight: Any = None, *, reduction: str = "mean"
+) -> jax.Array:
+    """The mean over the classes of `binary_cross_entropy_with_logits`.
+
+    Args:
+      input: logits, [..., C]. target: 0 or 1, of the same shape. weight: broadcasts to it.
+      reduction: "none", "mean" or "sum", over [...].
+
+    torch counterpart: `torch.nn.functional.multilabel_soft_margin_loss`. Source: torch/nn/functional.py.
+    """
+    target = jnp.asarray(target)
+    loss = -(target * jax.nn.log_sigmoid(input) + (1 - target) * jax.nn.log_sigmoid(-input))
+    loss = loss if weight is None else loss * jnp.asarray(weight)
+    return reduced(loss.sum(-1) / input.shape[-1], reduction)
+
+
+def multi_margin_loss(
+    input: jax.Array,
+    target: Any,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Any = None,
+    *,
+    reduction: str = "mean",
+) -> jax.Array:
+    """The sum over the other classes i of max(0, margin - input[target] + input[i])^p, divided by C.
+
+    Args:
+      input: [B, C] or [C]. target: classes, integers [B] or [].
+      p: 1 or 2. weight: of the target's class, [C].
+      reduction: "none", "mean" or "sum".
+
+    Raises:
+      ValueError: another p. RuntimeError: shapes that do not fit. IndexError: an unknown class; inside
+      `jax.jit` its loss is NaN.
+
+    torch counterpart: `torch.nn.functional.multi_margin_loss`.
+    Source: aten/src/ATen/native/LossMultiMargin.cpp.
+    """
+    target = jnp.asarray(target)
+    if p not in (1, 2):
+        raise ValueError("only p == 1 and p == 2 supported")
+    if weight is not None and jnp.ndim(weight) != 1:
+        raise ValueError("weight must be one-dimensional")
+    C = input.shape[-1]
+    if input.ndim not in (1, 2) or target.shape != input.shape[:-1]:
+        raise RuntimeError(f"inconsistent target size, got: {target.shape} for input of {input.shape}")
+    known = (target >= 0) & (target < C)
+    if not isinstance(target, jax.core.Tracer) and not known.all():
+        raise IndexError("target out of range")
+    classes = jnp.where(known, target, 0)[..., None]
+    short = jax.nn.relu(margin - jnp.take_along_axis(input, classes, axis=-1) + input)
+    loss = jnp.where(jnp.arange(C) == classes, 0, short if p == 1 else jnp.square(short))
+    if weight is not None:
+        loss = loss * jnp.asarray(weight)[classes]
+    return reduced(jnp.where(known, loss.sum(-1) / C, jnp.nan), reduction)
+
+
+def multilabel_margin_loss(input: jax.Array, target: Any, *, reduction: str = "mean") -> jax.Array:
+    """The sum over labels j and other classes i of max(0, 1 - input[j] + input[i]), divided by C.
+
+    Args:
+      input: [B, C] or [C]. target: the labels, integers of input's shape; those behind the first -1 are
+        not read.
+      reduction: "none", "mean" or "sum".
+
+    Raises:
+      RuntimeError: different shapes, or, outside of `jax.jit`, a label outside of -1 to C - 1.
+
+    torch counterpart: `torch.nn.functional.multilabel_margin_loss`.
+    Source: aten/src/ATen/native/LossMultiLabelMargin.cpp.
+    """
+    check_reduction(reduction)
+    target = jnp.asarray(target)
+    if input.ndim not in (1, 2) or target.shape != input.shape:
+        raise RuntimeError(f"inconsistent target size: {target.shape} for input of size: {input.shape}")
+    C = input.shape[-1]
+    if not isinstance(target, jax.core.Tracer) and not ((target >= -1) & (target < C)).all():
+        raise RuntimeError(f"target has a label outside of -1 to {C - 1}")
+    read = jnp.cumsum(target == -1, axis=-1) == 0
+    labels = jnp.where(read, target, 0)
+    is_label = ((labels[..., None] == jnp.arange(C)) & read[..., None]).any(-2)
+    of_labels = jnp.take_along_axis(input, labels, axis=-1)
+    short = jax.nn.relu(1 - of_labels[..., :, None] + input[..., None, :])
+    loss = jnp.where(read[..., :, None] & ~is_label[..., None, :], short, 0)
+    return reduced(loss.sum((-2, -1)) / C, reduction)

@@ -1,0 +1,47 @@
+"""The last step of a loss, and the pieces whose gradient at a kink is torch's and not JAX's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def reduced(loss: jax.Array, reduction: str) -> jax.Array:
+    """The losses as they are, their mean or their sum."""
+    check_reduction(reduction)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+def check_reduction(reduction: str, allowed: tuple[str, ...] = ("none", "mean", "sum")) -> None:
+    if reduction not in allowed:
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+
+
+def absolute(x: jax.Array) -> jax.Array:
+    """|x|, with the gradient 0 at 0, where JAX has 1."""
+    return x * jax.lax.stop_gradient(jnp.sign(x))
+
+
+def at_least(x: jax.Array, least: float) -> jax.Array:
+    """max(x, least), with the whole gradient at equality, as torch.clamp_min; jnp.maximum has half of it."""
+    return jnp.where(x < least, least, x)
+
+
+def together(input: Any, target: Any) -> tuple[jax.Array, jax.Array]:
+    """Two arrays of one shape and type; broadcasting warns, in torch's words."""
+    input, target = jnp.asarray(input), jnp.asarray(target)
+    if input.shape != target.shape:
+        warnings.warn(
+            f"Using a target size ({target.shape}) that is different to the input size ({input.shape}). This "
+            "will likely lead to incorrect results due to broadcasting. "
+            "Please ensure they have the same size.",
+            stacklevel=3,
+        )
+    dtype = jnp.result_type(input, target)
+    shape = jnp.broadcast_shapes(input.shape, target.shape)
+    return jnp.broadcast_to(input.astype(dtype), shape), jnp.broadcast_to(target.astype(dtype), shape)

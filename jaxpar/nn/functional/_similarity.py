@@ -1,0 +1,132 @@
+"""Distances and cosines, and the losses made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._cross_entropy import SMALLEST
+from ._reduction import absolute, at_least, reduced
+
+
+def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1e-8) -> jax.Array:
+    """The product of x1 / |x1| and x2 / |x2| along `dim`, norms not below eps.
+
+    Args:
+      x1, x2: shapes that broadcast. dim: the axis of the vectors, torch's default; for data with
+        channels last say -1.
+
+    Returns:
+      The broadcast shape without `dim`.
+
+    torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient knows nothing of
+    eps and is that of 0 for a vector of zeros. Source: aten/src/ATen/native/Distance.cpp.
+    """
+    x1, x2 = jnp.broadcast_arrays(x1, x2)
+    return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim)
+
+
+def _unit(x: jax.Array, axis: int, eps: float) -> jax.Array:
+    n = norm(x, 2, axis, keepdims=True)
+    return x / (n + jax.lax.stop_gradient(at_least(n, eps) - n))
+
+
+def pairwise_distance(
+    x1: jax.Array, x2: jax.Array, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> jax.Array:
+    """The p-norm of x1 - x2 + eps over the last axis.
+
+    Args:
+      x1, x2: shapes that broadcast, [..., D]. p: of the norm, `float("inf")` too.
+
+    Returns:
+      [...], or [..., 1] with `keepdim`.
+
+    torch counterpart: `torch.nn.functional.pairwise_distance`. Source: aten/src/ATen/native/Distance.cpp.
+    """
+    return norm(x1 - x2 + eps, p, -1, keepdims=keepdim)
+
+
+def norm(x: jax.Array, p: float, axis: int, *, keepdims: bool = False) -> jax.Array:
+    """(sum |x|^p)^(1/p), with the gradient 0 where it is 0, as torch.linalg.vector_norm."""
+    size = absolute(x)
+    if p == float("inf"):
+        return size.max(axis, keepdims=keepdims)
+    if p == 0:
+        return (x != 0).sum(axis, keepdims=keepdims).astype(x.dtype)
+    if p == 1:
+        return size.sum(axis, keepdims=keepdims)
+    powers = jnp.square(x) if p == 2 else jnp.where(x == 0, 0, jnp.where(x == 0, 1, size) ** p)
+    total = powers.sum(axis, keepdims=keepdims)
+    safe = jnp.where(total == 0, 1, total)
+    return jnp.where(total == 0, 0, jnp.sqrt(safe) if p == 2 else safe ** (1 / p))
+
+
+def cosine_embedding_loss(
+    input1: jax.Array, input2: jax.Array, target: Any, margin: float = 0.0, *, reduction: str = "mean"
+) -> jax.Array:
+    """1 - cos for target 1, max(0, cos - margin) for target -1, and 0 for others.
+
+    Args:
+      input1, input2: [B, D] or [D]. target: [B] or [].
+      reduction: "none", "mean" or "sum".
+
+    Raises:
+      RuntimeError: other shapes, in torch's words.
+
+    torch counterpart: `torch.nn.functional.cosine_embedding_loss`. Its cosine adds 1e-12 to the squares,
+    which `cosine_similarity` does not. Source: aten/src/ATen/native/Loss.cpp.
+    """
+    target = jnp.asarray(target)
+    if target.ndim > 1:
+        raise RuntimeError("0D or 1D target tensor expected, multi-target not supported")
+    if input1.ndim != target.ndim + 1:
+        raise RuntimeError(
+            f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found inputs with "
+            f"sizes {input1.shape} and {input2.shape}."
+        )
+    squares = (jnp.square(x).sum(-1) + SMALLEST for x in (input1, input2))
+    first, second = squares
+    cos = (input1 * input2).sum(-1) / jnp.sqrt(first * second)
+    zero = jnp.zeros_like(cos)
+    loss = jnp.where(target == 1, 1 - cos, zero) + jnp.where(target == -1, at_least(cos - margin, 0), zero)
+    return reduced(loss, reduction)
+
+
+def triplet_margin_loss(
+    anchor: jax.Array,
+    positive: jax.Array,
+    negative: jax.Array,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    *,
+    reduction: str = "mean",
+) -> jax.Array:
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin), d being `pairwise_distance`.
+
+    Args:
+      anchor, positive, negative: [..., D], of as many axes.
+      margin: positive. p, eps: of the distance.
+      swap: whether d(positive, negative) counts where it is below d(anchor, negative).
+      reduction: "none", "mean" or "sum".
+
+    Raises:
+      ValueError: a margin that is not positive. RuntimeError: different numbers of axes.
+
+    torch counterpart: `torch.nn.functional.triplet_margin_loss`. Source: aten/src/ATen/native/Loss.cpp.
+    """
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    if not anchor.ndim == positive.ndim == negative.ndim:
+        raise RuntimeError(
+            f"The anchor, positive, and negative tensors are expected to have the same number of dimensions, "
+            f"but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
+        )
+    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = jnp.minimum(far, pairwise_distance(positive, negative, p, eps))
+    return reduced(at_least(margin + near - far, 0), reduction)
