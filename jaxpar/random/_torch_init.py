@@ -1,0 +1,249 @@
+"""torch_init: an NNX module with the weights that its torch twin is constructed with.
+
+Constructing a torch module draws from the default generator, one layer after the other. The same
+numbers come from the same draws in the same order, and are then laid out as Flax has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from numpy.typing import DTypeLike
+
+from .._rulebook import Rule, rule_for
+from ._construction import axes_of, construction
+from ._dtypes import is_floating
+from ._generator import Generator
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Fill = Callable[[Array, Generator], Any]
+Visit = Callable[[str, dict[str, Array], Generator], Any]
+M = TypeVar("M", bound=nnx.Module)
+
+
+def torch_init(
+    module: M,
+    seed: int | Generator,
+    *,
+    order: Sequence[str] | None = None,
+    parameters: Mapping[str, Fill] | None = None,
+    apply: Visit | None = None,
+    dtype: DTypeLike | None = None,
+) -> M:
+    """Give a module the weights of `torch.manual_seed(seed)` and its twin's constructor.
+
+    Args:
+      module: an NNX module of layers that have a torch counterpart; also an abstract one, of
+        `nnx.eval_shape`. It is changed in place. Running statistics are reset as well.
+      seed: of `torch.manual_seed`, or a `Generator` that has drawn whatever was drawn before.
+      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them. Left out, it is
+        that of the attributes. A path stands for all below it; together they must name every layer once.
+      parameters: for each parameter that belongs to no layer, what fills it: called with an array of the
+        parameter's shape and dtype, and the generator, when its turn comes.
+      apply: what the twin does with its layers after it is constructed, as in
+        `self.apply(self._init_weights)`: called for every layer, in the order of the attributes, with
+        torch's class name, its tensors by torch's names in torch's layout, and the generator. Of a
+        MultiheadAttention the out_proj comes first, as a Linear.
+      dtype: in which the twin is constructed, if it was converted to the module's afterwards. Left out,
+        each layer's own.
+
+    Returns:
+      The module. A parameter that two layers share keeps what it gets first; both layers draw.
+
+    Raises:
+      ValueError: a layer or parameter without counterpart, an `order` that does not fit, attributes
+        whose order is lost. Nothing is changed then.
+
+    torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the
+    draws, jaxpar/_rulebook for the layouts.
+    """
+    generator = seed if isinstance(seed, Generator) else Generator(seed)
+    parts = list(_parts(module, dict(parameters or {})))
+    constructed = _sorted(module, parts, order)
+    drawn = {part.path: part.draw(generator, dtype) for part in constructed}
+    if apply is not None:
+        for part in parts:
+            part.visit(drawn[part.path], generator, apply)
+    values: dict[int, tuple[nnx.Variable, Array]] = {}
+    for part in constructed:
+        for leaf, array in part.leaves(drawn[part.path]).items():
+            values.setdefault(id(part.variables[leaf]), (part.variables[leaf], array))
+    placed = [(variable, _place(array, variable)) for variable, array in values.values()]
+    for variable, value in placed:
+        variable.set_raw_value(value)
+    return module
+
+
+@dataclasses.dataclass
+class _Layer:
+    path: str
+    layer: Any
+    rule: Rule
+    variables: dict[str, nnx.Variable]
+
+    def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
+        construct = construction(self.rule.torch)
+        if construct is None:
+            raise ValueError(
+                f"torch_init: {self.path} is torch's {self.rule.torch}, and it is not known here what its "
+                "constructor draws."
+            )
+        shapes = self.rule.torch_shapes({leaf: v.shape for leaf, v in self.variables.items()})
+        axes = axes_of(self.rule.torch)
+        if axes is not None and len(shapes["weight"]) != axes:
+            raise ValueError(
+                f"torch_init: {self.path} is torch's {self.rule.torch}, whose weight has {axes} axes, and "
+                f"here it would have the shape {shapes['weight']}. Layers stacked by nnx.vmap have no "
+                "counterpart."
+            )
+        tensors = {name: np.empty(shape, dtype or self._dtype()) for name, shape in shapes.items()}
+        construct(tensors, self.layer, generator)
+        return tensors
+
+    def _dtype(self) -> np.dtype[Any]:
+        dtypes = (np.dtype(v.get_raw_value().dtype) for v in self.variables.values())
+        return next((dtype for dtype in dtypes if is_floating(dtype)), np.dtype(np.float32))
+
+    def visit(self, tensors: dict[str, Array], generator: Generator, apply: Visit) -> None:
+        inner = {name: t for name, t in tensors.items() if name.startswith("out_proj.")}
+        if inner:
+            apply("Linear", {name.removeprefix("out_proj."): t for name, t in inner.items()}, generator)
+        apply(self.rule.torch, {name: t for name, t in tensors.items() if name not in inner}, generator)
+
+    def leaves(self, tensors: dict[str, Array]) -> dict[str, Array]:
+        try:
+            leaves = self.rule.to_flax(tensors)
+        except ValueError as error:
+            error.add_note(f"in {self.path}")
+            raise
+        for leaf in self.variables.keys() ^ leaves.keys():
+            raise ValueError(f"torch_init: {self.path}.{leaf} is no parameter of torch's {self.rule.torch}.")
+        return leaves
+
+
+@dataclasses.dataclass
+class _Parameter:
+    """A parameter that belongs to no layer."""
+
+    path: str
+    fill: Fill | None
+    variables: dict[str, nnx.Variable]
+
+    def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
+        if self.fill is None:
+            raise ValueError(
+                f"torch_init: {self.path} is a parameter of no layer that torch has. Say what it begins "
+                f"with: parameters={{{self.path!r}: lambda x, generator: generator.normal_(x)}}."
+            )
+        value = self.variables[""].get_raw_value()
+        array = np.empty(value.shape, dtype or value.dtype)
+        self.fill(array, generator)
+        return {"": array}
+
+    def visit(self, tensors: dict[str, Array], generator: Generator, apply: Visit) -> None:
+        """torch's `apply` visits modules only."""
+
+    def leaves(self, tensors: dict[str, Array]) -> dict[str, Array]:
+        return tensors
+
+
+_Part = _Layer | _Parameter
+
+
+def _parts(module: nnx.Module, fills: dict[str, Fill]) -> Iterator[_Part]:
+    """Layers and single parameters in the order of the attributes, each once."""
+    seen: set[int] = set()
+
+    def walk(node: Any, path: str) -> Iterator[_Part]:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, nnx.Param):
+            yield _Parameter(path, fills.pop(path, None), {"": node})
+            return
+        rule = rule_for(node) if isinstance(node, nnx.Module) else None
+        if rule is not None:
+            variables = dict(_variables(node, ""))
+            if variables:
+                yield _Layer(path, node, rule, variables)
+            return
+        for key, child in _children(node):
+            yield from walk(child, _join(path, key))
+
+    yield from walk(module, "")
+    if fills:
+        raise ValueError(f"torch_init: parameters names {', '.join(fills)}, which no layer leaves over.")
+
+
+def _variables(node: Any, path: str) -> Iterator[tuple[str, nnx.Variable]]:
+    if isinstance(node, nnx.Param | nnx.BatchStat):
+        yield path, node
+    for key, child in _children(node):
+        yield from _variables(child, _join(path, key))
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    if isinstance(node, list | tuple | nnx.List):
+        return [(str(i), child) for i, child in enumerate(node)]
+    if isinstance(node, dict):
+        return [(str(key), child) for key, child in node.items()]
+    if isinstance(node, nnx.Pytree):
+        return [(key, child) for key, child in vars(node).items() if not key.startswith("_pytree__")]
+    return []
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _below(path: str, root: str) -> bool:
+    return not root or path == root or path.startswith(root + ".")
+
+
+def _sorted(module: nnx.Module, parts: list[_Part], order: Sequence[str] | None) -> list[_Part]:
+    roots = [""] if order is None else list(order)
+    groups = [[part for part in parts if _below(part.path, root)] for root in roots]
+    for root, group in zip(roots, groups, strict=True):
+        if not group and order is not None:
+            raise ValueError(f"torch_init: order names {root!r}, where there is no layer.")
+    for part in parts:
+        named = [root for root, group in zip(roots, groups, strict=True) if part in group]
+        if len(named) != 1:
+            raise ValueError(
+                f"torch_init: order must name every layer once, and names {part.path} "
+                + (f"{len(named)} times, by {' and '.join(map(repr, named))}." if named else "not at all.")
+            )
+    for path, node in _rebuilt(module, ""):
+        for group in groups:
+            below = {p.path for p in group if _below(p.path, path)}
+            heads = [key for key, _ in _children(node) if any(_below(p, _join(path, key)) for p in below)]
+            if len(heads) > 1:
+                raise ValueError(
+                    f"torch_init: {path or 'the module'} was made by nnx.clone, merge or eval_shape, which "
+                    f"sort the attributes; in which order {', '.join(heads)} were constructed is lost. Say "
+                    "it with order=[...]."
+                )
+    return [part for group in groups for part in group]
+
+
+def _rebuilt(node: Any, path: str, above: bool = False) -> Iterator[tuple[str, Any]]:
+    """Nodes whose attributes are in the alphabet's order, which no constructor leaves them in."""
+    if isinstance(node, nnx.Module) and rule_for(node) is not None:
+        return
+    if isinstance(node, nnx.Pytree):
+        above = list(vars(node)) == sorted(vars(node))
+    if above and not isinstance(node, list | tuple | nnx.List):
+        yield path, node
+    for key, child in _children(node):
+        yield from _rebuilt(child, _join(path, key), above)
+
+
+def _place(array: Array, variable: nnx.Variable) -> jax.Array:
+    old = variable.get_raw_value()
+    sharding = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
+    return jax.device_put(array.astype(old.dtype, copy=False), sharding)
