@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ._variable import filled, values
 from .functional import batch_norm
 from .functional._batch_norm import check_eps
 
@@ -60,13 +61,11 @@ class BatchNorm(nnx.Module):
         del rngs
         check_eps(eps, training=False)
         shape = (num_features,)
-        self.scale = nnx.Param(jnp.ones(shape, param_dtype)) if affine else nnx.data(None)
-        self.bias = nnx.Param(jnp.zeros(shape, param_dtype)) if affine and bias else nnx.data(None)
-        self.mean = nnx.BatchStat(jnp.zeros(shape, param_dtype)) if track_running_stats else nnx.data(None)
-        self.var = nnx.BatchStat(jnp.ones(shape, param_dtype)) if track_running_stats else nnx.data(None)
-        self.num_batches_tracked = (
-            nnx.BatchStat(jnp.zeros((), jnp.int32)) if track_running_stats else nnx.data(None)
-        )
+        self.scale = filled(affine, 1, shape, param_dtype)
+        self.bias = filled(affine and bias, 0, shape, param_dtype)
+        self.mean = filled(track_running_stats, 0, shape, param_dtype, nnx.BatchStat)
+        self.var = filled(track_running_stats, 1, shape, param_dtype, nnx.BatchStat)
+        self.num_batches_tracked = filled(track_running_stats, 0, (), jnp.int32, nnx.BatchStat)
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
@@ -89,9 +88,7 @@ class BatchNorm(nnx.Module):
             if momentum is None:
                 wide = jnp.promote_types(self.mean[...].dtype, jnp.float32)
                 momentum = 1 / self.num_batches_tracked[...].astype(wide)
-        mean, var, scale, bias = (
-            v if v is None else v[...] for v in (self.mean, self.var, self.scale, self.bias)
-        )
+        mean, var, scale, bias = values(self.mean, self.var, self.scale, self.bias)
         momentum = 0.0 if momentum is None else momentum  # nothing is tracked
         y, mean, var = batch_norm(x, mean, var, scale, bias, own, momentum, self.eps, **over)
         if tracking:

@@ -20,6 +20,7 @@ HEALTHY = Case("BatchNorm1d(6)", "BatchNorm(6)", ((5, 3, 6),), weights=named(NAM
 
 def test_the_same_layer_passes():
     assert 0 < difference(HEALTHY) < 1e-13
+    assert difference(dataclasses.replace(HEALTHY, weights=None)) == difference(HEALTHY)
 
 
 FAULTS = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._moments import Axis, count_of, moments, standardize, widened
+from ._moments import Axis, count_of, moved, spread_moments, standardize, widened
 
 
 def batch_norm(
@@ -78,11 +78,12 @@ def batch_norm(
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {x.shape}"
             )
-        mean, var = (m.reshape(C) for m in moments(wide, mask, 1.0 * count, axes, axis_name))
+        mean, var = (m.reshape(C) for m in spread_moments(wide, mask, 1.0 * count, axes, axis_name))
         if running_mean is not None and running_var is not None:
             unbiased = var * (count / jnp.maximum(count - 1, 1))
-            running_mean = _moved(running_mean, mean, momentum, count)
-            running_var = _moved(running_var, unbiased, momentum, count)
+            there = jnp.asarray(count > 0)
+            running_mean = jnp.where(there, moved(running_mean, mean, momentum), running_mean)
+            running_var = jnp.where(there, moved(running_var, unbiased, momentum), running_var)
     return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype), running_mean, running_var
 
 
@@ -101,12 +102,3 @@ def _aligned(mask: jax.Array, x: jax.Array) -> jax.Array:
             f"of {x.shape} are needed, the last one left out."
         )
     return mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
-
-
-def _moved(
-    running: jax.Array, batch: jax.Array, momentum: float | jax.Array, count: int | jax.Array
-) -> jax.Array:
-    """The running value after this batch; the same one if nothing counted."""
-    before = running.astype(jnp.promote_types(running.dtype, batch.dtype))
-    moved = (1 - momentum) * before + momentum * jax.lax.stop_gradient(batch)
-    return jnp.where(count > 0, moved, running).astype(running.dtype)

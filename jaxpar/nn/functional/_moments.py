@@ -34,11 +34,16 @@ def count_of(x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_n
     return _everywhere(mask.sum(dtype=x.dtype) * each, axis_name)
 
 
+def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Mean and biased variance over `axes`, which stay with length 1."""
+    return spread_moments(x, None, float(math.prod(x.shape[i] for i in axes)), axes, None)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
-def moments(
+def spread_moments(
     x: jax.Array, mask: jax.Array | None, count: Any, axes: tuple[int, ...], axis_name: Axis
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance over `axes`, which stay with length 1, and over the replicas.
+    """The same over the replicas as well, of what counts.
 
     Args:
       x: what is False in `mask` must be 0.
@@ -50,12 +55,12 @@ def moments(
     return mean, _sum(_masked(jnp.square(x - mean), mask), axes, axis_name) / n
 
 
-@moments.defjvp
+@spread_moments.defjvp
 def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents: Any) -> Any:
     # By the chain rule the variance depends on the mean as well, with a factor that is a sum of
     # distances from the mean: zero, and one more pass over the data for it.
     x, mask, count = primals
-    mean, var = moments(x, mask, count, axes, axis_name)
+    mean, var = spread_moments(x, mask, count, axes, axis_name)
     dx, n = _masked(tangents[0], mask), jnp.maximum(count, 1)
     return (mean, var), (_sum(dx, axes, axis_name) / n, _sum((x - mean) * dx, axes, axis_name) * (2 / n))
 
@@ -84,3 +89,9 @@ def standardize(
     factor: Any = jax.lax.rsqrt(var.astype(jnp.promote_types(var.dtype, x.dtype)) + eps)
     y = (x - mean) * (factor if scale is None else factor * scale)
     return y if bias is None else y + bias
+
+
+def moved(running: jax.Array, batch: jax.Array, momentum: float | jax.Array) -> jax.Array:
+    """The running value after a batch, in the running value's type."""
+    before = running.astype(jnp.promote_types(running.dtype, batch.dtype))
+    return ((1 - momentum) * before + momentum * jax.lax.stop_gradient(batch)).astype(running.dtype)

@@ -1,0 +1,97 @@
+"""layer_norm and rms_norm: over the last axes of each row."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from ..._typing import Shape
+from ._moments import moments, standardize, widened
+
+
+def layer_norm(
+    x: jax.Array,
+    normalized_shape: int | Sequence[int],
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    eps: float = 1e-5,
+) -> jax.Array:
+    """(x - mean) / sqrt(var + eps) * scale + bias over the last axes.
+
+    Args:
+      x: [..., *normalized_shape].
+      normalized_shape: the lengths of the last axes, or of the last one.
+      scale: [*normalized_shape], or None for 1.
+      bias: [*normalized_shape], or None for 0.
+      eps: added to the variance under the root.
+
+    Returns:
+      x's shape and type.
+
+    Raises:
+      RuntimeError: no axis is named, or x does not end in `normalized_shape`. TypeError: integers.
+
+    torch counterpart: `torch.nn.functional.layer_norm`. Source: ATen/native/layer_norm.cpp.
+    """
+    axes = _last_axes(x, shape_of(normalized_shape), scale, bias)
+    wide = widened("layer_norm", x)
+    mean, var = moments(wide, axes)
+    return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype)
+
+
+def rms_norm(
+    x: jax.Array,
+    normalized_shape: int | Sequence[int],
+    scale: jax.Array | None = None,
+    eps: float | None = None,
+) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) * scale over the last axes.
+
+    Args:
+      x: [..., *normalized_shape].
+      normalized_shape: the lengths of the last axes, or of the last one.
+      scale: [*normalized_shape], or None for 1.
+      eps: None for the distance from 1 to the next number in the type that this is computed in:
+        float64's for float64, float32's for all others.
+
+    Returns:
+      x's shape and type.
+
+    Raises:
+      RuntimeError: no axis is named, or x does not end in `normalized_shape`. TypeError: integers.
+
+    torch counterpart: `torch.nn.functional.rms_norm`. Source: ATen/native/layer_norm.cpp.
+    """
+    axes = _last_axes(x, shape_of(normalized_shape), scale)
+    wide = widened("rms_norm", x)
+    eps = float(jnp.finfo(wide.dtype).eps) if eps is None else eps
+    y = wide * jax.lax.rsqrt(jnp.square(wide).mean(axes, keepdims=True) + eps)
+    return (y if scale is None else y * scale).astype(x.dtype)
+
+
+def shape_of(normalized_shape: int | Sequence[int]) -> Shape:
+    """The lengths as a tuple, at least one."""
+    given = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    shape = tuple(map(operator.index, given))
+    if not shape:
+        raise RuntimeError(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
+            "but got normalized_shape = []"
+        )
+    return shape
+
+
+def _last_axes(x: jax.Array, shape: Shape, *parameters: jax.Array | None) -> tuple[int, ...]:
+    wrong = [p.shape for p in parameters if p is not None and p.shape != shape]
+    if wrong:
+        raise RuntimeError(f"Expected scale and bias of shape {list(shape)}, but got {list(wrong[0])}")
+    if x.shape[-len(shape) :] != shape:
+        ending = "".join(f", {n}" for n in shape)
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [*{ending}], but got input of "
+            f"size{list(x.shape)}"
+        )
+    return tuple(range(x.ndim - len(shape), x.ndim))

@@ -1,0 +1,41 @@
+"""local_response_norm: each channel divided by what its neighbours amount to."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def local_response_norm(
+    x: jax.Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> jax.Array:
+    """x / (k + alpha * mean of x^2 over `size` neighbouring channels) ** beta.
+
+    Args:
+      x: [N, ..., C], at least three axes.
+      size: of the neighbourhood: size // 2 channels before, the channel, and (size - 1) // 2 after it.
+        Channels beyond the ends are 0 and count.
+      alpha, beta, k: as in the formula.
+
+    Returns:
+      x's shape.
+
+    Raises:
+      RuntimeError: size < 1. ValueError: fewer than three axes.
+
+    torch counterpart: `torch.nn.functional.local_response_norm`. Source: torch/nn/functional.py. The
+    paper (Krizhevsky et al. 2012, 3.3) has the sum in place of the mean.
+    """
+    check_size(size)
+    if x.ndim < 3:
+        raise ValueError(f"Expected 3D or higher dimensionality input (got {x.ndim} dimensions)")
+    C = x.shape[-1]
+    borders = [(0, 0)] * (x.ndim - 1) + [(size // 2, (size - 1) // 2)]
+    squares = jnp.pad(jnp.square(x), borders)
+    total = sum(squares[..., i : i + C] for i in range(size))
+    return x / (total / size * alpha + k) ** beta
+
+
+def check_size(size: int) -> None:
+    if size < 1:
+        raise RuntimeError(f"local_response_norm: size should be greater than zero, but got {size}")
