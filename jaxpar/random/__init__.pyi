@@ -1,4 +1,8 @@
 from . import init as init
+from ._check import TORCH_VERSION as TORCH_VERSION
+from ._check import Check as Check
+from ._check import Draw as Draw
+from ._check import check as check
 from ._generator import Generator as Generator
 from ._order import distributed_order as distributed_order
 from ._order import loader_order as loader_order
