@@ -1,0 +1,35 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from ._hyper import Hyper, check, is_number
+from ._leafwise import gradient_stages, scale_by_lr
+
+
+def adadelta(
+    lr: Hyper = 1.0, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: Any = 0, *, maximize: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Adadelta as torch does it.
+
+    Args:
+      lr: a number, an array or a schedule.
+      rho: decay of both means, of squared gradients and of squared updates.
+      eps: added under both roots.
+      weight_decay: added to the gradient, times the parameter.
+      maximize: ascend.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.Adadelta`. Source: torch/optim/adadelta.py.
+    """
+    check(lr=lr)
+    if is_number(rho) and not 0 <= rho <= 1:
+        raise ValueError(f"Invalid rho value: {rho}")
+    check(eps=eps, weight_decay=weight_decay)
+    stages = gradient_stages(weight_decay, maximize)
+    return optax.chain(*stages, optax.scale_by_adadelta(rho, eps), scale_by_lr(lr, "adadelta"))

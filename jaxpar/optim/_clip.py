@@ -1,0 +1,98 @@
+"""Clipping gradients, by their norm or by value.
+
+`optax.clip_by_global_norm` lacks the 1e-6 that torch adds to the norm, knows the 2-norm only, and
+keeps the norm to itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .._typing import PyTree
+
+
+class ClipGradNormState(NamedTuple):
+    """`total_norm`: of the last gradients, before they were clipped; zero before the first."""
+
+    total_norm: jax.Array
+
+
+def clip_grad_norm(
+    max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> optax.GradientTransformation:
+    """Scale all gradients by min(1, max_norm / (total_norm + 1e-6)).
+
+    Args:
+      max_norm: what the norm of all gradients together may be.
+      norm_type: p of the p-norm; `float("inf")` for the largest magnitude.
+      error_if_nonfinite: raise when the norm is inf or nan, from inside `jax.jit` too (there through
+        a host callback, which costs time; what was donated is lost).
+
+    The norm is in the state: `optax.tree.get(state, "total_norm")`.
+
+    Raises:
+      RuntimeError: the norm is not finite, and `error_if_nonfinite`.
+
+    torch counterpart: `torch.nn.utils.clip_grad_norm_`. Source: torch/nn/utils/clip_grad.py.
+    """
+    max_norm, norm_type = float(max_norm), float(norm_type)
+
+    def init(params):
+        return ClipGradNormState(jnp.zeros((), _wide(params)))
+
+    def update(updates, state, params=None):
+        del state, params
+        total = get_total_norm(updates, norm_type, error_if_nonfinite)
+        factor = jnp.minimum(1.0, max_norm / (total + 1e-6))
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), ClipGradNormState(total)
+
+    return optax.GradientTransformation(init, update)
+
+
+def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
+    """Clip every element of every gradient to [-clip_value, clip_value].
+
+    torch counterpart: `torch.nn.utils.clip_grad_value_`.
+    """
+    return optax.clip(float(clip_value))
+
+
+def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> jax.Array:
+    """The norm of all arrays of a tree together: the norm of their norms.
+
+    Raises:
+      RuntimeError: it is not finite, and `error_if_nonfinite`.
+
+    torch counterpart: `torch.nn.utils.get_total_norm`.
+    """
+    norm_type, wide = float(norm_type), _wide(tensors)
+    norms = [jnp.linalg.norm(g.astype(wide).ravel(), norm_type) for g in jax.tree.leaves(tensors)]
+    total = jnp.linalg.norm(jnp.stack(norms), norm_type) if norms else jnp.zeros((), wide)
+    if not error_if_nonfinite:
+        return total
+    check = functools.partial(_finite, norm_type)
+    if not isinstance(total, jax.core.Tracer):
+        check(total)
+        return total
+    # The callback's result is the norm itself, so nothing that depends on it can go on without it.
+    return jax.pure_callback(check, total, total, vmap_method="sequential")
+
+
+def _wide(tree: PyTree) -> jnp.dtype:
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+
+
+def _finite(norm_type: float, total: jax.Array) -> np.ndarray:
+    if not np.isfinite(total):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it "
+            "cannot be clipped. To disable this error and scale the gradients by the non-finite norm "
+            "anyway, set `error_if_nonfinite=False`"
+        )
+    return np.asarray(total)

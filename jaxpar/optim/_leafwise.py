@@ -1,0 +1,100 @@
+"""One update rule over all leaves, and the stages that most optimizers share.
+
+An optimizer is an `optax.chain`: what torch does to the gradient first (`maximize`, L2 weight
+decay), the rule itself, the learning rate. Stages come from optax wherever optax computes what
+torch computes. State fields of the stages written here have torch's names (`exp_avg`, `step`, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._typing import PyTree
+from ._hyper import Hyper, at, is_zero, start
+
+
+def leafwise(
+    rule: Callable[..., tuple[Any, ...]],
+    scalars: tuple[Any, ...],
+    grads: PyTree,
+    moments: Sequence[PyTree] = (),
+    *others: PyTree,
+) -> tuple[PyTree, ...]:
+    """`rule(scalars, gradient, *moments, *others)` for each leaf: its update and its new moments.
+
+    Half precision computes in float32, as torch's kernels do, and stores what it had: the moments in
+    their own types, the update wide, so that adding it to the parameter rounds once.
+    """
+    structure: Any
+    leaves, structure = jax.tree.flatten(grads)
+    columns = [structure.flatten_up_to(tree) for tree in (*moments, *others)]
+    results = []
+    for g, *rest in zip(leaves, *columns, strict=True):
+        wide = jnp.promote_types(g.dtype, jnp.float32)
+        # A Python number stays one: it takes the type of the leaf, and the compiler sees a constant.
+        cast = [s if isinstance(s, (int, float)) else jnp.asarray(s, wide) for s in scalars]
+        update, *new = rule(cast, *(x.astype(wide) for x in (g, *rest)))
+        kept = [y.astype(x.dtype) for x, y in zip(rest[: len(moments)], new, strict=True)]
+        results.append((update, *kept))
+    return tuple(structure.unflatten([result[i] for result in results]) for i in range(1 + len(moments)))
+
+
+def zeros(params: PyTree) -> PyTree:
+    return optax.tree.zeros_like(params)
+
+
+def gradient_stages(weight_decay: Any, maximize: bool) -> list[optax.GradientTransformation]:
+    """Torch's first lines: -g if we maximise, then g + weight_decay * p."""
+    stages = [optax.scale(-1.0)] if maximize else []
+    return stages if is_zero(weight_decay) else [*stages, optax.add_decayed_weights(weight_decay)]
+
+
+def refuse_complex(params: PyTree, function: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{function}: {jax.tree_util.keystr(path) or 'the parameter'} is {leaf.dtype}. Torch treats "
+                "a complex number as two real ones: wrap the optimizer in "
+                "optax.contrib.split_real_and_imaginary, which does that."
+            )
+
+
+class RateState(NamedTuple):
+    """`step`: the number of updates, as a full-width integer."""
+
+    step: jax.Array
+
+
+def scale_by_lr(lr: Hyper, function: str) -> optax.GradientTransformation:
+    """-lr * update. optax's stage of this kind counts in int32, with which schedules are float32."""
+
+    def init(params):
+        refuse_complex(params, function)
+        return RateState(start())
+
+    def update(updates, state, params=None):
+        del params
+        (updates,) = leafwise(lambda s, u: (-s[0] * u,), (at(lr, state.step),), updates)
+        return updates, RateState(optax.safe_increment(state.step))
+
+    return optax.GradientTransformation(init, update)
+
+
+def chain(
+    before: list[optax.GradientTransformation],
+    init: Callable[[PyTree], Any],
+    update: Callable[..., tuple[PyTree, Any]],
+    function: str,
+) -> optax.GradientTransformationExtraArgs:
+    """The first stages and a rule that applies the learning rate itself."""
+
+    def checked(params):
+        refuse_complex(params, function)
+        return init(params)
+
+    return optax.chain(*before, optax.GradientTransformation(checked, update))

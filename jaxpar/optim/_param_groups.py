@@ -1,0 +1,101 @@
+"""Parameter groups: some leaves with other hyperparameters than the rest.
+
+Torch takes a list of dicts, each with the parameters it is about. Arrays have no identity in JAX, so
+a group says which leaves are its own by their paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import jax
+import optax
+
+from .._typing import PyTree
+from ._paths import name
+
+Selection: TypeAlias = "str | Callable[[str], bool] | EllipsisType | Sequence[str | Callable[[str], bool]]"
+
+
+def param_groups(
+    optimizer: Callable[..., optax.GradientTransformation],
+    groups: Sequence[Mapping[str, Any]],
+    **defaults: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """One optimizer whose hyperparameters depend on the leaf.
+
+    Args:
+      optimizer: `optim.sgd`, `optim.adam`, ...: called once for each group.
+      groups: dicts with the key "params" and the group's own options. "params" is a path
+        ("encoder/layers/0"; every leaf at or under it), a function of a leaf's path, a list of these,
+        or `...` for the leaves that no other group has. `"frozen": True` instead of options leaves the
+        group's parameters as they are (torch: `requires_grad = False`).
+      defaults: the options of all groups that do not say otherwise.
+
+    Raises:
+      ValueError: at `init`: a leaf is in two groups or in none, or a group has no leaf.
+
+    torch counterpart: `torch.optim.SGD([{"params": ..., "lr": 0.1}, ...], lr=1e-3)`. Built on
+    `optax.partition`, of which the labels are the groups' positions.
+    """
+    if not groups:
+        raise ValueError("optimizer got an empty parameter list")
+    for i, group in enumerate(groups):
+        if "params" not in group:
+            raise ValueError(f"param_groups: group {i} has no key 'params'.")
+    transforms: dict[int, optax.GradientTransformation] = {}
+    for i, group in enumerate(groups):
+        own = {key: value for key, value in group.items() if key not in ("params", "frozen")}
+        if group.get("frozen", False):
+            if own:
+                raise ValueError(f"param_groups: group {i} is frozen and has the options {sorted(own)}.")
+            transforms[i] = optax.set_to_zero()
+        else:
+            transforms[i] = optimizer(**{**defaults, **own})
+    selections = [group["params"] for group in groups]
+
+    def labels(tree: PyTree) -> PyTree:
+        return jax.tree_util.tree_map_with_path(lambda path, _: _label(selections, name(path)), tree)
+
+    tx = optax.partition(transforms, labels)
+
+    def init(params):
+        _check_used(selections, set(jax.tree.leaves(labels(params))))
+        return tx.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
+
+
+def _label(selections: Sequence[Selection], path: str) -> int:
+    found = [i for i, selection in enumerate(selections) if _selects(selection, path)]
+    if len(found) > 1:
+        raise ValueError(
+            f"some parameters appear in more than one parameter group: {path} is in groups "
+            f"{' and '.join(map(str, found))}."
+        )
+    if not found:
+        found = [i for i, selection in enumerate(selections) if selection is ...]
+        if len(found) != 1:
+            raise ValueError(
+                f"param_groups: {path} is in no group. Add {{'params': ...}} for all other leaves, or "
+                "{'params': ..., 'frozen': True} to leave them as they are."
+            )
+    return found[0]
+
+
+def _selects(selection: Any, path: str) -> bool:
+    if selection is ...:
+        return False
+    if isinstance(selection, str):
+        return path == selection or path.startswith(selection + "/")
+    if callable(selection):
+        return bool(selection(path))
+    return any(_selects(part, path) for part in selection)
+
+
+def _check_used(selections: Sequence[Selection], used: set[int]) -> None:
+    for i, selection in enumerate(selections):
+        if i not in used and selection is not ...:
+            raise ValueError(f"param_groups: no leaf is in group {i} (params={selection!r}).")

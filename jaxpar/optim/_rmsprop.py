@@ -1,0 +1,48 @@
+"""RMSprop, plain or centered, with momentum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from ._hyper import Hyper, check
+from ._leafwise import gradient_stages, scale_by_lr
+from ._sgd import momentum_stages
+
+
+def rmsprop(
+    lr: Hyper = 1e-2,
+    alpha: Any = 0.99,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0,
+    momentum: Hyper = 0,
+    centered: bool = False,
+    *,
+    maximize: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """RMSprop as torch does it: eps outside of the root, the learning rate after the momentum.
+
+    Args:
+      lr, momentum: a number, an array or a schedule.
+      alpha: decay of the mean square.
+      eps: added to the root.
+      weight_decay: added to the gradient, times the parameter.
+      centered: divide by the standard deviation instead of the root of the mean square.
+      maximize: ascend.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.RMSprop`. `optax.rmsprop` has other defaults and applies the
+    learning rate before the momentum, which differs as soon as it changes. Source:
+    torch/optim/rmsprop.py.
+    """
+    check(lr=lr, eps=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha)
+    scale = optax.scale_by_stddev if centered else optax.scale_by_rms
+    return optax.chain(
+        *gradient_stages(weight_decay, maximize),
+        scale(alpha, eps, eps_in_sqrt=False),
+        *momentum_stages(momentum, 0, False),
+        scale_by_lr(lr, "rmsprop"),
+    )

@@ -1,0 +1,80 @@
+"""SGD with momentum, dampening and Nesterov's form."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._typing import PyTree
+from ._hyper import Hyper, at, check, is_number, is_zero, start
+from ._leafwise import gradient_stages, leafwise, scale_by_lr, zeros
+
+
+class MomentumState(NamedTuple):
+    """`step`: updates so far. `momentum_buffer`: like the parameters."""
+
+    step: jax.Array
+    momentum_buffer: PyTree
+
+
+def sgd(
+    lr: Hyper = 1e-3,
+    momentum: Hyper = 0,
+    dampening: Any = 0,
+    weight_decay: Any = 0,
+    nesterov: bool = False,
+    *,
+    maximize: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Stochastic gradient descent as torch does it.
+
+    Args:
+      lr, momentum: a number, an array or a schedule.
+      dampening: the first gradient enters the buffer whole, later ones times 1 - dampening.
+      weight_decay: added to the gradient, times the parameter.
+      nesterov: step along gradient + momentum * buffer.
+      maximize: ascend.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.SGD`. `optax.sgd` has no dampening. Source: torch/optim/sgd.py.
+    """
+    check(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    if nesterov and ((is_number(momentum) and momentum <= 0) or (is_number(dampening) and dampening != 0)):
+        raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+    stages = gradient_stages(weight_decay, maximize)
+    return optax.chain(*stages, *momentum_stages(momentum, dampening, nesterov), scale_by_lr(lr, "sgd"))
+
+
+def momentum_stages(momentum: Hyper, dampening: Any, nesterov: bool) -> list[optax.GradientTransformation]:
+    if is_zero(momentum):
+        return []
+    if is_zero(dampening) and not callable(momentum):
+        return [optax.trace(momentum, nesterov)]
+    return [_momentum(momentum, dampening, nesterov)]
+
+
+def _momentum(momentum: Hyper, dampening: Any, nesterov: bool) -> optax.GradientTransformation:
+    """`optax.trace` with dampening and a momentum that may change from step to step."""
+
+    def init(params):
+        return MomentumState(start(), zeros(params))
+
+    def update(grads, state, params=None):
+        del params
+        now = at(momentum, state.step)
+        fresh = jnp.where(state.step == 0, 1.0, 1 - dampening)
+
+        def rule(s, g, buffer):
+            mu, part = s
+            buffer = mu * buffer + part * g
+            return (g + mu * buffer if nesterov else buffer), buffer
+
+        updates, buffer = leafwise(rule, (now, fresh), grads, [state.momentum_buffer])
+        return updates, MomentumState(optax.safe_increment(state.step), buffer)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,319 @@
+"""Optimizer state from torch's `optimizer.state_dict()` and back, so that a run can change sides.
+
+Torch numbers the parameters of an optimizer and keeps a dict for each: `{"state": {0: {"step": ...,
+"exp_avg": ...}, ...}, "param_groups": [...]}`. Here a state is a tree with one stage for each part of
+the optimizer and, in the stages that have moments, a tree like the parameters. The two meet by
+names: a leaf's path (`layers/0/kernel`) and a torch parameter's name (`layers.0.weight`). What joins
+them, with the change of layout, is the `layout`; nothing is matched by shape or by order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from .._typing import PyTree
+from ._adafactor import AdafactorState
+from ._adagrad import AdagradState
+from ._adam import AdamState
+from ._adamax import AdamaxState
+from ._asgd import ASGDState
+from ._leafwise import RateState
+from ._nadam import NAdamState
+from ._paths import name
+from ._radam import RAdamState
+from ._rprop import RpropState
+from ._sgd import MomentumState
+
+OURS = (
+    AdafactorState,
+    AdagradState,
+    AdamState,
+    AdamaxState,
+    ASGDState,
+    MomentumState,
+    NAdamState,
+    RAdamState,
+    RateState,
+    RpropState,
+)
+KEYS: dict[type, dict[str, str]] = {
+    **{kind: {field: field for field in kind._fields} for kind in OURS},
+    optax.TraceState: {"trace": "momentum_buffer"},
+    optax.ScaleByRmsState: {"nu": "square_avg"},
+    optax.ScaleByRStdDevState: {"mu": "grad_avg", "nu": "square_avg"},
+    optax.ScaleByAdaDeltaState: {"e_g": "square_avg", "e_x": "acc_delta"},
+}
+"""A stage's fields and torch's words for them."""
+
+SCALARS = {"step", "mu_product", "eta", "mu"}
+"""Torch has one of these for each parameter, all equal; here there is one for all."""
+
+STEPLESS = {"momentum_buffer"}
+"""What torch.optim.SGD keeps: everything but the number of steps."""
+
+
+class TorchParam(NamedTuple):
+    """A leaf's counterpart in torch.
+
+    `name`: of the parameter. `to_flax(array)`: an array in torch's layout in the leaf's; `to_torch`: the
+    way back. Without them the layouts are equal. They must only move elements, since they are applied
+    to squares of gradients as well.
+
+    Several leaves may have the same parameter (three kernels that are one `in_proj_weight`). Then
+    each `to_flax` cuts its part out, and each `to_torch` returns the whole, zero outside of its part;
+    these are added.
+    """
+
+    name: str
+    to_flax: Callable[[np.ndarray], np.ndarray] | None = None
+    to_torch: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+Layout: TypeAlias = "Mapping[str, str | TorchParam] | Callable[[str], str | TorchParam] | None"
+
+
+def state_from_torch(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    state_dict: Mapping[str, Any],
+    layout: Layout = None,
+    *,
+    names: Sequence[str] | None = None,
+    step: int | None = None,
+) -> PyTree:
+    """The state with which `tx` continues where a torch optimizer stopped.
+
+    Args:
+      tx: made by jaxpar.optim with the options of the torch optimizer; also in `optax.chain`,
+        `param_groups` or `optax.inject_hyperparams`.
+      params: as for `tx.init`.
+      state_dict: `optimizer.state_dict()`; its values are tensors or numpy arrays.
+      layout: for each leaf its `TorchParam`, or just its name: a mapping from paths such as
+        "layers/0/kernel", or a function of them. Without it "layers/0/kernel" is "layers.0.kernel".
+      names: of torch's parameters, in the order in which the optimizer got them: `[n for n, _ in
+        module.named_parameters()]`. Without it the state_dict's own "param_names", or else "0", "1", ...
+      step: the number of steps taken. Needed for torch.optim.SGD only, which does not keep it.
+
+    Returns:
+      A tree like `tx.init(params)`. A counter called `count` in other stages is set to the step as well.
+
+    Raises:
+      ValueError: a leaf finds no state of its shape, or torch has some that no leaf takes; parameters
+        that are not all at the same step; SGD without `step`.
+
+    torch counterpart: `optimizer.load_state_dict`.
+    """
+    fresh = tx.init(params)
+    entries = _read(state_dict, names)
+    taken = _Taken(entries, layout, _the_step(entries, step))
+    filled = jax.tree.map(taken.fill, fresh, is_leaf=_is_stage)
+    taken.check()
+
+    def count(path, leaf):
+        last = path[-1] if path else None
+        counts = isinstance(last, jax.tree_util.GetAttrKey) and last.name == "count"
+        return jnp.full_like(leaf, taken.step) if counts else leaf
+
+    return jax.tree_util.tree_map_with_path(count, filled)
+
+
+def state_to_torch(
+    state: PyTree,
+    like: Mapping[str, Any],
+    layout: Layout = None,
+    *,
+    names: Sequence[str] | None = None,
+    tensor: Callable[[np.ndarray], Any] = np.asarray,
+) -> dict[str, Any]:
+    """A state as torch's `state_dict`, for `optimizer.load_state_dict`.
+
+    Args:
+      state: of an optimizer of this package; of an `nnx.Optimizer`, `nnx.as_pure(optimizer.opt_state)`.
+      like: the `state_dict()` of the torch optimizer that shall continue, fresh or not: its
+        "param_groups" (hyperparameters and order) are returned as they are.
+      layout, names: as in `state_from_torch`.
+      tensor: makes a tensor of a numpy array that nobody else uses: `torch.from_numpy`.
+
+    Raises:
+      ValueError: a leaf has no counterpart in `like`, or a parameter of `like` got no state.
+
+    torch counterpart: `optimizer.state_dict`.
+    """
+    ids = {called: i for i, called in _ids(like, names)}
+    found: dict[str, dict[str, Any]] = {called: {} for called in ids}
+    steps: set[int] = set()
+    strangers = []
+    for stage in filter(_is_stage, jax.tree.leaves(state, is_leaf=_is_stage)):
+        if isinstance(stage, RateState):
+            steps.add(int(stage.step))
+        for path, key, value in _moments(stage):
+            twin = _twin(layout, path)
+            if twin.name not in found:
+                strangers.append(f"{path} (torch name {twin.name})")
+                continue
+            if twin.to_flax is not None and twin.to_torch is None:
+                raise ValueError(f"state_to_torch: the layout of {path} has a to_flax and no to_torch.")
+            array = np.array(twin.to_torch(value) if twin.to_torch else value)
+            entry = found[twin.name]
+            entry[key] = entry[key] + array if key in entry else array
+            for scalar in SCALARS & set(KEYS[type(stage)].values()):
+                entry[scalar] = np.array(getattr(stage, scalar), np.float32 if scalar == "step" else None)
+    empty = [called for called, entry in found.items() if not entry]
+    if strangers or (empty and len(empty) < len(found)):
+        raise ValueError(
+            f"state_to_torch: without a counterpart: leaves {strangers}, torch parameters {empty}; see "
+            "`layout` and `names`."
+        )
+    for entry in found.values():
+        if set(entry) <= STEPLESS | {"step"}:
+            entry.pop("step", None)
+        elif "step" not in entry:
+            entry["step"] = np.array(max(steps, default=0), np.float32)
+    return {
+        "state": {
+            ids[called]: {key: tensor(np.array(value)) for key, value in entry.items()}
+            for called, entry in found.items()
+            if entry
+        },
+        "param_groups": [dict(group) for group in like["param_groups"]],
+    }
+
+
+class _Taken:
+    """Hands torch's entries out to the stages and knows at the end what was left."""
+
+    def __init__(self, entries: Mapping[str, Mapping[str, np.ndarray]], layout: Layout, step: int):
+        self.entries, self.layout, self.step = entries, layout, step
+        self.used: set[tuple[str, str]] = set()
+        self.missing: list[str] = []
+
+    def fill(self, stage: Any) -> Any:
+        if not _is_stage(stage):
+            return stage
+        if not any(self.entries.values()):  # before the first step, or plain SGD
+            return (
+                stage._replace(step=jnp.full_like(stage.step, self.step))
+                if "step" in stage._fields
+                else stage
+            )
+        new = {}
+        for field, key in KEYS[type(stage)].items():
+            value = getattr(stage, field)
+            if key in SCALARS:
+                new[field] = self._scalar(stage, key, value)
+            else:
+                new[field] = jax.tree_util.tree_map_with_path(
+                    lambda path, old, key=key: self._moment(name(path), key, old), value
+                )
+        return stage._replace(**new)
+
+    def _moment(self, path: str, key: str, old: jax.Array) -> jax.Array:
+        twin = _twin(self.layout, path)
+        if key not in self.entries.get(twin.name, {}):
+            self.missing.append(f"{path} needs {key} of {twin.name}")
+            return old
+        self.used.add((twin.name, key))
+        value = self.entries[twin.name][key]
+        value = twin.to_flax(value) if twin.to_flax else value
+        if np.shape(value) != old.shape:
+            raise ValueError(
+                f"state_from_torch: {path} has shape {old.shape} and {key} of {twin.name} "
+                f"{np.shape(value)}; see `layout`."
+            )
+        return jnp.asarray(value, old.dtype)
+
+    def _scalar(self, stage: Any, key: str, old: jax.Array) -> jax.Array:
+        if key == "step":
+            return jnp.full_like(old, self.step)
+        twins = {_twin(self.layout, path).name for path, _, _ in _moments(stage)}
+        found = {twin: self.entries[twin][key] for twin in sorted(twins) if key in self.entries.get(twin, {})}
+        self.used |= {(twin, key) for twin in found}
+        values = {float(value) for value in found.values()}
+        if len(values) > 1:
+            raise ValueError(f"state_from_torch: {key} differs between parameters: {found}.")
+        return jnp.full_like(old, values.pop()) if values else old
+
+    def check(self) -> None:
+        left = [
+            f"{key} of {called}"
+            for called, entry in self.entries.items()
+            for key in entry
+            if key != "step" and (called, key) not in self.used
+        ]
+        if self.missing or left:
+            raise ValueError(
+                f"state_from_torch: not found: {self.missing}; not used: {left}. The options must be those "
+                "of the torch optimizer, and the names must meet; see `layout` and `names`."
+            )
+
+
+def _is_stage(node: Any) -> bool:
+    return type(node) in KEYS
+
+
+def _moments(stage: Any) -> Iterator[tuple[str, str, Any]]:
+    """(path of the leaf, torch's key, value) for everything in a stage that is like the parameters."""
+    for field, key in KEYS[type(stage)].items():
+        if key not in SCALARS:
+            for path, value in jax.tree_util.tree_leaves_with_path(getattr(stage, field)):
+                yield name(path), key, value
+
+
+def _twin(layout: Layout, path: str) -> TorchParam:
+    if layout is None:
+        return TorchParam(path.replace("/", "."))
+    if callable(layout):
+        twin = layout(path)
+    elif path in layout:
+        twin = layout[path]
+    else:
+        raise ValueError(f"the layout has no entry for {path}; it has {sorted(layout)}.")
+    return TorchParam(twin) if isinstance(twin, str) else twin
+
+
+def _ids(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> list[tuple[Any, str]]:
+    groups = state_dict["param_groups"]
+    numbers = [i for group in groups for i in group["params"]]
+    own = [called for group in groups for called in group.get("param_names", ())]
+    called = list(names) if names is not None else own or [str(i) for i in numbers]
+    if len(called) != len(numbers) or len(set(called)) != len(called):
+        raise ValueError(f"{len(numbers)} torch parameters and the names {called}: not one for each.")
+    return list(zip(numbers, called, strict=True))
+
+
+def _read(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, dict[str, np.ndarray]]:
+    """By name, without what torch writes as None (a momentum buffer before its first step)."""
+    return {
+        called: {
+            key: _array(value) for key, value in state_dict["state"].get(i, {}).items() if value is not None
+        }
+        for i, called in _ids(state_dict, names)
+    }
+
+
+def _array(value: Any) -> np.ndarray:
+    """A numpy array of a tensor, without knowing torch; numpy has no bfloat16, float32 holds it exactly."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    return np.asarray(value)
+
+
+def _the_step(entries: Mapping[str, Mapping[str, np.ndarray]], given: int | None) -> int:
+    steps = {called: int(entry["step"]) for called, entry in entries.items() if "step" in entry}
+    if len(set(steps.values())) > 1:
+        raise ValueError(f"state_from_torch: the parameters are not at the same step: {steps}.")
+    if steps:
+        (step,) = set(steps.values())
+        if given is not None and given != step:
+            raise ValueError(f"state_from_torch: step={given}, and the state_dict says {step}.")
+        return step
+    if given is None and any(entries.values()):
+        raise ValueError("state_from_torch: torch.optim.SGD does not keep its number of steps; pass step=.")
+    return given or 0

@@ -1,0 +1,17 @@
+from ._combine import chained_scheduler as chained_scheduler
+from ._combine import sequential_lr as sequential_lr
+from ._cosine import cosine_annealing_lr as cosine_annealing_lr
+from ._cosine import cosine_annealing_warm_restarts as cosine_annealing_warm_restarts
+from ._cyclic import cyclic_lr as cyclic_lr
+from ._lambdas import lambda_lr as lambda_lr
+from ._lambdas import multiplicative_lr as multiplicative_lr
+from ._one_cycle import one_cycle_lr as one_cycle_lr
+from ._plateau import ReduceLROnPlateauState as ReduceLROnPlateauState
+from ._plateau import reduce_lr_on_plateau as reduce_lr_on_plateau
+from ._ramps import constant_lr as constant_lr
+from ._ramps import linear_lr as linear_lr
+from ._ramps import polynomial_lr as polynomial_lr
+from ._schedule import Schedule as Schedule
+from ._steps import exponential_lr as exponential_lr
+from ._steps import multi_step_lr as multi_step_lr
+from ._steps import step_lr as step_lr

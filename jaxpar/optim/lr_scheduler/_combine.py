@@ -1,0 +1,135 @@
+"""Schedules made of schedules: one after the other, or all on one rate."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._schedule import Schedule
+
+
+def sequential_lr(schedulers: Sequence[Callable[[Any], Any]], milestones: Sequence[int]) -> Schedule:
+    """`schedulers[i]` from `milestones[i - 1]` on, counting its own steps from there.
+
+    Each schedule has its own base rate; in torch all have the optimizer's. As in torch,
+    `multiplicative_lr` goes on from the rate that it finds at its milestone; the others begin with
+    their own first rate.
+
+    Raises:
+      ValueError: the milestones are not one fewer than the schedules. TypeError: something that is no
+        function of the step, such as `reduce_lr_on_plateau`.
+
+    torch counterpart: `torch.optim.lr_scheduler.SequentialLR`.
+    """
+    _check("SequentialLR", schedulers, "expects at least one scheduler, but got no scheduler.")
+    if len(milestones) != len(schedulers) - 1:
+        raise ValueError(
+            "Sequential Schedulers expects number of schedulers provided to be one more than the number of "
+            f"milestone points, but got number of schedulers {len(schedulers)} and the number of "
+            f"milestones to be equal to {len(milestones)}"
+        )
+    starts = [0, *milestones]
+    if any(a > b for a, b in itertools.pairwise(starts)):
+        raise ValueError(f"sequential_lr: milestones must not decrease, but are {list(milestones)}.")
+
+    def part(i, t):
+        schedule, own = schedulers[i], jnp.maximum(t - starts[i], 0)
+        carry = getattr(schedule, "carry", None)
+        if carry and i:
+            before = starts[i] - 1
+            which = bisect.bisect_right(milestones, before)
+            return carry(own, part(which, jnp.asarray(before)))
+        return schedule(own)
+
+    def rate(t):
+        return _choose(t, starts, lambda i: part(i, t))
+
+    def advance(t, before):
+        def one(i):
+            own = jnp.maximum(t - starts[i], 0)
+            moved = _schedule(schedulers[i], "SequentialLR").advance(own, before)
+            return moved if i == 0 else jnp.where(t == starts[i], part(i, t), moved)
+
+        return _choose(t, starts, one)
+
+    return Schedule(rate, advance, getattr(schedulers[0], "base", None))
+
+
+def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
+    """All schedules act on one rate, one after the other, at every step.
+
+    Where all of them only multiply, this is the product of their factors. Otherwise
+    (`cosine_annealing_lr`, `sequential_lr`) the rate is what torch's recursion comes to, by a loop of t
+    rounds in the compiled program, and a schedule that sets the rate (`lambda_lr`, `cyclic_lr`, ...)
+    undoes what those before it did, as in torch.
+
+    Raises:
+      ValueError: no schedules, or with different base rates. TypeError: something that is not made by
+        this package.
+
+    torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`.
+    """
+    _check(
+        "ChainedScheduler", schedulers, "expects at least one scheduler to be chained, but got no scheduler."
+    )
+    members = [_schedule(s, "ChainedScheduler") for s in schedulers]
+    bases = [s.base for s in members if s.base is not None]
+    if any(base is not bases[0] and base != bases[0] for base in bases):
+        raise ValueError(f"chained_scheduler: all schedules must have the same base rate, but have {bases}.")
+    base = bases[0] if bases else None
+    factors = [s.factor for s in members if s.factor is not None]
+
+    def product(t):
+        result = jnp.ones((), float)
+        for factor in factors:
+            result = result * factor(t)
+        return result
+
+    def advance(t, before):
+        for s in members:
+            before = s.advance(t, before)
+        return jnp.asarray(before, float)
+
+    def recursion(t):
+        start = jnp.asarray(0.0 if base is None else base, float)
+        return jax.lax.fori_loop(0, t + 1, advance, start)
+
+    if len(factors) == len(members):
+        return Schedule(lambda t: base * product(t), advance, base, product)
+    return Schedule(recursion, advance, base)
+
+
+def _choose(t: jax.Array, starts: Sequence[int], value: Callable[[int], Any]) -> Any:
+    """The value of the last part that has begun."""
+    result = value(0)
+    for i in range(1, len(starts)):
+        result = jnp.where(t >= starts[i], value(i), result)
+    return result
+
+
+def _check(name: str, schedulers: Sequence[Any], empty: str) -> None:
+    if len(schedulers) < 1:
+        raise ValueError(f"{name} {empty}")
+    for i, schedule in enumerate(schedulers):
+        if hasattr(schedule, "update"):
+            raise ValueError(
+                f"{name} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs "
+                f"to be specified when calling `step`, but got one at index {i} in the given schedulers "
+                "sequence."
+            )
+        if not callable(schedule):
+            raise TypeError(f"{name} at index {i} should be a function of the step, but is {schedule!r}.")
+
+
+def _schedule(schedule: Any, name: str) -> Schedule:
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"{name}: {schedule!r} is a plain function, which does not say how it would change a rate that "
+            "another schedule has set; use jaxpar.optim.lr_scheduler.lambda_lr."
+        )
+    return schedule

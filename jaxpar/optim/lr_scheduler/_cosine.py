@@ -1,0 +1,73 @@
+"""Rates along a cosine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._hyper import real
+from ._schedule import Schedule, absolute
+
+
+def cosine_annealing_lr(lr: Any, T_max: int, eta_min: float = 0.0) -> Schedule:
+    """From lr to eta_min in T_max steps along a cosine, and back up in the next T_max, as torch does.
+
+    torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`. `optax.cosine_decay_schedule` stays
+    at the bottom.
+    """
+    if T_max <= 0:
+        raise ValueError(f"cosine_annealing_lr: T_max must be positive, but is {T_max}.")
+
+    def height(t):
+        return 1 + jnp.cos(real(t) * math.pi / T_max)
+
+    def rate(t):
+        return eta_min + (lr - eta_min) * height(t) / 2
+
+    def advance(t, before):
+        # From the bottom, where the factor would be a division by zero, torch climbs by a fixed amount.
+        bottom = (t - 1 - T_max) % (2 * T_max) == 0
+        climbed = before + (lr - eta_min) * (1 - math.cos(math.pi / T_max)) / 2
+        last = jnp.where(bottom, 1.0, height(t - 1))
+        return jnp.where(
+            t == 0, before, jnp.where(bottom, climbed, height(t) / last * (before - eta_min) + eta_min)
+        )
+
+    return Schedule(rate, advance, lr)
+
+
+def cosine_annealing_warm_restarts(lr: Any, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
+    """From lr to eta_min along a cosine again and again, in T_0 steps, then in T_mult times as many, ...
+
+    Raises:
+      ValueError: T_0 or T_mult is not a positive whole number.
+
+    torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`.
+    """
+    if T_0 <= 0 or not isinstance(T_0, int):
+        raise ValueError(f"Expected positive integer T_0, but got {T_0}")
+    if T_mult < 1 or not isinstance(T_mult, int):
+        raise ValueError(f"Expected integer T_mult >= 1, but got {T_mult}")
+    if not isinstance(eta_min, (float, int)):
+        raise ValueError(f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}")
+
+    def rate(t):
+        since, period = _since(t, T_0, T_mult)
+        return eta_min + (lr - eta_min) * (1 + jnp.cos(math.pi * real(since) / real(period))) / 2
+
+    return absolute(rate, base=lr)
+
+
+def _since(t: Any, T_0: int, T_mult: int) -> tuple[Any, Any]:
+    """Steps since the last restart, and the length of this period; whole numbers, so exact."""
+    if T_mult == 1:
+        return t % T_0, T_0
+    starts, periods = [0], [T_0]
+    while starts[-1] + periods[-1] < np.iinfo(np.int32).max:
+        starts.append(starts[-1] + periods[-1])
+        periods.append(periods[-1] * T_mult)
+    which = jnp.searchsorted(np.array(starts), t, side="right") - 1
+    return t - jnp.asarray(np.array(starts))[which], jnp.asarray(np.array(periods, float))[which]

@@ -1,0 +1,94 @@
+"""A rate that falls when a metric has stopped getting better.
+
+It depends on values that are not known before, so it is a transformation with a state and no schedule.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._leafwise import leafwise
+
+
+class ReduceLROnPlateauState(NamedTuple):
+    """`lr`: of the coming step. `best`: the best metric. Two counters, with torch's names."""
+
+    lr: jax.Array
+    best: jax.Array
+    num_bad_epochs: jax.Array
+    cooldown_counter: jax.Array
+
+
+def reduce_lr_on_plateau(
+    lr: float,
+    mode: Literal["min", "max"] = "min",
+    factor: float = 0.1,
+    patience: int = 10,
+    threshold: float = 1e-4,
+    threshold_mode: Literal["rel", "abs"] = "rel",
+    cooldown: int = 0,
+    min_lr: float = 0,
+    eps: float = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by state.lr / lr; `value=` of each `update` call is torch's `scheduler.step(value)`.
+
+    Put it after an optimizer with the same constant `lr` in `optax.chain`. As in torch, where
+    `optimizer.step()` comes first, a value has its effect from the next update on. Every update is an
+    epoch; to look at the metric once in a while, apply it by itself:
+    `_, state = plateau.update({}, state, value=metric)`, and scale by `state.lr`.
+
+    Args:
+      mode: whether a smaller or a larger metric is better.
+      factor: what the rate is multiplied with.
+      patience: how many epochs without a better metric are tolerated.
+      threshold, threshold_mode: what counts as better: by this part of the best, or by this much.
+      cooldown: epochs after a reduction in which nothing is counted.
+      min_lr: the rate stays above.
+      eps: a change of the rate by no more than this is left out.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses. TypeError: `update` without `value`.
+
+    torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+    """
+    if factor >= 1.0:
+        raise ValueError("Factor should be < 1.0.")
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode {mode} is unknown!")
+    if threshold_mode not in ("rel", "abs"):
+        raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+    sign = 1.0 if mode == "min" else -1.0
+
+    def better(value, best):
+        if threshold_mode == "rel":
+            return sign * value < sign * best * (1.0 - sign * threshold)
+        return sign * value < sign * best - threshold
+
+    def init(params):
+        del params
+        zero = jnp.zeros((), int)
+        return ReduceLROnPlateauState(jnp.asarray(lr, float), jnp.asarray(sign * jnp.inf, float), zero, zero)
+
+    def update(updates, state, params=None, *, value, **extra):
+        del params, extra
+        value = jnp.asarray(value, state.best.dtype)
+        improved = better(value, state.best)
+        bad = jnp.where(improved, 0, state.num_bad_epochs + 1)
+        cooling = state.cooldown_counter > 0
+        bad = jnp.where(cooling, 0, bad)
+        tired = bad > patience
+        lower = jnp.maximum(state.lr * factor, min_lr)
+        reduce = tired & (state.lr - lower > eps)
+        (scaled,) = leafwise(lambda s, u: (s[0] * u,), (state.lr / lr,), updates)
+        return scaled, ReduceLROnPlateauState(
+            jnp.where(reduce, lower, state.lr),
+            jnp.where(improved, value, state.best),
+            jnp.where(tired, 0, bad),
+            jnp.where(tired, cooldown, state.cooldown_counter - cooling),
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
