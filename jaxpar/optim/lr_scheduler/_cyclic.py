@@ -42,15 +42,12 @@ def cyclic_lr(
     up = float(step_size_up)
     total = up + (up if step_size_down is None else float(step_size_down))
     by_cycle = scale_mode == "cycle" if scale_fn else mode != "exp_range"
-    scale = (
-        scale_fn
-        or {
-            "triangular": lambda x: 1.0,
-            "triangular2": lambda x: 1 / power(2.0, x - 1),
-            "exp_range": lambda x: power(gamma, x),
-        }
+    scales: dict[str, Callable[[Any], Any]] = {
+        "triangular": lambda x: 1.0,
+        "triangular2": lambda x: 1 / power(2.0, x - 1),
+        "exp_range": lambda x: power(gamma, x),
+    }
     scale = scale_fn or scales[mode]
-    )
 
     def height(t):
         cycle = jnp.floor(1 + real(t) / total)
