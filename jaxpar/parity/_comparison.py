@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParityError
 from ._judge import Judged, Level, Outcome, Policy
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,10 +184,10 @@ class Comparison:
 
         return text.plain(self)
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
         from ._render import text
 
-        return text.table(self)
+        yield text.table(self, options.max_width)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, as docs/comparison.md describes them."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
 from .._comparison import Comparison, LayerResult
 from .._judge import Judged, Outcome
 from . import words
+from .words import legal
 
-FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold, not even escaped."""
 STEPS = 10
 """Steps that a failure lists."""
 
 
 def dumps(comparison: Comparison) -> str:
     """A tensor that is different at any step is one failure; noise is skipped, with its reason."""
-    suite = ElementTree.Element("testsuite", name=_legal(comparison.subject or "parity"))
+    suite = ElementTree.Element("testsuite", name=legal(comparison.subject or "parity"))
     properties = ElementTree.SubElement(suite, "properties")
     facts = {"level": comparison.level.value, "steps": comparison.steps, "replicas": comparison.replicas}
     for name, value in (facts | dict(comparison.environment)).items():
-        ElementTree.SubElement(properties, "property", name=_legal(str(name)), value=_legal(str(value)))
+        ElementTree.SubElement(properties, "property", name=legal(str(name)), value=legal(str(value)))
     _add_rows(suite, comparison)
     if comparison.divergence is not None:
         _add_layers(suite, comparison)
@@ -69,13 +67,9 @@ def _layer(layer: LayerResult, comparison: Comparison) -> str:
 
 def _add_case(suite: ElementTree.Element, kind: str, name: str, failure: str, skipped: str = "") -> None:
     classname = f"parity.{kind.replace(' ', '_')}"
-    case = ElementTree.SubElement(suite, "testcase", classname=classname, name=_legal(name), time="0")
+    case = ElementTree.SubElement(suite, "testcase", classname=classname, name=legal(name), time="0")
     if failure:
-        message = _legal(failure.splitlines()[0])
-        ElementTree.SubElement(case, "failure", type="ParityError", message=message).text = _legal(failure)
+        message = legal(failure.splitlines()[0])
+        ElementTree.SubElement(case, "failure", type="ParityError", message=message).text = legal(failure)
     elif skipped:
-        ElementTree.SubElement(case, "skipped", message=_legal(skipped))
-
-
-def _legal(text: str) -> str:
-    return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+        ElementTree.SubElement(case, "skipped", message=legal(skipped))

@@ -24,12 +24,12 @@ def plain(comparison: Comparison) -> str:
     """The table without colours."""
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(table(comparison))
+    console.print(table(comparison, WIDTH))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def table(comparison: Comparison) -> Group:
-    """For rich: colours where the terminal has them and NO_COLOR is not set."""
+def table(comparison: Comparison, width: int) -> Group:
+    """For rich, for so many columns: colours where the terminal has them and NO_COLOR is not set."""
     verdict = Outcome.SAME if comparison.same else Outcome.DIFFERENT
     parts: list[RenderableType] = [
         Text(words.headline(comparison) + ".", STYLES[verdict]),
@@ -38,7 +38,7 @@ def table(comparison: Comparison) -> Group:
     if lines := words.divergence(comparison):
         parts += [Text(), Text(lines[0], "bold"), *(Text(line) for line in lines[1:])]
     if comparison.rows:
-        parts += [Text(), _rows(comparison), *(Text(line) for line in _collapsed(comparison))]
+        parts += [Text(), _rows(comparison, width), *(Text(line) for line in _collapsed(comparison))]
     if lines := _reasons(comparison):
         parts += [Text(), *(Text(line) for line in lines)]
     parts += [Text(line) for line in _curve(comparison)]
@@ -57,39 +57,50 @@ def _shown(comparison: Comparison) -> list[Judged]:
     return shown
 
 
-def _rows(comparison: Comparison) -> Table:
-    ratios = comparison.level is not Level.SEMANTIC
+def _rows(comparison: Comparison, width: int) -> Table:
+    """As many columns as fit; no number is cut, and a path is folded or loses its middle."""
+    numeric, steps, wide = comparison.level is not Level.SEMANTIC, comparison.steps > 1, width >= 100
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     grid.add_column("verdict", no_wrap=True)
-    grid.add_column("kind", no_wrap=True)
+    grid.add_column("kind")
     grid.add_column("tensor", overflow="fold", min_width=12)
-    if comparison.steps > 1:
-        grid.add_column("step", justify="right", no_wrap=True)
-    grid.add_column("shape", overflow="fold")
-    for name in ("relative", *(["ratio RMS", "ratio max"] if ratios else []), "limit", "max abs", "ULP"):
+    numbers = [
+        *["step"] * steps,
+        *["shape"] * wide,
+        *["relative"] * (wide or not numeric),
+        *["ratio RMS", "ratio max"] * numeric,
+        "limit",
+        *["max abs", "ULP", "worst at"] * wide,
+    ]
+    for name in numbers:
         grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("worst at", overflow="fold")
     for row in _shown(comparison):
-        d = row.difference
-        grid.add_row(
-            Text(row.outcome.value, STYLES[row.outcome]),
-            d.kind.value,
-            Text(d.name),
-            *[str(d.step)] * (comparison.steps > 1),
-            words.shape(row),
-            words.short(d.relative),
-            *[words.short(d.ratio_rms), words.short(d.ratio_max)] * ratios,
-            "exact" if row.limit == 0 else words.short(row.limit),
-            words.short(d.max_abs),
-            "" if d.ulp is None else f"{d.ulp:,}",
-            Text(str(list(d.index))),
-        )
+        cells = _cells(row)
+        name = Text(words.middle(row.difference.name, 120 if wide else 50))
+        grid.add_row(cells["verdict"], row.difference.kind.value, name, *(cells[each] for each in numbers))
     return grid
+
+
+def _cells(row: Judged) -> dict[str, Text]:
+    d = row.difference
+    cells = {
+        "step": str(d.step),
+        "shape": words.middle(words.shape(row), 16),
+        "relative": words.short(d.relative),
+        "ratio RMS": words.short(d.ratio_rms),
+        "ratio max": words.short(d.ratio_max),
+        "limit": words.limit(row),
+        "max abs": words.short(d.max_abs),
+        "ULP": words.short(d.ulp),
+        "worst at": words.middle(str(list(d.index)), 16),
+    }
+    verdict = Text(row.outcome.value, STYLES[row.outcome])
+    return {"verdict": verdict} | {name: Text(cell) for name, cell in cells.items()}
 
 
 def _collapsed(comparison: Comparison) -> list[str]:
     """The rows that are not in the table, counted."""
-    shown, found = _shown(comparison), words.counts(comparison)
+    shown, found = _shown(comparison), words.counts(comparison.rows)
     lines = []
     for outcome, count in found.items():
         more = count - sum(row.outcome is outcome for row in shown)
@@ -100,11 +111,12 @@ def _collapsed(comparison: Comparison) -> list[str]:
 
 def _reasons(comparison: Comparison) -> list[str]:
     """Why, for the rows whose numbers do not say it: faults and noise."""
-    return [
+    reasons = (
         f"{row.difference.kind.value} {row.difference.name}: {row.reason}"
         for row in _shown(comparison)
         if row.reason and (row.difference.fault is not None or row.outcome is Outcome.NOISE)
-    ]
+    )
+    return list(dict.fromkeys(reasons))
 
 
 def _curve(comparison: Comparison) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import math
+import re
+from collections.abc import Iterable
 
 from .._comparison import Comparison
 from .._judge import Judged, Level, Outcome
@@ -14,6 +17,13 @@ QUESTIONS = {
     Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
 }
 ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
+FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML cannot hold, not even escaped, and HTML should not."""
+
+
+def legal(text: str) -> str:
+    """The text with a sign instead of each character that a document cannot hold."""
+    return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
@@ -21,14 +31,15 @@ def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
     return sorted(rows, key=lambda row: (ORDER.index(row.outcome), -row.severity))
 
 
-def counts(comparison: Comparison) -> dict[Outcome, int]:
-    """How many rows have each outcome."""
-    return {each: sum(row.outcome is each for row in comparison.rows) for each in ORDER}
+def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
+    """How many of them have each outcome."""
+    found = collections.Counter(row.outcome for row in rows)
+    return {each: found[each] for each in ORDER}
 
 
 def headline(comparison: Comparison) -> str:
     """The verdict."""
-    level, found, total = comparison.level.value, counts(comparison), len(comparison.rows)
+    level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
     if not total:
         return f"Nothing was compared at the {level} level"
     if found[Outcome.DIFFERENT]:
@@ -45,7 +56,7 @@ def _tensors(count: int) -> str:
 
 def summary(comparison: Comparison) -> str:
     """What was compared, how, and the counts that the headline leaves out."""
-    found = counts(comparison)
+    found = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
     for count, one, many in (
         (comparison.steps, "step", "steps"),
@@ -91,3 +102,16 @@ def value(x: Number) -> str:
 
 def shape(row: Judged) -> str:
     return "\N{MULTIPLICATION SIGN}".join(map(str, row.difference.shape)) or "scalar"
+
+
+def limit(row: Judged) -> str:
+    """What the row is held against."""
+    return {0.0: "exact", math.inf: "none"}.get(row.limit) or short(row.limit)
+
+
+def middle(text: str, length: int) -> str:
+    """The text, without its middle if it is longer; the ends of a path tell most."""
+    if len(text) <= length:
+        return text
+    end = (length - 1) // 2
+    return f"{text[: length - 1 - end]}…{text[-end:]}"

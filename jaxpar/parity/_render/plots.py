@@ -1,0 +1,228 @@
+"""Where things lie in the report's pictures: numbers to coordinates. The drawing is the template's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from .._comparison import Comparison, Curve
+from .._judge import Judged, Level, Outcome
+from .._measure import Kind
+from . import words
+
+POINTS = 1500
+"""Of one plot of errors."""
+WIDTH, HEIGHT = 360, 290
+LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
+ZERO_X, ZERO_Y = 70, 230
+"""Where the zeros are, which have no place on a logarithmic axis."""
+CURVE_WIDTH, CURVE_HEIGHT = 720, 300
+BAR_FLOOR = 1e-17
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A logarithmic axis from `low` to `high` (powers of ten) between two pixels."""
+
+    low: int
+    high: int
+    start: float
+    end: float
+
+    @classmethod
+    def over(cls, values: Iterable[float], start: float, end: float) -> Axis:
+        """The whole decades that hold the values."""
+        logs = [math.log10(v) for v in values if 0 < v < math.inf] or [0.0]
+        low, high = math.floor(min(logs)), math.ceil(max(logs))
+        return cls(low - (low == high), high + (low == high), start, end)
+
+    def at(self, value: float) -> float:
+        """The pixel of a value; those beyond an end are put there."""
+        log = math.log10(value) if value > 0 else self.low
+        part = (min(max(log, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(self.start + part * (self.end - self.start), 1)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Pixel and text of at most seven decades."""
+        step = max(1, math.ceil((self.high - self.low) / 6))
+        return [(self.at(10.0**i), f"1e{i}") for i in range(self.low, self.high + 1, step)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Guide:
+    """A line of constant relative error."""
+
+    text: str
+    start: tuple[float, float]
+    end: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """Errors against magnitudes of one kind of tensor; a mark is (x, y)."""
+
+    kind: Kind
+    x: Axis
+    y: Axis
+    marks: dict[Outcome, list[tuple[float, float]]]
+    guides: list[Guide]
+    tensors: int
+    elements: int
+
+
+def scatters(comparison: Comparison) -> list[Scatter]:
+    """One plot for each kind of tensor that has samples."""
+    found = []
+    for kind in Kind:
+        rows = [row for row in comparison.rows if row.difference.kind is kind and row.difference.samples]
+        if rows:
+            found.append(_scatter(kind, rows, comparison))
+    return found
+
+
+def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Comparison) -> Scatter:
+    pairs = [pair for row in rows for pair in row.difference.samples]
+    x = Axis.over((a for a, _ in pairs), LEFT, RIGHT)
+    y = Axis.over((b for _, b in pairs), BOTTOM, TOP)
+    marks: dict[Outcome, list[tuple[float, float]]] = {}
+    for outcome in (Outcome.NOISE, Outcome.SAME, Outcome.WORSE, Outcome.DIFFERENT):  # the last is on top
+        of_it = [pair for row in rows if row.outcome is outcome for pair in row.difference.samples]
+        # Whole pixels are near enough, and most of the points fall together.
+        pixels = {(round(x.at(a)) if a else ZERO_X, round(y.at(b)) if b else ZERO_Y) for a, b in of_it}
+        if pixels:
+            marks[outcome] = _thinned(sorted(pixels))
+    if comparison.level is Level.SEMANTIC:
+        factors = {"limit": comparison.policy.relative}
+    else:
+        factors = {"one rounding": max((row.difference.unit or 0 for row in rows), default=0)}
+    guides = [g for text, factor in factors.items() if factor and (g := _guide(text, factor, x, y))]
+    return Scatter(kind, x, y, marks, guides, len(rows), len(pairs))
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return points[:: max(1, math.ceil(len(points) / POINTS))]
+
+
+def _guide(text: str, factor: float, x: Axis, y: Axis) -> Guide | None:
+    """The part of error = factor·magnitude that lies in the plot."""
+    shift = math.log10(factor)
+    low, high = max(x.low, y.low - shift), min(x.high, y.high - shift)
+    if low >= high:
+        return None
+    start, end = ((x.at(10.0**log), y.at(10.0 ** (log + shift))) for log in (low, high))
+    return Guide(f"{text}: {words.short(factor)} of the magnitude", start, end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A layer or a tensor; `part` of the width is filled."""
+
+    label: str
+    kind: str
+    text: str
+    part: float
+    outcome: Outcome
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """In order of execution; `limit` is where the bound lies, as a part of the width."""
+
+    title: str
+    text: str
+    limit: float
+    bars: list[Bar]
+
+
+def bars(comparison: Comparison) -> Bars:
+    """The replayed layers, or else the worst step of every tensor."""
+    d = comparison.divergence
+    return _layer_bars(comparison) if d is not None and d.layers else _tensor_bars(comparison)
+
+
+def _layer_bars(comparison: Comparison) -> Bars:
+    assert comparison.divergence is not None
+    layers = comparison.divergence.layers
+    limit = comparison.policy.relative
+    axis = Axis.over([BAR_FLOOR, limit, *(layer.relative for layer in layers)], 0, 100)
+    found = [
+        Bar(
+            label=layer.reference,
+            kind=layer.kind,
+            text=words.short(layer.relative),
+            part=axis.at(layer.relative),
+            outcome=Outcome.SAME if layer.same else Outcome.DIFFERENT,
+            note=layer.note,
+        )
+        for layer in layers
+    ]
+    text = (
+        "Each layer is given the reference's own input, so an error shows in the layer that makes it. "
+        "Relative difference of its output, logarithmic, in order of execution."
+    )
+    return Bars("Layer by layer", text, axis.at(limit), found)
+
+
+def _tensor_bars(comparison: Comparison) -> Bars:
+    worst: dict[tuple[Kind, str], Judged] = {}
+    for row in comparison.rows:
+        key = row.difference.kind, row.difference.name
+        if key not in worst or row.severity > worst[key].severity:
+            worst[key] = row
+    axis = Axis.over([1e-6, 1.0, *(row.severity for row in worst.values())], 0, 100)
+    found = [
+        Bar(
+            label=row.difference.name,
+            kind=row.difference.kind.value,
+            text=f"{words.short(row.severity)} of limit" if row.severity >= 0 else "noise",
+            part=axis.at(row.severity),
+            outcome=row.outcome,
+            note=row.reason,
+        )
+        for row in worst.values()
+    ]
+    text = "How many times its limit each tensor is at its worst step, logarithmic, in order of computation."
+    return Bars("Tensor by tensor", text, axis.at(1.0), found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """The curve of errors by step over its envelope, as points."""
+
+    x: list[tuple[float, str]]
+    y: Axis
+    candidate: list[tuple[float, float]]
+    envelope: list[tuple[float, float]]
+    outside: float | None
+
+
+def trajectory(curve: Curve) -> Trajectory:
+    """Where the curve lies; at most 600 steps are drawn, the first one outside among them."""
+    y = Axis.over([*curve.candidate, *curve.low, *curve.high], CURVE_HEIGHT - 44, 14)
+    first, last = curve.steps[0], max(curve.steps[-1], curve.steps[0] + 1)
+
+    def x(step: int) -> float:
+        return round(LEFT + (step - first) / (last - first) * (CURVE_WIDTH - 14 - LEFT), 1)
+
+    every = max(1, math.ceil(len(curve.steps) / 600))
+    drawn = [i for i, step in enumerate(curve.steps) if i % every == 0 or step == curve.first_outside]
+    upper = [(x(curve.steps[i]), y.at(curve.high[i])) for i in drawn]
+    lower = [(x(curve.steps[i]), y.at(curve.low[i])) for i in drawn]
+    return Trajectory(
+        x=[(x(step), str(step)) for step in _round_steps(first, last)],
+        y=y,
+        candidate=[(x(curve.steps[i]), y.at(curve.candidate[i])) for i in drawn],
+        envelope=[*upper, *reversed(lower)],
+        outside=None if curve.first_outside is None else x(curve.first_outside),
+    )
+
+
+def _round_steps(first: int, last: int) -> range:
+    """At most about ten multiples of 1, 2 or 5 times a power of ten."""
+    least = max(1.0, (last - first) / 10)
+    power = 10 ** math.floor(math.log10(least))
+    apart = next(k * power for k in (1, 2, 5, 10) if k * power >= least)
+    return range(math.ceil(first / apart) * apart, last + 1, apart)
