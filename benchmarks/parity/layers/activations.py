@@ -13,6 +13,10 @@ FUNCTIONS = {
     "ReLU": (nn.ReLU, nnx.relu),
     "ReLU6": (nn.ReLU6, nnx.relu6),
     "LeakyReLU": (nn.LeakyReLU, nnx.leaky_relu),
+    "LeakyReLU, slope 0.2": (
+        lambda: nn.LeakyReLU(0.2),
+        functools.partial(nnx.leaky_relu, negative_slope=0.2),
+    ),
     "ELU": (nn.ELU, nnx.elu),
     "SELU": (nn.SELU, nnx.selu),
     "CELU": (nn.CELU, nnx.celu),
@@ -21,7 +25,6 @@ FUNCTIONS = {
     "SiLU": (nn.SiLU, nnx.silu),
     "Mish": (nn.Mish, jax.nn.mish),
     "Sigmoid": (nn.Sigmoid, nnx.sigmoid),
-    "Hardsigmoid": (nn.Hardsigmoid, nnx.hard_sigmoid),
     "LogSigmoid": (nn.LogSigmoid, nnx.log_sigmoid),
     "Tanh": (nn.Tanh, nnx.tanh),
     "Hardtanh": (nn.Hardtanh, nnx.hard_tanh),
@@ -47,3 +50,6 @@ CASES = [
     *(activation(name, *pair) for name, pair in FUNCTIONS.items()),
     Case("PReLU", nn.PReLU, lambda rngs: nnx.PReLU(0.25), (normal(4, 6),)),
 ]
+ROUNDED = {
+    "torch's gradient is 1/6 rounded to float32": activation("Hardsigmoid", nn.Hardsigmoid, nnx.hard_sigmoid)
+}

@@ -28,13 +28,13 @@ class Planes(nnx.Module):
     """LayerNorm over the last two axes; torch's weight has both."""
 
     def __init__(self, rngs):
-        self.scale = nnx.Param(jnp.ones((5, 3)))
+        self.weight = nnx.Param(jnp.ones((5, 3)))
         self.bias = nnx.Param(jnp.zeros((5, 3)))
 
     def __call__(self, x):
         centred = x - x.mean((-2, -1), keepdims=True)
         variance = jnp.square(centred).mean((-2, -1), keepdims=True)
-        return centred / jnp.sqrt(variance + 1e-5) * self.scale + self.bias
+        return centred / jnp.sqrt(variance + 1e-5) * self.weight + self.bias
 
 
 CASES = [

@@ -1,4 +1,4 @@
-"""Recurrent layers. Flax's cells merge the two biases of torch; jaxpar.nn's layers have both, and its names."""
+"""Recurrent layers. A Flax cell merges torch's two biases; jaxpar.nn's layers have both, and its names."""
 
 import jax.numpy as jnp
 from flax import nnx

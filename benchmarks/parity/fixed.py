@@ -1,0 +1,75 @@
+"""What fixed tolerances say of the same tensors: the checks that people write by hand, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from jaxpar.parity._compare import exact
+from jaxpar.parity._judge import Level
+from jaxpar.parity._sides.layout import Layout
+from jaxpar.parity._sides.pair import Pair
+from jaxpar.parity._sides.task import Batch, Named, Task
+
+from .case import Case
+from .proof import pair
+
+
+def allclose(tolerance: float) -> Callable[[np.ndarray, np.ndarray], bool]:
+    return lambda c, r: bool(np.allclose(c, r, rtol=tolerance, atol=tolerance))
+
+
+def assert_close(c: np.ndarray, r: np.ndarray) -> bool:
+    """torch's own tolerances for float32: relative 1.3e-6, absolute 1e-5."""
+    try:
+        torch.testing.assert_close(torch.tensor(c), torch.tensor(r))
+    except AssertionError:
+        return False
+    return True
+
+
+CHECKS = {
+    "allclose 1e-3": allclose(1e-3),
+    "allclose 1e-4": allclose(1e-4),
+    "allclose 1e-5": allclose(1e-5),
+    "assert_close": assert_close,
+}
+
+
+def passes(case: Case, seed: int = 0) -> dict[str, bool]:
+    """By check: whether every tensor passes it that `compare` would look at."""
+    found = list(tensors(case, seed))
+    return {name: all(c.shape == r.shape and check(c, r) for c, r in found) for name, check in CHECKS.items()}
+
+
+def tensors(case: Case, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Candidate and reference in float32: outputs, loss, gradients, state, and weights after each step."""
+    reference, candidate, arguments = pair(case, seed)
+    task = Task(
+        training=case.training,
+        loss=case.loss,
+        optimizer=case.optimizer,
+        layout=Layout.parse(case.layout),
+        seed=seed,
+    )
+    batch = Batch(*(tuple(map(single, arguments[name])) for name in ("inputs", "targets")))
+    with exact():
+        sides = Pair.of(reference, candidate, task, None, "torch", None, batch).sides(
+            Level.NUMERIC, "float32"
+        )
+        for _ in range(case.steps):
+            theirs = sides.reference.step(batch)
+            mine = sides.candidate.step(batch, theirs.masks)
+            for part in ("outputs", "loss", "input_gradients", "gradients", "state", "weights"):
+                yield from paired(getattr(mine, part), getattr(theirs, part))
+
+
+def paired(mine: Named, theirs: Named) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for name in theirs:
+        yield np.asarray(mine[name]), np.asarray(theirs[name])
+
+
+def single(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) if x.dtype.kind == "f" else x
