@@ -1,6 +1,7 @@
 # The table of contents, in the order in which data meets the names. Imports only.
 from . import errors as errors
 from . import nn as nn
+from . import optim as optim
 from . import random as random
 from . import parity as parity
 from ._current import DeviceProperties as DeviceProperties
