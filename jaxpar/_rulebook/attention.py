@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .rule import Part, Rule, Shapes, same
+from .rule import Part, Rule, Shapes, kernel, same
 
 KERNELS = ("query.kernel", "key.kernel", "value.kernel")
 BIASES = ("query.bias", "key.bias", "value.bias")
@@ -72,7 +72,18 @@ def _differ(shapes: Shapes) -> bool:
     return len({shapes[leaf][0] for leaf in KERNELS}) > 1
 
 
+OWN = Rule(
+    "MultiheadAttention",
+    (
+        *(kernel(name, name) for name in ("in_proj_weight", *(f"{letter}_proj_weight" for letter in "qkv"))),
+        kernel("out_proj.weight", "out_proj.kernel"),
+        *(same(name) for name in ("in_proj_bias", "out_proj.bias", "bias_k", "bias_v")),
+    ),
+)
+"""jaxpar.nn's layer has torch's tensors, matrices transposed."""
+
 ROWS = {
+    "jaxpar.nn.MultiheadAttention": OWN,
     "nnx.MultiHeadAttention": attention,
     "linen.MultiHeadAttention": attention,
     "linen.MultiHeadDotProductAttention": attention,

@@ -6,12 +6,13 @@ is the same for both and goes back as (g, g). Training differs: torch's optimize
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..errors import MatchError
-from .rule import Part, Rule, Shapes, kernel
+from .rule import Part, Rule, Shapes, kernel, same
 
 BOTH = ("bias_ih", "bias_hh")
 
@@ -139,6 +140,24 @@ def simple(layer: Any, shapes: Shapes | None) -> Rule | None:
     )
 
 
+def _own(kind: str, end: str = "") -> Rule:
+    """A layer of jaxpar.nn has torch's tensors by torch's names, matrices transposed."""
+    weights = (kernel(f"{name}{end}", f"{name}{end}") for name in ("weight_ih", "weight_hh", "weight_hr"))
+    return Rule(kind, (*weights, *(same(f"{name}{end}") for name in BOTH)))
+
+
+def _own_stack(kind: str) -> Callable[[Any, Shapes | None], Rule]:
+    """All layers and directions of jaxpar.nn's RNN, LSTM or GRU."""
+
+    def row(layer: Any, shapes: Shapes | None) -> Rule:
+        del shapes
+        directions = ("", "_reverse") if layer.bidirectional else ("",)
+        ends = [f"_l{k}{end}" for k in range(layer.num_layers) for end in directions]
+        return Rule(kind, tuple(part for end in ends for part in _own(kind, end).parts))
+
+    return row
+
+
 ROWS = {
     "nnx.OptimizedLSTMCell": LSTM,
     "nnx.LSTMCell": lstm_by_gates("if_"),
@@ -148,4 +167,10 @@ ROWS = {
     "linen.GRUCell": LINEN_GRU,
     "nnx.SimpleCell": simple,
     "linen.SimpleCell": simple,
+    "jaxpar.nn.LSTMCell": _own("LSTMCell"),
+    "jaxpar.nn.GRUCell": _own("GRUCell"),
+    "jaxpar.nn.RNNCell": _own("RNNCell"),
+    "jaxpar.nn.LSTM": _own_stack("LSTM"),
+    "jaxpar.nn.GRU": _own_stack("GRU"),
+    "jaxpar.nn.RNN": _own_stack("RNN"),
 }

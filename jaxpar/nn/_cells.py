@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import functional
+from ._variable import uniform
 
 
 class _Cell(nnx.Module):
@@ -37,10 +38,10 @@ class _Cell(nnx.Module):
         self.bias = bias
         self.dtype = dtype
         G = self.gates * hidden_size
-        self.weight_ih = parameter((input_size, G), hidden_size, param_dtype, rngs)
-        self.weight_hh = parameter((hidden_size, G), hidden_size, param_dtype, rngs)
-        self.bias_ih = parameter((G,), hidden_size, param_dtype, rngs) if bias else nnx.data(None)
-        self.bias_hh = parameter((G,), hidden_size, param_dtype, rngs) if bias else nnx.data(None)
+        self.weight_ih = uniform(rngs, (input_size, G), hidden_size, param_dtype)
+        self.weight_hh = uniform(rngs, (hidden_size, G), hidden_size, param_dtype)
+        self.bias_ih = uniform(rngs, (G,), hidden_size, param_dtype) if bias else nnx.data(None)
+        self.bias_hh = uniform(rngs, (G,), hidden_size, param_dtype) if bias else nnx.data(None)
 
     def _step(self, function: Any, input: jax.Array, hx: Any) -> Any:
         kept = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
@@ -109,11 +110,6 @@ class RNNCell(_Cell):
     def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
         function = functional.rnn_tanh_cell if self.nonlinearity == "tanh" else functional.rnn_relu_cell
         return self._step(function, input, hx)
-
-
-def parameter(shape: tuple[int, ...], hidden_size: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param:
-    bound = hidden_size**-0.5
-    return nnx.Param(jax.random.uniform(rngs.params(), shape, dtype, -bound, bound))
 
 
 def cast(tree: Any, dtype: Any) -> Any:

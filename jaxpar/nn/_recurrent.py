@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import functional
-from ._cells import cast, check_nonlinearity, check_positive, parameter
+from ._cells import cast, check_nonlinearity, check_positive
+from ._variable import uniform
 from .functional._recurrent import weight_names
 
 
@@ -62,7 +63,7 @@ class _Stack(nnx.Module):
                 "weight_hr": (hidden_size, P),
             }
             for name in names:
-                setattr(self, name, parameter(shapes.get(name[:9], (G,)), hidden_size, param_dtype, rngs))
+                setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), hidden_size, param_dtype))
 
     def _run(self, function: Any, input: jax.Array, hx: Any, lengths: Any) -> Any:
         names = weight_names(self.num_layers, self.bidirectional, self.bias, self.proj_size > 0)

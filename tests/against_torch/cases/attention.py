@@ -7,14 +7,6 @@ L, S, B, E = 3, 4, 2, 4
 Q, K = (L, B, E), (S, B, E)
 
 
-def weights(tensors):
-    """torch's matrices transposed; its out_proj.weight is a Linear's kernel."""
-    return {
-        name.replace("out_proj.weight", "out_proj.kernel"): x.T if x.ndim == 2 else x
-        for name, x in tensors.items()
-    }
-
-
 def masked(net, query, key, value, attn_mask=None, key_padding_mask=None, **options):
     return net(query, key, value, attn_mask=attn_mask, key_padding_mask=key_padding_mask, **options)
 
@@ -33,7 +25,7 @@ def twice(net, query, memory, **options):
 
 def layer(options="", inputs=(Q, K, K), call=masked, heads=2, **call_options):
     text = f"MultiheadAttention({E}, {heads}{options and ', ' + options})"
-    return Case(text, inputs=inputs, channels=None, weights=weights, call=call, options=call_options)
+    return Case(text, inputs=inputs, channels=None, call=call, options=call_options)
 
 
 BLOCKED = np.array([[0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]], bool)

@@ -1,11 +1,9 @@
-"""RNN, LSTM, GRU and their cells: torch's call and the inputs; torch's matrices are transposed."""
+"""RNN, LSTM, GRU and their cells: torch's call and the inputs."""
 
 import jax
 import numpy as np
 import torch
-from against_torch.layers import Case, Refused, named
-
-TRANSPOSED = named({}, np.transpose)
+from against_torch.layers import Case, Refused
 
 
 def states(net, x, *hx):
@@ -29,7 +27,7 @@ FULL = np.array([5, 5, 5, 5])
 
 
 def stack(text, inputs=((5, 4, 3),), call=Case.call):
-    return Case(text, inputs=inputs, channels=None, weights=TRANSPOSED, call=call)
+    return Case(text, inputs=inputs, channels=None, call=call)
 
 
 def sizes(form, layers, width=2, batch=(4,)):
