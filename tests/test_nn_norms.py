@@ -15,7 +15,7 @@ from jaxpar.nn import functional as F
 
 torch = pytest.importorskip("torch")
 from against_torch.cases.norms import CASES, REFUSED  # noqa: E402
-from against_torch.layers import TOLERANCE, difference, refusal  # noqa: E402
+from against_torch.layers import TOLERANCE, difference, refusal, round_trip  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -23,6 +23,11 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE
+
+
+def test_weights_go_back_to_torch():
+    for case in CASES[::3]:
+        round_trip(case)
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=str)

@@ -298,6 +298,21 @@ def difference(case: Case) -> float:
     return largest
 
 
+def round_trip(case: Case) -> dict[str, Any]:
+    """torch's tensors, to jaxpar's by the rulebook and back; raises unless they are the same."""
+    tensors, ours = _tensors(torch_call(case.torch).double()), jaxpar_call(case.jaxpar or case.torch)
+    rule = rule_for(ours)
+    assert rule is not None, f"the rulebook has no {type(ours).__name__}"
+    there = rule.to_flax(tensors)
+    shapes = {name: variable[...].shape for name, variable in _variables(ours).items()}
+    assert {name: x.shape for name, x in there.items()} == shapes
+    back = rule.to_torch(there) | {name: np.asarray(x) for name, x in rule.surplus.items()}
+    assert back.keys() == tensors.keys(), f"{sorted(back)} came back, not {sorted(tensors)}"
+    for name, x in tensors.items():
+        assert np.array_equal(back[name], x), f"{name} came back as another"
+    return back
+
+
 def refusal(row: Refused) -> str:
     """jaxpar's message; raises where jaxpar accepts the call, or where torch does and should not."""
     try:
