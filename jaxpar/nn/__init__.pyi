@@ -42,3 +42,5 @@ from ._activation import RReLU as RReLU
 from ._bilinear import Bilinear as Bilinear
 from ._weight_norm import SpectralNorm as SpectralNorm
 from ._weight_norm import WeightNorm as WeightNorm
+from ._conv import Conv as Conv
+from ._conv import ConvTranspose as ConvTranspose

@@ -70,3 +70,5 @@ from ._layer_norm import rms_norm as rms_norm
 from ._local_response_norm import local_response_norm as local_response_norm
 from ._weight_norm import spectral_norm as spectral_norm
 from ._weight_norm import weight_norm as weight_norm
+from ._conv import conv as conv
+from ._conv_transpose import conv_transpose as conv_transpose
