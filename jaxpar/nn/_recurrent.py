@@ -257,7 +257,7 @@ def _check_stack(
         warnings.warn(
             "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
             f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-            stacklevel=4,
+            stacklevel=7,  # Flax makes the object in three frames above __init__
         )
     for name, value in {"bias": bias, "batch_first": batch_first}.items():
         if not isinstance(value, bool):

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._dropout import dropout
 
@@ -194,15 +195,15 @@ def _check_ranks(query: Any, key: Any, value: Any, key_padding_mask: Any, attn_m
             f"For {kind} `query`, expected `key` and `value` to be {n}-D but found {key.ndim}-D and "
             f"{value.ndim}-D tensors respectively"
         )
-    if key_padding_mask is not None and jnp.ndim(key_padding_mask) != n - 1:
+    if key_padding_mask is not None and np.ndim(key_padding_mask) != n - 1:
         raise ValueError(
             f"For {kind} `query`, expected `key_padding_mask` to be `None` or {n - 1}-D but found "
-            f"{jnp.ndim(key_padding_mask)}-D tensor instead"
+            f"{np.ndim(key_padding_mask)}-D tensor instead"
         )
-    if attn_mask is not None and jnp.ndim(attn_mask) not in (2, 3):
+    if attn_mask is not None and np.ndim(attn_mask) not in (2, 3):
         raise ValueError(
             f"For {kind} `query`, expected `attn_mask` to be `None`, 2-D or 3-D but found "
-            f"{jnp.ndim(attn_mask)}-D tensor instead"
+            f"{np.ndim(attn_mask)}-D tensor instead"
         )
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
@@ -251,7 +252,7 @@ def _merged(attn_mask: Any, key_padding_mask: Any, shape: tuple[int, int, int, i
             )
         masks.append(mask[None, None] if mask.ndim == 2 else mask.reshape(shape))
     if key_padding_mask is not None:
-        mask = _checked(key_padding_mask, "key_padding_mask").reshape(-1, jnp.shape(key_padding_mask)[-1])
+        mask = jnp.atleast_2d(_checked(key_padding_mask, "key_padding_mask"))
         if mask.shape != (B, S):
             raise ValueError(f"Expected key_padding_mask of shape {(B, S)}, but got {mask.shape}")
         masks.append(mask[:, None, None])

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._reduction import at_least, check_reduction, reduced
 
@@ -105,7 +106,7 @@ def multi_margin_loss(
     target = jnp.asarray(target)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
-    if weight is not None and jnp.ndim(weight) != 1:
+    if weight is not None and np.ndim(weight) != 1:
         raise ValueError("weight must be one-dimensional")
     C = input.shape[-1]
     if input.ndim not in (1, 2) or target.shape != input.shape[:-1]:

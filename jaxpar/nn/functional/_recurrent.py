@@ -270,9 +270,10 @@ def _live(form: Form, lengths: Any, x: jax.Array, batched: bool) -> jax.Array | 
     T, B, _ = x.shape
     if not batched:
         raise ValueError(f"{form.name}: lengths are for batched input; cut a single sequence at its end.")
-    if jnp.shape(lengths) != (B,):
+    lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
+    if lengths.shape != (B,):
         raise ValueError(
-            f"{form.name}: expected one length for each of the {B} sequences, got shape {jnp.shape(lengths)}"
+            f"{form.name}: expected one length for each of the {B} sequences, got shape {lengths.shape}"
         )
     if not isinstance(lengths, jax.core.Tracer):
         known = np.asarray(lengths)
