@@ -1,0 +1,12 @@
+"""The first divergence: which layer differs although it is given the reference's inputs, and why.
+
+    torch_trace ──► inputs and outputs of every layer, the functions called ──┐
+                                                                              ├─► find ─► Divergence
+    flax_replay ──► each layer of Flax on these inputs ───────────────────────┤
+    search ───────► torch with one call changed (catalogue), until it is Flax ┘
+
+`places` finds where, `catalogue*` know what may be wrong, `search` tries it. Everything is done in
+float64, where a layer is either the same or not.
+"""
+
+from .find import find as find

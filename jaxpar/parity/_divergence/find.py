@@ -1,0 +1,52 @@
+"""find: from the rows that differ to the place and its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .._comparison import Comparison, Divergence
+from .._judge import Outcome
+from .._levels import Batches
+from .._measure import Difference, Kind
+from .._sides.pair import Pair
+from . import optimizers, weights
+from .forward import Forward
+
+
+def find(pair: Pair, batches: Batches, compared: Comparison) -> Divergence | None:
+    """The first place where the models differ, in the order of computation; None if float64 shows none.
+
+    Weights come first, if each model has its own; then layers and the code between them; the loss;
+    gradients, where the last layer that differs is the first of the backward pass; the update.
+    """
+    step = min((row.difference.step for row in compared.different), default=1)
+    different = [row.difference for row in compared.different if row.difference.step == step]
+    noise = {row.difference.name for row in compared.rows if row.outcome is Outcome.NOISE}
+    kinds = {d.kind for d in different}
+    if step == 0:
+        return weights.divergence(pair, different)
+    forward = Forward.run(pair, batches, step)
+    found = forward.divergence()
+    if found is None and Kind.LOSS in kinds:
+        found = forward.loss_divergence()
+    if found is None and kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
+        found = _backward(forward, different)
+    if found is None and kinds & {Kind.UPDATE, Kind.WEIGHT}:
+        found = optimizers.divergence(pair, batches, step, noise)
+    return None if found is None else dataclasses.replace(found, layers=forward.layers)
+
+
+def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
+    """Outputs agree and gradients do not: the layer nearest to the loss whose own gradient differs."""
+    order = [result.candidate for result in forward.layers]
+    names = {d.name for d in different if d.kind is Kind.GRADIENT}
+    owners = [path for path in order if any(name.startswith(f"{path}.") for name in names)]
+    if not owners:
+        where = "Outputs and parameter gradients agree; the gradient of the inputs does not."
+        return Divergence("", "", "", where)
+    last = next(result for result in forward.layers if result.candidate == owners[-1])
+    where = (
+        f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "
+        "look for stop_gradient, padding_idx, and functions with another derivative where they have a kink."
+    )
+    return Divergence(last.reference, last.candidate, last.kind, where)

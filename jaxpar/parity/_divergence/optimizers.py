@@ -1,0 +1,114 @@
+"""Gradients agree and updates do not: torch's optimizer with another setting, until it is optax's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from .._comparison import Cause, Divergence
+from .._levels import Batches
+from .._sides.pair import Pair
+from .._sides.task import Named
+from .search import EQUAL, apart
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "weight_decay": (0.0, 1e-4, 1e-2, 5e-4, 1e-3, 0.1),
+    "eps": (1e-8, 1e-7, 1e-6, 1e-10, 1e-5, 1e-3, 1e-15),
+    "momentum": (0.0, 0.9, 0.99, 0.5),
+    "dampening": (0.0, 0.1, 0.9, 0.5),
+    "alpha": (0.9, 0.99, 0.95),
+    "rho": (0.9, 0.95),
+    "betas": ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999)),
+    "nesterov": (True, False),
+    "amsgrad": (True, False),
+    "maximize": (True, False),
+    "centered": (True, False),
+    "decoupled_weight_decay": (True, False),
+    "initial_accumulator_value": (0.0, 0.1),
+}
+"""What other libraries have as their defaults."""
+
+OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "RAdam": ("Adam",)}
+
+
+def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
+    """Runs both sides to the first step whose update differs, torch's with each variation.
+
+    Args:
+      noise: parameters that are left out.
+    """
+    if not pair.task.optimizer:
+        return None
+    ours = _flax_weights(pair, batches, steps)
+    right = pair.task.optimizer[0]
+    found = []
+    for text, build in _variations(right):
+        varied = dataclasses.replace(pair.task, optimizer=(build, pair.task.optimizer[1]))
+        try:
+            theirs = _torch_weights(dataclasses.replace(pair, task=varied), batches, steps)
+        except (ValueError, TypeError, RuntimeError):
+            continue  # settings that torch refuses
+        relative = max(apart(ours[name], theirs[name]) for name in theirs if name not in noise)
+        if relative <= EQUAL:
+            found.append(Cause(text, relative))
+    kind = type(right([torch.nn.Parameter(torch.zeros(1))])).__name__
+    where = "Gradients agree, and what the optimizer makes of them does not."
+    return Divergence("optimizer", "optimizer", kind, where, tuple(sorted(found, key=lambda c: c.relative)))
+
+
+def _torch_weights(pair: Pair, batches: Batches, steps: int) -> Named:
+    side = pair.reference("float64")
+    for step in range(1, steps + 1):
+        side.step(batches(step))
+    return side.weights()
+
+
+def _flax_weights(pair: Pair, batches: Batches, steps: int) -> Named:
+    reference = pair.reference("float64")
+    side = pair.candidate(reference)
+    for step in range(1, steps + 1):
+        side.step(batches(step), reference.step(batches(step)).masks)
+    return side.weights()
+
+
+def _variations(right: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    defaults = right([torch.nn.Parameter(torch.zeros(1))]).defaults
+    kind = type(right([torch.nn.Parameter(torch.zeros(1))]))
+    for name, values in VALUES.items():
+        for value in values:
+            if name in defaults and value != defaults[name]:
+                yield f"{name}={defaults[name]} (it acts as {value})", _with(right, {name: value})
+    rate = defaults.get("lr")
+    for factor in (0.1, 10.0, 0.5, 2.0):
+        yield f"lr={rate} (it acts as {factor * rate:g})", _with(right, {"lr": factor * rate})
+    for other in OTHERS.get(kind.__name__, ()):
+        yield f"{kind.__name__} (it acts as {other})", _as(right, getattr(torch.optim, other))
+    if kind.__name__ == "AdamW":
+        for value in VALUES["weight_decay"]:
+            yield (
+                f"AdamW, weight_decay={defaults['weight_decay']} (it acts as Adam with weight_decay={value})",
+                _as(right, torch.optim.Adam, weight_decay=value),
+            )
+
+
+def _with(right: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = right(parameters)
+        for group in optimizer.param_groups:
+            group.update(settings)
+        return optimizer
+
+    return build
+
+
+def _as(right: Callable[..., Any], other: type, **settings: Any) -> Callable[..., Any]:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        before = right(parameters)
+        common = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"} & before.defaults.keys()
+        kept = {name: before.defaults[name] for name in common} | settings
+        return other(before.param_groups[0]["params"], **kept)
+
+    return build

@@ -1,0 +1,60 @@
+"""Searching: torch with one call made wrongly, until it gives what Flax gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from .._comparison import Cause
+from .._sides.task import Named
+from .catalogue import Variation
+from .catalogue_models import variations
+from .torch_trace import Change, Op
+
+Watch = Callable[[dict[int, Change]], Named]
+"""Runs torch with these calls changed, and gives the arrays that Flax's are to be held against."""
+
+EQUAL = 1e-10
+MOST = 400
+"""Runs of the model at most; a window of many calls has many variations."""
+
+
+def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
+    """The changes of one call that make torch equal to Flax, the best first."""
+    found: list[Cause] = []
+    for index, variation in list(_all(ops))[:MOST]:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                changed = watch({index: variation.change})
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+            continue  # a wrong way that torch refuses is not what Flax did
+        relative = max(
+            (apart(changed[name], x) for name, x in flax.items() if name in changed), default=math.inf
+        )
+        if relative <= EQUAL:
+            found.append(Cause(variation.text, relative))
+    best = {cause.text: cause for cause in sorted(found, key=lambda cause: -cause.relative)}
+    return tuple(sorted(best.values(), key=lambda cause: cause.relative))
+
+
+def _all(ops: Iterable[Op]) -> Iterable[tuple[int, Variation]]:
+    for op in ops:
+        try:
+            yield from ((op.index, variation) for variation in variations(op))
+        except (TypeError, KeyError, IndexError, AttributeError, ValueError, RuntimeError):
+            continue  # called in a way that the catalogue does not know
+
+
+def apart(c: np.ndarray, r: np.ndarray) -> float:
+    """max|c - r| / max|r|, infinite where the shapes or the NaNs differ."""
+    if c.shape != r.shape or not np.array_equal(np.isfinite(c), np.isfinite(r)):
+        return math.inf
+    finite = np.isfinite(r)
+    if not finite.any():
+        return 0.0
+    error = float(np.abs(c.astype(np.float64) - r.astype(np.float64))[finite].max())
+    size = float(np.abs(r.astype(np.float64))[finite].max())
+    return error / size if size else (math.inf if error else 0.0)

@@ -1,0 +1,52 @@
+"""Weights that are not the same: the leaf, and what would make it torch's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from .._comparison import Cause, Divergence
+from .._measure import Difference
+from .._sides.pair import Pair
+from .search import EQUAL, apart
+
+
+def divergence(pair: Pair, different: list[Difference]) -> Divergence:
+    """The first leaf that differs, with weights='own'."""
+    name = different[0].name
+    reference = pair.reference("float64")
+    theirs, ours = reference.weights()[name], pair.candidate(reference).weights()[name]
+    link = next(link for link in pair.links.layers if name.rpartition(".")[0] == link.flax)
+    found = (
+        Cause(text, apart(array, theirs)) for text, array in _rearranged(ours) if array.shape == theirs.shape
+    )
+    causes = tuple(sorted((c for c in found if c.relative <= EQUAL), key=lambda c: c.relative))
+    where = f"The weights of {len(different)} leaves are not torch's; the first is {name}."
+    return Divergence(link.torch, link.flax, link.rule.torch if link.rule else "", where, causes)
+
+
+def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Ways in which elements get into the wrong places."""
+    for axes in itertools.permutations(range(x.ndim)):
+        if axes != tuple(range(x.ndim)):
+            yield f"its axes are permuted by {axes}", x.transpose(axes)
+    for axis in range(x.ndim):
+        yield f"axis {axis} is reversed", np.flip(x, axis)
+        for count in (2, 3, 4):
+            if x.shape[axis] % count == 0:
+                yield from _blocks(x, axis, count)
+    if x.ndim > 2:
+        yield "its spatial axes are reversed", np.flip(x, tuple(range(x.ndim - 2)))
+    yield "its sign is turned", -x
+
+
+def _blocks(x: np.ndarray, axis: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
+    parts = np.split(x, count, axis)
+    for order in itertools.permutations(range(count)):
+        if order != tuple(range(count)):
+            yield (
+                f"the {count} blocks of axis {axis} are taken in order {order}",
+                np.concatenate([parts[i] for i in order], axis),
+            )

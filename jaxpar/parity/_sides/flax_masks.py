@@ -1,0 +1,76 @@
+"""Dropout in Flax: masks from outside instead of drawn ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...errors import MaskError
+
+
+class Injection:
+    """A handler that multiplies by the next mask wherever an active Dropout is called."""
+
+    def __init__(self, masks: Sequence[jax.Array], otherwise: Callable[..., Any] | None = None):
+        self.masks, self.used, self.otherwise = masks, 0, otherwise
+
+    def __call__(self, path: str, layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        if is_active_dropout(layer, kwargs):
+            call = partial(self._masked, path, layer)
+        if self.otherwise:
+            return self.otherwise(path, layer, call, args, kwargs)
+        return call(*args, **kwargs)
+
+    def _masked(self, path: str, layer: Any, x: jax.Array, **kwargs: Any) -> jax.Array:
+        """torch's mask says what is kept; the factor is the layer's own, so that a wrong rate shows."""
+        rate = rate_of(layer)
+        factor = 1 / (1 - rate) if rate < 1 else 0.0
+        return x * jnp.where(self._next(path, x) != 0, factor, 0).astype(x.dtype)
+
+    def _next(self, path: str, x: jax.Array) -> jax.Array:
+        if self.used == len(self.masks):
+            raise MaskError(
+                f"parity.compare: {path} is dropout call number {self.used + 1} in Flax, and torch made only "
+                f"{len(self.masks)}. Compare in evaluation mode, or make both models drop in the same places."
+            )
+        mask = self.masks[self.used]
+        self.used += 1
+        return _fitting(path, mask, x.shape)
+
+    def finish(self) -> None:
+        if self.used != len(self.masks):
+            raise MaskError(
+                f"parity.compare: torch dropped {len(self.masks)} times and Flax {self.used} times. Is a "
+                "Dropout missing, inside nnx.MultiHeadAttention(dropout_rate=...), or in evaluation mode?"
+            )
+
+
+def is_active_dropout(layer: Any, kwargs: dict) -> bool:
+    """Whether this call would draw: a Dropout of flax or jaxpar.nn, not deterministic, with a rate."""
+    if not type(layer).__name__.startswith("Dropout"):
+        return False
+    deterministic = kwargs.get("deterministic")
+    if deterministic is None:
+        deterministic = getattr(layer, "deterministic", False)
+    return not deterministic and rate_of(layer) > 0
+
+
+def rate_of(layer: Any) -> float:
+    return getattr(layer, "rate", getattr(layer, "p", 0.0))
+
+
+def _fitting(path: str, mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The mask in the layout of the array it is for: as it is, or with torch's channels at the end."""
+    moved = jax.eval_shape(lambda: jnp.moveaxis(mask, 1, -1)).shape if mask.ndim > 2 else mask.shape
+    if mask.shape == shape and (mask.ndim < 4 or moved != shape):
+        return mask
+    if moved == shape:
+        return jnp.moveaxis(mask, 1, -1)
+    raise MaskError(
+        f"parity.compare: dropout at {path} has {shape} in Flax, and its mask in torch {tuple(mask.shape)}: "
+        "the models do not drop in the same places or order."
+    )

@@ -1,0 +1,111 @@
+"""The Flax model at work: one compiled step, in one element type, alone or in jaxpar's DataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import projection
+from .flax_net import cast, flax_net
+from .task import Batch, Named, Seen, Task
+
+Tree = Any
+
+
+class FlaxSide:
+    """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16").
+
+    float64 needs x64 on wherever the methods are called.
+    """
+
+    def __init__(self, module: Any, task: Task, dtype: str, variables: Any = None):
+        self.task, self.dtype = task, jnp.dtype(dtype)
+        self.net = flax_net(module, variables, task, dtype)
+        self.parameters, self.rest = self.net.parameters, self.net.rest
+        self.tx = task.optimizer[1] if task.optimizer else None
+        self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
+        self._step = jax.jit(self._compute)
+
+    def step(self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True) -> Seen:
+        """Forward, backward, and the optimizer's step if there is one.
+
+        Without `keep` the side stays as it was.
+        """
+        inputs = self._arrays(batch.inputs)
+        targets = self._arrays(batch.targets) if self.task.loss else self._projection(inputs, masks)
+        before = self.parameters, self.rest, self.optimizer_state
+        loss, outputs, (gradients, of_inputs), *after = self._step(*before, inputs, targets, masks)
+        if keep:
+            self.parameters, self.rest, self.optimizer_state = after
+        return Seen(
+            outputs={name: np.asarray(x) for name, x in named_leaves(outputs).items()},
+            loss={"": np.asarray(loss)} if self.task.loss else {},
+            input_gradients={str(i): np.asarray(x) for i, x in of_inputs.items()},
+            gradients=_numpy(self.net.named_parameters(gradients)),
+            state=_numpy(self.net.named_rest(after[1])),
+            weights=_numpy(self.net.named_parameters(after[0])),
+        )
+
+    def weights(self) -> Named:
+        return _numpy(self.net.named_parameters(self.parameters))
+
+    def state(self) -> Named:
+        return _numpy(self.net.named_rest(self.rest))
+
+    def load(self, weights: Named, state: Named) -> None:
+        """Takes over weights and state, by the paths of the leaves."""
+        self.parameters, self.rest = self.net.filled(self.parameters, self.rest, {**weights, **state})
+
+    def _compute(
+        self, parameters: Tree, rest: Tree, optimizer_state: Tree, inputs: tuple, targets: Any, masks: tuple
+    ) -> tuple:
+        def objective(parameters: Tree, floating: dict[int, jax.Array]) -> tuple:
+            whole = tuple(floating.get(i, x) for i, x in enumerate(inputs))
+            outputs, after = self.net.apply(parameters, rest, whole, masks)
+            return self._loss(outputs, targets), (outputs, after)
+
+        floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
+        gradient = jax.value_and_grad(objective, (0, 1), has_aux=True)
+        (loss, (outputs, after)), gradients = gradient(parameters, floating)
+        if self.tx:
+            updates, optimizer_state = self.tx.update(gradients[0], optimizer_state, parameters)
+            # As optax.apply_updates, for trees that hold NNX variables.
+            parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
+        return loss, outputs, gradients, parameters, after, optimizer_state
+
+    def _loss(self, outputs: Any, targets: Any) -> jax.Array:
+        if self.task.loss:
+            return self.task.loss[1](outputs, *targets)
+        leaves = named_leaves(outputs)
+        terms = (jnp.sum(leaves[name] * factors) for name, factors in targets.items())
+        return sum(terms, jnp.zeros((), self.dtype))
+
+    def _projection(self, inputs: tuple, masks: tuple) -> dict[str, jax.Array]:
+        """The factors of the outputs, made from the shapes that torch has."""
+        outputs, _ = jax.eval_shape(self.net.apply, self.parameters, self.rest, inputs, masks)
+        back = self.task.layout.outputs_back
+        shapes = {
+            name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape
+            for name, x in named_leaves(outputs).items()
+            if jnp.issubdtype(x.dtype, jnp.floating)
+        }
+        factors = projection.weights(shapes, self.task.seed)
+        return {name: self.array(self.task.layout.outputs(x)) for name, x in factors.items()}
+
+    def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
+        return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
+
+    def array(self, x: np.ndarray) -> jax.Array:
+        return cast(jnp.asarray(x), self.dtype)
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of the outputs, by their place: "" for a lone array, else [0], ['logits']."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _numpy(named: dict[str, jax.Array]) -> Named:
+    return {name: np.asarray(x) for name, x in named.items()}

@@ -1,0 +1,27 @@
+"""The loss where the user gives none: a fixed random projection of everything the model returns.
+
+Every element of every output gets a weight of its own, so no error can cancel: a sum would hide a
+permutation, and the gradient of a mean after BatchNorm is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def weights(shapes: Shapes, seed: int) -> dict[str, np.ndarray]:
+    """float64 weights for each output, of a size that keeps the loss near 1; the same on both sides.
+
+    Args:
+      shapes: of the floating outputs, in torch's layout.
+    """
+    random = np.random.RandomState(seed)
+    return {
+        name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
+        for name, shape in shapes.items()
+    }

@@ -1,0 +1,143 @@
+"""The torch model at work: in one element type, alone or in torch's own DataParallel.
+
+PyTorch is the reference, so everything is done as its documentation does it: `zero_grad`, forward,
+`backward`, `step`. What is seen is told in Flax's names and layout.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._weights import Links
+from . import projection
+from .task import Batch, Named, Seen, Task
+from .torch_arrays import named_leaves, to_numpy, to_tensor
+from .torch_masks import capture
+
+
+class TorchSide:
+    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16")."""
+
+    def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
+        self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
+        self.module = copy.deepcopy(module).to("cpu", self.torch_dtype)
+        self.module.train(task.training)
+        self.links, self.task = links, task
+        self.device = torch.device("cpu")
+        self.steps = 0
+        self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
+
+    def step(
+        self, batch: Batch, observe: AbstractContextManager | None = None, forward_only: bool = False
+    ) -> Seen:
+        """Forward, backward, and the optimizer's step if there is one.
+
+        Args:
+          observe: entered around forward and loss, for who wants to watch.
+          forward_only: no backward pass and no step; gradients are zero then.
+        """
+        self.module.zero_grad(set_to_none=True)
+        with self._wrapped() as net, seeded(self.task.seed + self.steps), capture() as masks:
+            inputs = [self._input(x) for x in batch.inputs]
+            with observe or nullcontext():
+                outputs = net(*inputs, **self.task.torch_kwargs)
+                leaves = named_leaves(outputs)
+                loss = self._loss(outputs, leaves, batch.targets)
+            if loss.requires_grad and not forward_only:
+                loss.backward()
+        gradients = self._gradients()
+        if self.optimizer and not forward_only:
+            self.optimizer.step()
+        self.steps += 1
+        return Seen(
+            outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
+            loss={"": to_numpy(loss)} if self.task.loss else {},
+            input_gradients={
+                str(i): self.task.layout.inputs(to_numpy(_gradient(x)))
+                for i, x in enumerate(inputs)
+                if x.requires_grad
+            },
+            gradients=gradients,
+            state=self.state(),
+            weights=self.weights(),
+            masks=tuple(to_numpy(mask) for mask in masks),
+        )
+
+    def weights(self) -> Named:
+        """The parameters as Flax has them."""
+        return self.links.parameters(self._arrays())
+
+    def state(self) -> Named:
+        """All that is no parameter, as Flax has it."""
+        return self.links.state(self._arrays())
+
+    def continue_from(self, other: TorchSide) -> None:
+        """Takes over weights, buffers, optimizer state and step count of another element type."""
+        self.module.load_state_dict(other.module.state_dict())
+        if self.optimizer and other.optimizer:
+            self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        self.steps = other.steps
+
+    @contextmanager
+    def _wrapped(self) -> Iterator[torch.nn.Module]:
+        """The module, or torch's DataParallel of it where there are several replicas."""
+        if self.task.replicas == 1:
+            yield self.module
+            return
+        import torch_ref
+
+        threads = torch.get_num_threads()
+        with torch_ref.pretend(self.task.replicas) as devices:
+            self.device = devices.device
+            net = torch.nn.DataParallel(self.module.to(self.device), list(range(devices.count)))
+            # Every replica is a thread already. With a pool for each of them steps can take seconds.
+            torch.set_num_threads(1)
+            try:
+                yield net
+            finally:
+                torch.set_num_threads(threads)
+
+    def _tensor(self, x: np.ndarray) -> torch.Tensor:
+        return to_tensor(x, self.torch_dtype).to(self.device)
+
+    def _input(self, x: np.ndarray) -> torch.Tensor:
+        tensor = self._tensor(x)
+        return tensor.requires_grad_() if tensor.is_floating_point() else tensor
+
+    def _loss(
+        self, outputs: Any, leaves: dict[str, torch.Tensor], targets: tuple[np.ndarray, ...]
+    ) -> torch.Tensor:
+        if self.task.loss:
+            return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
+        real = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point()}
+        factors = projection.weights({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
+        terms = [(x * self._tensor(factors[name])).sum() for name, x in real.items()]
+        return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
+
+    def _gradients(self) -> Named:
+        named = {
+            name: to_numpy(_gradient(p)) for name, p in self.module.named_parameters(remove_duplicate=False)
+        }
+        return self.links.gradients(named)
+
+    def _arrays(self) -> Named:
+        return {name: to_numpy(x) for name, x in self.module.state_dict().items()}
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """torch says None where JAX says zero."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's CPU generator starts at `seed` inside, and is as before afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
