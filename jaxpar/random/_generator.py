@@ -118,9 +118,15 @@ class Generator:
         return self.normal_(_empty(size, dtype))
 
     def randint(
-        self, low: int, high: int | None = None, size: Any = (), *, dtype: DTypeLike = np.int64
+        self, low: int = 0, high: Any = None, size: Any = None, *, dtype: DTypeLike = np.int64
     ) -> Array:
-        """Integers from low to high - 1, or from 0 to low - 1 without `high`."""
+        """Integers from low to high - 1: `randint(low, high, size)`, or `randint(high, size)`."""
+        if size is None:
+            low, high, size = 0, low, high
+        elif high is None:
+            low, high = 0, low
+        if size is None:
+            raise TypeError("randint: give the shape, randint(high, size) or randint(low, high, size)")
         return self.random_(_empty((size,), dtype), low, high)
 
     def randperm(self, n: SupportsIndex, *, dtype: DTypeLike = np.int64) -> Array:
@@ -151,7 +157,7 @@ class Generator:
 
     def uniform_(self, x: A, low: float = 0.0, high: float = 1.0) -> A:
         """Fills with uniform numbers in [low, high)."""
-        dtype = floating(x.dtype, "check_uniform_bounds")
+        dtype = floating(_dtype(x), "check_uniform_bounds")
         for bound, word in ((low, "from"), (high, "to")):
             if not abs(bound) <= largest(dtype):
                 raise RuntimeError(f"{word} is out of bounds for {c_name(dtype)}")
@@ -172,7 +178,7 @@ class Generator:
         Fewer than 16 at a time are made in pairs, and the second of a pair may be left for the next
         such call. 16 and more are made in another way, as in torch, and leave what waits alone.
         """
-        floating(x.dtype, "normal_kernel_cpu")
+        floating(_dtype(x), "normal_kernel_cpu")
         if not std >= 0:
             raise RuntimeError(f"normal expects std >= 0.0, but found std {std:g}")
         if x.size >= 16 and x.flags.c_contiguous:
@@ -185,7 +191,7 @@ class Generator:
         A number is compared with float64 draws and a float32 array with float32 ones.
         `F.dropout(input, p)` is `input * mask / (1 - p)` with `mask = bernoulli_(x, 1 - p)`.
         """
-        known(x.dtype, "bernoulli_scalar_cpu_")
+        known(_dtype(x), "bernoulli_scalar_cpu_")
         if not isinstance(p, np.ndarray):
             if not 0 <= p <= 1:
                 raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
@@ -201,7 +207,7 @@ class Generator:
         """Fills with integers: low to high - 1; 0 to low - 1 without `high`; without both, all that
         the dtype has from 0 on (of a floating-point type, all up to 2^digits).
         """
-        dtype = known(x.dtype, "random_")
+        dtype = known(_dtype(x), "random_")
         if low is None:
             span = 2 ** digits(dtype) + is_floating(dtype)
             return _in_memory_order(x, lambda out: self._integers(out, 0, span, dtype.itemsize == 8))
@@ -259,6 +265,12 @@ def _empty(size: tuple[Any, ...], dtype: DTypeLike) -> Array:
     return np.empty(shape, dtype)
 
 
+def _dtype(x: Any) -> np.dtype[Any]:
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"expected a numpy array to fill, but got {type(x).__name__}")
+    return x.dtype
+
+
 def _axes(x: Array) -> list[int]:
     """The axes from the slowest to the fastest in memory."""
     return sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis]))
@@ -266,8 +278,6 @@ def _axes(x: Array) -> list[int]:
 
 def _in_memory_order(x: A, fill: Any) -> A:
     """Calls `fill` with x, or with a contiguous array that goes to x as x lies in memory."""
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"expected a numpy array to fill, but got {type(x).__name__}")
     if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.strides, strict=True)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single "

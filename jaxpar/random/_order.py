@@ -46,7 +46,7 @@ def sampler_order(
         raise ValueError(f"num_samples should be a positive integer value, but got num_samples={k}")
     generator = _generator(generator)
     if replacement:
-        return generator.randint(0, n, (k,))  # torch draws 32 at a time, which are the same ones
+        return generator.randint(n, (k,))  # torch draws 32 at a time, which are the same ones
     # One more permutation than is needed where n divides k: torch draws it and takes nothing of it.
     whole = [generator.randperm(n) for _ in range(k // n + 1)]
     return np.concatenate(whole)[:k]
