@@ -76,8 +76,8 @@ def _rows(comparison: Comparison, width: int) -> Table:
         grid.add_column(name, justify="right", no_wrap=True)
     for row in _shown(comparison):
         cells = _cells(row)
-        name = Text(words.middle(row.difference.name, 120 if wide else 50))
-        grid.add_row(cells["verdict"], row.difference.kind.value, name, *(cells[each] for each in numbers))
+        path = Text(words.middle(row.difference.name, 120 if wide else 50))
+        grid.add_row(cells["verdict"], row.difference.kind.value, path, *(cells[each] for each in numbers))
     return grid
 
 

@@ -1,0 +1,269 @@
+"""The HTML report: strict markup, nothing from outside, nothing from a name; and a look in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shutil
+import subprocess
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from test_comparison import CURVE, DIVERGENCE, compared
+
+from jaxpar import parity
+from jaxpar.parity import Comparison, Curve, Kind, Level, Outcome, Policy
+
+pytest.importorskip("jinja2")
+
+SCRIPT = "<script>document.title='taken'</script>"
+HOSTILE = f"</title></style></script>{SCRIPT}<img src=x onerror=alert(1)>\"'&amp;\x00"
+LONG = "encoder.layers.10.attention." + "long." * 18 + "weight"
+
+
+def page(c: Comparison, tmp_path, name="report.html") -> ElementTree.Element:
+    """The report, parsed as XML: an element that is not closed or a bare `<` fails here."""
+    path = tmp_path / name
+    c.save_html(path)
+    return ElementTree.parse(path).getroot()
+
+
+def texts(element: ElementTree.Element) -> str:
+    return " ".join(" ".join(element.itertext()).split())
+
+
+def numeric(count=300) -> Comparison:
+    """Two steps with ratios; some tensors worse, some different, one noise, one a fault."""
+    random = np.random.RandomState(0)
+    rows = ()
+    policy = Policy(Level.TRAJECTORY)
+    for step in (1, 2):
+        o = {f"{LONG}.{i}": random.standard_normal((3, 7)) for i in range(count)}
+        r = {name: x.astype(np.float32) for name, x in o.items()}
+        c = {name: (x * (1 + 1e-7 * (i % 9))).astype(np.float32) for i, (name, x) in enumerate(o.items())}
+        c[f"{LONG}.3"] = c[f"{LONG}.3"].T
+        noise = {f"{LONG}.4": "its gradient is noise"}
+        rows += parity.judge(parity.measure(c, r, Kind.UPDATE, step, oracle=o), policy, noise)
+    steps = tuple(range(1, 1001))
+    high = tuple(1e-7 * 1.01**step for step in steps)
+    curve = Curve(steps, tuple(0.5 * h for h in high), tuple(0.1 * h for h in high), high, None, False)
+    return Comparison(policy.level, rows, 2, 8, None, curve, {"XLA_FLAGS": "--x " * 99}, policy=policy)
+
+
+ONE, ZEROS = np.array(1), {"a": np.zeros(9), "b": np.ones(9)}
+REPORTS = {
+    "same": lambda: compared(),
+    "different": lambda: compared(
+        ["fc1.bias"], divergence=DIVERGENCE, curve=CURVE, notes=("3 kinks.",), environment={"jax": "0.10.2"}
+    ),
+    "numeric": numeric,
+    "nothing": lambda: Comparison(Level.NUMERIC, ()),
+    "hostile": lambda: compared(
+        [HOSTILE], names=[HOSTILE, "fc"], subject=HOSTILE, notes=(HOSTILE,), environment={HOSTILE: HOSTILE},
+        divergence=parity.Divergence(HOSTILE, HOSTILE, HOSTILE, HOSTILE, (parity.Cause(HOSTILE, 0.0),), (
+            parity.LayerResult(HOSTILE, HOSTILE, HOSTILE, math.inf, False, HOSTILE),
+        )),
+    ),
+    "no numbers": lambda: Comparison(
+        Level.SEMANTIC,
+        parity.judge(parity.measure({"i": ONE, "a": ONE}, {"i": ONE, "b": ONE}, Kind.STATE), Policy()),
+    ),
+    "zeros": lambda: Comparison(
+        Level.SEMANTIC,
+        parity.judge(parity.measure(ZEROS, ZEROS, Kind.OUTPUT), Policy()),
+        curve=Curve((5,), (0.0,), (0.0,), (0.0,)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_markup_is_strict_and_needs_nothing(report, tmp_path):
+    c = REPORTS[report]()
+    root = page(c, tmp_path)
+    ids = [each.get("id") for each in root.iter() if each.get("id")]
+    assert len(ids) == len(set(ids))
+    for each in root.iter():
+        for name, value in each.attrib.items():
+            assert not name.startswith("on"), f"{each.tag} has {name}"
+            assert name not in ("src", "href", "srcset", "action"), f"{each.tag} has {name}"
+            if name in ("aria-labelledby", "aria-describedby"):
+                assert set(value.split()) <= set(ids), value
+    assert [each.tag for each in root.iter("script")] == ["script"]
+    assert {each.tag for each in root.iter()} & {"img", "link", "iframe", "object", "base", "form"} == set()
+    assert not re.search(r"url\(|@import|https?:", root.find("head/style").text)
+    policy = root.find("head/meta[@http-equiv]").get("content")
+    digest = base64.b64encode(hashlib.sha256(root.find("body/script").text.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    for picture in root.iter("svg"):
+        assert picture.get("aria-hidden") == "true" or picture.find("title") is not None
+    assert "nan" not in "".join(each.get("d", "") for each in root.iter("path"))
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_the_verdict_is_in_words(report, tmp_path):
+    c = REPORTS[report]()
+    root = page(c, tmp_path)
+    headline = texts(root.find(".//h1"))
+    start = "Nothing" if not c.rows else "The same" if c.same else "Different"
+    assert re.match(rf"[✓✗] {start} ", headline)
+    assert texts(root.find("head/title")).startswith(headline[2:])
+
+
+def rows_of(root: ElementTree.Element) -> list[ElementTree.Element]:
+    return root.findall(".//tbody/tr")
+
+
+def test_everything_about_a_difference(tmp_path):
+    c = REPORTS["different"]()
+    root = page(c, tmp_path)
+    cause = root.find(".//section[@class='cause']")
+    assert texts(cause.find("h2")) == "First divergence: norm in torch, LayerNorm_0 in Flax (LayerNorm)."
+    assert texts(cause.find(".//strong")) == "Likely cause: it is equal to 2e-15 if epsilon=1e-05."
+    layers = root.findall(".//ol/li")
+    assert [layer.get("class") for layer in layers] == ["same", "different"]
+    assert "norm LayerNorm ✗ 4.5e-06" in texts(layers[1])
+    assert layers[1].get("title") == "norm (LayerNorm): epsilon is 1e-06"
+    heads, first = [texts(each) for each in root.findall(".//thead//th")], rows_of(root)[0]
+    assert len(heads) == len(first) == len(root.findall(".//thead//button"))
+    cells = dict(zip(heads, first, strict=True))
+    assert "step" not in cells
+    d = c.different[0].difference
+    assert texts(cells["tensor"]) == "fc1.bias relative 3e-07 is above 1e-10"
+    assert (texts(cells["verdict"]), texts(cells["relative"])) == ("✗ different", "3.0e-07")
+    assert float(cells["relative"].get("data-v")) == d.relative
+    assert (texts(cells["limit"]), texts(cells["worst at"])) == ("1.0e-10", str(list(d.index)))
+    assert cells["candidate"].get("data-v") == f"{d.candidate:.12g}"
+    whole = texts(root)
+    for text in ("3 kinks.", "jax 0.10.2", "outside the envelope from step 3", "first outside: step 3"):
+        assert text in whole
+
+
+def test_every_outcome_has_a_mark_of_its_own(tmp_path):
+    root = page(numeric(60), tmp_path)
+    marks = {each.get("class"): each.find("path").get("d") for each in root.iterfind(".//svg/g")}
+    assert set(marks) == {each.value for each in Outcome}
+    assert len({re.sub(r"M[\d.]+ [\d.]+", "M", d).split("M")[1] for d in marks.values()}) == 4
+    for d in marks.values():
+        for x, y in re.findall(r"M([\d.]+) ([\d.]+)", d):
+            assert 50 < float(x) < 360
+            assert 0 < float(y) < 290
+
+
+def test_a_long_comparison_is_cut_and_counted(tmp_path):
+    c = numeric(600)
+    root = page(c, tmp_path)
+    assert len(rows_of(root)) == 1000
+    assert "And 198 more same." in texts(root)
+    assert "And 2 more noise." in texts(root)
+    assert len(root.findall(".//ol/li")) == 600
+    assert (tmp_path / "report.html").stat().st_size < 2_500_000
+
+
+def test_names_stay_text(tmp_path):
+    c = REPORTS["hostile"]()
+    root = page(c, tmp_path)
+    shown = HOSTILE.replace("\x00", "\ufffd")
+    name = rows_of(root)[0].find("th")
+    assert name.text == shown
+    assert shown in root.find("head/title").text
+
+
+def test_without_jinja2_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxpar\[parity\]'"):
+        compared().save_html(tmp_path / "report.html")
+
+
+# ---------------------------------------------------------------------------------------- a browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory):
+    """Opens a page in a window of some width; what a script on it leaves in the title, and complaints."""
+    if BROWSER is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+
+    def open_it(path, width=1280) -> tuple[str, str]:
+        profile = tmp_path_factory.mktemp("profile")
+        arguments = [
+            "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+            f"--user-data-dir={profile}", f"--window-size={width},900", f"file://{path}",
+        ]  # fmt: skip
+        run = subprocess.run([BROWSER, *arguments], capture_output=True, timeout=120, check=True)
+        console = [line for line in run.stderr.decode().splitlines() if "CONSOLE" in line]
+        return run.stdout.decode(), "\n".join(console)
+
+    return open_it
+
+
+PROBE = """
+document.querySelectorAll("th button")[2].click();
+var first = document.querySelector("tbody th").textContent, head = document.querySelectorAll("thead th");
+document.querySelectorAll("th button")[5].click();
+var numbers = Array.from(document.querySelectorAll("tbody tr")).map(r => r.cells[5].dataset.v);
+document.querySelectorAll("th button")[5].click();
+var last = Array.from(document.querySelectorAll("tbody tr")).map(r => r.cells[5].dataset.v);
+var root = document.documentElement, sorted = Array.from(head).map(h => h.getAttribute("aria-sort"));
+document.title = JSON.stringify({
+  first: first, numbers: numbers, last: last, sorted: sorted,
+  wide: root.scrollWidth, window: root.clientWidth,
+  height: document.querySelector("svg[role=img]").clientHeight
+});
+"""
+
+
+def probed(path, planted=""):
+    """The page with a script that presses headings, which its policy would forbid."""
+    text = path.read_text().replace("<main>", f"<main>{planted}")
+    text = re.sub(r"<meta http-equiv=.*\n", "", text).replace("</body>", f"<script>{PROBE}</script></body>")
+    other = path.with_name("probed.html")
+    other.write_text(text)
+    return other
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_in_a_browser(width, tmp_path, browse):
+    c = REPORTS["different"]()
+    c.save_html(tmp_path / "report.html")
+    dom, console = browse(probed(tmp_path / "report.html"), width)
+    assert console == ""
+    seen = json.loads(re.search(r"<title>(.*?)</title>", dom, re.S)[1])
+    assert seen["first"].startswith("fc1.bias")
+    numbers = [float(number) for number in seen["numbers"]]
+    assert numbers == sorted(numbers, reverse=True)
+    assert [float(number) for number in seen["last"]] == sorted(numbers)
+    assert [each for each in seen["sorted"] if each] == ["ascending"]
+    assert seen["wide"] <= seen["window"], "the page is wider than its window"
+    assert seen["height"] > 100
+
+
+def test_in_a_browser_a_name_is_no_script(tmp_path, browse):
+    REPORTS["hostile"]().save_html(tmp_path / "report.html")
+    dom, console = browse(tmp_path / "report.html")
+    assert console == ""
+    assert "<title>taken" not in dom
+    assert dom.count("<script>") == 1
+    assert "<img" not in dom
+
+
+def test_in_a_browser_a_planted_script_is_refused(tmp_path, browse):
+    path = tmp_path / "report.html"
+    compared().save_html(path)
+    path.write_text(path.read_text().replace("<main>", f"<main>{SCRIPT}"))
+    dom, console = browse(path)
+    assert "Content Security Policy" in console
+    assert "<title>taken" not in dom
+
+
+def test_in_a_browser_a_planted_width_is_seen(tmp_path, browse):
+    REPORTS["different"]().save_html(tmp_path / "report.html")
+    dom, _ = browse(probed(tmp_path / "report.html", '<p style="width:3000px">wide</p>'))
+    seen = json.loads(re.search(r"<title>(.*?)</title>", dom, re.S)[1])
+    assert seen["wide"] > seen["window"]
