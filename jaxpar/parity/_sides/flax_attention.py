@@ -19,7 +19,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def softmax_in_float64() -> Iterator[None]:
-    """Inside it `jax.nn.dot_product_attention` of float64 has a softmax in float64, of other types its own."""
+    """Inside it the softmax of `jax.nn.dot_product_attention` has the type of float64 inputs."""
     with _lock:
         original = jax.nn.dot_product_attention
         jax.nn.dot_product_attention = _instead_of(original)
