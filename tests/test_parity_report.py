@@ -264,6 +264,6 @@ def test_in_a_browser_a_planted_script_is_refused(tmp_path, browse):
 
 def test_in_a_browser_a_planted_width_is_seen(tmp_path, browse):
     REPORTS["different"]().save_html(tmp_path / "report.html")
-    dom, _ = browse(probed(tmp_path / "report.html", '<p style="width:3000px">wide</p>'))
+    dom, _ = browse(probed(tmp_path / "report.html", '<div style="width:3000px">wide</div>'))
     seen = json.loads(re.search(r"<title>(.*?)</title>", dom, re.S)[1])
     assert seen["wide"] > seen["window"]
