@@ -97,8 +97,8 @@ def multi_margin_loss(
       reduction: "none", "mean" or "sum".
 
     Raises:
-      ValueError: another p. RuntimeError: shapes that do not fit. IndexError: an unknown class; inside
-      `jax.jit` its loss is NaN.
+      ValueError: another p. RuntimeError: shapes that do not fit, or an unknown class; inside `jax.jit`
+      its loss is NaN.
 
     torch counterpart: `torch.nn.functional.multi_margin_loss`.
     Source: aten/src/ATen/native/LossMultiMargin.cpp.
@@ -113,7 +113,7 @@ def multi_margin_loss(
         raise RuntimeError(f"inconsistent target size, got: {target.shape} for input of {input.shape}")
     known = (target >= 0) & (target < C)
     if not isinstance(target, jax.core.Tracer) and not known.all():
-        raise IndexError("target out of range")
+        raise RuntimeError("target out of range")
     classes = jnp.where(known, target, 0)[..., None]
     short = jax.nn.relu(margin - jnp.take_along_axis(input, classes, axis=-1) + input)
     loss = jnp.where(jnp.arange(C) == classes, 0, short if p == 1 else jnp.square(short))

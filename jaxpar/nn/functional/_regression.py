@@ -188,7 +188,7 @@ def gaussian_nll_loss(
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:
             var = var[..., None]
-        elif input.ndim != var.ndim or sum(a != b for a, b in zip(input.shape, var.shape, strict=True)) != 1:
+        elif [n for n, m in zip(var.shape, input.shape, strict=var.ndim == input.ndim) if n != m] != [1]:
             raise ValueError("var is of incorrect size")
     var = var + jax.lax.stop_gradient(at_least(var, eps) - var)
     loss = 0.5 * (jnp.log(var) + jnp.square(input - jnp.asarray(target)) / var)
