@@ -20,7 +20,11 @@ INF = float("inf")
 
 def draw(scale):
     random = np.random.RandomState(0)
-    return {"a": random.randn(4, 3) * scale, "b": random.randn(5) * scale, "c": random.randn() * scale}
+    return {
+        "a": random.randn(4, 3) * scale,
+        "b": random.randn(5) * scale,
+        "c": np.asarray(random.randn() * scale),
+    }
 
 
 def tensors(grads):

@@ -72,7 +72,7 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
     torch counterpart: `torch.nn.utils.get_total_norm`.
     """
     norm_type, wide = float(norm_type), _wide(tensors)
-    norms = [jnp.linalg.norm(g.astype(wide).ravel(), norm_type) for g in jax.tree.leaves(tensors)]
+    norms = [jnp.linalg.norm(jnp.ravel(g).astype(wide), norm_type) for g in jax.tree.leaves(tensors)]
     total = jnp.linalg.norm(jnp.stack(norms), norm_type) if norms else jnp.zeros((), wide)
     if not error_if_nonfinite:
         return total
@@ -85,7 +85,7 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
 
 
 def _wide(tree: PyTree) -> jnp.dtype:
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+    return jnp.result_type(jnp.float32, *map(jnp.asarray, jax.tree.leaves(tree)))
 
 
 def _finite(norm_type: float, total: jax.Array) -> np.ndarray:

@@ -298,11 +298,14 @@ def _read(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> dict[st
 
 
 def _array(value: Any) -> np.ndarray:
-    """A numpy array of a tensor, without knowing torch; numpy has no bfloat16, float32 holds it exactly."""
+    """A numpy array of a tensor, without knowing torch; numpy has no bfloat16, float32 holds it exactly.
+
+    A copy: JAX may use a numpy array's memory as it is, and torch updates its state in place.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
-    return np.asarray(value)
+    return np.array(value)
 
 
 def _the_step(entries: Mapping[str, Mapping[str, np.ndarray]], given: int | None) -> int:
