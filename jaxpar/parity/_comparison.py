@@ -30,7 +30,8 @@ class Cause:
     relative: float
 
     def __str__(self) -> str:
-        return f"equal to {self.relative:.1g} if {self.text}"
+        how = f"equal to {self.relative:.1g}" if self.relative else "exactly equal"
+        return f"{how} if {self.text}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from . import words
 
 POINTS = 1500
 """Of one plot of errors."""
-WIDTH, HEIGHT = 360, 290
+WIDTH, HEIGHT = 360, 278
 LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
 ZERO_X, ZERO_Y = 70, 230
 """Where the zeros are, which have no place on a logarithmic axis."""
