@@ -103,10 +103,9 @@ def _norm(tensors: Tensors, layer: Any, generator: Generator) -> None:
         init.constant_(tensor, name in ("weight", "running_var"))
 
 
-def _prelu(tensors: Tensors, layer: Any, generator: Generator) -> None:
-    del generator
-    value = getattr(layer, "init", 0.25)
-    init.constant_(tensors["weight"], value if isinstance(value, int | float) else 0.25)
+def keep(tensors: Tensors, layer: Any, generator: Generator) -> None:
+    """For what a constructor is told: the tensors come with the values that they have."""
+    del tensors, layer, generator
 
 
 _ROWS: dict[str, Construct] = {
@@ -120,5 +119,5 @@ _ROWS: dict[str, Construct] = {
     **dict.fromkeys(
         ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"), _norm
     ),
-    "PReLU": _prelu,
+    "PReLU": keep,
 }

@@ -16,7 +16,8 @@ from flax import nnx
 from numpy.typing import DTypeLike
 
 from .._rulebook import Rule, rule_for
-from ._construction import axes_of, construction
+from ..errors import MatchError
+from ._construction import axes_of, construction, keep
 from ._dtypes import is_floating
 from ._generator import Generator
 
@@ -39,10 +40,12 @@ def torch_init(
 
     Args:
       module: an NNX module of layers that have a torch counterpart; also an abstract one, of
-        `nnx.eval_shape`. It is changed in place. Running statistics are reset as well.
+        `nnx.eval_shape`. It is changed in place. Running statistics are reset as well; the slopes of a
+        PReLU, which its constructor is told, stay.
       seed: of `torch.manual_seed`, or a `Generator` that has drawn whatever was drawn before.
       order: paths ("encoder", "blocks.0") in the order in which the twin constructs them. Left out, it is
-        that of the attributes. A path stands for all below it; together they must name every layer once.
+        that of the attributes. A path stands for all below it that was not named before; together they
+        must name every layer.
       parameters: for each parameter that belongs to no layer, what fills it: called with an array of the
         parameter's shape and dtype, and the generator, when its turn comes.
       apply: what the twin does with its layers after it is constructed, as in
@@ -56,21 +59,21 @@ def torch_init(
       The module. A parameter that two layers share keeps what it gets first; both layers draw.
 
     Raises:
-      ValueError: a layer or parameter without counterpart, an `order` that does not fit, attributes
-        whose order is lost. Nothing is changed then.
+      MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that
+        do not fit, attributes whose order is lost. Nothing is changed then.
 
     torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the
     draws, jaxpar/_rulebook for the layouts.
     """
     generator = seed if isinstance(seed, Generator) else Generator(seed)
-    parts = list(_parts(module, dict(parameters or {})))
-    constructed = _sorted(module, parts, order)
-    drawn = {part.path: part.draw(generator, dtype) for part in constructed}
+    visits = _visits(module, dict(parameters or {}))
+    constructed = _constructed(module, visits, [""] if order is None else order)
+    drawn = {path: part.draw(generator, dtype) for path, part in constructed.items()}
     if apply is not None:
-        for part in parts:
-            part.visit(drawn[part.path], generator, apply)
+        for path in dict.fromkeys(part.path for _, part in visits):
+            constructed[path].visit(drawn[path], generator, apply)
     values: dict[int, tuple[nnx.Variable, Array]] = {}
-    for part in constructed:
+    for part in constructed.values():
         for leaf, array in part.leaves(drawn[part.path]).items():
             values.setdefault(id(part.variables[leaf]), (part.variables[leaf], array))
     placed = [(variable, _place(array, variable)) for variable, array in values.values()]
@@ -89,21 +92,34 @@ class _Layer:
     def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
         construct = construction(self.rule.torch)
         if construct is None:
-            raise ValueError(
+            raise MatchError(
                 f"torch_init: {self.path} is torch's {self.rule.torch}, and it is not known here what its "
                 "constructor draws."
             )
         shapes = self.rule.torch_shapes({leaf: v.shape for leaf, v in self.variables.items()})
         axes = axes_of(self.rule.torch)
         if axes is not None and len(shapes["weight"]) != axes:
-            raise ValueError(
+            raise MatchError(
                 f"torch_init: {self.path} is torch's {self.rule.torch}, whose weight has {axes} axes, and "
                 f"here it would have the shape {shapes['weight']}. Layers stacked by nnx.vmap have no "
                 "counterpart."
             )
-        tensors = {name: np.empty(shape, dtype or self._dtype()) for name, shape in shapes.items()}
+        tensors = (
+            self.rule.to_torch(self._values())
+            if construct is keep
+            else {name: np.empty(shape, dtype or self._dtype()) for name, shape in shapes.items()}
+        )
         construct(tensors, self.layer, generator)
         return tensors
+
+    def _values(self) -> dict[str, Array]:
+        values = {leaf: v.get_raw_value() for leaf, v in self.variables.items()}
+        if any(isinstance(value, jax.ShapeDtypeStruct) for value in values.values()):
+            raise MatchError(
+                f"torch_init: {self.path} is torch's {self.rule.torch}, which begins with what its "
+                "constructor is told, and this one has no values. Build it without nnx.eval_shape."
+            )
+        return {leaf: np.array(value) for leaf, value in values.items()}
 
     def _dtype(self) -> np.dtype[Any]:
         dtypes = (np.dtype(v.get_raw_value().dtype) for v in self.variables.values())
@@ -118,11 +134,11 @@ class _Layer:
     def leaves(self, tensors: dict[str, Array]) -> dict[str, Array]:
         try:
             leaves = self.rule.to_flax(tensors)
-        except ValueError as error:
+        except MatchError as error:
             error.add_note(f"in {self.path}")
             raise
         for leaf in self.variables.keys() ^ leaves.keys():
-            raise ValueError(f"torch_init: {self.path}.{leaf} is no parameter of torch's {self.rule.torch}.")
+            raise MatchError(f"torch_init: {self.path}.{leaf} is no parameter of torch's {self.rule.torch}.")
         return leaves
 
 
@@ -136,7 +152,7 @@ class _Parameter:
 
     def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
         if self.fill is None:
-            raise ValueError(
+            raise MatchError(
                 f"torch_init: {self.path} is a parameter of no layer that torch has. Say what it begins "
                 f"with: parameters={{{self.path!r}: lambda x, generator: generator.normal_(x)}}."
             )
@@ -155,29 +171,31 @@ class _Parameter:
 _Part = _Layer | _Parameter
 
 
-def _parts(module: nnx.Module, fills: dict[str, Fill]) -> Iterator[_Part]:
-    """Layers and single parameters in the order of the attributes, each once."""
-    seen: set[int] = set()
+def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part]]:
+    """Layers and single parameters in the order of the attributes, under each of their paths."""
+    parts: dict[int, _Part] = {}
+    left = dict(fills)
 
-    def walk(node: Any, path: str) -> Iterator[_Part]:
-        if id(node) in seen:
+    def walk(node: Any, path: str, above: tuple[Any, ...]) -> Iterator[tuple[str, _Part]]:
+        if any(node is parent for parent in above):
             return
-        seen.add(id(node))
         if isinstance(node, nnx.Param):
-            yield _Parameter(path, fills.pop(path, None), {"": node})
+            fill = left.pop(path, None)
+            yield path, parts.setdefault(id(node), _Parameter(path, fill, {"": node}))
             return
         rule = rule_for(node) if isinstance(node, nnx.Module) else None
         if rule is not None:
             variables = dict(_variables(node, ""))
             if variables:
-                yield _Layer(path, node, rule, variables)
+                yield path, parts.setdefault(id(node), _Layer(path, node, rule, variables))
             return
         for key, child in _children(node):
-            yield from walk(child, _join(path, key))
+            yield from walk(child, _join(path, key), (*above, node))
 
-    yield from walk(module, "")
-    if fills:
-        raise ValueError(f"torch_init: parameters names {', '.join(fills)}, which no layer leaves over.")
+    visits = list(walk(module, "", ()))
+    if left:
+        raise ValueError(f"torch_init: parameters names {', '.join(left)}, which no layer leaves over.")
+    return visits
 
 
 def _variables(node: Any, path: str) -> Iterator[tuple[str, nnx.Variable]]:
@@ -205,30 +223,35 @@ def _below(path: str, root: str) -> bool:
     return not root or path == root or path.startswith(root + ".")
 
 
-def _sorted(module: nnx.Module, parts: list[_Part], order: Sequence[str] | None) -> list[_Part]:
-    roots = [""] if order is None else list(order)
-    groups = [[part for part in parts if _below(part.path, root)] for root in roots]
-    for root, group in zip(roots, groups, strict=True):
-        if not group and order is not None:
+def _constructed(
+    module: nnx.Module, visits: list[tuple[str, _Part]], order: Sequence[str]
+) -> dict[str, _Part]:
+    """The parts in the order of construction, each where it is first named."""
+    found: dict[str, _Part] = {}
+    for root in order:
+        below = [(path, part) for path, part in visits if _below(path, root)]
+        if not below:
             raise ValueError(f"torch_init: order names {root!r}, where there is no layer.")
-    for part in parts:
-        named = [root for root, group in zip(roots, groups, strict=True) if part in group]
-        if len(named) != 1:
-            raise ValueError(
-                f"torch_init: order must name every layer once, and names {part.path} "
-                + (f"{len(named)} times, by {' and '.join(map(repr, named))}." if named else "not at all.")
-            )
+        group = [(path, part) for path, part in below if part.path not in found]
+        _check_order(module, [path for path, _ in group])
+        found |= {part.path: part for _, part in group}
+    for _, part in visits:
+        if part.path not in found:
+            raise ValueError(f"torch_init: order does not name {part.path}.")
+    return found
+
+
+def _check_order(module: nnx.Module, paths: list[str]) -> None:
+    """Raises if these paths are in the order of attributes that were sorted."""
     for path, node in _rebuilt(module, ""):
-        for group in groups:
-            below = {p.path for p in group if _below(p.path, path)}
-            heads = [key for key, _ in _children(node) if any(_below(p, _join(path, key)) for p in below)]
-            if len(heads) > 1:
-                raise ValueError(
-                    f"torch_init: {path or 'the module'} was made by nnx.clone, merge or eval_shape, which "
-                    f"sort the attributes; in which order {', '.join(heads)} were constructed is lost. Say "
-                    "it with order=[...]."
-                )
-    return [part for group in groups for part in group]
+        keys = (_join(path, key) for key, _ in _children(node))
+        heads = [key for key in keys if any(_below(p, key) for p in paths)]
+        if len(heads) > 1:
+            raise ValueError(
+                f"torch_init: {path or 'the module'} was made by nnx.clone, merge or eval_shape, which sort "
+                f"the attributes; in which order {', '.join(heads)} were constructed is lost. Say it with "
+                "order=[...]."
+            )
 
 
 def _rebuilt(node: Any, path: str, above: bool = False) -> Iterator[tuple[str, Any]]:
