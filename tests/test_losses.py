@@ -165,7 +165,7 @@ BAD_CALLS = {
     "delta": (lambda f, x, t: f.huber_loss(x, x, delta=0), "does not support non-positive values for delta"),
     "a weight's shape": (lambda f, x, t: f.mse_loss(x, x, weight=x[0]), "must have the same size"),
     "a variance": (lambda f, x, t: f.gaussian_nll_loss(x, x, x), "var has negative entry/entries"),
-    "a variance's shape": (lambda f, x, t: f.gaussian_nll_loss(x, x, x[:2, :2] ** 2), "var is of incorrect size"),
+    "a variance's shape": (lambda f, x, t: f.gaussian_nll_loss(x, x, x[:2, :2] ** 2), "incorrect size"),
     "margin": (lambda f, x, t: f.triplet_margin_loss(x, x, x, margin=0), "must be greater than 0, got 0"),
     "axes of triplets": (lambda f, x, t: f.triplet_margin_loss(x, x[0], x), "the same number of dimensions"),
     "p": (lambda f, x, t: f.multi_margin_loss(x, t, p=3), "only p == 1 and p == 2 supported"),

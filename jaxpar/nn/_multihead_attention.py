@@ -14,6 +14,8 @@ from flax import nnx
 
 from . import functional
 from ._cells import cast
+from ._variable import uniform
+from .functional._dropout import check_probability
 
 
 class MultiheadAttention(nnx.Module):
@@ -88,9 +90,9 @@ class MultiheadAttention(nnx.Module):
         self.k_proj_weight = weight((self.kdim, E)) if separate else nnx.data(None)
         self.v_proj_weight = weight((self.vdim, E)) if separate else nnx.data(None)
         self.in_proj_bias = nnx.Param(jnp.zeros(3 * E, param_dtype)) if bias else nnx.data(None)
-        self.out_proj = nnx.Linear(
-            E, E, use_bias=bias, kernel_init=_uniform, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-        )
+        self.out_proj = linear(E, E, bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        if bias:
+            self.out_proj.bias.set_value(jnp.zeros(E, param_dtype))
         self.bias_k = row() if add_bias_kv else nnx.data(None)
         self.bias_v = row() if add_bias_kv else nnx.data(None)
 
@@ -145,10 +147,15 @@ class MultiheadAttention(nnx.Module):
         return {name: variable[...] for name, variable in kept.items() if variable is not None}
 
 
-def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> jax.Array:
-    del out_sharding
-    bound = shape[0] ** -0.5
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+def linear(
+    inputs: int, outputs: int, bias: bool, *, dtype: Any, param_dtype: Any, rngs: nnx.Rngs
+) -> nnx.Linear:
+    """Flax's Linear, which computes what torch's does, with torch's initial values."""
+    made = nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+    made.kernel.set_value(uniform(rngs, (inputs, outputs), inputs, param_dtype)[...])
+    if bias:
+        made.bias.set_value(uniform(rngs, (outputs,), inputs, param_dtype)[...])
+    return made
 
 
 def _check(embed_dim: int, num_heads: int, dropout: float) -> None:
@@ -159,5 +166,4 @@ def _check(embed_dim: int, num_heads: int, dropout: float) -> None:
         )
     if embed_dim % num_heads:
         raise ValueError(f"embed_dim must be divisible by num_heads: {embed_dim} by {num_heads}")
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {dropout}")
+    check_probability(dropout)

@@ -185,11 +185,11 @@ def gaussian_nll_loss(
     if isinstance(var, int | float):
         var = jnp.full_like(input, var)
     var = jnp.asarray(var)
-    if var.shape != input.shape:
-        if input.shape[:-1] == var.shape:
-            var = var[..., None]
-        elif [n for n, m in zip(var.shape, input.shape, strict=var.ndim == input.ndim) if n != m] != [1]:
-            raise ValueError("var is of incorrect size")
+    if var.shape == input.shape[:-1]:
+        var = var[..., None]
+    differing = [n for n, m in zip(var.shape, input.shape, strict=False) if n != m]
+    if var.ndim != input.ndim or differing not in ([], [1]):
+        raise ValueError("var is of incorrect size")
     var = var + jax.lax.stop_gradient(at_least(var, eps) - var)
     loss = 0.5 * (jnp.log(var) + jnp.square(input - jnp.asarray(target)) / var)
     return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)

@@ -1,0 +1,252 @@
+"""Transformer layers with torch's structure, names and defaults.
+
+They are what torch computes in training and, without its fast path, in evaluation. On the fast path
+torch's TransformerEncoder may pack padded sequences; then its outputs at padded places are 0, and
+here, as in torch's training, they are whatever the layers make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from . import functional
+from ._dropout import Dropout
+from ._layer_norm import LayerNorm
+from ._multihead_attention import MultiheadAttention, linear
+
+Activation = Callable[[jax.Array], jax.Array]
+ACTIVATIONS: dict[str, Activation] = {"relu": jax.nn.relu, "gelu": functional.gelu}
+
+
+class _Layer(nnx.Module):
+    """What the encoder's and the decoder's layer have in common."""
+
+    has_memory: bool
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Activation = "relu",
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        if isinstance(activation, str) and activation not in ACTIVATIONS:
+            raise RuntimeError(f"activation should be relu/gelu, not {activation}")
+        kinds: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.norm_first = norm_first
+        self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **kinds)
+        self.linear1 = linear(d_model, dim_feedforward, bias, **kinds)
+        self.dropout = Dropout(dropout, rngs=rngs)
+        self.linear2 = linear(dim_feedforward, d_model, bias, **kinds)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **kinds)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **kinds)
+        self.dropout1 = Dropout(dropout, rngs=rngs)
+        self.dropout2 = Dropout(dropout, rngs=rngs)
+        if self.has_memory:
+            self.multihead_attn = MultiheadAttention(
+                d_model, nhead, dropout, bias, batch_first=batch_first, **kinds
+            )
+            self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, **kinds)
+            self.dropout3 = Dropout(dropout, rngs=rngs)
+
+    def _around(self, norm: LayerNorm, block: Activation, x: jax.Array) -> jax.Array:
+        """The residual sum around a block, with its normalisation before or behind it."""
+        return x + block(norm(x)) if self.norm_first else norm(x + block(x))
+
+    def _attended(self, x: jax.Array, mask: Any, key_padding_mask: Any, is_causal: bool) -> jax.Array:
+        output, _ = self.self_attn(
+            x,
+            x,
+            x,
+            attn_mask=mask,
+            key_padding_mask=key_padding_mask,
+            is_causal=is_causal,
+            need_weights=False,
+        )
+        return self.dropout1(output)
+
+    def _fed_forward(self, x: jax.Array) -> jax.Array:
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
+
+
+class TransformerEncoderLayer(_Layer):
+    """Self-attention and two linear layers, each with a residual sum and a LayerNorm.
+
+    Args:
+      d_model, nhead: the width and the number of heads, which divides it.
+      dim_feedforward: the width between the two linear layers.
+      dropout: the rate of weights, of both blocks' outputs and between the linear layers.
+      activation: "relu", "gelu" (the exact one), or a function.
+      layer_norm_eps: of the norms.
+      batch_first: whether sequences are [B, L, E] instead of [L, B, E].
+      norm_first: whether norms stand before the blocks instead of behind the sums.
+      bias: whether linear layers, projections and norms have one.
+      dtype: of the computation; the arrays' common type if left out.
+      param_dtype: of the parameters.
+      rngs: `params` for the weights, `dropout` for dropout.
+
+    Called with `(src, src_mask=None, src_key_padding_mask=None, is_causal=False)`: masks and the hint as
+    for `MultiheadAttention`, True meaning blocked.
+
+    Its parts have torch's names: self_attn, linear1, linear2, norm1, norm2.
+
+    Raises:
+      ValueError, RuntimeError: options that torch refuses.
+
+    torch counterpart: `torch.nn.TransformerEncoderLayer`. Source: torch/nn/modules/transformer.py.
+    """
+
+    has_memory = False
+
+    def __call__(
+        self,
+        src: jax.Array,
+        src_mask: Any = None,
+        src_key_padding_mask: Any = None,
+        is_causal: bool = False,
+    ) -> jax.Array:
+        def attended(x: jax.Array) -> jax.Array:
+            return self._attended(x, src_mask, src_key_padding_mask, is_causal)
+
+        x = self._around(self.norm1, attended, src)
+        return self._around(self.norm2, lambda x: self.dropout2(self._fed_forward(x)), x)
+
+
+class TransformerDecoderLayer(_Layer):
+    """Self-attention, attention to a memory, and two linear layers.
+
+    Arguments are those of `TransformerEncoderLayer`. Called with `(tgt, memory, tgt_mask=None,
+    memory_mask=None, tgt_key_padding_mask=None, memory_key_padding_mask=None, tgt_is_causal=False,
+    memory_is_causal=False)`. Its parts: self_attn, multihead_attn, linear1, linear2, norm1 to norm3.
+
+    torch counterpart: `torch.nn.TransformerDecoderLayer`. Source: torch/nn/modules/transformer.py.
+    """
+
+    has_memory = True
+
+    def __call__(
+        self,
+        tgt: jax.Array,
+        memory: jax.Array,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> jax.Array:
+        def attended(x: jax.Array) -> jax.Array:
+            return self._attended(x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+
+        def remembered(x: jax.Array) -> jax.Array:
+            output, _ = self.multihead_attn(
+                x,
+                memory,
+                memory,
+                attn_mask=memory_mask,
+                key_padding_mask=memory_key_padding_mask,
+                is_causal=memory_is_causal,
+                need_weights=False,
+            )
+            return self.dropout2(output)
+
+        x = self._around(self.norm1, attended, tgt)
+        x = self._around(self.norm2, remembered, x)
+        return self._around(self.norm3, lambda x: self.dropout3(self._fed_forward(x)), x)
+
+
+class TransformerEncoder(nnx.Module):
+    """A stack of copies of one layer, and a norm behind them.
+
+    Args:
+      encoder_layer: copied, so that all layers begin with its values; each copy has random numbers of
+        its own.
+      num_layers: how many.
+      norm: behind the last layer, or None.
+
+    Called with `(src, mask=None, src_key_padding_mask=None, is_causal=False)`, which all layers get.
+
+    torch counterpart: `torch.nn.TransformerEncoder`, without its fast path's options. torch finds out by
+    comparing whether `mask` is the causal one; here it is what `is_causal` says, with the same result.
+    """
+
+    def __init__(
+        self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: nnx.Module | None = None
+    ):
+        self.layers = copies(encoder_layer, num_layers)
+        self.norm = nnx.data(norm)
+
+    def __call__(
+        self, src: jax.Array, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+    ) -> jax.Array:
+        x = src
+        for layer in self.layers:
+            x = layer(x, mask, src_key_padding_mask, is_causal)
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerDecoder(nnx.Module):
+    """A stack of copies of one layer, and a norm behind them: `TransformerEncoder` with a memory.
+
+    Called with the arguments of `TransformerDecoderLayer`, which all layers get.
+
+    torch counterpart: `torch.nn.TransformerDecoder`. Source: torch/nn/modules/transformer.py.
+    """
+
+    def __init__(
+        self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: nnx.Module | None = None
+    ):
+        self.layers = copies(decoder_layer, num_layers)
+        self.norm = nnx.data(norm)
+
+    def __call__(
+        self,
+        tgt: jax.Array,
+        memory: jax.Array,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> jax.Array:
+        x = tgt
+        for layer in self.layers:
+            x = layer(
+                x,
+                memory,
+                tgt_mask,
+                memory_mask,
+                tgt_key_padding_mask,
+                memory_key_padding_mask,
+                tgt_is_causal,
+                memory_is_causal,
+            )
+        return x if self.norm is None else self.norm(x)
+
+
+def copies(layer: nnx.Module, n: int) -> nnx.List:
+    """n copies with the same parameters; the streams of random numbers differ."""
+    made = []
+    for k in range(n):
+        copy = nnx.clone(layer)
+        for _, node in nnx.iter_graph(copy):
+            if isinstance(node, nnx.RngStream):
+                node.key.set_value(jax.random.fold_in(node.key[...], k))
+        made.append(copy)
+    return nnx.List(made)
