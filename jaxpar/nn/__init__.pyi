@@ -44,3 +44,7 @@ from ._weight_norm import SpectralNorm as SpectralNorm
 from ._weight_norm import WeightNorm as WeightNorm
 from ._conv import Conv as Conv
 from ._conv import ConvTranspose as ConvTranspose
+from ._transformer import TransformerDecoder as TransformerDecoder
+from ._transformer import TransformerDecoderLayer as TransformerDecoderLayer
+from ._transformer import TransformerEncoder as TransformerEncoder
+from ._transformer import TransformerEncoderLayer as TransformerEncoderLayer
