@@ -20,6 +20,19 @@ PRELU = Rule(
         ),
     ),
 )
+PRELU_BY_CHANNEL = Rule("PReLU", (same("weight", "negative_slope"),), "last")
+BILINEAR = Rule(
+    "Bilinear",
+    (
+        Part(
+            ("weight",),
+            ("kernel",),
+            lambda w: (w.transpose(1, 2, 0),),  # (O, I, J) to (I, J, O)
+            lambda k: (k.transpose(2, 0, 1),),
+        ),
+        same("bias"),
+    ),
+)
 DROPOUT = Rule("Dropout")
 
 
@@ -63,6 +76,10 @@ ROWS = {
     "linen.DenseGeneral": general,
     "nnx.Embed": EMBEDDING,
     "linen.Embed": EMBEDDING,
+    "jaxpar.nn.Embedding": EMBEDDING,
+    "jaxpar.nn.EmbeddingBag": EMBEDDING,
+    "jaxpar.nn.PReLU": PRELU_BY_CHANNEL,
+    "jaxpar.nn.Bilinear": BILINEAR,
     "nnx.PReLU": PRELU,
     "linen.PReLU": PRELU,
     "nnx.Dropout": DROPOUT,

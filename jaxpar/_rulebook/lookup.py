@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from . import attention, convolution, dense, normalisation, recurrent
+from . import attention, convolution, dense, normalisation, parametrized, recurrent, shapeless
 from .rule import Rule, Shapes
 
 Row = Rule | Callable[[Any, Shapes | None], Rule | None]
@@ -54,7 +54,20 @@ def _both_directions(layer: Any, shapes: Shapes | None) -> Rule | None:
     return dataclasses.replace(forward, parts=forward.parts + backward.parts)
 
 
-_BOOKS = (dense, convolution, normalisation, attention, recurrent)
+def _weight_norm(layer: Any, shapes: Shapes | None) -> Rule | None:
+    del shapes
+    inner = rule_for(layer.layer)
+    return inner and parametrized.weight_norm(layer, inner)
+
+
+def _spectral_norm(layer: Any, shapes: Shapes | None) -> Rule | None:
+    del shapes
+    inner = rule_for(layer.layer)
+    return inner and parametrized.spectral_norm(layer, inner)
+
+
+_BOOKS = (dense, convolution, normalisation, attention, recurrent, shapeless)
 ROWS: dict[str, Row] = {key: row for book in _BOOKS for key, row in book.ROWS.items()}
+ROWS |= {"jaxpar.nn.WeightNorm": _weight_norm, "jaxpar.nn.SpectralNorm": _spectral_norm}
 ROWS |= {"nnx.RNN": _one_direction, "nnx.Bidirectional": _both_directions}
 _FAMILIES = {"flax.nnx": "nnx", "flax.linen": "linen", "jaxpar.nn": "jaxpar.nn"}

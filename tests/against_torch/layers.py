@@ -109,7 +109,7 @@ def jaxpar_call(text: str) -> Any:
         )
 
     names = {name: constructor(getattr(jaxpar.nn, name)) for name in jaxpar.nn.__all__}
-    return eval(text, names | {"jax": jax, "jnp": jnp, "np": np})
+    return eval(text, names | {"jax": jax, "jnp": jnp, "np": np, "nnx": nnx})
 
 
 def objective(outputs: list[Any], sin: Callable) -> Any:

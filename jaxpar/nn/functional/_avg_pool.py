@@ -62,7 +62,7 @@ def lp_pool(
 
     Args:
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
-      norm_type: p. Any number but 0; a negative sum gives 0, as in torch.
+      norm_type: p. Any number but 0; of a negative sum there is no root, which gives NaN.
       kernel_size, stride, ceil_mode: as in `avg_pool`. A window that reaches over the end counts as
         many elements as the others: its mean is multiplied by the size of a whole one, as in torch.
 
@@ -79,7 +79,9 @@ def lp_pool(
     over = pool_windows("lp_pool", rank, kernel_size, stride, ceil_mode=ceil_mode)
     check_counts("lp_pool", x, over)
     mean = _avg_pool(x**norm_type, over, True, None)
-    return (jax.nn.relu(mean) * math.prod(w.size for w in over)) ** (1 / norm_type)
+    # The mean, but with torch's derivative at 0, which is 0.
+    mean = jnp.sign(mean) * jax.nn.relu(jnp.abs(mean))
+    return (mean * math.prod(w.size for w in over)) ** (1 / norm_type)
 
 
 def check_norm(function: str, norm_type: float) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-ALPHA = -1.7580993408473766
-"""What SELU tends to for small x: -scale * alpha. Source: ATen/native/Dropout.cpp."""
+ALPHA = 1.7580993408473766
+"""SELU tends to minus this for small x: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
 
 
 def dropout(

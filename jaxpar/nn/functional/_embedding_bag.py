@@ -90,8 +90,8 @@ def _check_call(
         raise ValueError(f"input has to be 1D or 2D, but has shape {x.shape}")
     if x.ndim == 2 and offsets is not None:
         raise ValueError(
-            "if input is 2D, then offsets has to be None, as input is treated as a mini-batch of fixed length "
-            "sequences."
+            "if input is 2D, then offsets has to be None, as input is treated as a mini-batch of "
+            "sequences of fixed length"
         )
     if x.ndim == 1 and (offsets is None or offsets.ndim != 1):
         raise ValueError(f"offsets has to be 1D but got {None if offsets is None else offsets.shape}")

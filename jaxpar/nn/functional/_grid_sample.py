@@ -128,8 +128,9 @@ def _grid_sample(
             taps.append([(outside(tap, n), weight) for tap, weight in _cubic(at)])
         else:
             taps.append(_linear(outside(at, n)) if mode == "bilinear" else _nearest(outside(at, n)))
-    y = sum(_read(x, [t for t, _ in corner], [w for _, w in corner]) for corner in itertools.product(*taps))
-    return y.astype(x.dtype)
+    corners = itertools.product(*taps)
+    parts = [_read(x, [t for t, _ in corner], [w for _, w in corner]) for corner in corners]
+    return functools.reduce(jnp.add, parts).astype(x.dtype)
 
 
 Taps = list[tuple[jax.Array, jax.Array]]
@@ -186,7 +187,7 @@ def _read(x: jax.Array, taps: Sequence[jax.Array], weights: Sequence[jax.Array])
     sizes = x.shape[1:-1]
     exists = functools.reduce(jnp.logical_and, [(t >= 0) & (t < n) for t, n in zip(taps, sizes, strict=True)])
     weight = jnp.where(exists, functools.reduce(jnp.multiply, weights), 0)
-    index: jax.Array | int = 0
+    index = jnp.zeros(weight.shape, jnp.int32)
     for t, n in zip(taps, sizes, strict=True):
         index = index * n + jnp.clip(jnp.nan_to_num(t), 0, n - 1).astype(jnp.int32)
     rows = jnp.arange(x.shape[0]).reshape(-1, *[1] * (weight.ndim - 1))

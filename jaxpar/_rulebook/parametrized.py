@@ -1,0 +1,90 @@
+"""WeightNorm and SpectralNorm: torch keeps the arrays that a weight is computed from under other names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .rule import Part, Rule, Shape, same
+
+
+def weight_norm(layer: Any, inner: Rule) -> Rule | None:
+    """original0 (O, 1, ..) to scale (O,), original1 to the layer's kernel."""
+    part, rest = _split(layer, inner)
+    if part is None:
+        return None
+    shape = _kernel_shape(layer)
+    place = None if layer.dim is None else layer.dim % len(shape)
+    line = tuple(shape[a] if a == place else 1 for a in range(len(shape)))
+    originals = f"parametrizations.{part.torch[0]}.original"
+    forth, back = part.to_flax, part.to_torch
+
+    def scale_forth(g: np.ndarray) -> tuple[np.ndarray]:
+        return (g if place is None else forth(g)[0].reshape(-1),)
+
+    def scale_back(scale: np.ndarray) -> tuple[np.ndarray]:
+        return (scale if place is None else back(scale.reshape(line))[0],)
+
+    parts = (
+        Part((originals + "0",), ("scale",), scale_forth, scale_back),
+        dataclasses.replace(part, torch=(originals + "1",), flax=(f"layer.{layer.name}",)),
+    )
+    return _around(inner, rest, parts)
+
+
+def spectral_norm(layer: Any, inner: Rule) -> Rule | None:
+    """original to the layer's kernel, _u to u, _v, one row in the order of torch's weight, to v."""
+    part, rest = _split(layer, inner)
+    if part is None:
+        return None
+    shape = _kernel_shape(layer)
+    place = layer.dim % len(shape)
+    torch_shape, torch_place = _in_torch(part.to_torch, shape, place)
+    others = tuple(n for a, n in enumerate(torch_shape) if a != torch_place)
+    forth, back = part.to_flax, part.to_torch
+
+    def v_forth(v: np.ndarray) -> tuple[np.ndarray]:
+        return (forth(np.expand_dims(v.reshape(others), torch_place))[0].squeeze(place),)
+
+    def v_back(v: np.ndarray) -> tuple[np.ndarray]:
+        return (back(np.expand_dims(v, place))[0].reshape(-1),)
+
+    names = f"parametrizations.{part.torch[0]}."
+    parts = (
+        dataclasses.replace(part, torch=(names + "original",), flax=(f"layer.{layer.name}",)),
+        same(names + "0._u", "u"),
+        Part((names + "0._v",), ("v",), v_forth, v_back),
+    )
+    return _around(inner, rest, parts)
+
+
+def _split(layer: Any, inner: Rule) -> tuple[Part | None, tuple[Part, ...]]:
+    """The part of the inner layer's row that makes the kernel, and the others."""
+    mine = [part for part in inner.parts if layer.name in part.flax]
+    if len(mine) != 1 or len(mine[0].torch) != 1 or len(mine[0].flax) != 1:
+        return None, ()
+    return mine[0], tuple(part for part in inner.parts if part is not mine[0])
+
+
+def _around(inner: Rule, rest: tuple[Part, ...], parts: tuple[Part, ...]) -> Rule:
+    kinds = tuple(f"Parametrized{kind}" for kind in inner.kinds)
+    kept = dataclasses.replace(inner, parts=rest).inside("layer").parts
+    return dataclasses.replace(inner, torch=kinds[0], also=kinds[1:], parts=(*parts, *kept))
+
+
+def _kernel_shape(layer: Any) -> Shape:
+    return tuple(getattr(layer.layer, layer.name).shape)
+
+
+def _in_torch(back: Callable[..., tuple[np.ndarray, ...]], shape: Shape, place: int) -> tuple[Shape, int]:
+    """The shape of a kernel in torch, and which of its axes is the kernel's `place`."""
+    numbers = np.arange(shape[place]).reshape([-1 if a == place else 1 for a in range(len(shape))])
+    (line,) = back(numbers)
+    (whole,) = back(np.broadcast_to(np.zeros((), np.bool_), shape))
+    ones = [n if a != place else 1 for a, n in enumerate(shape)]
+    (rest,) = back(np.broadcast_to(np.zeros((), np.bool_), ones))
+    candidates = [a for a in range(len(shape)) if line.shape[a] == shape[place] and rest.shape[a] == 1]
+    return whole.shape, candidates[0]
