@@ -320,6 +320,28 @@ def test_tied_weights():
     compare(module.body, body)
 
 
+def test_tied_weights_are_visited_twice():
+    module = torch_init(
+        Tied(rngs), 2, apply=lambda kind, tensors, g: init.normal_(tensors["weight"], 0, 0.02, generator=g)
+    )
+    torch.manual_seed(2)
+    embed, body, out = T.Embedding(20, 8), T.Linear(8, 8), T.Embedding(20, 8)
+    for layer in (embed, body, out):
+        T.init.normal_(layer.weight, 0, 0.02)
+    compare(module.embed, out)
+    compare(module.body, body)
+
+
+def test_a_layer_that_only_the_twin_has():
+    head = nnx.eval_shape(lambda: nnx.Linear(8, 20, rngs=nnx.Rngs(0)))
+    module = torch_init(Other(rngs), 3, order=["a", "scale", head, "b"], parameters=FILL)
+    torch.manual_seed(3)
+    compare(module.a, T.Linear(2, 2))
+    T.Linear(8, 20)
+    compare(module.b, T.Linear(2, 2))
+    assert isinstance(head.kernel.get_raw_value(), jax.ShapeDtypeStruct)
+
+
 class ViT(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.patch = nnx.Linear(12, 8, rngs=rngs)

@@ -31,7 +31,7 @@ def torch_init(
     module: M,
     seed: int | Generator,
     *,
-    order: Sequence[str] | None = None,
+    order: Sequence[str | nnx.Module] | None = None,
     parameters: Mapping[str, Fill] | None = None,
     apply: Visit | None = None,
     dtype: DTypeLike | None = None,
@@ -45,7 +45,8 @@ def torch_init(
       seed: of `torch.manual_seed`, or a `Generator` that has drawn whatever was drawn before.
       order: paths ("encoder", "blocks.0") in the order in which the twin constructs them. Left out, it is
         that of the attributes. A path stands for all below it that was not named before; together they
-        must name every layer.
+        must name every layer. A module in place of a path is one that only the twin has, such as the
+        Linear behind a tied embedding: it draws, and is left alone.
       parameters: for each parameter that belongs to no layer, what fills it: called with an array of the
         parameter's shape and dtype, and the generator, when its turn comes.
       apply: what the twin does with its layers after it is constructed, as in
@@ -69,6 +70,8 @@ def torch_init(
     visits = _visits(module, dict(parameters or {}))
     constructed = _constructed(module, visits, [""] if order is None else order)
     drawn = {path: part.draw(generator, dtype) for path, part in constructed.items()}
+    constructed = {path: part for path, part in constructed.items() if not path.startswith(_TWIN)}
+    _tie(constructed, drawn)
     if apply is not None:
         for path in dict.fromkeys(part.path for _, part in visits):
             constructed[path].visit(drawn[path], generator, apply)
@@ -223,12 +226,20 @@ def _below(path: str, root: str) -> bool:
     return not root or path == root or path.startswith(root + ".")
 
 
+_TWIN = "the twin's own"
+"""Begins the paths of layers that only the twin has."""
+
+
 def _constructed(
-    module: nnx.Module, visits: list[tuple[str, _Part]], order: Sequence[str]
+    module: nnx.Module, visits: list[tuple[str, _Part]], order: Sequence[str | nnx.Module]
 ) -> dict[str, _Part]:
     """The parts in the order of construction, each where it is first named."""
     found: dict[str, _Part] = {}
-    for root in order:
+    for i, root in enumerate(order):
+        if isinstance(root, nnx.Module):
+            others = _constructed(root, _visits(root, {}), [""])
+            found |= {f"{_TWIN} {i}.{path}": part for path, part in others.items()}
+            continue
         below = [(path, part) for path, part in visits if _below(path, root)]
         if not below:
             raise ValueError(f"torch_init: order names {root!r}, where there is no layer.")
@@ -239,6 +250,17 @@ def _constructed(
         if part.path not in found:
             raise ValueError(f"torch_init: order does not name {part.path}.")
     return found
+
+
+def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, Array]]) -> None:
+    """One tensor for a Variable that several layers share, the first that was drawn."""
+    first: dict[int, Array] = {}
+    for path, part in constructed.items():
+        if isinstance(part, _Layer):
+            for row in part.rule.parts_of_torch(drawn[path]):
+                if len(row.torch) == len(row.flax) == 1:
+                    (name,), (leaf,) = row.torch, row.flax
+                    drawn[path][name] = first.setdefault(id(part.variables[leaf]), drawn[path][name])
 
 
 def _check_order(module: nnx.Module, paths: list[str]) -> None:
