@@ -241,6 +241,10 @@ def test_a_tensor_on_one_side_is_a_fault():
 def test_the_oracle_has_everything():
     r = {"x": np.ones(2)}
     assert measure(r, r, Kind.LOSS, oracle={})[0].fault == "the oracle has no such tensor"
+    assert (
+        "dtype complex128 in the oracle"
+        in measure(r, r, Kind.LOSS, oracle={"x": np.ones(2, complex)})[0].fault
+    )
     assert "shape [3] in the oracle" in measure(r, r, Kind.LOSS, oracle={"x": np.ones(3)})[0].fault
 
 

@@ -74,26 +74,27 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
     found = Distance(ulp=0)
     wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
     narrow = narrower(c, r)
-    error, size, candidate, reference, oracle = (_Norm() for _ in range(5))
+    error, candidate, reference, oracle = (_Norm() for _ in range(4))
     with np.errstate(all="ignore"):
         for chunk in _chunks(c, r, o, left_out):
             a, b = chunk.c.astype(wide, copy=False), chunk.r.astype(wide, copy=False)
             t = None if chunk.o is None else chunk.o.astype(wide, copy=False)
-            e, scale = np.abs(a - b), np.abs(b)
-            if chunk.keep is not None or not _all_finite(e, scale, t):
+            sizes = [np.abs(a - b), np.abs(b)]
+            if t is not None:
+                sizes += [np.abs(a - t), np.abs(b - t), np.abs(t)]
+            tops = [float(x.max(initial=0)) for x in sizes]
+            if chunk.keep is not None or not all(map(math.isfinite, tops)):
                 _find_apart(found, chunk, a, b)
                 positions = _comparable(chunk, a, b, t)
-                chunk = chunk[positions]
-                a, b, e, scale = a[positions], b[positions], e[positions], scale[positions]
-                t = None if t is None else t[positions]
-            if t is not None:
-                candidate.add(np.abs(a - t))
-                reference.add(np.abs(b - t))
-                oracle.add(np.abs(t))
-            size.add(scale)
-            if error.add(e):
+                chunk, sizes = chunk[positions], [x[positions] for x in sizes]
+                tops = [float(x.max(initial=0)) for x in sizes]
+            for norm, x, top in zip((candidate, reference, oracle), sizes[2:], tops[2:], strict=False):
+                norm.add(x, top)
+            found.magnitude = max(found.magnitude, tops[1])
+            e, scale = sizes[:2]
+            if error.add(e, tops[0]):
                 found.position = chunk.at(int(e.argmax()))
-            if e.any():
+            if tops[0] > 0:
                 ratio = e / scale
                 found.element_wise = max(found.element_wise, float(np.fmax.reduce(ratio)))
                 near, far = _most_steps(chunk.c, chunk.r, ratio, scale)
@@ -101,32 +102,34 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
     found.candidate_error = candidate.rms, candidate.largest
     found.reference_error = reference.rms, reference.largest
     found.oracle_size = oracle.rms, oracle.largest
-    return _settled(found, error, size)
+    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
+    return found
 
 
 def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
     """Compares integers or bools of one shape; exactly, also int64 with uint64."""
     found = Distance()
-    error, size = _Norm(), _Norm()
+    error = _Norm()
     for chunk in _chunks(c, r, None, left_out):
         if chunk.keep is not None:
             chunk = chunk[np.flatnonzero(chunk.keep)]
         scale = np.abs(chunk.r.astype(np.float64))
-        size.add(scale)
+        found.magnitude = max(found.magnitude, float(scale.max(initial=0)))
         differs = chunk.c != chunk.r
         if not differs.any():
-            error.add(np.zeros(differs.shape))
+            error.add(scale, 0.0)
             continue
         # The difference of two 64-bit integers fits 64 bits without a sign, and wraps around to it.
         a, b = (x.astype(np.uint64 if x.dtype == np.uint64 else np.int64) for x in (chunk.c, chunk.r))
         a, b = a.view(np.uint64), b.view(np.uint64)
         e = np.where(chunk.c > chunk.r, a - b, b - a).astype(np.float64)
-        if error.add(e):
+        if error.add(e, float(e.max())):
             found.position = chunk.at(int(e.argmax()))
         with np.errstate(all="ignore"):
             found.element_wise = max(found.element_wise, float(np.fmax.reduce(e / scale)))
         _count_apart(found, differs, chunk)
-    return _settled(found, error, size)
+    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
+    return found
 
 
 def ulp(c: Array, r: Array) -> int:
@@ -186,11 +189,6 @@ def _flat(x: Array | None) -> Any:
     return x if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat
 
 
-def _all_finite(e: Array, scale: Array, t: Array | None) -> bool:
-    """Whether c, r and o are: NaN and infinity survive the difference and the maximum."""
-    return math.isfinite(e.max() + scale.max() + (0 if t is None else np.abs(t).max()))
-
-
 def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
     """Counts the NaN and infinities that do not agree."""
     apart = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
@@ -227,12 +225,6 @@ def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, 
     return c[few], r[few]
 
 
-def _settled(found: Distance, error: _Norm, size: _Norm) -> Distance:
-    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
-    found.magnitude = size.largest
-    return found
-
-
 class _Norm:
     """Maximum and root of the mean square of numbers >= 0; no square overflows or vanishes."""
 
@@ -242,9 +234,8 @@ class _Norm:
         self._scale = 1.0
         self._total = 0.0
 
-    def add(self, x: Array) -> bool:
-        """Whether the maximum has grown."""
-        top = float(x.max(initial=0))
+    def add(self, x: Array, top: float) -> bool:
+        """Counts x, whose maximum is top; whether the maximum has grown. With top 0 only its size matters."""
         grown, self.largest = top > self.largest, max(top, self.largest)
         self.count += x.size
         if top == 0 or self.largest == math.inf:

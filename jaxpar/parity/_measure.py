@@ -181,6 +181,8 @@ class _Sides:
         kinds = [category(x.dtype) for x in (self.c, self.r)]
         if kinds[0] != kinds[1] or "other" in kinds:
             return f"dtype {self.c.dtype} in the candidate, {self.r.dtype} in the reference"
+        if self.o is not None and category(self.o.dtype) != kinds[1]:
+            return f"dtype {self.o.dtype} in the oracle, {self.r.dtype} in the reference"
         for side, x in (
             ("candidate", self.c),
             ("oracle", self.o),
