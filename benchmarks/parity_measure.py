@@ -107,9 +107,7 @@ def main() -> None:
         print(json.dumps({"elements": elements, "largest_leaf_bytes": largest, "cases": found}, indent=1))
         return
     print(f"{elements:,} float32 in {options.leaves} leaves of {largest / 2**20:.0f} MiB, on each side")
-    print(
-        f"{'':26} {'seconds':>8} {'ns/element':>11}   memory beside the trees in largest leaves, bar {BAR:g}"
-    )
+    print(f"{'':26} {'seconds':>8} {'ns/element':>11}   memory in largest leaves, bar {BAR:g}")
     for case in found:
         print(
             f"{case['case']:26} {case['seconds']:8.2f} {case['ns_per_element']:11.1f}"
