@@ -310,6 +310,8 @@ def test_samples_are_few_and_always_the_same():
     shared = measure({str(i): c for i in range(40)}, {str(i): r for i in range(40)}, Kind.OUTPUT)
     assert {len(d.samples) for d in shared} <= {49, 50}
     assert one(c, r, samples=0).samples == ()
+    assert 180 < len(one(c, r, step=10).samples) <= 200
+    assert one(c, r, step=5000).samples == ((float(f"{abs(r[123, 45]):.3g}"), 1.0),)
     assert len(one(c[0, :5], r[0, :5]).samples) == 5
 
 

@@ -118,12 +118,13 @@ def measure(
       unit: the unit roundoff of the compute type, for the ratios; if left out, that of the candidate's or
         reference's type, whichever has fewer digits.
       left_out: for some of the names a bool array, True where an element is not to be compared.
-      samples: how many points for the plot all tensors share; each gets at least 16, 0 is none.
+      samples: how many points for the plot all tensors share at step 1, each at least 16, and a step-th
+        of it later, each at least its worst element; so that many steps do not need much. 0 is none.
 
     Memory: some arrays of 65,536 elements, whatever the size of the leaves; no array is copied whole.
     """
     names = list(dict.fromkeys([*reference, *candidate]))
-    points = max(16, samples // max(len(names), 1)) if samples else 0
+    points = max(16 if step <= 1 else 1, samples // max(step, 1) // max(len(names), 1)) if samples else 0
     found = []
     for name in names:
         sides = _Sides.of(name, candidate, reference, oracle, (left_out or {}).get(name))
