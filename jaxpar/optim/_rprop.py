@@ -54,11 +54,12 @@ def rprop(
 
         def rule(s, g, before, size):
             shrink, grow, low, high = s
-            sign = jnp.sign(g * before)
-            size = size * jnp.where(sign > 0, grow, jnp.where(sign < 0, shrink, 1))
-            size = jnp.clip(size, low, high)
-            g = jnp.where(sign < 0, 0, g)
-            return -jnp.sign(g) * size, g, size
+            agree = g * before
+            factor = jnp.where(agree > 0, grow, jnp.where(agree < 0, shrink, 1))
+            size = jnp.clip(size * factor, low, high)
+            g = jnp.where(agree < 0, 0, g)
+            # Comparing is several times faster than jnp.sign on a CPU, and gives 0 for nan as torch's does.
+            return jnp.where(g > 0, -size, jnp.where(g < 0, size, 0)), g, size
 
         updates, prev, size = leafwise(rule, (*etas, *step_sizes), grads, state[1:])
         return updates, RpropState(optax.safe_increment(state.step), prev, size)
