@@ -10,11 +10,12 @@ import numpy as np
 
 from ...errors import UninitializedError
 from .._tensors import tensor_of
+from .copying import fresh, on_all_cores
 from .linking import cells, leaf_part, row
 from .mapping import Flattened, Transposed
 from .matching import linked
 from .source import Source, source
-from .tree import Shape, Tree, inside, join, tree
+from .tree import Shape, Tree, inside, join, real_path, tree
 
 
 def to_torch(
@@ -64,8 +65,12 @@ def to_torch(
     given = {**links.to_torch(leaves), **links.surplus}
     order = [name for name in there.tensors if name in given]
     # Copies: JAX's arrays must not change when torch trains on.
-    arrays = {name: np.array(given[name], order="C") for name in order}
-    return arrays if numpy else {name: tensor_of(array) for name, array in arrays.items()}
+    # What torch ties is one tensor again, whatever its names.
+    first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
+    owners = list(dict.fromkeys(first.values()))
+    arrays = dict(zip(owners, on_all_cores(fresh, (given[name] for name in owners)), strict=True))
+    tensors = arrays if numpy else {name: tensor_of(array) for name, array in arrays.items()}
+    return {name: tensors[first[name]] for name in order}
 
 
 def _imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Source:
@@ -85,6 +90,7 @@ def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> d
     left = [path for path in shapes if not any(inside(path, name) is not None for name in ignored)]
     for key, place in mapping.items():
         path = place.path if isinstance(place, (Flattened, Transposed)) else place
+        path = real_path(here, path) if isinstance(path, str) else path
         part = leaf_part(here, path, key, place) if isinstance(path, str) and path in leaves else None
         if part:
             empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
@@ -106,7 +112,7 @@ def _layers(here: Tree, mapping: Mapping[str, Any]) -> Iterator[tuple[str, str, 
     stacked = set()
     for key, place in mapping.items():
         if isinstance(place, (tuple, list)):
-            units = [cell for path in place for cell in cells(here, path)]
+            units = [cell for path in place for cell in cells(here, real_path(here, path))]
             both = len(units) == 2 * len(place)
             for i, (path, rule) in enumerate(units):
                 stacked.add(path)
@@ -123,7 +129,7 @@ def torch_path(here: Tree, path: str, mapping: Mapping[str, Any]) -> str:
     best = (-1, here.names[path])
     for key, place in mapping.items():
         target = place.path if isinstance(place, Flattened) else place
-        rest = inside(path, target) if isinstance(target, str) else None
+        rest = inside(path, real_path(here, target)) if isinstance(target, str) else None
         if rest is not None and len(target) > best[0]:
             best = (len(target), join(key, rest))
     return best[1]

@@ -57,9 +57,8 @@ class LinenTree:
 
     def write(self, values: Mapping[str, np.ndarray]) -> Any:
         flat = _flat(self.variables)
-        for path, array in values.items():
+        for path, new in place(values, self.values()).items():
             old = flat[self._keys[path]]
-            new = place(array, _bare(old))
             flat[self._keys[path]] = old.replace_boxed(new) if isinstance(old, meta.AxisMetadata) else new
         empty = [
             ".".join(key) for key, value in flat.items() if isinstance(_bare(value), jax.ShapeDtypeStruct)

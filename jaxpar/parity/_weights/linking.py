@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from .links import Link, Links
 from .mapping import Flattened, Transposed
 from .names import Names
 from .source import Source
-from .tree import Tree, join, owner, torch_like
+from .tree import Tree, join, owner, real_path, torch_like
 
 DEEP = re.compile(r"_l\d+(_reverse)?$")
 
@@ -30,12 +30,14 @@ class Linking:
     """What is matched so far.
 
     Attributes:
+      ignored: leaves that nothing is to be loaded into.
       faults: sentences about pairs that belong together and do not fit.
     """
 
     tree: Tree
     source: Source
     names: Names
+    ignored: frozenset[str] = frozenset()
     parts: dict[str, list[Part]] = dataclasses.field(default_factory=dict)
     partners: dict[str, str] = dataclasses.field(default_factory=dict)
     rules: dict[str, Rule | None] = dataclasses.field(default_factory=dict)
@@ -66,7 +68,7 @@ class Linking:
         return [n for n in self.source.tensors if n not in self.tensors | used | self.surplus.keys()]
 
     def left_in_flax(self) -> list[str]:
-        return [leaf for leaf in self.tree.leaves if leaf not in self.leaves]
+        return [leaf for leaf in self.tree.leaves if leaf not in self.leaves | self.ignored]
 
     def claim(self, path: str, bare: str, rule: Rule | None, part: Part) -> None:
         """Takes a part with full names, unless its shapes do not fit or someone else has its leaves."""
@@ -95,17 +97,18 @@ class Linking:
         self.repeats.append(part)
 
 
-def link(tree: Tree, source: Source, mapping: Mapping[str, Any]) -> Linking:
+def link(tree: Tree, source: Source, mapping: Mapping[str, Any], ignored: Iterable[str] = ()) -> Linking:
     """Everything that can be matched; what cannot is left in `left_in_torch` and `left_in_flax`."""
     names = Names(source, tree, mapping)
-    linking = Linking(tree, source, names)
+    linking = Linking(tree, source, names, frozenset(ignored))
     _pair_modules(linking)
     _link_stacks(linking)
     for path in tree.layers:
         for bare in names.leading_to(path):
             _link_layer(linking, path, bare)
     for leaf in [*tree.leaves, *tree.aliases]:
-        _link_leaf(linking, leaf)
+        if tree.aliases.get(leaf, leaf) not in linking.ignored:
+            _link_leaf(linking, leaf)
     _check_ties(linking)
     return linking
 
@@ -140,7 +143,7 @@ def _link_layer(linking: Linking, path: str, bare: str) -> None:
     for part in rule.parts_of_torch(there):
         if not _kind_fits(linking, bare, rule, part, there):
             continue
-        full = absolute(part, there, path, linking.tree)
+        full = absolute(part, there, path, linking)
         if full and (isinstance(place, Flattened) and part.torch == ("weight",)):
             full = _through(place, full)
         if full:
@@ -164,10 +167,11 @@ def _kind_fits(linking: Linking, bare: str, rule: Rule, part: Part, there: Mappi
     return False
 
 
-def absolute(part: Part, there: Mapping[str, str], path: str, tree: Tree) -> Part | None:
-    """The part with full names; None if the Flax layer has no such leaves."""
+def absolute(part: Part, there: Mapping[str, str], path: str, linking: Linking) -> Part | None:
+    """The part with full names; None if the Flax layer has no such leaves, or they are ignored."""
+    tree = linking.tree
     leaves = [tree.aliases.get(leaf, leaf) for leaf in (join(path, leaf) for leaf in part.flax)]
-    if not all(leaf in tree.leaves for leaf in leaves):
+    if not all(leaf in tree.leaves for leaf in leaves) or linking.ignored & set(leaves):
         return None
     return dataclasses.replace(part, torch=tuple(there[name] for name in part.torch), flax=tuple(leaves))
 
@@ -264,13 +268,14 @@ def cells(tree: Tree, path: str) -> list[tuple[str, Rule]]:
 
 def _link_stack(linking: Linking, bare: str, own: Sequence[str], paths: Sequence[str]) -> None:
     both = any(name.endswith("_reverse") for name in own)
+    paths = [real_path(linking.tree, path) for path in paths]
     there = {name[len(bare) :].lstrip("."): linking.names.raw[name] for name in own}
     units = [cell for path in paths for cell in cells(linking.tree, path)]
     for i, (path, rule) in enumerate(units):
         depth, reverse = (i // 2, i % 2 == 1) if both else (i, False)
         deep = rule.at_depth(depth, reverse)
         for part in deep.parts_of_torch(there):
-            full = absolute(part, there, path, linking.tree)
+            full = absolute(part, there, path, linking)
             if full:
                 linking.claim(path, bare, deep, full)
 

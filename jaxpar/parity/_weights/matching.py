@@ -11,9 +11,10 @@ from ...errors import MatchError
 from .linking import Linking, link
 from .links import Links
 from .mapping import Flattened, Mapping, Transposed
+from .names import prefixes
 from .source import Source, source
 from .suggest import suggest
-from .tree import Tree, inside, tree
+from .tree import Shape, Tree, inside, real_path, tree
 
 SHOWN = 12
 """Lines of each list in an error."""
@@ -67,13 +68,11 @@ def linked(
         or of an ignore list fits nothing.
     """
     entries = dict(mapping or {})
-    linking = link(here, there, entries)
-    unknown = list(_unknown_entries(linking, entries))
-    no_torch, unknown_t = _ignored(linking.left_in_torch(), there.tensors, ignore_torch, "ignore_torch")
-    no_flax, unknown_f = _ignored(linking.left_in_flax(), here.leaves, ignore_flax, "ignore_flax")
-    torch = [name for name in linking.left_in_torch() if name not in no_torch]
-    flax = [leaf for leaf in linking.left_in_flax() if leaf not in no_flax]
-    faults = [*unknown, *unknown_t, *unknown_f, *linking.faults]
+    no_torch, unknown_t = _ignored(there.tensors, ignore_torch, "ignore_torch")
+    no_flax, unknown_f = _ignored(here.leaves, ignore_flax, "ignore_flax")
+    linking = link(here, there.without(no_torch), entries, no_flax)
+    torch, flax = linking.left_in_torch(), linking.left_in_flax()
+    faults = [*_unknown_entries(linking, entries), *unknown_t, *unknown_f, *linking.faults]
     if torch or flax or faults:
         raise MatchError(_complaint(linking, function, torch, flax, faults))
     return linking.links()
@@ -89,24 +88,21 @@ def _unknown_entries(linking: Linking, entries: MappingABC[str, Any]) -> Iterabl
             path = path.path if isinstance(path, (Flattened, Transposed)) else path
             if not isinstance(path, str):
                 yield f"mapping: {key!r}: {path!r} is no Flax path"
-            elif not any(inside(known, path) is not None for known in here.names):
+            elif not any(inside(known, real_path(here, path)) is not None for known in here.names):
                 yield f"mapping: the Flax model has no {path!r}{_like(path, here.names)}"
 
 
-def _ignored(
-    left: Sequence[str], known: Iterable[str], patterns: Iterable[str], option: str
-) -> tuple[set[str], list[str]]:
+def _ignored(known: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
     """The names below the given ones, and what is wrong with these."""
     if isinstance(patterns, str):
         return set(), [f"{option} is a list of names; write [{patterns!r}]"]
     found: set[str] = set()
     faults = []
     for pattern in patterns:
-        hit = {name for name in left if inside(name, pattern) is not None and pattern}
+        hit = {name for name in known if inside(name, pattern) is not None and pattern}
         if not hit:
-            some = any(inside(name, pattern) is not None for name in known)
-            why = "is used by the match" if some else f"is not there{_like(pattern, known)}"
-            faults.append(f"{option}: {pattern!r} {why}")
+            near = _like(pattern, {path for name in known for path in prefixes(name)})
+            faults.append(f"{option}: there is no {pattern!r}{near}")
         found |= hit
     return found, faults
 
@@ -114,6 +110,12 @@ def _ignored(
 def _like(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, [n for n in known if n], 2, 0.6)
     return f"; near are {', '.join(near)}" if near else ""
+
+
+def _nearest(name: str, shape: Shape, left: MappingABC[str, Shape]) -> str:
+    """What is left on the other side and looks alike, by name or else by its sizes."""
+    sized = [other for other, its in left.items() if sorted(its) == sorted(shape)]
+    return _like(name, left) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
 
 
 def _complaint(
@@ -124,11 +126,16 @@ def _complaint(
     lines += _listed("  ", faults)
     if torch:
         lines.append(f"  {len(torch)} of torch's {len(there.tensors)} tensors have no place:")
-        left = {leaf: here.leaves[leaf].shape for leaf in linking.left_in_flax()}
-        lines += _listed("    ", [f"{n} {there.shapes[n]}{_like(n, left)}" for n in torch])
+        shapes = {leaf: here.leaves[leaf].shape for leaf in flax}
+        lines += _listed(
+            "    ", [f"{n} {there.shapes[n]}{_nearest(n, there.shapes[n], shapes)}" for n in torch]
+        )
     if flax:
         lines.append(f"  {len(flax)} of Flax's {len(here.leaves)} leaves get nothing:")
-        lines += _listed("    ", [f"{n} {here.leaves[n].shape}{_like(n, torch)}" for n in flax])
+        shapes = {name: there.shapes[name] for name in torch}
+        lines += _listed(
+            "    ", [f"{n} {here.leaves[n].shape}{_nearest(n, here.leaves[n].shape, shapes)}" for n in flax]
+        )
     entries, _ = suggest(linking, torch, flax)
     if entries:
         shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])

@@ -8,7 +8,7 @@ from typing import Any
 
 from .mapping import Flattened, Transposed
 from .source import Source
-from .tree import Tree, join, torch_like
+from .tree import Tree, join, real_path, torch_like
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
@@ -29,6 +29,7 @@ class Names:
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
         self.tree = tree
         self.entries = {self._bare_key(key): place for key, place in entries.items()}
+        self._places = {key: _place_name(place, tree) for key, place in self.entries.items()}
         self.below: dict[str, list[str]] = {path: [] for path in self.kinds}
         for name in (self.bare[raw] for raw in source.tensors):
             for path in prefixes(name):
@@ -50,12 +51,8 @@ class Names:
         found = self.entry(name)
         if found is None:
             return torch_like(name), False
-        key, place = found
-        path = place.path if isinstance(place, (Flattened, Transposed)) else place
-        if not isinstance(path, str):
-            return f"{key}: a stack", True
-        rest = name[len(key) :].lstrip(".")
-        return torch_like(join(self.tree.names.get(path, path), rest)), True
+        key = found[0]
+        return torch_like(join(self._places[key], name[len(key) :].lstrip("."))), True
 
     def leading_to(self, path: str) -> list[str]:
         """The bare names and paths that lead to a Flax path: those that the mapping names, or those of
@@ -86,6 +83,12 @@ class Names:
             return self.raw.get(path, path)
         name = self.below[path][0]
         return self.raw[name].removesuffix(name[len(path) :]).rstrip(".")
+
+
+def _place_name(place: Any, tree: Tree) -> str:
+    """What the Flax path of a mapping's entry is called without wrappers; a stack has none."""
+    path = place.path if isinstance(place, (Flattened, Transposed)) else place
+    return tree.names.get(real_path(tree, path), path) if isinstance(path, str) else f"a stack: {path}"
 
 
 def prefixes(name: str) -> list[str]:

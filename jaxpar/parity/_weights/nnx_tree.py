@@ -52,8 +52,7 @@ class NNXTree:
 
     def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module:
         # All arrays are made before the first is stored: what fails on the way changes nothing.
-        placed = {path: place(x, self._variables[path].get_raw_value()) for path, x in values.items()}
-        for path, array in placed.items():
+        for path, array in place(values, self.values()).items():
             self._variables[path].set_raw_value(array)
         return self.module
 
@@ -81,6 +80,8 @@ def _children(node: Any) -> list[tuple[str, Any]]:
         return [(str(i), child) for i, child in enumerate(node)]
     if isinstance(node, dict):
         return [(str(key), child) for key, child in node.items()]
+    if isinstance(node, nnx.List):
+        return [(str(i), child) for i, child in enumerate(node)]
     if isinstance(node, nnx.Pytree):
         return [(key, child) for key, child in vars(node).items() if not key.startswith("_pytree__")]
     return []

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,12 @@ class Source:
     @functools.cached_property
     def shapes(self) -> dict[str, Shape]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    def without(self, names: Collection[str]) -> Source:
+        """The source without some of its names."""
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in names}
+        groups = (tuple(name for name in group if name not in names) for group in self.tied)
+        return dataclasses.replace(self, tensors=tensors, tied=tuple(group for group in groups if group))
 
     def array(self, name: str) -> np.ndarray:
         """The values of one name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .linking import Linking, row
 from .tree import Shape, owner
@@ -29,12 +29,28 @@ def suggest(
         if len(ours) != len(theirs):
             continue
         sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
-        for mine, yours in zip(ours, theirs, strict=True):
+        for mine, yours, why in _paired(ours, theirs):
             pairs[yours] = mine
-            alone = "the only one" if len(ours) == 1 else f"number {ours.index(mine) + 1} of {len(ours)}"
-            reasons[yours] = f"guessed: {alone} with {sizes}"
+            reasons[yours] = f"guessed: {why} with {sizes}"
     short = _shortened(pairs, linking)
     return short, {key: reasons.get(key, "guessed, from what is below it") for key in short}
+
+
+def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Those with the same last word first, then the rest, in order."""
+    if len(ours) == 1:
+        yield ours[0], theirs[0], "the only one"
+        return
+    for word in dict.fromkeys(path.rpartition(".")[2] for path in theirs):
+        mine = [path for path in ours if path.rpartition(".")[2] == word]
+        yours = [path for path in theirs if path.rpartition(".")[2] == word]
+        if len(mine) == len(yours):
+            for i, pair in enumerate(zip(mine, yours, strict=True), 1):
+                yield *pair, f"{word} number {i} of {len(mine)}"
+            ours = [path for path in ours if path not in mine]
+            theirs = [path for path in theirs if path not in yours]
+    for i, pair in enumerate(zip(ours, theirs, strict=True), 1):
+        yield *pair, f"number {i} of {len(ours)}"
 
 
 def _torch_layers(linking: Linking, names: Sequence[str]) -> dict[str, Signature]:

@@ -96,6 +96,13 @@ def by_owner(leaves: Mapping[str, Leaf]) -> dict[str, dict[str, Shape]]:
     return found
 
 
+def real_path(tree: Tree, path: str) -> str:
+    """The path that a mapping means, which may leave DataParallel's `module` and the like away."""
+    if path in tree.names:
+        return path
+    return next((real for real, name in tree.names.items() if name == path), path)
+
+
 def torch_like(path: str) -> str:
     """`blocks_0.attn` as `blocks.0.attn`: how a path is compared with torch's."""
     return re.sub(r"_(\d+)(?=\.|$)", r".\1", path)
