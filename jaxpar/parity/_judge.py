@@ -68,8 +68,9 @@ class Policy:
       relative: semantic: max|c - r| / max|r| may be this. Healthy pairs are near 3e-15.
       k_rms, k_max: numeric and trajectory: the ratios may be this. Healthy tensors reach 3.14 and 3.51.
       half_k_rms, half_k_max: the same for types with 12 digits or fewer (bfloat16, float16, TF32).
-      k_small: both of them for tensors of `small` elements or fewer, if larger.
-      small: see there.
+      luck: the probability with which the reference of a small tensor may be exact by chance: both k
+        are multiplied by luck^(-1/n) for n elements, 1.01 for a thousand, 2.5 for ten.
+      k_most: they are at most this.
       warn: a ratio from here on is WORSE.
       growth: how much a ratio may grow over its recorded one; ratios below 1 count as 1.
       noise_units: numeric: how many units of the largest gradient a noise gradient may be off.
@@ -83,8 +84,8 @@ class Policy:
     k_max: float = 6.0
     half_k_rms: float = 4.0
     half_k_max: float = 10.0
-    k_small: float = 10.0
-    small: int = 10
+    luck: float = 1e-4
+    k_most: float = 100.0
     warn: float = 2.0
     growth: float = 2.0
     noise_units: float = 1024.0
@@ -116,7 +117,7 @@ class Judged:
             return -1.0
         if self.value == 0:
             return 0.0
-        return self.value / self.limit if self.limit else math.inf
+        return self.value / self.limit if self.limit and not math.isnan(self.value) else math.inf
 
 
 Key = tuple[Kind, str, int]
@@ -222,5 +223,7 @@ def _numeric(d: Difference, policy: Policy, recorded: float | None) -> Judged:
 def _limits(d: Difference, policy: Policy) -> dict[str, float]:
     half = d.unit is not None and d.unit > 2.0**-12
     rms, most = (policy.half_k_rms, policy.half_k_max) if half else (policy.k_rms, policy.k_max)
-    least = policy.k_small if d.size <= policy.small else 0.0
-    return {"RMS": max(rms, least), "maximum": max(most, least)}
+    # n elements are n samples of the reference's error. That all of them are t times too small by luck
+    # has a probability of about t^-n, and the ratio is t times too large then.
+    luck = policy.luck ** (-1 / max(d.size, 1))
+    return {"RMS": min(rms * luck, policy.k_most), "maximum": min(most * luck, policy.k_most)}
