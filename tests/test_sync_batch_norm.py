@@ -15,7 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpar
 from jaxpar._typing import REPLICA
+from jaxpar.errors import CollectiveError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
+from jaxpar.nn.functional import batch_norm
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
@@ -158,6 +160,28 @@ def test_without_the_axis_it_is_batch_norm():
     np.testing.assert_array_equal(plain.var[...], synchronised.var[...])
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         synchronised(x[:1])
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_gradients_with_and_without_check_vma(check_vma):
+    """A shard_map of the user's own checks by default what varies over the replicas."""
+    x, w = (jnp.asarray(np.random.RandomState(0).randn(*shape)) for shape in ((6, C), (C,)))
+
+    def objective(x, w, axis_name=None):
+        return (batch_norm(x, None, None, w, w, True, axis_name=axis_name)[0] ** 3).sum()
+
+    def inside(x, w):
+        return jax.grad(objective)(x, w, REPLICA)
+
+    mesh = jaxpar.Placement(tuple(jaxpar.devices()[:3])).mesh
+    specs = {"in_specs": (P(REPLICA), P()), "out_specs": P(REPLICA), "check_vma": check_vma}
+    got = jax.jit(jax.shard_map(inside, mesh=mesh, **specs))(x, w)
+    assert_equal_trees("gradient", {"dx": got}, {"dx": jax.jit(jax.grad(objective))(x, w)}, 1e-12)
+
+
+def test_an_uneven_batch_in_data_parallel_is_refused():
+    with pytest.raises(CollectiveError, match="the replicas have different numbers of rows"):
+        jaxpar.DataParallel(SyncBatchNorm(C), [0, 1])(np.ones((5, C)))
 
 
 def test_in_evaluation_nothing_is_synchronised():
