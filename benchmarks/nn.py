@@ -77,6 +77,22 @@ def pool(name: str, options: str, function: Callable[..., jax.Array], *arguments
     )
 
 
+def recurrent(form: str, cell: Any, shape: tuple[int, ...], size: int) -> Row:
+    return Row(
+        f"{form}({shape[-1]}, {size}), {shape}",
+        lambda: getattr(nn, form)(shape[-1], size, batch_first=True, rngs=R),
+        lambda: nnx.RNN(cell(shape[-1], size, rngs=R)),
+        (shape,),
+        lambda module, x: module(x) if isinstance(module, nnx.RNN) else module(x)[0],
+    )
+
+
+def attend(module: nnx.Module, x: jax.Array) -> jax.Array:
+    if isinstance(module, nnx.MultiHeadAttention):
+        return module(x)
+    return module(x, x, x, need_weights=False)[0]
+
+
 ROWS = [
     Row("BatchNorm(64)", lambda: nn.BatchNorm(64), lambda: nnx.BatchNorm(64, rngs=R), (IMAGE,)),
     Row("SyncBatchNorm(64)", lambda: nn.SyncBatchNorm(64), lambda: nnx.BatchNorm(64, rngs=R), (IMAGE,)),
@@ -130,6 +146,18 @@ ROWS = [
     ),
     Row("PReLU()", lambda: nn.PReLU(), lambda: nnx.PReLU(), (SENTENCE,)),
     Row("PReLU(256)", lambda: nn.PReLU(256), lambda: nnx.PReLU(), (SENTENCE,)),
+    *[
+        recurrent(form, cell, shape, size)
+        for form, cell in [("LSTM", nnx.OptimizedLSTMCell), ("GRU", nnx.GRUCell), ("RNN", nnx.SimpleCell)]
+        for shape, size in [((32, 64, 256), 256), ((8, 128, 64), 128)]
+    ],
+    Row(
+        "MultiheadAttention(256, 8)",
+        lambda: nn.MultiheadAttention(256, 8, batch_first=True, rngs=R),
+        lambda: nnx.MultiHeadAttention(8, 256, decode=False, rngs=R),
+        (SENTENCE,),
+        attend,
+    ),
 ]
 
 
