@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .rule import Rule, Shapes, same
+from .rule import Part, Rule, Shapes, same
 
 AFFINE = (same("weight", "scale"), same("bias"))
 RUNNING = (same("running_mean", "mean"), same("running_var", "var"))
@@ -23,7 +23,8 @@ BATCH_NORM = Rule(
     also=(*BATCH_NORMS[1:], "SyncBatchNorm"),
     surplus={SEEN: np.zeros((), np.int64)},
 )
-COUNTING_BATCH_NORM = Rule(BATCH_NORM.torch, (*BATCH_NORM.parts, same(SEEN)), "last", also=BATCH_NORM.also)
+COUNT = Part((SEEN,), (SEEN,), lambda n: (n,), lambda n: (n.astype(np.int64),))
+COUNTING_BATCH_NORM = Rule(BATCH_NORM.torch, (*BATCH_NORM.parts, COUNT), "last", also=BATCH_NORM.also)
 LAYER_NORM = Rule("LayerNorm", AFFINE)
 GROUP_NORM = Rule("GroupNorm", AFFINE, "last")
 INSTANCE_NORM = Rule(INSTANCE_NORMS[0], AFFINE, "last", also=INSTANCE_NORMS[1:])
