@@ -17,7 +17,7 @@ SEMANTIC, NUMERIC, TRAJECTORY = (Policy(level) for level in Level)
 def difference(name="x", kind=Kind.GRADIENT, **changes) -> Difference:
     """A float tensor that is equal on both sides, with changes."""
     equal = Difference(
-        kind=kind, name=name, step=1, shape=(100,), dtype="float32", max_abs=0.0, max_rel=0.0, relative=0.0,
+        kind=kind, name=name, step=1, shape=(10**8,), dtype="float32", max_abs=0.0, max_rel=0.0, relative=0.0,
         rms=0.0, ulp=0, index=(0,), candidate=1.0, reference=1.0, magnitude=1.0,
     )  # fmt: skip
     return dataclasses.replace(equal, **changes)
@@ -57,9 +57,12 @@ CASES = {
     "half, at its bounds": (NUMERIC, ratios(4.0, 10.0, 2.0**-8), WORSE, "10 x"),
     "half, above": (NUMERIC, ratios(1.0, 10.1, 2.0**-8), DIFFERENT, "above 10"),
     "TensorFloat32": (NUMERIC, ratios(1.0, 9.0, 2.0**-11), WORSE, "9 x"),
-    "ten elements": (NUMERIC, ratios(9.9, 9.9, shape=(2, 5)), WORSE, "9.9 x"),
-    "eleven elements": (NUMERIC, ratios(9.9, 1.0, shape=(11,)), DIFFERENT, "above 4"),
-    "ten elements, above": (NUMERIC, ratios(10.1, 1.0, shape=()), DIFFERENT, "above 10"),
+    "a thousand elements": (NUMERIC, ratios(4.02, 6.02, shape=(10, 100)), WORSE, "6.02 x"),
+    "a thousand, above": (NUMERIC, ratios(4.05, 1.0, shape=(10, 100)), DIFFERENT, "above 4.04"),
+    "ten elements": (NUMERIC, ratios(9.9, 14.9, shape=(2, 5)), WORSE, "14.9 x"),
+    "ten elements, above": (NUMERIC, ratios(10.1, 1.0, shape=(2, 5)), DIFFERENT, "above 10"),
+    "one element": (NUMERIC, ratios(99.0, 99.0, shape=()), WORSE, "99 x"),
+    "one element, above": (NUMERIC, ratios(101.0, 1.0, shape=()), DIFFERENT, "above 100"),
     "infinite": (NUMERIC, ratios(math.inf, math.inf), DIFFERENT, "inf x"),
     "not a number, numeric": (NUMERIC, ratios(math.nan, 1.0), DIFFERENT, "nan x"),
     "integers": (NUMERIC, difference(ulp=None), SAME, ""),

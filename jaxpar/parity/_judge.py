@@ -208,7 +208,7 @@ def _numeric(d: Difference, policy: Policy, recorded: float | None) -> Judged:
     which = max(ratios, key=lambda name: ratios[name] / limits[name])
     value, limit = ratios[which], limits[which]
     if not value <= limit:
-        reason = f"its error is {value:.3g} x the reference's own ({which}), above {limit:g}"
+        reason = f"its error is {value:.3g} x the reference's own ({which}), above {limit:.3g}"
         return Judged(d, Outcome.DIFFERENT, value, limit, reason)
     worst = max(ratios.values())
     bound = math.inf if recorded is None else policy.growth * max(recorded, 1.0)
