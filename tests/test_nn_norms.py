@@ -10,6 +10,7 @@ from comparing import assert_equal_numbers
 from flax import nnx
 from jax.test_util import check_grads
 
+import jaxpar
 from jaxpar import nn
 from jaxpar.nn import functional as F
 
@@ -142,6 +143,18 @@ def test_initial_values_are_torch():
 def test_wrong_calls(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# torch-semantics 1.6 #75
+def test_one_value_per_channel():
+    with pytest.raises(
+        ValueError, match=r"Expected more than 1 value per channel when training, got input size \(1, 3\)"
+    ):
+        nn.BatchNorm(3)(jnp.ones((1, 3)))
+    net = jaxpar.DataParallel(nn.BatchNorm(3), [0, 1])
+    with pytest.raises(ValueError, match="Expected more than 1 value") as caught:
+        net(np.ones((3, 3)))
+    assert any("in replica 1 on device cpu:1" in note for note in caught.value.__notes__)
 
 
 # torch counts a batch without rows and leaves the rest as it is.
