@@ -24,7 +24,7 @@ class Answer:
     Attributes:
       same: its verdict.
       tensors: how many it compared, over all steps.
-      relative: semantic: the largest max|c - r| / max|r| of a tensor that is not noise.
+      relative: semantic: max|c - r| / max|r| of the worst tensor that is not noise.
       ratio_rms, ratio_max: numeric: the largest ratios of error to the reference's own.
       where: the tensor with the largest number.
       layer: the first layer that differs.
@@ -88,7 +88,7 @@ def ask(case: Case, level: str = "semantic", seed: int = 0) -> Answer:
         case.name,
         comparison.same,
         len(comparison.rows),
-        max(row.difference.relative for row in judged),
+        worst.difference.relative,
         max(row.difference.ratio_rms or 0.0 for row in judged),
         max(row.difference.ratio_max or 0.0 for row in judged),
         f"{worst.difference.kind.value} {worst.difference.name}".strip(),

@@ -32,8 +32,8 @@ class Bare(nnx.Linear):
         return x @ self.kernel
 
 
-class Lopsided(nnx.Linear):
-    """The bias is used twice, as where two biases of torch were merged and one was kept."""
+class Twice(nnx.Linear):
+    """The bias is added twice."""
 
     def __call__(self, x):
         return super().__call__(x) + self.bias
@@ -47,15 +47,34 @@ class Unturned(nnx.ConvTranspose):
         return super().__call__(x)
 
 
-class Unscaled(nnx.Dropout):
-    """What is left is not made larger by 1/(1-p)."""
+class Unscaled(nnx.Module):
+    """What is kept is not made larger by 1/(1-p)."""
+
+    def __init__(self, rngs):
+        self.dropout = nnx.Dropout(0.25, rngs=rngs)
 
     def __call__(self, x):
-        return super().__call__(x) * (1 - self.rate)
+        return self.dropout(x) * (1 - self.dropout.rate)
 
 
 def unturned(rngs):
     return Unturned(4, 4, (3, 3), padding=2, transpose_kernel=True, rngs=rngs)
+
+
+def layer(kind):
+    return lambda rngs: kind(8, 8, rngs=rngs)
+
+
+def flat(x):
+    return x.reshape(len(x), -1)
+
+
+def half_pixels(x):
+    return bilinear(x, 5, 5)
+
+
+def over_tokens(x):
+    return nnx.log_softmax(x, axis=1)
 
 
 def flax_batch_norm(rngs):
@@ -67,50 +86,37 @@ BUGS = [
     Bug("LayerNorm epsilon 1e-6", SEQUENCE, changed("norm", epsilon=1e-6), "epsilon=1e-05"),
     Bug("RMSNorm epsilon 1e-6", SEQUENCE, changed("rms", epsilon=1e-6), "epsilon=1e-05"),
     Bug("GroupNorm epsilon 1e-6", PICTURE, changed("group", epsilon=1e-6), "epsilon=1e-05"),
-    Bug("GroupNorm, other groups", PICTURE, changed("group", num_groups=4, group_size=1)),
-    Bug("BatchNorm eps 1e-3", PICTURE, changed("norm", eps=1e-3), "eps=1e-05"),
+    Bug("GroupNorm, 4 groups for 2", PICTURE, changed("group", num_groups=4, group_size=1), "num_groups=2"),
+    Bug("BatchNorm eps 1e-3", PICTURE, changed("norm", eps=1e-3), "epsilon=1e-05"),
     Bug("BatchNorm momentum, complement", PICTURE, changed("norm", momentum=0.9), "momentum=0.1"),
-    Bug("BatchNorm momentum None taken for 0.1", CUMULATIVE, changed("norm", momentum=0.1), "momentum=None"),
-    Bug("BatchNorm, biased running variance", PICTURE, replaced("norm", flax_batch_norm), "biased"),
-    Bug("BatchNorm in evaluation mode", PICTURE, replaced("norm", lambda rngs: Frozen(4))),
+    Bug("BatchNorm momentum None taken for 0.1", CUMULATIVE, changed("norm", momentum=0.1), "momentum"),
+    Bug("BatchNorm, biased running variance", PICTURE, replaced("norm", flax_batch_norm), "unbiased"),
+    Bug(
+        "BatchNorm in evaluation mode",
+        PICTURE,
+        replaced("norm", lambda rngs: Frozen(4)),
+        "use_running_average=False",
+    ),
     Bug("GELU, tanh's form", PICTURE, changed("act", function=nnx.gelu), "approximate=False"),
-    Bug("LeakyReLU, slope 0.01", SEQUENCE, changed("act", function=nnx.leaky_relu)),
-    Bug("softmax over tokens", SEQUENCE, changed("softmax", function=lambda x: nnx.log_softmax(x, 1))),
-    Bug(
-        "flatten in Flax's order",
-        PICTURE,
-        changed("flatten", function=lambda x: x.reshape(len(x), -1)),
-        "flatten",
-    ),
-    Bug("padding SAME for 1, stride 2", PICTURE, changed("conv", padding="SAME"), "padding"),
-    Bug("padding of a transposed convolution", PICTURE, changed("grow", padding="SAME", strides=1)),
-    Bug(
-        "transposed convolution, kernel not turned",
-        PICTURE,
-        replaced("grow", unturned),
-    ),
+    Bug("LeakyReLU, slope 0.01", SEQUENCE, changed("act", function=nnx.leaky_relu), "negative_slope=0.01"),
+    Bug("softmax over tokens", SEQUENCE, changed("softmax", function=over_tokens), "over axis -1"),
+    Bug("flatten in Flax's order", PICTURE, changed("flatten", function=flat), "(C, *S)"),
+    Bug("padding SAME for 1, stride 2", PICTURE, changed("conv", padding="SAME"), "padding=[(1, 1), (1, 1)]"),
+    Bug("padding of a transposed convolution", PICTURE, changed("grow", padding="SAME")),
+    Bug("transposed convolution, kernel not turned", PICTURE, replaced("grow", unturned), "flipped"),
     Bug(
         "AvgPool without its padding in the count",
         PICTURE,
         changed("pool", function=average_pool(3, 2, 1, count=False)),
-        "count_include_pad",
+        "count_include_pad=True",
     ),
-    Bug(
-        "align_corners=False",
-        PICTURE,
-        changed("resize", function=lambda x: bilinear(x, 5, 5)),
-        "align_corners",
-    ),
+    Bug("align_corners=False", PICTURE, changed("resize", function=half_pixels), "align_corners=True"),
     Bug("Dropout 0.5 for 0.25", PICTURE, changed("drop", rate=0.5), "rate=0.25"),
-    Bug(
-        "Dropout without 1/(1-p)",
-        PICTURE,
-        replaced("drop", lambda rngs: Unscaled(0.25, rngs=rngs)),
-    ),
-    Bug("square kernel transposed", SEQUENCE, replaced("down", lambda rngs: Turned(8, 8, rngs=rngs))),
-    Bug("bias not used", SEQUENCE, replaced("down", lambda rngs: Bare(8, 8, rngs=rngs))),
-    Bug("bias used twice", SEQUENCE, replaced("down", lambda rngs: Lopsided(8, 8, rngs=rngs)), "bias"),
+    Bug("Dropout without 1/(1-p)", PICTURE, replaced("drop", Unscaled), "divided by 1 - rate"),
+    Bug("square kernel transposed", SEQUENCE, replaced("down", layer(Turned)), "transpose"),
+    Bug("bias not used", SEQUENCE, replaced("down", layer(Bare)), "the bias is added"),
+    Bug("bias used twice", SEQUENCE, replaced("down", layer(Twice))),
     Bug("positions off by one", SEQUENCE, changed("", first=1)),
     Bug("padding_idx with a gradient", SEQUENCE, changed("", padding=None)),
-    Bug("residual dropped", SEQUENCE, changed("", residual=False)),
+    Bug("residual dropped", SEQUENCE, changed("", residual=False), "left out"),
 ]

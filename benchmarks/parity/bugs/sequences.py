@@ -29,16 +29,11 @@ class OneBias(jaxpar.nn.LSTM):
         return super().__call__(x)
 
 
-class Merged(nnx.Module):
+class Merged(jaxpar.nn.GRU):
     """torch's b_hn added outside the reset gate, where `nnx.GRUCell` has its only bias."""
 
-    def __init__(self, inputs, hidden, rngs):
-        healthy = jaxpar.nn.GRU(inputs, hidden, batch_first=True, rngs=rngs)
-        self.weight_ih_l0, self.weight_hh_l0 = healthy.weight_ih_l0, healthy.weight_hh_l0
-        self.bias_ih_l0, self.bias_hh_l0 = healthy.bias_ih_l0, healthy.bias_hh_l0
-
     def __call__(self, x):
-        h = jnp.zeros((len(x), self.weight_hh_l0.shape[0]), x.dtype)
+        h = jnp.zeros((len(x), self.hidden_size), x.dtype)
         outputs = []
         for t in range(x.shape[1]):
             both = x[:, t] @ self.weight_ih_l0 + self.bias_ih_l0 + self.bias_hh_l0
@@ -52,13 +47,8 @@ class Merged(nnx.Module):
 class NormLast(FlaxSequence):
     """The norm after the residual instead of before the attention."""
 
-    def __call__(self, tokens):
-        words = self.words(tokens)
-        words = jnp.where((tokens != 0)[..., None], words, 0)
-        x = words + self.positions(jnp.arange(tokens.shape[1]))
-        x = self.norm(x + self.attention(x))
-        x = x + self.down(self.act(self.up(self.rms(x))))
-        return self.softmax(self.head(x))
+    def attend(self, x):
+        return self.norm(x + self.attention(x))
 
 
 def crosswise(x, heads):
@@ -66,28 +56,29 @@ def crosswise(x, heads):
     return x.reshape(*x.shape[:-1], -1, heads).swapaxes(-1, -2)
 
 
+def layer(kind):
+    return lambda rngs: kind(4, 3, batch_first=True, rngs=rngs)
+
+
+def attending(**options):
+    """`weights` with other options in the place of the healthy ones."""
+    return changed("attention", weights=functools.partial(weights, **options))
+
+
+def swapped(q, k):
+    return weights(k, q)
+
+
 BUGS = [
-    Bug("mask polarity", MASKED, changed("", inverted=True), "mask"),
-    Bug("query and key swapped", SEQUENCE, changed("attention", weights=lambda q, k: weights(k, q))),
-    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise)),
-    Bug(
-        "scale of the whole width",
-        SEQUENCE,
-        changed("attention", weights=functools.partial(weights, scale=8)),
-    ),
-    Bug("no scale", SEQUENCE, changed("attention", weights=functools.partial(weights, scale=1))),
-    Bug("softmax over queries", SEQUENCE, changed("attention", weights=functools.partial(weights, axis=-2))),
-    Bug("no causal mask", SEQUENCE, changed("attention", weights=functools.partial(weights, causal=False))),
+    Bug("mask polarity", MASKED, changed("", inverted=True), "polarity"),
+    Bug("query and key swapped", SEQUENCE, changed("attention", weights=swapped)),
+    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise), "(heads, size)"),
+    Bug("scale of the whole width", SEQUENCE, attending(scale=8)),
+    Bug("no scale", SEQUENCE, attending(scale=1), "scaled by 1)"),
+    Bug("softmax over queries", SEQUENCE, attending(axis=-2)),
+    Bug("no causal mask", SEQUENCE, attending(causal=False), "is_causal=True"),
     Bug("norm after the residual", SEQUENCE, flax(NormLast)),
-    Bug(
-        "LSTM gates in another order",
-        LSTM,
-        replaced("rnn", lambda rngs: Gates(4, 3, batch_first=True, rngs=rngs)),
-    ),
-    Bug(
-        "LSTM with one bias",
-        LSTM,
-        replaced("rnn", lambda rngs: OneBias(4, 3, batch_first=True, rngs=rngs)),
-    ),
-    Bug("GRU, b_hn outside the gate", GRU, replaced("rnn", lambda rngs: Merged(4, 3, rngs))),
+    Bug("LSTM gates in another order", LSTM, replaced("rnn", layer(Gates)), "torch's order"),
+    Bug("LSTM with one bias", LSTM, replaced("rnn", layer(OneBias)), "bias_hh is added"),
+    Bug("GRU, b_hn outside the gate", GRU, replaced("rnn", layer(Merged))),
 ]

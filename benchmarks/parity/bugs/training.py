@@ -46,29 +46,37 @@ LOSSES = [
         "label smoothing over the other classes",
         loss_case("CrossEntropyLoss, label_smoothing"),
         loss(smoothed_over_others),
-        "smoothing",
+        "over all classes",
     ),
-    Bug("class weights, mean over rows", loss_case("CrossEntropyLoss, weight"), loss(weighted_by_rows)),
+    Bug(
+        "class weights, mean over rows",
+        loss_case("CrossEntropyLoss, weight"),
+        loss(weighted_by_rows),
+        "rows' weights",
+    ),
     Bug(
         "ignore_index, mean over all rows",
         loss_case("CrossEntropyLoss, ignore_index"),
         loss(ignored_in_the_count),
+        "rows that are kept",
     ),
     Bug(
         "l2_loss with its 1/2",
         loss_case("MSELoss"),
         loss(lambda y, t: optax.l2_loss(y, t).mean()),
-        "0.5",
+        "optax.l2_loss",
     ),
     Bug(
         "KLDivLoss, mean over all elements",
         loss_case("KLDivLoss, batchmean"),
         loss(lambda y, t: optax.kl_divergence(nnx.log_softmax(y), t).mean() / CLASSES),
+        "reduction='batchmean'",
     ),
     Bug(
         "SmoothL1 without 1/beta",
         loss_case("SmoothL1Loss, beta 0.5"),
         loss(lambda y, t: optax.huber_loss(y, t, delta=0.5).mean()),
+        "beta=0.5",
     ),
 ]
 
@@ -83,19 +91,23 @@ OPTIMIZERS = [
         "Adam, weight decay decoupled",
         optimizer_case("Adam, weight_decay"),
         optimizer(optax.adamw(RATE, weight_decay=0.1)),
-        "decoupled",
+        "decoupled_weight_decay=False",
     ),
     Bug(
         "Adam, eps inside the root", optimizer_case("Adam"), optimizer(optax.adam(RATE, eps=0, eps_root=1e-8))
     ),
-    Bug("RMSprop, optax's decay", optimizer_case("RMSprop"), optimizer(rmsprop(decay=0.9)), "decay=0.99"),
+    Bug("RMSprop, optax's decay", optimizer_case("RMSprop"), optimizer(rmsprop(decay=0.9)), "alpha=0.99"),
     Bug(
         "RMSprop, eps inside the root",
         optimizer_case("RMSprop"),
         optimizer(rmsprop(eps_in_sqrt=True)),
-        "eps_in_sqrt=False",
     ),
-    Bug("SGD without nesterov", optimizer_case("SGD, nesterov"), optimizer(optax.sgd(RATE, 0.9)), "nesterov"),
+    Bug(
+        "SGD without nesterov",
+        optimizer_case("SGD, nesterov"),
+        optimizer(optax.sgd(RATE, 0.9)),
+        "nesterov=True",
+    ),
     Bug(
         "SGD, weight decay after momentum",
         optimizer_case("SGD, weight_decay"),
