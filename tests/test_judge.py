@@ -120,6 +120,17 @@ def test_a_tensor_without_a_size_of_its_own(case):
     assert reason in row.reason
 
 
+@pytest.mark.parametrize(("gradient", "outcome"), [(0.0, DIFFERENT), (1e-17, NOISE)])
+def test_an_update_is_judged_where_the_gradients_are_the_same(gradient, outcome):
+    """A weight decay on one side only, for a parameter that nobody uses."""
+    rows = [
+        difference("weight"),
+        difference("bias", max_abs=gradient, relative=math.inf, magnitude=0.0),
+        difference("bias", Kind.UPDATE, max_abs=1e-3, relative=math.inf, magnitude=0.0),
+    ]
+    assert judge(rows, SEMANTIC, WHY)[2].outcome is outcome
+
+
 def test_zero_with_nothing_beside_it():
     (row,) = judge([difference(max_abs=1e-30, relative=math.inf, magnitude=0.0)], SEMANTIC)
     assert row.outcome is DIFFERENT

@@ -351,6 +351,7 @@ NOISES = {
     "no float32 run, rounding": (1e-16 * G, None, "is rounding: "),
     "no float32 run, small": (1e-10 * G, None, None),
     "none": (None, None, None),
+    "float0": (np.zeros(3, FLOAT0), np.zeros(3, FLOAT0), None),
 }
 
 

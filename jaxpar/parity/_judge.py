@@ -137,7 +137,8 @@ def judge(
       policy: the bounds and the level.
       noise: parameters whose gradient is noise, each with the reason: what `noise()` returns. Their
         gradients are held against the largest gradient of the step, their updates and weights against
-        nothing. Outputs, losses, input gradients and state are never excused, and neither is a fault.
+        nothing; unless both sides have the very same gradient, as where it is exactly 0 on both. Outputs,
+        losses, input gradients and state are never excused, and neither is a fault.
       recorded: the larger ratio of earlier runs; growth beyond `policy.growth` is DIFFERENT.
 
     Raises:
@@ -148,10 +149,19 @@ def judge(
     largest: dict[tuple[Kind, int], float] = {}
     for d in found:
         largest[d.kind, d.step] = max(largest.get((d.kind, d.step), 0.0), d.magnitude)
+    excused = dict(noise or {})
+    for name in _equal_gradients(found):
+        excused.pop(name, None)
     return tuple(
-        _judged(d, policy, (noise or {}).get(d.name), largest[d.kind, d.step], (recorded or {}).get(_key(d)))
+        _judged(d, policy, excused.get(d.name), largest[d.kind, d.step], (recorded or {}).get(_key(d)))
         for d in found
     )
+
+
+def _equal_gradients(found: Iterable[Difference]) -> set[str]:
+    """The parameters whose gradients are the same on both sides at every step, bit for bit."""
+    gradients = [d for d in found if d.kind is Kind.GRADIENT]
+    return {d.name for d in gradients} - {d.name for d in gradients if d.fault is not None or d.max_abs > 0}
 
 
 def _key(d: Difference) -> Key:
