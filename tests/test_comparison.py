@@ -185,6 +185,15 @@ def test_colours_are_only_for_those_who_want_them(monkeypatch):
     assert "\x1b" not in str(compared(["fc1.bias"]))
 
 
+def test_an_empty_path_has_a_name(tmp_path):
+    c = compared(
+        [""], names=["", "fc"], divergence=dataclasses.replace(DIVERGENCE, reference="", candidate="out")
+    )
+    assert "different  gradient  the gradient" in str(c)
+    assert "First divergence: the model itself in torch, out in Flax" in str(c)
+    assert junit(c, tmp_path).find("testcase").get("name") == "the gradient"
+
+
 def test_names_are_no_markup():
     assert "[red]x[/red] [/]" in str(compared(names=["[red]x[/red] [/]"], notes=("[bold]note",)))
 

@@ -70,7 +70,8 @@ def _view(comparison: Comparison) -> dict[str, Any]:
 
 
 def _cells(row: Judged) -> dict[str, Any]:
-    return {"row": row, "d": row.difference, "shape": words.shape(row), "limit": words.limit(row)}
+    d = row.difference
+    return {"row": row, "d": d, "name": words.name(d), "shape": words.shape(row), "limit": words.limit(row)}
 
 
 def _path(points: list[tuple[float, float]]) -> str:

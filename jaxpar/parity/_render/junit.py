@@ -42,7 +42,7 @@ def dumps(comparison: Comparison) -> str:
 def _add_rows(suite: ElementTree.Element, comparison: Comparison) -> None:
     steps: dict[tuple[str, str], list[Judged]] = {}
     for row in comparison.rows:
-        steps.setdefault((row.difference.kind.value, row.difference.name), []).append(row)
+        steps.setdefault((row.difference.kind.value, words.name(row.difference)), []).append(row)
     for (kind, name), rows in steps.items():
         wrong = [row for row in rows if row.outcome is Outcome.DIFFERENT]
         lines = [f"step {row.difference.step}: {row.reason}" for row in wrong]
@@ -55,7 +55,9 @@ def _add_rows(suite: ElementTree.Element, comparison: Comparison) -> None:
 def _add_layers(suite: ElementTree.Element, comparison: Comparison) -> None:
     assert comparison.divergence is not None
     for layer in comparison.divergence.layers:
-        _add_case(suite, "layer", layer.reference, "" if layer.same else _layer(layer, comparison))
+        _add_case(
+            suite, "layer", words.layer(layer.reference), "" if layer.same else _layer(layer, comparison)
+        )
 
 
 def _layer(layer: LayerResult, comparison: Comparison) -> str:

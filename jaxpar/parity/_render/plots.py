@@ -150,7 +150,7 @@ def _layer_bars(comparison: Comparison) -> Bars:
     axis = Axis.over([BAR_FLOOR, limit, *(layer.relative for layer in layers)], 0, 100)
     found = [
         Bar(
-            label=layer.reference,
+            label=words.layer(layer.reference),
             kind=layer.kind,
             text=words.short(layer.relative),
             part=axis.at(layer.relative),
@@ -175,7 +175,7 @@ def _tensor_bars(comparison: Comparison) -> Bars:
     axis = Axis.over([1e-6, 1.0, *(row.severity for row in worst.values())], 0, 100)
     found = [
         Bar(
-            label=row.difference.name,
+            label=words.name(row.difference),
             kind=row.difference.kind.value,
             text=f"{words.short(row.severity)} of limit" if row.severity >= 0 else "noise",
             part=axis.at(row.severity),

@@ -76,7 +76,7 @@ def _rows(comparison: Comparison, width: int) -> Table:
         grid.add_column(name, justify="right", no_wrap=True)
     for row in _shown(comparison):
         cells = _cells(row)
-        path = Text(words.middle(row.difference.name, 120 if wide else 50))
+        path = Text(words.middle(words.name(row.difference), 120 if wide else 50))
         grid.add_row(cells["verdict"], row.difference.kind.value, path, *(cells[each] for each in numbers))
     return grid
 
@@ -112,7 +112,7 @@ def _collapsed(comparison: Comparison) -> list[str]:
 def _reasons(comparison: Comparison) -> list[str]:
     """Why, for the rows whose numbers do not say it: faults and noise."""
     reasons = (
-        f"{row.difference.kind.value} {row.difference.name}: {row.reason}"
+        f"{row.difference.kind.value} {words.name(row.difference)}: {row.reason}"
         for row in _shown(comparison)
         if row.reason and (row.difference.fault is not None or row.outcome is Outcome.NOISE)
     )

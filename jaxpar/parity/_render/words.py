@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from .._comparison import Comparison
 from .._judge import Judged, Level, Outcome
-from .._measure import Number
+from .._measure import Difference, Number
 
 QUESTIONS = {
     Level.SEMANTIC: "both in float64, max|c - r| / max|r| against a bound far above rounding",
@@ -77,13 +77,20 @@ def divergence(comparison: Comparison) -> list[str]:
     d = comparison.divergence
     if d is None:
         return []
-    pair = d.reference if d.reference == d.candidate else f"{d.reference} in torch, {d.candidate} in Flax"
+    pair = f"{layer(d.reference)} in torch, {layer(d.candidate)} in Flax"
+    if d.reference == d.candidate:
+        pair = layer(d.reference)
     lines = [f"First divergence: {pair} ({d.kind}).", d.where]
     if d.causes:
         lines += [f"Likely cause: it is {cause}." for cause in d.causes]
     else:
         lines.append("The catalogue of known causes has nothing that makes it equal.")
     return lines
+
+
+def layer(path: str) -> str:
+    """A module's path; that of the whole model is empty."""
+    return path or "the model itself"
 
 
 def short(x: float | None) -> str:
@@ -98,6 +105,11 @@ def short(x: float | None) -> str:
 def value(x: Number) -> str:
     """An element; enough digits to see a difference of 1e-10."""
     return "" if x is None else f"{x:.12g}" if isinstance(x, (float, complex)) else str(x)
+
+
+def name(difference: Difference) -> str:
+    """Its path; a model's only output has none."""
+    return difference.name or f"the {difference.kind.value}"
 
 
 def shape(row: Judged) -> str:
