@@ -316,7 +316,7 @@ def test_junit(tmp_path):
     r = {"fc": np.ones(3), "bias": np.full(3, 1e-17), "other": np.ones(3)}
     rows = ()
     for step in range(1, 16):
-        c = r | {"fc": np.ones(3) * (1 + 1e-7 * (step > 2))}
+        c = r | {"fc": np.ones(3) * (1 + 1e-7 * (step > 2)), "bias": -r["bias"]}
         found = parity.measure(c, r, Kind.GRADIENT, step=step)
         rows += parity.judge(found, Policy(), {"bias": "its gradient is noise"})
     environment = {"jax": "0.10.2"}
