@@ -56,8 +56,11 @@ def _masks(op: Op, name: str, mask: Any) -> Iterator[Variation]:
     if mask is None:
         return
     yield calling(f"{name} is applied (it is not)", **{name: None})
+    polarity = f"{name} has Flax's polarity, True for what is kept (it is inverted)"
     if mask.dtype == torch.bool:
-        yield calling(f"{name} has Flax's polarity, True for what is kept (it is inverted)", **{name: ~mask})
+        yield calling(polarity, **{name: ~mask})
+    elif ((mask == 0) | mask.isneginf()).all():  # nn.MultiheadAttention makes such of a bool
+        yield calling(polarity, **{name: torch.zeros_like(mask).masked_fill(mask == 0, -torch.inf)})
 
 
 def _reordered(x: torch.Tensor | None, order: tuple[int, ...]) -> torch.Tensor | None:

@@ -29,7 +29,7 @@ def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
         try:
             with torch.random.fork_rng(devices=[]):
                 changed = watch({index: variation.change})
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             continue  # a wrong way that torch refuses is not what Flax did
         relative = max(
             (apart(changed[name], x) for name, x in flax.items() if name in changed), default=math.inf
