@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bits import assert_same_bits
-from flax import nnx
+from flax import linen, nnx
 
 import jaxpar
 from jaxpar._rulebook import rule_for
@@ -107,6 +107,15 @@ LAYERS = {
     "jaxpar LayerNorm": (lambda r: J.LayerNorm((3, 4)), lambda: T.LayerNorm((3, 4))),
     "GroupNorm": (lambda r: nnx.GroupNorm(6, num_groups=2, rngs=r), lambda: T.GroupNorm(2, 6)),
     "RMSNorm": (lambda r: nnx.RMSNorm(6, rngs=r), lambda: T.RMSNorm(6)),
+    "InstanceNorm": (lambda r: nnx.InstanceNorm(6, rngs=r), lambda: T.InstanceNorm2d(6, affine=True)),
+    "jaxpar InstanceNorm": (
+        lambda r: J.InstanceNorm(6, affine=True, track_running_stats=True),
+        lambda: T.InstanceNorm2d(6, affine=True, track_running_stats=True),
+    ),
+    "jaxpar GroupNorm": (lambda r: J.GroupNorm(2, 6), lambda: T.GroupNorm(2, 6)),
+    "jaxpar RMSNorm": (lambda r: J.RMSNorm((3, 4)), lambda: T.RMSNorm((3, 4))),
+    "jaxpar SyncBatchNorm": (lambda r: J.SyncBatchNorm(6), lambda: T.SyncBatchNorm(6)),
+    "Dropout": (lambda r: nnx.Dropout(0.5, rngs=r), lambda: T.Dropout(0.5)),
     "PReLU": (lambda r: nnx.PReLU(0.25), lambda: T.PReLU()),
     "jaxpar PReLU": (lambda r: J.PReLU(4, 0.125), lambda: T.PReLU(4, 0.125)),
     "MultiHeadAttention": (attention, lambda: T.MultiheadAttention(12, 4)),
@@ -443,6 +452,11 @@ def test_refused_and_nothing_changed(case):
     with pytest.raises((MatchError, ValueError), match=message):
         torch_init(module, 0, **options)
     assert all(a is b for a, b in zip(before, jax.tree.leaves(nnx.state(module)), strict=True))
+
+
+def test_no_nnx_module():
+    with pytest.raises(TypeError, match=r"expected an nnx\.Module, but got Dense"):
+        torch_init(linen.Dense(3), 0)
 
 
 def test_another_order():

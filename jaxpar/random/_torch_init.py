@@ -61,11 +61,13 @@ def torch_init(
 
     Raises:
       MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that
-        do not fit, attributes whose order is lost. Nothing is changed then.
+        do not fit, attributes whose order is lost. TypeError: no NNX module. Nothing is changed then.
 
     torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the
     draws, jaxpar/_rulebook for the layouts.
     """
+    if not isinstance(module, nnx.Module):
+        raise TypeError(f"torch_init: expected an nnx.Module, but got {type(module).__name__}")
     generator = seed if isinstance(seed, Generator) else Generator(seed)
     visits = _visits(module, dict(parameters or {}))
     constructed = _constructed(module, visits, [""] if order is None else order)
@@ -241,7 +243,7 @@ def _constructed(
             found |= {f"{_TWIN} {i}.{path}": part for path, part in others.items()}
             continue
         below = [(path, part) for path, part in visits if _below(path, root)]
-        if not below:
+        if not below and root:
             raise ValueError(f"torch_init: order names {root!r}, where there is no layer.")
         group = [(path, part) for path, part in below if part.path not in found]
         _check_order(module, [path for path, _ in group])
