@@ -103,6 +103,10 @@ def test_what_a_mask_hides_does_not_matter():
     want, *running = F.batch_norm(x[mask], jnp.zeros(6), jnp.ones(6), training=True)
     assert_equal_numbers("y", y[mask], want, TOLERANCE)
     assert_equal_numbers("running", jnp.stack([mean, var]), jnp.stack(running), TOLERANCE)
+    one, none = jnp.arange(4) == 0, jnp.zeros(4, bool)
+    running = {"running_mean": jnp.zeros(6), "running_var": jnp.ones(6), "training": True}
+    assert np.isnan(F.batch_norm(x[:, 0, 0], **running, mask=one)[2]).all()
+    np.testing.assert_array_equal(F.batch_norm(x, **running, mask=none)[2], running["running_var"])
 
 
 def test_initial_values_are_torch():

@@ -45,7 +45,8 @@ def batch_norm(
 
     Returns:
       y of x's shape and type, and the running mean and variance, changed in training. As in torch
-      the variance that x is divided by is the biased one, the one that is stored the unbiased.
+      the variance that x is divided by is the biased one, the one that is stored the unbiased, which
+      of a single value under a mask is NaN.
 
     Raises:
       ValueError: fewer than two axes, a wrong length of the last one, a single value per channel in
@@ -80,7 +81,7 @@ def batch_norm(
             )
         mean, var = (m.reshape(C) for m in spread_moments(wide, mask, 1.0 * count, axes, axis_name))
         if running_mean is not None and running_var is not None:
-            unbiased = var * (count / jnp.maximum(count - 1, 1))
+            unbiased = var * (count / (count - 1))
             there = jnp.asarray(count > 0)
             running_mean = jnp.where(there, moved(running_mean, mean, momentum), running_mean)
             running_var = jnp.where(there, moved(running_var, unbiased, momentum), running_var)
