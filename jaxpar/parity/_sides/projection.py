@@ -20,7 +20,9 @@ def weights(shapes: Shapes, seed: int) -> dict[str, np.ndarray]:
     Args:
       shapes: of the floating outputs, in torch's layout.
     """
-    random = np.random.RandomState(seed)
+    # A stream of its own: inputs drawn from RandomState(seed) would be projected on themselves, and the
+    # input gradient of a norm is nothing but rounding then.
+    random = np.random.RandomState([seed % 2**32, *b"projection"])
     return {
         name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
         for name, shape in shapes.items()
