@@ -44,12 +44,8 @@ def read_weights(path: str | os.PathLike[str], *, key: str | None = None) -> dic
     found: Any = READERS[_kind(name)](checked_path(name))
     for word in key.split(".") if key else ():
         if not isinstance(found, Mapping) or word not in found:
-            held = (
-                f"holds {', '.join(map(str, list(found)[:8]))}"
-                if isinstance(found, Mapping)
-                else "ends there"
-            )
-            raise FileError(f"{name}: there is no {key!r} in it; what is in it {held}.")
+            held = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else "no names"
+            raise FileError(f"{name}: there is no {key!r} in it; where {word!r} was looked for is {held}.")
         found = found[word]
     if not isinstance(found, Mapping):
         raise FileError(f"{name}: it holds a {type(found).__name__}, not tensors by name.")

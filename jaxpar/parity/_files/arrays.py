@@ -15,11 +15,13 @@ def array_from(path: str, name: str, value: Any) -> np.ndarray:
     """An array, without a copy where it can be."""
     try:
         array = array_of(value) if is_tensor(value) else np.asarray(value)
+        if not hasattr(value, "dtype"):  # a number or a list, which other readers would not give back
+            raise TypeError(f"{type(value).__name__} is no array")
     except (TypeError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: {name} cannot be written: {error}.") from error
     if array.dtype.kind in "OSUMmV" and array.dtype.name == array.dtype.str.strip("|"):
         raise FileError(f"{path}: {name} is {type(value).__name__}, not numbers.")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def tensor_from(path: str, name: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ def written(name: str) -> Iterator[str]:
     folder, file = os.path.split(os.path.abspath(name))
     if os.path.isdir(name):
         raise FileError(f"{name}: it is a folder; give a file's name.")
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
     temporary = os.path.join(folder, f".{file}.{os.getpid()}.part")
     try:
         yield temporary

@@ -12,6 +12,7 @@ from ...errors import UninitializedError
 from .._tensors import tensor_of
 from .copying import fresh, on_all_cores
 from .linking import cells, leaf_part, row
+from .links import Links
 from .mapping import Flattened, Transposed
 from .matching import linked
 from .source import Source, source
@@ -52,7 +53,7 @@ def to_torch(
     torch counterpart: `module.state_dict()`.
     """
     here = tree(flax_module, inputs, kwargs, variables)
-    there = source(like) if like is not None else _imagined(here, dict(mapping or {}), set(ignore_flax))
+    there = source(like) if like is not None else imagined(here, dict(mapping or {}), set(ignore_flax))
     links = linked(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
     leaves = {}
     for path, value in here.values().items():
@@ -62,18 +63,24 @@ def to_torch(
                 "the NNX module."
             )
         leaves[path] = np.asarray(value)
+    tensors = state_dict(links, leaves, there)
+    if numpy:
+        return dict(tensors)
+    owned = {id(array): tensor_of(array) for array in tensors.values()}
+    return {name: owned[id(array)] for name, array in tensors.items()}
+
+
+def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) -> dict[str, np.ndarray]:
+    """Copies in torch's layout, in the order of `there`; what torch ties is one array again."""
     given = {**links.to_torch(leaves), **links.surplus}
     order = [name for name in there.tensors if name in given]
-    # Copies: JAX's arrays must not change when torch trains on.
-    # What torch ties is one tensor again, whatever its names.
     first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
     owners = list(dict.fromkeys(first.values()))
     arrays = dict(zip(owners, on_all_cores(fresh, (given[name] for name in owners)), strict=True))
-    tensors = arrays if numpy else {name: tensor_of(array) for name, array in arrays.items()}
-    return {name: tensors[first[name]] for name in order}
+    return {name: arrays[first[name]] for name in order}
 
 
-def _imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Source:
+def imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Source:
     """The torch model that the Flax model's paths and the mapping speak of; shapes without values."""
     tensors = {
         ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), here_dtype), shape)

@@ -47,6 +47,7 @@ class LinenTree:
             shape = np.shape(_bare(value))
             self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
         self._shapes = by_owner(self.leaves)
+        self.files = {path: ".".join(key) for path, key in self._keys.items()}
 
     def own_shapes(self, path: str) -> dict[str, Shape]:
         return self._shapes.get(path, {})

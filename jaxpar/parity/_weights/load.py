@@ -55,7 +55,8 @@ def load_torch(
     there = source(torch_module)
     here = tree(flax_module, inputs, kwargs, variables)
     links = linked(here, there, mapping, ignore_torch, ignore_flax)
-    return here.write(converted(links, here, there, lossy))
+    leaves = converted(links, there)
+    return here.write({path: _fitted(path, array, here, lossy) for path, array in leaves.items()})
 
 
 def links_of(
@@ -74,12 +75,12 @@ def links_of(
     return linked(here, source(torch_module), mapping, ignore_torch, ignore_flax, "links_of")
 
 
-def converted(links: Links, here: Tree, there: Source, lossy: bool) -> Arrays:
-    """All leaves in Flax's layout and element types."""
+def converted(links: Links, there: Source) -> Arrays:
+    """All leaves in Flax's layout and torch's element types."""
     leaves = links.to_flax(_Lazily(there))
     for part in links.repeats:
         _check_equal(part.torch, part.flax, part.forth([there.array(name) for name in part.torch]), leaves)
-    return {path: _fitted(path, array, here, lossy) for path, array in leaves.items()}
+    return leaves
 
 
 class _Lazily(Mapping):

@@ -43,6 +43,7 @@ class NNXTree:
                     tuple(value.shape), np.dtype(value.dtype), isinstance(node, nnx.Param)
                 )
         self._shapes = by_owner(self.leaves)
+        self.files = {path: path for path in self.leaves}
 
     def own_shapes(self, path: str) -> dict[str, Shape]:
         return self._shapes.get(path, {})

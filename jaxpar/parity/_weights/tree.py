@@ -37,6 +37,8 @@ class Tree(Protocol):
       aliases: the other places of such variables, and the first.
       names: every path without the `layers` of Sequential and the `module` of DataParallel, which
         torch's names do not have.
+      files: the name of every leaf in a file: with Linen's collections, so that the names are those of
+        the variables.
       wrapped: whether the model itself is a DataParallel, so that torch's names begin with `module.`
     """
 
@@ -44,6 +46,7 @@ class Tree(Protocol):
     leaves: dict[str, Leaf]
     aliases: dict[str, str]
     names: dict[str, str]
+    files: dict[str, str]
     wrapped: bool
 
     def own_shapes(self, path: str) -> dict[str, Shape]:
