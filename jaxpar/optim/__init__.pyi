@@ -9,6 +9,7 @@ from ._asgd import asgd as asgd
 from ._clip import clip_grad_norm as clip_grad_norm
 from ._clip import clip_grad_value as clip_grad_value
 from ._clip import get_total_norm as get_total_norm
+from ._lbfgs import lbfgs as lbfgs
 from ._nadam import nadam as nadam
 from ._param_groups import param_groups as param_groups
 from ._radam import radam as radam

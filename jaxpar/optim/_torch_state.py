@@ -23,6 +23,7 @@ from ._adagrad import AdagradState
 from ._adam import AdamState
 from ._adamax import AdamaxState
 from ._asgd import ASGDState
+from ._lbfgs import LBFGSState
 from ._leafwise import RateState
 from ._nadam import NAdamState
 from ._paths import name
@@ -110,6 +111,7 @@ def state_from_torch(
     torch counterpart: `optimizer.load_state_dict`.
     """
     fresh = tx.init(params)
+    _stages(fresh, "state_from_torch")
     entries = _read(state_dict, names)
     taken = _Taken(entries, layout, _the_step(entries, step))
     filled = jax.tree.map(taken.fill, fresh, is_leaf=_is_stage)
@@ -149,7 +151,7 @@ def state_to_torch(
     found: dict[str, dict[str, Any]] = {called: {} for called in ids}
     steps: set[int] = set()
     strangers = []
-    for stage in filter(_is_stage, jax.tree.leaves(state, is_leaf=_is_stage)):
+    for stage in _stages(state, "state_to_torch"):
         if isinstance(stage, RateState):
             steps.add(int(stage.step))
         for path, key, value in _moments(stage):
@@ -255,6 +257,19 @@ class _Taken:
 
 def _is_stage(node: Any) -> bool:
     return type(node) in KEYS
+
+
+def _stages(state: PyTree, function: str) -> list[Any]:
+    known = jax.tree.leaves(state, is_leaf=lambda node: _is_stage(node) or isinstance(node, LBFGSState))
+    if any(isinstance(node, LBFGSState) for node in known):
+        raise NotImplementedError(
+            f"{function}: the history of lbfgs is one flat vector over all parameters in their order, which "
+            "differs from torch's; begin with an empty one, it fills within history_size iterations."
+        )
+    stages = [node for node in known if _is_stage(node)]
+    if not stages:
+        raise ValueError(f"{function}: there is no state of an optimizer of jaxpar.optim in {type(state)}.")
+    return stages
 
 
 def _moments(stage: Any) -> Iterator[tuple[str, str, Any]]:

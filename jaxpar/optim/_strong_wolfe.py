@@ -1,0 +1,121 @@
+"""The line search of torch's L-BFGS: bracket, then zoom, by cubic interpolation.
+
+A translation of `_strong_wolfe` and `_cubic_interpolate` in torch/optim/lbfgs.py, which come from
+minFunc's polyinterp and lswolfe, with its branches in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+ARMIJO, CURVATURE = 1e-4, 0.9
+
+
+class Point(NamedTuple):
+    """A step length, the value there, the gradient, and the slope along the direction."""
+
+    t: Any
+    f: Any
+    g: Any
+    slope: Any
+
+
+def strong_wolfe(
+    evaluate: Callable[[Any], Point], start: Point, t: Any, longest: Any, tolerance: float, max_ls: Any
+) -> tuple[Point, Any]:
+    """A point that meets the strong Wolfe conditions, or the best found, and the number of evaluations.
+
+    Args:
+      evaluate: the `Point` of a step length.
+      start: the point of length 0. t: the first length to try.
+      longest: the largest element of the direction; tolerance: a bracket times it that is smaller ends
+        the search. max_ls: the largest number of steps.
+    """
+    low, high, done, taken, evaluations = _bracket(evaluate, start, t, max_ls)
+    first_is_low = low.f <= high.f
+    low, high = _choose(first_is_low, low, high), _choose(first_is_low, high, low)
+    found, more = _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls)
+    return found, evaluations + more
+
+
+def _choose(condition: Any, a: Point, b: Point) -> Point:
+    return Point(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def _bracket(evaluate, start: Point, t: Any, max_ls: Any):
+    """Two points with an acceptable one between them; both the same if one is acceptable itself."""
+
+    def stops(i, before, here):
+        climbed = (here.f > start.f + ARMIJO * here.t * start.slope) | ((i > 1) & (here.f >= before.f))
+        good = ~climbed & (jnp.abs(here.slope) <= -CURVATURE * start.slope)
+        return climbed | good | (here.slope >= 0), good
+
+    def go_on(carry):
+        i, before, here = carry
+        return (i < max_ls) & ~stops(i, before, here)[0]
+
+    def longer(carry):
+        i, before, here = carry
+        bounds = (here.t + 0.01 * (here.t - before.t), here.t * 10)
+        return i + 1, here, evaluate(_cubic(before, here, bounds))
+
+    i, before, here = jax.lax.while_loop(go_on, longer, (jnp.zeros((), int), start, evaluate(t)))
+    exhausted = i == max_ls
+    done = ~exhausted & stops(i, before, here)[1]
+    first = _choose(exhausted, start, _choose(done, here, before))
+    return first, here, done, i, i + 1
+
+
+def _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls):
+    """Moves one end of the bracket after the other; the lower end is the result."""
+
+    def go_on(carry):
+        low, high, done, i, _, _ = carry
+        return ~done & (i < max_ls) & ~(jnp.abs(high.t - low.t) * longest < tolerance)
+
+    def narrower(carry):
+        low, high, _, i, first_is_low, poor = carry
+        a, b = _choose(first_is_low, low, high), _choose(first_is_low, high, low)
+        t, poor = _inside(_cubic(a, b), a, b, poor)
+        new = evaluate(t)
+        worse = (new.f > start.f + ARMIJO * t * start.slope) | (new.f >= low.f)
+        done = ~worse & (jnp.abs(new.slope) <= -CURVATURE * start.slope)
+        turned = ~worse & ~done & (new.slope * (high.t - low.t) >= 0)
+        # If it is worse, the high end moves, and may by now be the lower one of the two.
+        moved_high = _choose(worse, new, _choose(turned, low, high))
+        moved_low = _choose(worse, low, new)
+        a, b = _choose(first_is_low, moved_low, moved_high), _choose(first_is_low, moved_high, moved_low)
+        first_is_low = jnp.where(worse, a.f <= b.f, first_is_low)
+        return _choose(first_is_low, a, b), _choose(first_is_low, b, a), done, i + 1, first_is_low, poor
+
+    # Which end came first matters: torch interpolates from the first to the second.
+    first_is_low = jnp.ones((), bool)
+    carry = (low, high, done, taken, first_is_low, jnp.zeros((), bool))
+    low, _, _, i, _, _ = jax.lax.while_loop(go_on, narrower, carry)
+    return low, i - taken
+
+
+def _inside(t: Any, a: Point, b: Point, poor: Any) -> tuple[Any, Any]:
+    """t, kept a tenth of the bracket away from its ends where it has come near them twice."""
+    least, most = jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t)
+    margin = 0.1 * (most - least)
+    near = jnp.minimum(most - t, t - least) < margin
+    push = near & (poor | (t >= most) | (t <= least))
+    pushed = jnp.where(jnp.abs(t - most) < jnp.abs(t - least), most - margin, least + margin)
+    return jnp.where(push, pushed, t), near & ~push
+
+
+def _cubic(a: Point, b: Point, bounds: tuple[Any, Any] | None = None) -> Any:
+    """The minimum of the cubic through two points with their slopes, within bounds."""
+    low, high = bounds or (jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t))
+    d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t)
+    square = d1**2 - a.slope * b.slope
+    d2 = jnp.sqrt(jnp.maximum(square, 0))
+    forward = b.t - (b.t - a.t) * ((b.slope + d2 - d1) / (b.slope - a.slope + 2 * d2))
+    backward = a.t - (a.t - b.t) * ((a.slope + d2 - d1) / (a.slope - b.slope + 2 * d2))
+    inside = jnp.clip(jnp.where(a.t <= b.t, forward, backward), low, high)
+    return jnp.where(square >= 0, inside, (low + high) / 2)
