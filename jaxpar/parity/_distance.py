@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -42,6 +43,7 @@ class Distance:
     oracle_size: tuple[float, float] = (0.0, 0.0)
 
 
+@functools.cache
 def category(dtype: np.dtype[Any]) -> str:
     """`bool`, `integer`, `float`, `complex` or `other`."""
     if dtype.kind in "biufc":
@@ -55,9 +57,16 @@ def category(dtype: np.dtype[Any]) -> str:
     return "other"
 
 
+@functools.cache
 def unit_roundoff(dtype: np.dtype[Any]) -> float:
     """Half the step from 1 to the next number: 2^-53, 2^-24, float16 2^-11, bfloat16 2^-8."""
     return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+@functools.cache
+def smallest_normal(dtype: np.dtype[Any]) -> float:
+    """Below it the steps are all equal."""
+    return float(ml_dtypes.finfo(dtype).smallest_normal)
 
 
 def narrower(c: Array, r: Array) -> np.dtype[Any]:
@@ -176,7 +185,7 @@ class _Chunk:
 
 
 def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iterator[_Chunk]:
-    near, far, true, skip = _flat(c), _flat(r), _flat(o), _flat(left_out)
+    near, far, true, skip = flat(c), flat(r), flat(o), flat(left_out)
     for start in range(0, c.size, CHUNK):
         part = slice(start, start + CHUNK)
         out = None if skip is None else skip[part]
@@ -184,7 +193,7 @@ def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iter
         yield _Chunk(start, near[part], far[part], None if true is None else true[part], keep)
 
 
-def _flat(x: Array | None) -> Any:
+def flat(x: Array | None) -> Any:
     """All elements in order, without a copy: a view, or else NumPy's iterator, whose slices are copies."""
     return x if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat
 
@@ -219,7 +228,7 @@ def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, 
     worst = np.fmax.reduce(ratio)
     if c.dtype != r.dtype or c.dtype.kind == "c" or worst >= 0.5:
         return c, r
-    if not scale.min() >= 2 * float(ml_dtypes.finfo(c.dtype).smallest_normal):
+    if not scale.min() >= 2 * smallest_normal(c.dtype):
         return c, r
     few = np.flatnonzero(ratio >= worst / 4)
     return c[few], r[few]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._distance import CHUNK, category, distance
+from ._distance import CHUNK, category, distance, flat
 
 NOISE = 0.1
 """A gradient is noise if float32 has less than one digit of it."""
@@ -81,11 +81,10 @@ def kinks(array: Any, points: Sequence[float] = (0.0,), width: float = 1e-6) -> 
     Rounding may put such an element on the other side, and its gradient jumps.
     """
     x = np.asarray(array)
-    flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
-    count = 0
+    elements, count = flat(x), 0
     for start in range(0, x.size, CHUNK):
         with np.errstate(invalid="ignore"):  # NaN of a bfloat16
-            piece = flat[start : start + CHUNK].astype(np.float64)
+            piece = elements[start : start + CHUNK].astype(np.float64)
         near = np.zeros(piece.shape, bool)
         for point in points:
             near |= np.abs(piece - point) <= width

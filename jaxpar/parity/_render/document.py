@@ -31,8 +31,18 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 
 def dumps(comparison: Comparison) -> str:
-    """Strict JSON in ASCII."""
-    return json.dumps(document(comparison), allow_nan=False, indent=1) + "\n"
+    """Strict JSON in ASCII, a line for every field and every row."""
+    lines = []
+    for name, value in document(comparison).items():
+        shown = _line(value)
+        if name == "rows":
+            shown = "[\n" + ",\n".join(map(_line, value)) + "\n]"
+        lines.append(f'"{name}": {shown}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def comparison(text: str) -> Comparison:
