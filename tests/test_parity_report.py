@@ -178,6 +178,30 @@ def test_without_jinja2_it_says_what_to_install(monkeypatch, tmp_path):
         compared().save_html(tmp_path / "report.html")
 
 
+def luminance(colour: str) -> float:
+    """Of #rrggbb, as WCAG 2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted(map(luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read(scheme, tmp_path):
+    """A contrast of 4.5, WCAG's AA, on both grounds."""
+    style = page(compared(), tmp_path).find("head/style").text
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[scheme]))
+    for name in ("text", "soft", *(each.value for each in Outcome)):
+        for ground in ("ground", "panel"):
+            assert contrast(colours[name], colours[ground]) >= 4.5, f"{name} on {ground}"
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") < 4.5  # WCAG's own example of too little
+
+
 # ---------------------------------------------------------------------------------------- a browser
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
