@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -264,6 +267,21 @@ def test_draw_seed():
     for _ in range(20):
         want = int(torch.empty((), dtype=torch.int64).random_(generator=pair.theirs))
         assert pair.ours.draw_seed() == want
+
+
+def test_numpy_is_all_it_needs():
+    code = (
+        "import sys; from jaxpar import random; random.Generator(0).randn(20); random.sampler_order(5, 0);"
+        "print(sorted({'jax', 'flax', 'torch'} & set(sys.modules)))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout == "[]\n"
 
 
 # ------------------------------------------------------------------------------------------ refusals
