@@ -46,7 +46,9 @@ def _choose(condition: Any, a: Point, b: Point) -> Point:
     return Point(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
-def _bracket(evaluate, start: Point, t: Any, max_ls: Any):
+def _bracket(
+    evaluate: Callable[[Any], Point], start: Point, t: Any, max_ls: Any
+) -> tuple[Point, Point, Any, Any, Any]:
     """Two points with an acceptable one between them; both the same if one is acceptable itself."""
 
     def stops(i, before, here):
