@@ -62,7 +62,7 @@ def _packed_kernel(H: int) -> Part:
         return tuple(part.T.reshape(w.shape[1], H, -1) for part in np.split(w, 3))
 
     def back(*kernels: np.ndarray) -> tuple[np.ndarray, ...]:
-        return (np.concatenate([k.reshape(k.shape[0], -1).T for k in kernels]),)
+        return (np.concatenate([k.reshape(k.shape[0], -1) for k in kernels], 1).T,)
 
     return Part(("in_proj_weight",), KERNELS, forth, back, when=lambda shapes: not _differ(shapes))
 

@@ -35,7 +35,7 @@ def gates(torch: str, flax: tuple[str, ...]) -> Part:
         (torch,),
         flax,
         lambda w: tuple(part.T for part in np.split(w, len(flax))),
-        lambda *parts: (np.concatenate([part.T for part in parts]),),
+        lambda *parts: (np.concatenate(parts, 1).T,),
     )
 
 
