@@ -77,8 +77,8 @@ NUMERIC = """\
 ## The numeric level
 
 Both sides in float32, held against torch in float64: the candidate's error over torch's own error, worst
-tensor of each seed, root mean square (bound 4) / maximum (bound 6; both 10 for ten elements or fewer).
-Optimizers are asked at the level of trajectories."""
+tensor of each seed, root mean square / maximum. The bounds are 4 and 6, and higher for tensors of a few
+elements. Optimizers are asked at the level of trajectories."""
 
 FIXED = """\
 ## What fixed tolerances say
@@ -89,12 +89,12 @@ planted bugs that pass. `assert_close` is `torch.testing.assert_close` with its 
 
 def write(findings: Findings, command: str) -> str:
     parts = [HEAD.format(command=command, machine=machine()), summary(findings)]
-    for name, sections in (("Layers", findings.layers), ("Architectures", findings.architectures)):
-        if sections:
-            parts += [f"## {name}\n\n{LARGEST}", *(semantic(title, rows) for title, rows in sections.items())]
-    if findings.rounded:
+    if findings.layers:
+        parts += [f"## Layers\n\n{LARGEST}", *itertools.starmap(semantic, findings.layers.items())]
         rows = [(answer.name, f"{answer.relative:.1e}", reason) for reason, answer in findings.rounded]
         parts.append(f"{ROUNDED}\n\n" + table(("", "largest", "because"), rows))
+    if findings.architectures:
+        parts += ["## Architectures", *itertools.starmap(semantic, findings.architectures.items())]
     if findings.bugs:
         parts += [planted(findings)]
     if findings.numeric:

@@ -89,7 +89,7 @@ BUGS = [
     Bug("GroupNorm, 4 groups for 2", PICTURE, changed("group", num_groups=4, group_size=1), "num_groups=2"),
     Bug("BatchNorm eps 1e-3", PICTURE, changed("norm", eps=1e-3), "epsilon=1e-05"),
     Bug("BatchNorm momentum, complement", PICTURE, changed("norm", momentum=0.9), "momentum=0.1"),
-    Bug("BatchNorm momentum None taken for 0.1", CUMULATIVE, changed("norm", momentum=0.1), "momentum"),
+    Bug("BatchNorm momentum None taken for 0.1", CUMULATIVE, changed("norm", momentum=0.1), "momentum=1 "),
     Bug("BatchNorm, biased running variance", PICTURE, replaced("norm", flax_batch_norm), "unbiased"),
     Bug(
         "BatchNorm in evaluation mode",

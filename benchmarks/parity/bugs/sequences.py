@@ -72,7 +72,7 @@ def swapped(q, k):
 BUGS = [
     Bug("mask polarity", MASKED, changed("", inverted=True), "polarity"),
     Bug("query and key swapped", SEQUENCE, changed("attention", weights=swapped)),
-    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise), "(heads, size)"),
+    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise)),
     Bug("scale of the whole width", SEQUENCE, attending(scale=8)),
     Bug("no scale", SEQUENCE, attending(scale=1), "scaled by 1)"),
     Bug("softmax over queries", SEQUENCE, attending(axis=-2)),
