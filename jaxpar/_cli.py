@@ -17,7 +17,7 @@ import click
 
 from ._demo.settings import Fault, Settings
 from ._virtual import virtual_devices
-from .errors import JaxparError
+from .errors import JaxparError, MatchError
 
 
 def main() -> None:
@@ -39,6 +39,7 @@ def plain_ending() -> Iterator[None]:
 
 
 AT_LEAST_1 = click.IntRange(min=1)
+OUTPUT = click.Path(dir_okay=False, writable=True)
 Command = Callable[..., Any]
 
 
@@ -108,7 +109,7 @@ def demo(
     """
     from rich.console import Console
 
-    from ._demo.progress import progress
+    from ._progress import progress
 
     settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
     with progress(settings.steps) as watch:
@@ -122,6 +123,81 @@ def demo(
     else:
         Console(highlight=False).print(report.text(result))
     sys.exit(1 if result.verdict and not result.verdict.same else 0)
+
+
+@cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
+@click.argument("spec", type=click.Path())
+@click.option(
+    "--level", type=click.Choice(["semantic", "numeric", "trajectory"]), help="Which question is asked."
+)
+@click.option(
+    "--steps", type=AT_LEAST_1, metavar="N", help="Training steps; more than one needs an optimizer."
+)
+@click.option("--optimizer", metavar="NAME[:SETTINGS]", help="In both: adamw:lr=1e-3,weight_decay=0.1")
+@click.option("--replicas", type=AT_LEAST_1, metavar="N", help="Compare DataParallel on N devices.")
+@click.option("--html", type=OUTPUT, metavar="FILE", help="Write the report as one HTML file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@click.option("--junit", type=OUTPUT, metavar="FILE", help="Write JUnit's XML.")
+@click.option(
+    "--record", type=OUTPUT, metavar="FILE", help="Keep what torch computed (.safetensors and .json)."
+)
+@click.option("--check", type=click.Path(), metavar="FILE", help="Compare with a record; needs no torch.")
+@devices_option(default="those of this host")
+@plain_ending()
+def parity(spec: str, devices: int | None, **options: Any) -> None:
+    """Compare a torch model and a Flax model: outputs, gradients, state, training.
+
+    SPEC is a Python file that defines torch_module, flax_module and inputs, and whatever else of the
+    arguments of jaxpar.parity.compare it needs: loss, optimizer, steps, layout, mapping. The exit code
+    is 0 if both are the same, 1 if they differ, and 2 if the question cannot be asked.
+
+    \b
+      jaxpar parity spec.py
+      jaxpar parity spec.py --steps 20 --optimizer adamw:lr=1e-3 --html report.html
+      jaxpar parity spec.py --replicas 4
+    """
+    if options["record"] and options["check"]:
+        raise click.UsageError("--record writes what --check reads; choose one.")
+    if devices:
+        start_devices(devices)
+    elif (replicas := options["replicas"] or 1) > 1:
+        virtual_devices(replicas)  # where there are GPUs, JAX prefers them
+    from .parity._command import run
+
+    sys.exit(run(spec, **options))
+
+
+@cli.command(short_help="Convert a file of weights, to another kind or another layout.")
+@click.argument("source", metavar="IN", type=click.Path())
+@click.argument("target", metavar="OUT", type=click.Path())
+@click.option(
+    "--key", metavar="NAME", help="Where a checkpoint holds its state_dict, with dots between words."
+)
+@click.option("--spec", type=click.Path(), metavar="FILE", help="A Python file that defines flax_module.")
+@click.option("--to", type=click.Choice(["flax", "torch"]), help="The layout and names of OUT; needs --spec.")
+@plain_ending()
+def convert(source: str, target: str, key: str | None, spec: str | None, to: str | None) -> None:
+    """Convert weights between .safetensors and torch's .pt, .pth and .bin.
+
+    With a spec, a Python file that defines flax_module (and mapping, ignore_torch, ignore_flax; for a
+    Linen module also inputs), they are converted between torch's layout and Flax's as well. Nothing in
+    IN is executed, and OUT appears when it is complete. The exit code is 0 when it is done, 1 if the
+    weights are not those of the model, and 2 if a file cannot be read or written.
+
+    \b
+      jaxpar convert model.pt model.safetensors
+      jaxpar convert checkpoint.pt model.safetensors --key model.state_dict
+      jaxpar convert model.safetensors flax.safetensors --spec spec.py --to flax
+    """
+    if (spec is None) != (to is None):
+        raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
+    from .parity._convert import convert as run
+
+    try:
+        click.echo(run(source, target, key=key, spec=spec, to=to))
+    except (MatchError, OSError, ModuleNotFoundError, TypeError) as error:
+        click.echo(f"jaxpar: {error}", err=True)
+        sys.exit(1 if isinstance(error, MatchError) else 2)
 
 
 @cli.command(short_help="List the devices, their memory and load.")

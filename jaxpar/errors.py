@@ -152,3 +152,27 @@ class ParityError(JaxparError, AssertionError):
     Cause: `epsilon=1e-6` in Flax, 1e-5 in torch; the message names the first layer that differs.
     Cure: what it says, or the page on reading a comparison if it names no cause.
     """
+
+
+class NotDeterministicError(JaxparError, RuntimeError):
+    """A model gives two results for the same batch, so nothing can be said about two models.
+
+    Cause: random numbers that are no dropout; a counter in the module.
+    Cure: compare in evaluation mode, or take the randomness out of the model for the comparison.
+    """
+
+
+class SpecError(JaxparError, ValueError):
+    """A specification for the command line cannot be used: the file, or an option beside it.
+
+    Cause: a name that is missing in the file; an error in it, which is shown with its line.
+    Cure: see `jaxpar parity --help` for what the file defines.
+    """
+
+
+class MaskError(JaxparError, ValueError):
+    """Dropout is called in other places, or on other shapes, in Flax than in torch.
+
+    Cause: a Dropout that one of the two models has not, or has in evaluation mode.
+    Cure: make both drop in the same places, or compare with training=False.
+    """

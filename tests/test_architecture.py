@@ -13,7 +13,7 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_random", "_virtual", "_visible", "_convolution", "_interrupt", "_rulebook"},
+    {"_tree", "_random", "_virtual", "_visible", "_convolution", "_interrupt", "_progress", "_rulebook"},
     {"_devices"},
     {"_placement", "_current", "_move"},
     {"_spread"},
@@ -22,7 +22,7 @@ FLOORS = [
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
     {"_demo", "_memory_report", "_seeing", "parity"},
-    {"_cli"},
+    {"_cli", "_pytest_plugin"},
     {"__main__"},
 ]
 LEAVES = {"nn", "optim", "random"}

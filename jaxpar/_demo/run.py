@@ -13,10 +13,10 @@ import numpy as np
 import jaxpar
 
 from .._interrupt import between_steps
+from .._progress import Watch
 from .compare import Difference, Seen, Tensors, Verdict, judge, measure, measure_all
 from .digits import Digits, Split, load
 from .jax_side import JaxSide
-from .progress import Watch
 from .settings import TOLERANCE, Fault, Settings
 
 

@@ -1,3 +1,6 @@
+from ._compare import Stopped as Stopped
+from ._compare import assert_parity as assert_parity
+from ._compare import compare as compare
 from ._comparison import Cause as Cause
 from ._comparison import Comparison as Comparison
 from ._comparison import Curve as Curve
@@ -17,6 +20,9 @@ from ._measure import measure as measure
 from ._noise import kinks as kinks
 from ._noise import noise as noise
 from ._noise import noise_elements as noise_elements
+from ._record import check as check
+from ._record import record as record
+from ._sides.layout import Layout as Layout
 from ._weights import Mapping as Mapping
 from ._weights import flattened as flattened
 from ._weights import load_torch as load_torch

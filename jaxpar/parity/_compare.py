@@ -9,36 +9,29 @@ torch has nothing like it. Neither module is changed.
 
 from __future__ import annotations
 
-import platform
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from .._interrupt import between_steps
 from ..errors import NotDeterministicError
 from . import _levels
+from ._circumstances import environment, exact
 from ._comparison import Comparison, require_same
 from ._divergence import find
 from ._judge import Level, Policy, judge
-from ._levels import Batches, Findings, Sides
+from ._levels import Findings, Sides
 from ._measure import Kind, measure
-from ._sides.flax_attention import softmax_in_float64
+from ._request import Arrays, Request
 from ._sides.layout import Layout
 from ._sides.pair import Pair
-from ._sides.task import Batch, Loss, Optimizer, Seen, Task
+from ._sides.task import Batch, Loss, Optimizer, Seen
 
 if TYPE_CHECKING:
     import torch
-
-Arrays = Any
-"""One array, a tuple of arrays, or a function of the step's number (from 1) that returns either."""
-
-HALF = ("bfloat16", "float16")
 
 
 class Stopped(KeyboardInterrupt):
@@ -108,52 +101,42 @@ def compare(
 
     No torch counterpart. The bounds are those of docs/comparison.md.
     """
-    started = time.perf_counter()
-    level = Level.parse(level)
-    policy = policy or Policy(level)
-    _check(level, steps, optimizer, replicas, dtype, weights)
-    task = Task(
-        training=torch_module.training if training is None else training,
-        loss=loss,
-        optimizer=optimizer,
-        replicas=replicas,
-        layout=Layout.parse(layout),
-        torch_kwargs=dict(torch_kwargs or {}),
-        flax_kwargs=dict(flax_kwargs or {}),
-        seed=seed,
-    )
-    batches = _batches(inputs, targets, None if level is Level.SEMANTIC else dtype)
+    arguments = {name: value for name, value in locals().items() if name != "progress"}
+    return _answer(Request(**arguments), progress or (lambda step, steps: None))
+
+
+def _answer(request: Request, progress: Callable[[int, int], None]) -> Comparison:
     findings = _levels.Findings()
-
-    def result(divergence: Any = None) -> Comparison:
-        return Comparison(
-            level=level,
-            rows=judge(findings.differences, policy, findings.noise),
-            steps=findings.steps,
-            replicas=replicas,
-            divergence=divergence,
-            curve=findings.curve,
-            environment=environment(task, dtype if level is not Level.SEMANTIC else "float64"),
-            notes=tuple(findings.notes),
-            seconds=time.perf_counter() - started,
-            policy=policy,
-            subject=f"{type(torch_module).__name__} in torch against {type(flax_module).__name__} in Flax",
-        )
-
     with exact(), between_steps() as check:
-        pair = Pair.of(torch_module, flax_module, task, mapping, weights, variables, batches(1))
+        pair = request.pair()
         try:
-            for step in _steps(pair, level, dtype, resync, batches, steps, findings):
-                if progress:
-                    progress(step, steps)
+            for step in _steps(pair, request, findings):
+                progress(step, request.steps)
                 check()
         except KeyboardInterrupt as stop:
-            findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {steps}")
-            raise Stopped(result() if findings.differences else None) from stop
-        compared = result()
-        if compared.same or replicas > 1:
+            findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.steps}")
+            raise Stopped(_result(request, findings) if findings.steps else None) from stop
+        compared = _result(request, findings)
+        if compared.same or request.replicas > 1:
             return compared
-        return result(find(pair, batches, compared))
+        return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))
+
+
+def _result(request: Request, findings: Findings) -> Comparison:
+    policy = request.policy or Policy(Level.parse(request.level))
+    names = type(request.torch_module).__name__, type(request.flax_module).__name__
+    return Comparison(
+        level=policy.level,
+        rows=judge(findings.differences, policy, findings.noise),
+        steps=findings.steps,
+        replicas=request.replicas,
+        curve=findings.curve,
+        environment=environment(request.task, request.compute_dtype),
+        notes=tuple(findings.notes),
+        seconds=time.perf_counter() - request.started,
+        policy=policy,
+        subject=f"{names[0]} in torch against {names[1]} in Flax",
+    )
 
 
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
@@ -167,64 +150,22 @@ def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
     return comparison
 
 
-def _check(
-    level: Level, steps: int, optimizer: Optimizer | None, replicas: int, dtype: str, weights: str
-) -> None:
-    if steps < 1 or replicas < 1:
-        raise ValueError(f"parity.compare: steps={steps} and replicas={replicas} must be at least 1.")
-    if steps > 1 and not optimizer:
-        raise ValueError(
-            f"parity.compare: steps={steps} without an optimizer are all the same step. Give "
-            "optimizer=(lambda parameters: torch.optim.SGD(parameters, 0.1), optax.sgd(0.1))."
-        )
-    if level is Level.TRAJECTORY and not optimizer:
-        raise ValueError("parity.compare: level='trajectory' compares updates; give an optimizer.")
-    if level is Level.NUMERIC and steps > 1:
-        raise ValueError(
-            "parity.compare: level='numeric' is about one step; for several there is 'trajectory'."
-        )
-    if dtype not in ("float32", *HALF):
-        raise ValueError(f"parity.compare: dtype={dtype!r} is none of float32, {', '.join(HALF)}.")
-    if weights not in ("torch", "own"):
-        raise ValueError(f"parity.compare: weights={weights!r} is neither 'torch' nor 'own'.")
-
-
-def _batches(inputs: Arrays, targets: Arrays, dtype: str | None) -> Batches:
-    """The batch of a step. With a dtype its values are first rounded to that, the same for all sides."""
-
-    def arrays(what: Arrays, step: int, name: str) -> tuple[np.ndarray, ...]:
-        given = what(step) if callable(what) else what
-        several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-        return tuple(_array(x, f"{name}[{i}]", dtype) for i, x in enumerate(several))
-
-    return lambda step: Batch(arrays(inputs, step, "inputs"), arrays(targets, step, "targets"))
-
-
-def _array(x: Any, name: str, dtype: str | None) -> np.ndarray:
-    array = x.detach().numpy() if hasattr(x, "detach") else np.asarray(x)
-    if array.dtype.kind not in "biufcV":
-        raise TypeError(f"parity.compare: {name} is {type(x).__name__}, not an array of numbers.")
-    floating = jax.numpy.issubdtype(array.dtype, jax.numpy.floating)
-    return array.astype(jax.numpy.dtype(dtype)) if dtype and floating else array
-
-
-def _steps(
-    pair: Pair, level: Level, dtype: str, resync: bool, batches: Batches, steps: int, findings: Findings
-) -> Iterator[int]:
+def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[int]:
     """Runs the level; what it finds is in `findings` after each step."""
-    sides = pair.sides(level, dtype)
-    findings.notes += sides.candidate.net.notes
+    level, steps = Level.parse(request.level), request.steps
+    sides = pair.sides(level, request.dtype)
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
-    _check_determinism(pair, sides, batches(1))
+    _check_determinism(pair, sides, request.batch(1))
+    findings.notes += sides.candidate.net.notes
     if level is Level.SEMANTIC:
-        yield from _levels.semantic(sides, batches, steps, findings)
+        run = _levels.semantic
     elif level is Level.NUMERIC:
-        yield from _levels.numeric(sides, batches, steps, findings)
+        run = _levels.numeric
     else:
-        run = _levels.resynchronised if resync else _levels.free
-        yield from run(sides, batches, steps, findings)
+        run = _levels.resynchronised if request.resync else _levels.free
+    yield from run(sides, request.batch, steps, findings)
 
 
 def _check_determinism(pair: Pair, sides: Sides, batch: Batch) -> None:
@@ -246,39 +187,3 @@ def _require_equal(what: str, first: Seen, second: Seen) -> None:
                     f"{spread:.2g}. Compare in evaluation mode, or take what draws random numbers out of it "
                     "(masks of torch's dropout are passed on by themselves)."
                 )
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """float64 exists, and no matrix product is rounded to fewer digits than its type has."""
-    with ExitStack() as stack:
-        stack.enter_context(jax.enable_x64(True))
-        stack.enter_context(jax.default_matmul_precision("highest"))
-        stack.enter_context(softmax_in_float64())
-        yield
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def environment(task: Task, dtype: str) -> dict[str, str]:
-    """What the numbers depend on."""
-    import torch
-
-    return {
-        "dtype": dtype,
-        "torch": torch.__version__,
-        **{name: _version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy", "jaxpar")},
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "jax device": str(jax.devices()[0].device_kind),
-        "matmul precision": "highest",
-        "torch threads": str(torch.get_num_threads()),
-        "torch cpu capability": torch.backends.cpu.get_cpu_capability(),
-        "seed": str(task.seed),
-        "mode": "training" if task.training else "evaluation",
-    }

@@ -85,7 +85,7 @@ class Policy:
     half_k_rms: float = 4.0
     half_k_max: float = 10.0
     luck: float = 1e-4
-    k_most: float = 100.0
+    k_most: float = 30.0
     warn: float = 2.0
     growth: float = 2.0
     noise_units: float = 1024.0

@@ -17,20 +17,17 @@ from typing import Any
 import numpy as np
 
 from ._comparison import Curve
-from ._distance import unit_roundoff
-from ._measure import Difference, Kind, measure
-from ._noise import noise
+from ._measure import Difference
+from ._noise import noise, noise_elements
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen
 from ._sides.torch_side import TorchSide
+from ._step import measured, moved, resolved_updates, updates
 
 MEMBERS = 5
 """Runs of the reference on inputs that are off by one ulp: the envelope of a free trajectory."""
 OUTSIDE = 3.0
 """A free trajectory may be so many times as far from the oracle as the farthest of them."""
-RESOLVED = 2.0**-52 / 1e-10 * 16
-"""An update that is a smaller part of its weight than this has no ten digits, even in float64."""
-
 Batches = Callable[[int], Batch]
 
 
@@ -40,9 +37,16 @@ class Findings:
 
     differences: list[Difference] = dataclasses.field(default_factory=list)
     noise: dict[str, str] = dataclasses.field(default_factory=dict)
+    noise_elements: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     curve: Curve | None = None
     steps: int = 0
+
+    def add_noise(self, double: Named, single: Named) -> None:
+        """From the reference's gradients in two precisions: whole parameters, and parts of others."""
+        self.noise |= noise(double, single)
+        for name, mask in noise_elements(double, single).items():
+            self.noise_elements[name] = mask | self.noise_elements.get(name, False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +72,13 @@ def semantic(sides: Sides, batches: Batches, steps: int, findings: Findings) -> 
         batch = batches(step)
         reference = sides.reference.step(batch)
         if step == 1 and sides.single:
-            findings.noise |= noise(reference.gradients, sides.single.step(batch).gradients)
+            findings.add_noise(reference.gradients, sides.single.step(batch).gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += _measured(candidate, reference, step)
+        findings.differences += measured(candidate, reference, step)
         if sides.candidate.tx:
-            findings.differences += _resolved_updates(before, (candidate, reference), step)
+            findings.differences += resolved_updates(
+                before, (candidate, reference), step, findings.noise_elements
+            )
         # What is only rounding must not drift: statistics behind it would follow.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
         before = (sides.candidate.weights(), reference.weights)
@@ -86,9 +92,9 @@ def numeric(sides: Sides, batches: Batches, steps: int, findings: Findings) -> I
     for step in range(1, steps + 1):
         batch = batches(step)
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
-        findings.noise |= noise(oracle.gradients, reference.gradients)
+        findings.add_noise(oracle.gradients, reference.gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += _measured(candidate, reference, step, oracle)
+        findings.differences += measured(candidate, reference, step, oracle)
         findings.steps = step
         yield step
 
@@ -108,10 +114,10 @@ def resynchronised(sides: Sides, batches: Batches, steps: int, findings: Finding
         sides.candidate.load(before, sides.reference.state())
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.noise |= noise(oracle.gradients, reference.gradients)
-        findings.differences += _measured(candidate, reference, step, oracle)
-        moves = [_moved(before, seen.weights) for seen in (candidate, reference, oracle)]
-        findings.differences += _updates(moves, reference.weights, step)
+        findings.add_noise(oracle.gradients, reference.gradients)
+        findings.differences += measured(candidate, reference, step, oracle)
+        moves = [moved(before, seen.weights) for seen in (candidate, reference, oracle)]
+        findings.differences += updates(moves, reference.weights, step, findings.noise_elements)
         errors.append((_distance(moves[0], moves[2], findings), _distance(moves[1], moves[2], findings)))
         own = tuple(error for _, error in errors)
         numbers = tuple(range(1, step + 1))
@@ -133,10 +139,10 @@ def free(sides: Sides, batches: Batches, steps: int, findings: Findings) -> Iter
         seen = [member.step(_nudged(batch, i)) for i, member in enumerate(members)]
         mine = sides.candidate.step(batch, seen[0].masks)
         if step == 1:
-            findings.noise |= noise(oracle.gradients, seen[0].gradients)
-            findings.differences += _measured(mine, seen[0], step, oracle)
-        way = _moved(start, oracle.weights)
-        distances = [_distance(_moved(start, each.weights), way, findings) for each in (mine, *seen)]
+            findings.add_noise(oracle.gradients, seen[0].gradients)
+            findings.differences += measured(mine, seen[0], step, oracle)
+        way = moved(start, oracle.weights)
+        distances = [_distance(moved(start, each.weights), way, findings) for each in (mine, *seen)]
         candidate.append(distances[0])
         envelope.append((min(distances[1:]), max(distances[1:])))
         low, high = zip(*envelope, strict=True)
@@ -145,59 +151,6 @@ def free(sides: Sides, batches: Batches, steps: int, findings: Findings) -> Iter
         findings.curve = Curve(numbers, tuple(candidate), low, high, outside, resync=False)
         findings.steps = step
         yield step
-
-
-def _measured(c: Seen, r: Seen, step: int, o: Seen | None = None) -> list[Difference]:
-    """All that one step shows, in the order of computation."""
-    parts = [
-        (Kind.OUTPUT, "outputs"),
-        (Kind.LOSS, "loss"),
-        (Kind.STATE, "state"),
-        (Kind.INPUT_GRADIENT, "input_gradients"),
-        (Kind.GRADIENT, "gradients"),
-    ]
-    return [
-        difference
-        for kind, part in parts
-        for difference in measure(
-            getattr(c, part), getattr(r, part), kind, step, oracle=getattr(o, part) if o else None
-        )
-    ]
-
-
-def _resolved_updates(before: tuple[Named, Named], after: tuple[Seen, Seen], step: int) -> list[Difference]:
-    """The weights after the step, and those updates that are large enough to have digits."""
-    weights = [seen.weights for seen in after]
-    c, r = (_moved(b, w) for b, w in zip(before, weights, strict=True))
-    kept = [n for n in r if n in c and _top(r[n]) > RESOLVED * _top(before[1][n])]
-    updates = measure({n: c[n] for n in kept}, {n: r[n] for n in kept}, Kind.UPDATE, step)
-    return updates + measure(*weights, Kind.WEIGHT, step)
-
-
-def _updates(moves: list[Named], weights: Named, step: int) -> list[Difference]:
-    """Candidate, reference and oracle. An update is read off weights, whose rounding is in it."""
-    candidate, reference, oracle = moves
-    found: list[Difference] = []
-    for name in dict.fromkeys([*reference, *candidate]):
-        c, r, o = ({name: side[name]} if name in side else {} for side in moves)
-        unit = unit_roundoff(weights[name].dtype) if name in weights else None
-        if unit and name in oracle and (moved := _top(oracle[name])):
-            unit *= max(1.0, _top(weights[name]) / moved)
-        found += measure(c, r, Kind.UPDATE, step, oracle=o, unit=unit)
-    return found
-
-
-def _top(x: np.ndarray) -> float:
-    return float(np.abs(x).max(initial=0))
-
-
-def _moved(before: Named, after: Named) -> Named:
-    """What a step added, in float64 so that the difference itself adds no rounding."""
-    return {
-        name: after[name].astype(np.float64) - before[name].astype(np.float64)
-        for name in after
-        if name in before and after[name].shape == before[name].shape
-    }
 
 
 def _distance(moved: Named, oracle: Named, findings: Findings) -> float:

@@ -104,6 +104,7 @@ def measure(
     unit: float | None = None,
     left_out: Mapping[str, Any] | None = None,
     samples: int = SAMPLES,
+    carriers: Mapping[str, Any] | None = None,
 ) -> list[Difference]:
     """One difference for every name on either side, in the reference's order.
 
@@ -120,6 +121,8 @@ def measure(
       left_out: for some of the names a bool array, True where an element is not to be compared.
       samples: how many points for the plot all tensors share at step 1, each at least 16, and a step-th
         of it later, each at least its worst element; so that many steps do not need much. 0 is none.
+      carriers: for some of the names an array that they were read off (an update off the weight): its
+        rounding is in them, so for the ratios an error of u·|carrier| is nobody's fault.
 
     Memory: some arrays of 65,536 elements, whatever the size of the leaves; no array is copied whole.
     """
@@ -130,7 +133,7 @@ def measure(
         sides = _Sides.of(name, candidate, reference, oracle, (left_out or {}).get(name))
         fault = sides.fault(kind)
         if fault is None and sides.c is not None and sides.r is not None:
-            measured = _numbers(sides, sides.c, sides.r, unit, points)
+            measured = _numbers(sides, sides.c, sides.r, unit, points, (carriers or {}).get(name))
         else:
             measured = _nothing(fault)
         found.append(Difference(kind, name, step, sides.shape, sides.dtype, **measured))
@@ -211,7 +214,9 @@ def _array(x: Any) -> Array | None:
     return None if array.dtype.names == ("float0",) else array
 
 
-def _numbers(sides: _Sides, c: Array, r: Array, unit: float | None, points: int) -> dict[str, Any]:
+def _numbers(
+    sides: _Sides, c: Array, r: Array, unit: float | None, points: int, carrier: Any = None
+) -> dict[str, Any]:
     """What both sides' arrays give: the numbers, and a fault where exact agreement is due."""
     exact = category(r.dtype) in ("bool", "integer")
     found = integers(c, r, sides.left_out) if exact else distance(c, r, sides.o, sides.left_out)
@@ -219,7 +224,7 @@ def _numbers(sides: _Sides, c: Array, r: Array, unit: float | None, points: int)
     if found.apart:
         numbers |= _disagreement(found, c, r, "values differ" if exact else "NaN or infinities do not agree")
     elif not exact and sides.o is not None:
-        numbers |= _ratios(found, unit or unit_roundoff(narrower(c, r)))
+        numbers |= _ratios(found, unit or unit_roundoff(narrower(c, r)), carrier)
     if sides.left_out is not None:
         numbers["left_out"] = int(sides.left_out.sum())
     return numbers | {"samples": () if exact else _samples(c, r, found.position, points)}
@@ -256,10 +261,14 @@ def _nothing(fault: str | None) -> dict[str, Any]:
     return numbers | empty | {"fault": fault}
 
 
-def _ratios(found: Distance, unit: float) -> dict[str, float]:
+def _ratios(found: Distance, unit: float, carrier: Any = None) -> dict[str, float]:
     """The candidate's error over the reference's own, or over the rounding of the result if larger."""
     (rms_c, max_c), (rms_r, max_r) = found.candidate_error, found.reference_error
     rms_o, max_o = found.oracle_size
+    if carrier is not None:
+        carried = np.asarray(carrier)
+        rms_w, max_w = distance(carried, carried, carried).oracle_size
+        rms_o, max_o = max(rms_o, rms_w), max(max_o, max_w)
     return {
         "ratio_rms": _over(rms_c, max(rms_r, unit * rms_o)),
         "ratio_max": _over(max_c, max(max_r, 2 * unit * max_o)),

@@ -128,7 +128,9 @@ class _NNXNet:
             if value is None:
                 return variable
             old = variable[...]
-            return variable.replace(jax.device_put(value.astype(old.dtype), old.sharding))
+            # Where JAX was free to move the old array it stays free: else the next step compiles again.
+            where = old.sharding if old.committed else None
+            return variable.replace(jax.device_put(value.astype(old.dtype), where))
 
         parameters, rest = (
             nnx.from_flat_state([(path, leaf(path, x)) for path, x in nnx.to_flat_state(tree)])

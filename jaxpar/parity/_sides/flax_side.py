@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -19,9 +20,15 @@ class FlaxSide:
     """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16").
 
     float64 needs x64 on wherever the methods are called.
+
+    Args:
+      factors: of the projection, in Flax's layout, where they are known already.
     """
 
-    def __init__(self, module: Any, task: Task, dtype: str, variables: Any = None):
+    def __init__(
+        self, module: Any, task: Task, dtype: str, variables: Any = None, factors: Named | None = None
+    ):
+        self.factors = factors
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
         self.parameters, self.rest = self.net.parameters, self.net.rest
@@ -29,13 +36,20 @@ class FlaxSide:
         self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
         self._step = jax.jit(self._compute)
 
+    def fresh(self) -> FlaxSide:
+        """A side as this one was when it was made, with the same compiled step."""
+        side = copy.copy(self)
+        side.parameters, side.rest = self.net.parameters, self.net.rest
+        side.optimizer_state = self.tx.init(side.parameters) if self.tx else ()
+        return side
+
     def step(self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True) -> Seen:
         """Forward, backward, and the optimizer's step if there is one.
 
         Without `keep` the side stays as it was.
         """
         inputs = self._arrays(batch.inputs)
-        targets = self._arrays(batch.targets) if self.task.loss else self._projection(inputs, masks)
+        targets = self._arrays(batch.targets) if self.task.loss else self.projection(batch, masks)
         before = self.parameters, self.rest, self.optimizer_state
         loss, outputs, (gradients, of_inputs), *after = self._step(*before, inputs, targets, masks)
         if keep:
@@ -83,8 +97,11 @@ class FlaxSide:
         terms = (jnp.sum(leaves[name] * factors) for name, factors in targets.items())
         return sum(terms, jnp.zeros((), self.dtype))
 
-    def _projection(self, inputs: tuple, masks: tuple) -> dict[str, jax.Array]:
+    def projection(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> dict[str, jax.Array]:
         """The factors of the outputs, made from the shapes that torch has."""
+        if self.factors is not None:
+            return {name: self.array(x) for name, x in self.factors.items()}
+        inputs = self._arrays(batch.inputs)
         outputs, _ = jax.eval_shape(self.net.apply, self.parameters, self.rest, inputs, masks)
         back = self.task.layout.outputs_back
         shapes = {

@@ -35,6 +35,15 @@ class Pair:
     task: Task
     links: Links
     weights: str
+    _made: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
+    """One side of each type: its compiled step serves all that follow."""
+
+    @staticmethod
+    def check(torch_module: Any) -> None:
+        if not isinstance(torch_module, torch.nn.Module):
+            raise TypeError(
+                f"parity.compare: the first argument is a torch.nn.Module, not {type(torch_module).__name__}."
+            )
 
     @classmethod
     def of(
@@ -50,14 +59,10 @@ class Pair:
         """Matches the leaves; `batch` is what a Linen module has to be called with for that.
 
         Raises:
-          TypeError: the first is no torch module, or the second no Flax module.
+          TypeError: the second is no Flax module.
           MatchError: leaves without a counterpart.
           NotImplementedError: torch draws random numbers where they cannot be seen.
         """
-        if not isinstance(torch_module, torch.nn.Module):
-            raise TypeError(
-                f"parity.compare: the first argument is a torch.nn.Module, not {type(torch_module).__name__}."
-            )
         _refuse_random(torch_module, task)
         inputs = tuple(task.layout.inputs(x) for x in batch.inputs)
         if isinstance(flax_module, linen.Module) and variables is None and weights == "torch":
@@ -77,7 +82,10 @@ class Pair:
 
     def candidate(self, reference: TorchSide) -> FlaxSide:
         """In the reference's type, with its weights unless both have their own."""
-        side = FlaxSide(self.flax_module, self.task, reference.dtype, self.variables)
+        dtype = reference.dtype
+        if dtype not in self._made:
+            self._made[dtype] = FlaxSide(self.flax_module, self.task, dtype, self.variables)
+        side = self._made[dtype].fresh()
         if self.weights == "torch":
             side.load(reference.weights(), reference.state())
         return side

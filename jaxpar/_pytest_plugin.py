@@ -1,0 +1,123 @@
+"""The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`.
+
+It is loaded in every session of an environment that has jaxpar, so it imports neither JAX nor torch
+before a test asks for it: the mark sets environment variables, the fixture imports what it calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .parity import Comparison
+
+FOLDER = "parity_records"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("jaxpar", "parity with PyTorch")
+    group.addoption(
+        "--parity-record", action="store_true", help="make the records that are missing (needs torch)"
+    )
+    group.addoption("--parity-update", action="store_true", help="make all records again (needs torch)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "devices(n): the test needs n devices; where there are too few, virtual ones are made"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Devices must be there before JAX starts, so the largest number of all tests decides."""
+    wanted = max((_wanted(item) for item in items), default=0)
+    if wanted:
+        import jax
+
+        from ._virtual import virtual_devices
+        from .errors import JaxparError
+
+        try:
+            # A conftest may have asked for more.
+            virtual_devices(max(wanted, jax.config.jax_num_cpu_devices))
+        except JaxparError as error:
+            # JAX runs already. If it has enough devices nothing is wrong; each test looks for itself.
+            config.stash[REASON] = str(error)
+
+
+REASON = pytest.StashKey[str]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    wanted = _wanted(item)
+    if wanted:
+        import jax
+
+        there = len(jax.devices())
+        if there < wanted:
+            why = item.config.stash.get(REASON, "the devices of this host are no CPUs")
+            pytest.fail(f"{item.nodeid} needs {wanted} devices and JAX has {there}: {why}", pytrace=False)
+
+
+def _wanted(item: pytest.Item) -> int:
+    marks = [mark.args[0] for mark in item.iter_markers("devices") if mark.args]
+    return max(marks, default=0)
+
+
+class Parity:
+    """What the fixture `parity` gives: `compare` that fails a test, with and without torch.
+
+    parity(torch_module, flax_module, inputs, ...) compares both; arguments are those of
+    `jaxpar.parity.compare`.
+    """
+
+    def __init__(self, folder: Path, record: bool, update: bool):
+        self.folder, self.record, self.update = folder, record, update
+
+    def __call__(self, torch_module: Any, flax_module: Any, inputs: Any, **arguments: Any) -> Comparison:
+        from .parity import assert_parity
+
+        return assert_parity(torch_module, flax_module, inputs, **arguments)
+
+    def recorded(
+        self, name: str, torch_module: Callable[[], Any], flax_module: Any, inputs: Any, **arguments: Any
+    ) -> Comparison:
+        """Compares with a record; with --parity-record or --parity-update torch makes it first.
+
+        Args:
+          name: of the record, a file in `parity_records` beside the test.
+          torch_module: a function that builds the torch module. It is only called to make the record.
+          flax_module, inputs, arguments: those of `compare`.
+        """
+        from . import parity
+
+        path = self.folder / (re.sub(r"[^\w.-]", "_", name) + ".safetensors")
+        if self.update or (self.record and not path.exists()):
+            path.parent.mkdir(exist_ok=True)
+            return parity.record(path, torch_module(), flax_module, inputs, **arguments)
+        loss, optimizer = arguments.get("loss"), arguments.get("optimizer")
+        comparison = parity.check(
+            path,
+            flax_module,
+            loss=loss[1] if loss else None,
+            optimizer=optimizer[1] if optimizer else None,
+            variables=arguments.get("variables"),
+            flax_kwargs=arguments.get("flax_kwargs"),
+        )
+        parity.require_same(comparison)
+        return comparison
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Parity:
+    """Compare a torch model and a Flax model; a difference fails the test with its table and cause."""
+    option = request.config.getoption
+    folder = Path(os.fspath(request.path)).parent / FOLDER
+    return Parity(folder, option("--parity-record"), option("--parity-update"))

@@ -1,0 +1,123 @@
+"""Request: the arguments of compare, checked, and what they come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ._judge import Level, Policy
+from ._sides.layout import Layout
+from ._sides.pair import Pair
+from ._sides.task import Batch, Loss, Optimizer, Task
+
+Arrays = Any
+"""One array, a tuple of arrays, or a function of the step's number (from 1) that returns either."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What `compare` was asked; the attributes are its arguments."""
+
+    torch_module: Any
+    flax_module: Any
+    inputs: Arrays
+    targets: Arrays
+    loss: Loss | None
+    optimizer: Optimizer | None
+    steps: int
+    replicas: int
+    level: str | Level
+    dtype: str
+    resync: bool
+    training: bool | None
+    layout: str | tuple[str, str] | Layout
+    mapping: Any
+    weights: str
+    variables: Any
+    torch_kwargs: Mapping[str, Any] | None
+    flax_kwargs: Mapping[str, Any] | None
+    seed: int
+    policy: Policy | None
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        level = Level.parse(self.level)
+        if self.steps < 1 or self.replicas < 1:
+            raise ValueError(
+                f"parity.compare: steps={self.steps} and replicas={self.replicas} must be at least 1."
+            )
+        if self.steps > 1 and not self.optimizer:
+            raise ValueError(
+                f"parity.compare: steps={self.steps} without an optimizer are all the same step. Give "
+                "optimizer=(lambda parameters: torch.optim.SGD(parameters, 0.1), optax.sgd(0.1))."
+            )
+        if level is Level.TRAJECTORY and not self.optimizer:
+            raise ValueError("parity.compare: level='trajectory' compares updates; give an optimizer.")
+        if level is Level.NUMERIC and self.steps > 1:
+            raise ValueError(
+                "parity.compare: level='numeric' is about one step; for several there is 'trajectory'."
+            )
+        if self.dtype not in DTYPES:
+            raise ValueError(f"parity.compare: dtype={self.dtype!r} is none of {', '.join(DTYPES)}.")
+        if self.weights not in ("torch", "own"):
+            raise ValueError(f"parity.compare: weights={self.weights!r} is neither 'torch' nor 'own'.")
+        for name in ("loss", "optimizer"):
+            pair = getattr(self, name)
+            if pair is not None and not (isinstance(pair, Sequence) and len(pair) == 2):
+                raise TypeError(f"parity.compare: {name} is a pair, torch's and JAX's, not {pair!r}.")
+
+    @functools.cached_property
+    def task(self) -> Task:
+        return Task(
+            training=self.torch_module.training if self.training is None else self.training,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            replicas=self.replicas,
+            layout=Layout.parse(self.layout),
+            torch_kwargs=dict(self.torch_kwargs or {}),
+            flax_kwargs=dict(self.flax_kwargs or {}),
+            seed=self.seed,
+        )
+
+    @property
+    def compute_dtype(self) -> str:
+        """What the level computes in."""
+        return "float64" if Level.parse(self.level) is Level.SEMANTIC else self.dtype
+
+    def pair(self) -> Pair:
+        """Both modules, their leaves matched."""
+        Pair.check(self.torch_module)
+        return Pair.of(
+            self.torch_module,
+            self.flax_module,
+            self.task,
+            self.mapping,
+            self.weights,
+            self.variables,
+            self.batch(1),
+        )
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, its values rounded to the type that is asked about, for all sides alike."""
+        return Batch(self._arrays(self.inputs, step, "inputs"), self._arrays(self.targets, step, "targets"))
+
+    def _arrays(self, what: Arrays, step: int, name: str) -> tuple[np.ndarray, ...]:
+        given = what(step) if callable(what) else what
+        several = given if isinstance(given, tuple | list) else (given,)
+        return tuple(self._array(x, f"{name}[{i}]") for i, x in enumerate(several))
+
+    def _array(self, x: Any, name: str) -> np.ndarray:
+        array = x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x)
+        if array.dtype.kind not in "biufcV":
+            raise TypeError(f"parity.compare: {name} is {type(x).__name__}, not an array of numbers.")
+        if self.compute_dtype == "float64" or not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        return array.astype(jnp.dtype(self.compute_dtype))

@@ -1,0 +1,114 @@
+"""jaxpar parity: exit codes, reports, specs with errors, and no JAX for --help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from jaxpar._cli import cli
+
+torch = pytest.importorskip("torch")
+
+SPEC = """
+import numpy as np, torch
+from flax import nnx
+
+def torch_module():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8))
+
+class Flax(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+        self.b = nnx.LayerNorm(8, epsilon=EPSILON, use_fast_variance=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.b(self.a(x))
+
+flax_module = Flax
+mapping = {"0": "a", "1": "b"}
+inputs = np.random.RandomState(0).randn(6, 4)
+"""
+
+
+def parity(folder, *options: str, epsilon: str = "1e-5", spec: str = SPEC):
+    (folder / "spec.py").write_text(spec.replace("EPSILON", epsilon))
+    return CliRunner().invoke(cli, ["parity", str(folder / "spec.py"), *options])
+
+
+def test_the_same(tmp_path):
+    ended = parity(tmp_path, "--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"))
+    assert ended.exit_code == 0, ended.output
+    assert "The same at the semantic level" in ended.output
+    assert (tmp_path / "r.html").read_text().lower().startswith("<!doctype html>")
+    assert ElementTree.parse(tmp_path / "r.xml").getroot() is not None
+
+
+def test_different(tmp_path):
+    ended = parity(tmp_path, "--json", epsilon="1e-6")
+    assert ended.exit_code == 1
+    document = json.loads(ended.stdout)
+    assert document["same"] is False
+    assert "epsilon=1e-05 (it acts as 1e-06)" in ended.stdout
+
+
+def test_steps_optimizer_and_replicas(tmp_path):
+    (tmp_path / "spec.py").write_text(SPEC.replace("EPSILON", "1e-5"))
+    options = ["--steps=3", "--optimizer=adamw:lr=1e-3,weight_decay=0.1", "--replicas=2"]
+    command = [sys.executable, "-m", "jaxpar", "parity", str(tmp_path / "spec.py"), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 steps, 2 replicas" in ended.stdout
+
+
+def test_record_and_check(tmp_path):
+    record = str(tmp_path / "r.safetensors")
+    assert parity(tmp_path, "--record", record).exit_code == 0
+    assert parity(tmp_path, "--check", record).exit_code == 0
+    assert parity(tmp_path, "--check", record, epsilon="1e-3").exit_code == 1
+    assert parity(tmp_path, "--check", record, "--record", record).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("x = 1 +\n", (), "line 1: x = 1 +"),
+        ("import numpy\n\nnumpy.nothing()\n", (), "line 3: numpy.nothing()"),
+        (
+            "def torch_module():\n    raise RuntimeError('no')\nflax_module = inputs = 1\n",
+            (),
+            "line 2: raise RuntimeError",
+        ),
+        ("inputs = 1\n", (), "it does not define torch_module, flax_module"),
+        (SPEC, ("--optimizer", "adamm"), "--optimizer adamm: it is none of"),
+        (SPEC, ("--optimizer", "adam:lr"), "write name:setting=value"),
+        (SPEC, ("--optimizer", "adam:lr=-1"), "Invalid learning rate"),
+        (SPEC, ("--steps", "2"), "steps=2 without an optimizer"),
+    ],
+)
+def test_misuse_says_what_and_where(tmp_path, spec, options, message):
+    ended = parity(tmp_path, *options, spec=spec)
+    assert (ended.exit_code, "Traceback" in ended.output) == (2, False), ended.output
+    assert message in ended.output
+
+
+def test_no_such_file():
+    ended = CliRunner().invoke(cli, ["parity", "nowhere.py"])
+    assert ended.exit_code == 2
+    assert "nowhere.py: there is no such file" in ended.output
+
+
+def test_help_imports_neither_jax_nor_torch():
+    program = (
+        "import sys\nfrom jaxpar._cli import cli\n"
+        "try:\n    cli(['parity', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'jax', 'torch', 'flax'} & set(sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "Compare a torch model and a Flax model" in ended.stdout
