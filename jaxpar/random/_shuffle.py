@@ -30,8 +30,8 @@ _ALONE = 64
 
 
 def shuffled(words: Words, n: int) -> Array:
-    """The numbers 0 to n - 1 in torch's order, int64. Takes n - 1 words; n < LIMIT."""
-    order = np.arange(n)
+    """The numbers 0 to n - 1 in torch's order, int32. Takes n - 1 words; n < LIMIT."""
+    order = np.arange(n, dtype=np.int32)  # half the memory, which counts where access is random
     partner = _partners(words, n)
     # Scalars of a memoryview are ten times as quick as an array's.
     contents, partners = order.data, partner.data
