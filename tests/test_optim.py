@@ -237,6 +237,17 @@ def test_state_keeps_its_types(name, options, x64):
             assert updates["a"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("name", [*WORDS, "LBFGS", "ReduceLROnPlateau"])
+def test_state_can_be_donated(name):
+    """No two arrays of a state are one, and none is the user's."""
+    lr = jnp.asarray(0.1)
+    others = {"LBFGS": optim.lbfgs, "ReduceLROnPlateau": lr_scheduler.reduce_lr_on_plateau}
+    tx = (WORDS | others)[name](lr)
+    params = {"a": jnp.ones((3, 2)), "b": jnp.ones(3)}
+    leaves = jax.tree.leaves((tx.init(params), params, lr))
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
 # ----------------------------------------------------------------------------------- planted faults
 
 # What one would write with optax alone, and what the rulebook says about it.

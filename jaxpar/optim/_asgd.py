@@ -56,7 +56,7 @@ def asgd(
     check(lr=lr, weight_decay=weight_decay)
 
     def init(params):
-        return ASGDState(start(), jnp.asarray(at(lr, start()), float), jnp.ones((), float), zeros(params))
+        return ASGDState(start(), jnp.array(at(lr, start()), float), jnp.ones((), float), zeros(params))
 
     def update(grads, state, params=None):
         need(params, "asgd")

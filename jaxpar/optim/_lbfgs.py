@@ -6,7 +6,10 @@ function, and the whole step, line search included, is one loop of the compiled 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,9 @@ from jax.flatten_util import ravel_pytree
 from ._hyper import Hyper, at, check, need, start
 from ._leafwise import refuse_complex
 from ._strong_wolfe import Point, strong_wolfe
+
+Evaluate: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""The loss and its gradient at a flat vector of parameters."""
 
 
 class LBFGSState(NamedTuple):
@@ -46,6 +52,15 @@ class _Iteration(NamedTuple):
     loss: jax.Array
     gradient: jax.Array
     state: LBFGSState
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    max_iter: int
+    max_eval: int
+    tolerance_grad: float
+    tolerance_change: float
+    searches: bool
 
 
 def lbfgs(
@@ -81,20 +96,22 @@ def lbfgs(
     check(lr=lr)
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
-    most = max_iter * 5 // 4 if max_eval is None else max_eval
+    max_eval = max_iter * 5 // 4 if max_eval is None else max_eval
+    options = _Options(max_iter, max_eval, tolerance_grad, tolerance_change, line_search_fn is not None)
 
     def init(params):
         refuse_complex(params, "lbfgs")
         kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
         if len(kinds) > 1:
             raise TypeError(f"lbfgs: all parameters must have the same type, but have {sorted(kinds)}.")
-        flat = jnp.zeros_like(ravel_pytree(params)[0])
-        history = jnp.zeros((history_size, flat.size), flat.dtype)
-        one = jnp.ones((), flat.dtype)
-        zero = start()
-        return LBFGSState(
-            zero, zero, zero, zero, flat, one, history, history, history[:, 0], one, jnp.copy(flat)
-        )
+        x = ravel_pytree(params)[0]
+
+        def zeros(*shape):
+            return jnp.zeros(shape, x.dtype)
+
+        history = (zeros(history_size, x.size), zeros(history_size, x.size), zeros(history_size))
+        counts = (start() for _ in range(4))
+        return LBFGSState(*counts, zeros(x.size), zeros(), *history, zeros() + 1, zeros(x.size))
 
     def update(grads, state, params=None, *, value=None, value_fn=None, **extra):
         del extra
@@ -109,59 +126,66 @@ def lbfgs(
             loss, gradient = jax.value_and_grad(value_fn)(unravel(x))
             return jnp.asarray(loss, x.dtype), ravel_pytree(gradient)[0]
 
-        def search(x, d, t, loss, gradient, slope, left):
-            def point(t):
-                f, g = evaluate(x + t * d)
-                return Point(t, f, g, g @ d)
-
-            zero = Point(jnp.zeros_like(t), loss, gradient, slope)
-            found, evaluations = strong_wolfe(point, zero, t, jnp.abs(d).max(), tolerance_change, left)
-            return found.t, found.f, found.g, evaluations
-
-        def iterate(now: _Iteration) -> _Iteration:
-            state = _direction(now.state, now.gradient)
-            d, gradient = state.d, now.gradient
-            first = jnp.minimum(1.0, 1.0 / jnp.abs(gradient).sum()) * rate
-            t = jnp.where(state.n_iter == 1, first, rate)
-            slope = gradient @ d
-            flat = slope > -tolerance_change
-
-            def advance():
-                if line_search_fn is not None:
-                    return search(now.x, d, t, now.loss, gradient, slope, most - now.evaluations)
-                ahead = jax.lax.cond(
-                    now.i + 1 < max_iter,
-                    lambda: (*evaluate(now.x + t * d), jnp.ones((), int)),
-                    lambda: (now.loss, gradient, jnp.zeros((), int)),
-                )
-                return t, *ahead
-
-            def stay():
-                return t, now.loss, gradient, jnp.zeros((), int)
-
-            t, loss, new, evaluations = jax.lax.cond(flat, stay, advance)
-            total = now.evaluations + evaluations
-            stop = (
-                flat
-                | (now.i + 1 >= max_iter)
-                | (total >= most)
-                | (jnp.abs(new).max() <= tolerance_grad)
-                | (jnp.abs(d * t).max() <= tolerance_change)
-                | (jnp.abs(loss - now.loss) < tolerance_change)
-            )
-            x = jnp.where(flat, now.x, now.x + t * d)
-            state = state._replace(t=t, func_evals=state.func_evals + evaluations)
-            return _Iteration(now.i + 1, stop, total, x, loss, new, state)
-
         loss = jnp.asarray(value_fn(params) if value is None else value, x.dtype)
         state = state._replace(step=optax.safe_increment(state.step), func_evals=state.func_evals + 1)
         optimal = jnp.abs(gradient).max() <= tolerance_grad
         one = jnp.ones((), int)
         begin = _Iteration(jnp.zeros((), int), optimal, one, x, loss, gradient, state)
+        iterate = functools.partial(_iterate, evaluate=evaluate, rate=rate, options=options)
         end = jax.lax.while_loop(lambda now: ~now.stop, iterate, begin)
         return unravel(end.x - x), end.state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _iterate(now: _Iteration, *, evaluate: Evaluate, rate: jax.Array, options: _Options) -> _Iteration:
+    """A direction, a step along it, and whether it was the last."""
+    state = _direction(now.state, now.gradient)
+    d = state.d
+    first = jnp.minimum(1.0, 1.0 / jnp.abs(now.gradient).sum()) * rate
+    t = jnp.where(state.n_iter == 1, first, rate)
+    slope = now.gradient @ d
+    flat = slope > -options.tolerance_change
+
+    def stay():
+        return t, now.loss, now.gradient, jnp.zeros((), int)
+
+    t, loss, gradient, evaluations = jax.lax.cond(
+        flat, stay, lambda: _advance(now, d, t, slope, evaluate, options)
+    )
+    total = now.evaluations + evaluations
+    stop = (
+        flat
+        | (now.i + 1 >= options.max_iter)
+        | (total >= options.max_eval)
+        | (jnp.abs(gradient).max() <= options.tolerance_grad)
+        | (jnp.abs(d * t).max() <= options.tolerance_change)
+        | (jnp.abs(loss - now.loss) < options.tolerance_change)
+    )
+    x = jnp.where(flat, now.x, now.x + t * d)
+    state = state._replace(t=t, func_evals=state.func_evals + evaluations)
+    return _Iteration(now.i + 1, stop, total, x, loss, gradient, state)
+
+
+def _advance(now: _Iteration, d: Any, t: Any, slope: Any, evaluate: Evaluate, options: _Options) -> Any:
+    """The step's length, the loss and the gradient after it, and how often they were evaluated."""
+    if not options.searches:
+        # After the last iteration nobody asks for the loss.
+        ahead = jax.lax.cond(
+            now.i + 1 < options.max_iter,
+            lambda: (*evaluate(now.x + t * d), jnp.ones((), int)),
+            lambda: (now.loss, now.gradient, jnp.zeros((), int)),
+        )
+        return t, *ahead
+
+    def point(t):
+        f, g = evaluate(now.x + t * d)
+        return Point(t, f, g, g @ d)
+
+    start_point = Point(jnp.zeros_like(t), now.loss, now.gradient, slope)
+    left = options.max_eval - now.evaluations
+    found, evaluations = strong_wolfe(point, start_point, t, jnp.abs(d).max(), options.tolerance_change, left)
+    return found.t, found.f, found.g, evaluations
 
 
 def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:

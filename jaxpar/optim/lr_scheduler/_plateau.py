@@ -70,8 +70,10 @@ def reduce_lr_on_plateau(
 
     def init(params):
         del params
-        zero = jnp.zeros((), int)
-        return ReduceLROnPlateauState(jnp.asarray(lr, float), jnp.asarray(sign * jnp.inf, float), zero, zero)
+        # Arrays of its own, each: they may be donated.
+        return ReduceLROnPlateauState(
+            jnp.array(lr, float), jnp.array(sign * jnp.inf, float), jnp.zeros((), int), jnp.zeros((), int)
+        )
 
     def update(updates, state, params=None, *, value, **extra):
         del params, extra
