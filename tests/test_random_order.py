@@ -69,6 +69,15 @@ def test_distributed_sampler(n):
                         assert got.dtype == np.int64
 
 
+def test_one_permutation_as_it_is():
+    generator = torch.Generator().manual_seed(2)
+    parts = data.random_split(range(10), [7, 3], generator=generator)
+    subset = list(data.SubsetRandomSampler(range(10), generator=generator))
+    g = Generator(2)
+    assert g.randperm(10).tolist() == [*parts[0].indices, *parts[1].indices]
+    assert g.randperm(10).tolist() == subset
+
+
 REFUSED = [
     (lambda: sampler_order(0, 0), lambda: data.RandomSampler([])),
     (lambda: sampler_order(3, 0, num_samples=0), lambda: data.RandomSampler([1], num_samples=0)),
