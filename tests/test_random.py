@@ -202,12 +202,14 @@ def test_memory_order(method, view):
     pair.check_states()
 
 
-def test_channels_last():
+@pytest.mark.parametrize("method", ["uniform_", "normal_"])
+def test_channels_last(method):
     pair = Pair.of(7)
-    x, tensor = np.zeros((2, 5, 5, 3), np.float32), torch.zeros(2, 5, 5, 3)
-    pair.ours.uniform_(x.transpose(0, 3, 1, 2))
-    tensor.permute(0, 3, 1, 2).uniform_(generator=pair.theirs)
+    x, tensor = np.zeros((4, 41, 43, 5), np.float32), torch.zeros(4, 41, 43, 5)
+    getattr(pair.ours, method)(x.transpose(0, 3, 1, 2))
+    getattr(tensor.permute(0, 3, 1, 2), method)(generator=pair.theirs)
     assert_same_bits("channels last", x, tensor)
+    pair.check_states()
 
 
 def test_bernoulli_broadcasts():
@@ -393,6 +395,8 @@ def test_refused_here_only():
         g.randperm(256, dtype="uint8")
     with pytest.raises(TypeError, match="expected a numpy array to fill, but got list"):
         g.bernoulli_([1.0])
+    with pytest.raises(ValueError, match="the array to fill is read-only"):
+        g.uniform_(np.broadcast_to(np.float32(0), ()))
     # torch warns that this will become an error.
     with pytest.raises(RuntimeError, match="to - 1 is out of bounds for float"):
         g.randint(0, 2**25, (3,), dtype="float32")

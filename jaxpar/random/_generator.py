@@ -266,8 +266,18 @@ def _empty(size: tuple[Any, ...], dtype: DTypeLike) -> Array:
 
 
 def _dtype(x: Any) -> np.dtype[Any]:
+    """The dtype of an array that can be filled."""
     if not isinstance(x, np.ndarray):
         raise TypeError(f"expected a numpy array to fill, but got {type(x).__name__}")
+    if not x.flags.writeable:
+        raise ValueError(
+            "the array to fill is read-only, as that of a jax.Array is; fill a copy, np.array(x)"
+        )
+    if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.strides, strict=True)):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single "
+            "memory location. Please clone() the tensor before performing the operation."
+        )
     return x.dtype
 
 
@@ -278,12 +288,7 @@ def _axes(x: Array) -> list[int]:
 
 def _in_memory_order(x: A, fill: Any) -> A:
     """Calls `fill` with x, or with a contiguous array that goes to x as x lies in memory."""
-    if any(n > 1 and stride == 0 for n, stride in zip(x.shape, x.strides, strict=True)):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single "
-            "memory location. Please clone() the tensor before performing the operation."
-        )
-    if x.flags.c_contiguous and x.flags.writeable:
+    if x.flags.c_contiguous:
         fill(x)
         return x
     there = x.transpose(_axes(x))

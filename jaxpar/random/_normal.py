@@ -49,10 +49,15 @@ def fill(words: Words, out: Array, mean: float, std: float) -> None:
 
 def pairs(words: Words, n: int) -> Array:
     """2n standard normal numbers in float64, one pair after the other."""
-    u = unit(words, 2 * n, np.dtype(np.float64)).reshape(n, 2)
-    radius = np.sqrt(-2.0 * _each(math.log1p, -u[:, 1]))
-    angle = 2.0 * math.pi * u[:, 0]
-    return np.stack([radius * _each(math.cos, angle), radius * _each(math.sin, angle)], 1).reshape(-1)
+    values = np.empty((n, 2))
+    for start in range(0, n, BLOCK):
+        part = values[start : start + BLOCK]
+        u = unit(words, part.size, part.dtype).reshape(-1, 2)
+        radius = np.sqrt(-2.0 * _each(math.log1p, -u[:, 1]))
+        angle = 2.0 * math.pi * u[:, 0]
+        part[:, 0] = radius * _each(math.cos, angle)
+        part[:, 1] = radius * _each(math.sin, angle)
+    return values.reshape(-1)
 
 
 def shift(values: Array, mean: float, std: float) -> Array:
