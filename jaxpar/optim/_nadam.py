@@ -75,8 +75,8 @@ def nadam(
             now, coming, c2, b1, b2, eps, shrink = s
             m = m + (1 - b1) * (g - m)
             v = b2 * v + (1 - b2) * g * g
-            root = jnp.sqrt(v / c2) + eps
-            move = -now * (g / root) - coming * (m / root)
+            # Torch divides twice, once for each term; division is what costs here.
+            move = -(now * g + coming * m) / (jnp.sqrt(v / c2) + eps)
             return (move - shrink * p[0] if p else move), m, v
 
         scalars = (now, coming, correction(beta2, step), beta1, beta2, eps, rate * decay)
