@@ -32,7 +32,7 @@ def test_refused(row):
 
 @st.composite
 def geometries(draw):
-    k = draw(st.integers(1, 6))
+    k = draw(st.integers(1, 9))
     return {
         "n": draw(st.integers(1, 20)),
         "kernel_size": k,

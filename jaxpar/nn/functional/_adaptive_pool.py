@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._max_pool import first_largest, positions
+from ._max_pool import doubled, larger, positions
 from ._window import spatial
 
 Sizes = int | None | Sequence[int | None]
@@ -81,25 +81,20 @@ def _bins(n: int, o: int) -> tuple[np.ndarray, np.ndarray]:
     return begins, -(-(i + 1) * n // max(o, 1)) - begins
 
 
-def _candidates(x: jax.Array, axis: int, begins: np.ndarray, sizes: np.ndarray) -> list[jax.Array]:
-    """The first elements of all windows, the second ones, and so on; short windows repeat their last."""
-    n, o = x.shape[axis], len(begins)
-    if o and n % o == 0:
-        split = x.reshape(*x.shape[:axis], o, n // o, *x.shape[axis + 1 :])
-        return [jax.lax.index_in_dim(split, j, axis + 1, keepdims=False) for j in range(n // o)]
-    longest = int(sizes.max(initial=1))
-    return [jnp.take(x, begins + np.minimum(j, sizes - 1), axis) for j in range(longest)]
-
-
 @functools.partial(jax.jit, static_argnums=(1,), inline=True)
 def _adaptive_avg_pool(x: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     for axis, o in enumerate(outputs, x.ndim - 1 - len(outputs)):
-        begins, sizes = _bins(x.shape[axis], o)
-        shape = np.expand_dims(sizes, list(range(1, x.ndim - axis)))
-        parts = _candidates(y, axis, begins, sizes)
-        kept = [jnp.where(j < shape, p, 0) if np.any(sizes <= j) else p for j, p in enumerate(parts)]
-        y = functools.reduce(jnp.add, kept) / jnp.asarray(shape, y.dtype)
+        n = x.shape[axis]
+        begins, sizes = _bins(n, o)
+        if o and n % o == 0:
+            members = y.reshape(*y.shape[:axis], o, n // o, *y.shape[axis + 1 :])
+        else:
+            longest = np.arange(sizes.max(initial=1))
+            members = jnp.take(y, np.minimum(begins[:, None] + longest, n - 1), axis)
+            exists = np.expand_dims(longest < sizes[:, None], list(range(2, members.ndim - axis)))
+            members = jnp.where(exists, members, 0)
+        y = members.sum(axis + 1) / np.expand_dims(sizes.astype(y.dtype), list(range(1, x.ndim - axis)))
     return y.astype(x.dtype)
 
 
@@ -110,6 +105,8 @@ def _adaptive_max_pool(
     arrays = [x, positions(x, len(outputs))] if return_indices else [x]
     for axis, o in reversed(list(enumerate(outputs, x.ndim - 1 - len(outputs)))):
         begins, sizes = _bins(x.shape[axis], o)
-        columns = zip(*(_candidates(a, axis, begins, sizes) for a in arrays), strict=True)
-        arrays = first_largest(list(columns), np.zeros(1, int))
+        half = 1 << (int(min(sizes, default=1)).bit_length() - 1)  # twice this is no less than any size
+        halves = doubled(arrays, axis, half)
+        first, second = ([jnp.take(a, at, axis) for a in halves] for at in (begins, begins + sizes - half))
+        arrays = larger(first, second, axis)
     return arrays[0], arrays[1] if return_indices else None

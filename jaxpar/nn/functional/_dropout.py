@@ -6,6 +6,8 @@ from `key` or given, and what is done with it, which is torch's formula.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -38,7 +40,7 @@ def dropout(
 
     torch counterpart: `torch.nn.functional.dropout`: x * (mask / (1 - p)).
     """
-    return _dropout("dropout", x, p, training, key, mask, x.shape)
+    return _masked("dropout", _drop, x, p, training, key, mask, x.shape)
 
 
 def feature_dropout(
@@ -53,7 +55,8 @@ def feature_dropout(
 
     torch counterpart: `torch.nn.functional.dropout1d/2d/3d`, `torch.feature_dropout`.
     """
-    return _dropout("feature_dropout", x, p, training, key, mask, _channels("feature_dropout", x))
+    shape = _channels("feature_dropout", x)
+    return _masked("feature_dropout", _drop, x, p, training, key, mask, shape)
 
 
 def alpha_dropout(
@@ -70,7 +73,7 @@ def alpha_dropout(
 
     torch counterpart: `torch.nn.functional.alpha_dropout`. Source: ATen/native/Dropout.cpp.
     """
-    return _alpha_dropout("alpha_dropout", x, p, training, key, mask, x.shape)
+    return _masked("alpha_dropout", _alpha_drop, x, p, training, key, mask, x.shape)
 
 
 def feature_alpha_dropout(
@@ -86,7 +89,7 @@ def feature_alpha_dropout(
     torch counterpart: `torch.nn.functional.feature_alpha_dropout`.
     """
     shape = _channels("feature_alpha_dropout", x)
-    return _alpha_dropout("feature_alpha_dropout", x, p, training, key, mask, shape)
+    return _masked("feature_alpha_dropout", _alpha_drop, x, p, training, key, mask, shape)
 
 
 def check_probability(p: float) -> None:
@@ -100,32 +103,32 @@ def _channels(function: str, x: jax.Array) -> tuple[int, ...]:
     return (x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
 
 
-def _mask(
-    function: str, p: float, key: jax.Array | None, mask: jax.Array | None, shape: tuple[int, ...]
-) -> jax.Array:
-    if mask is not None:
-        return mask
-    if key is None:
-        raise ValueError(f"{function}: there is neither a key nor a mask, and training is True.")
-    return jax.random.bernoulli(key, 1 - p, shape)
+def _drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:
+    return x * (kept / (1 - p))
 
 
-def _dropout(function, x, p, training, key, mask, shape):
-    check_probability(p)
-    if p == 0 or not training:
-        return x
-    if p == 1:
-        return x * jnp.zeros((), x.dtype)
-    kept = _mask(function, p, key, mask, shape)
-    return x * (kept.astype(x.dtype) / (1 - p))
-
-
-def _alpha_dropout(function, x, p, training, key, mask, shape):
-    check_probability(p)
-    if p == 0 or not training:
-        return x
-    if p == 1:
-        return x * jnp.zeros((), x.dtype)
-    kept = _mask(function, p, key, mask, shape).astype(x.dtype)
+def _alpha_drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:
     a = 1 / ((ALPHA**2 * p + 1) * (1 - p)) ** 0.5
     return x * (kept * a) + ((kept - 1) * (ALPHA * a) + ALPHA * a * p)
+
+
+def _masked(
+    function: str,
+    drop: Callable[[jax.Array, jax.Array, float], jax.Array],
+    x: jax.Array,
+    p: float,
+    training: bool,
+    key: jax.Array | None,
+    mask: jax.Array | None,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    check_probability(p)
+    if p == 0 or not training:
+        return x
+    if p == 1:  # both forms end here in torch
+        return x * jnp.zeros((), x.dtype)
+    if mask is None:
+        if key is None:
+            raise ValueError(f"{function}: there is neither a key nor a mask, and training is True.")
+        mask = jax.random.bernoulli(key, 1 - p, shape)
+    return drop(x, mask.astype(x.dtype), p)

@@ -1,9 +1,9 @@
 """max_pool: the largest element of each window, and where it was.
 
-The windows are searched one spatial axis after the other, the last axis first, by a chain of `where`.
-So the first of several equal elements is taken, as in torch, in the value, in the index and in the
-gradient, which is a chain of `where` again. XLA's own pool is as exact but has no gradient with
-dilation, no indices, and a scatter for a gradient.
+The windows are searched one spatial axis after the other, the last axis first, in steps that take the
+larger of two. So the first of several equal elements is taken, as in torch, in the value, in the index
+and in the gradient, which goes the same steps back. XLA's own pool is as exact, but it has no gradient
+with dilation, no indices, and a scatter for a gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._window import Ints, Window, check_counts, elements, pool_windows, spatial
+from ._window import Ints, Window, check_counts, pool_windows, spatial
 
 
 def max_pool(
@@ -71,23 +71,53 @@ def positions(x: jax.Array, rank: int) -> jax.Array:
 
 
 def _along(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[jax.Array]:
-    columns = zip(*(elements(a, axis, window, lowest(a.dtype)) for a in arrays), strict=True)
-    # Windows that begin in the padding: their first element that exists, so that it is never padding
-    # that is found, even where all elements are -inf.
-    begins = np.arange(window.count(arrays[0].shape[axis])) * window.stride - window.padding
-    first = np.maximum(-(begins // window.dilation), 0)
-    return first_largest(list(columns), np.expand_dims(first, list(range(1, arrays[0].ndim - axis))))
+    n = arrays[0].shape[axis]
+    edges = [(0, 0, 0)] * arrays[0].ndim
+    edges[axis] = (window.padding, window.end(n), 0)
+    padded = [jax.lax.pad(a, lowest(a.dtype), edges) for a in arrays]
+    half = 1 << (window.size.bit_length() - 1)
+    last = (window.count(n) - 1) * window.stride
+
+    def at(start: int) -> list[jax.Array]:
+        return [jax.lax.slice_in_dim(a, start, start + last + 1, window.stride, axis) for a in halves]
+
+    halves = doubled(padded, axis, half, window.dilation, window.padding)
+    if half == window.size:
+        return at(0)
+    empty = np.arange(window.count(n)) * window.stride + (half - 1) * window.dilation < window.padding
+    return larger(at(0), at((window.size - half) * window.dilation), axis, empty)
 
 
-def first_largest(candidates: Sequence[Sequence[jax.Array]], first: np.ndarray) -> list[jax.Array]:
-    """The first of the largest of candidates[first:], by the first array of each, and its other arrays."""
-    best = list(candidates[0])
-    for j, here in enumerate(candidates[1:], 1):
-        found = (here[0] > best[0]) | (here[0] != here[0])
-        if np.any(first == j):
-            found |= first == j
-        best = [jnp.where(found, new, old) for new, old in zip(here, best, strict=True)]
-    return best
+def doubled(
+    arrays: Sequence[jax.Array], axis: int, size: int, dilation: int = 1, padding: int = 0
+) -> Sequence[jax.Array]:
+    """At every place the first largest of the `size` elements from there on, size being a power of 2.
+
+    Two windows of j elements, the second right behind the first, are one of 2 j. Any window then is
+    two of these, which may overlap.
+    """
+    width = 1
+    while width < size:
+        n = arrays[0].shape[axis] - width * dilation
+        first = [jax.lax.slice_in_dim(a, 0, n, axis=axis) for a in arrays]
+        second = [jax.lax.slice_in_dim(a, width * dilation, None, axis=axis) for a in arrays]
+        arrays = larger(first, second, axis, np.arange(n) + (width - 1) * dilation < padding)
+        width *= 2
+    return arrays
+
+
+def larger(
+    first: Sequence[jax.Array], second: Sequence[jax.Array], axis: int, empty: np.ndarray | None = None
+) -> list[jax.Array]:
+    """The second where its first array is larger, or NaN; else the first.
+
+    empty: where the first is all padding. It may be no smaller than the second, if that is -inf, but
+    padding is never found.
+    """
+    found = (second[0] > first[0]) | (second[0] != second[0])
+    if empty is not None and empty.any():
+        found |= np.expand_dims(empty, list(range(1, first[0].ndim - axis)))
+    return [jnp.where(found, new, old) for new, old in zip(second, first, strict=True)]
 
 
 def lowest(dtype: jnp.dtype) -> np.ndarray:
