@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         try:
             # A conftest may have asked for more.
-            virtual_devices(max(wanted, jax.config.jax_num_cpu_devices))
+            virtual_devices(max(wanted, jax.config.jax_num_cpu_devices))  # type: ignore[attr-defined]
         except JaxparError as error:
             # JAX runs already. If it has enough devices nothing is wrong; each test looks for itself.
             config.stash[REASON] = str(error)

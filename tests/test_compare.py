@@ -275,3 +275,17 @@ def test_ctrl_c_keeps_what_was_completed():
     found = stopped.value.comparison
     assert found.steps == 2
     assert found.notes[-1] == "stopped by Ctrl-C after step 2 of 5"
+
+
+def test_elements_at_a_kink_are_counted():
+    class Relu(torch.nn.Module):
+        def forward(self, x):
+            return torch.relu(x)
+
+    class FlaxRelu(nnx.Module):
+        def __call__(self, x):
+            return nnx.relu(x)
+
+    x = np.array([[0.0, 1e-7, 1.0, -1.0]])
+    (note,) = parity.compare(Relu(), FlaxRelu(), x).notes
+    assert note.startswith("2 of 4 elements that relu was given are within 1e-6 of its kink")

@@ -21,7 +21,7 @@ from ..errors import NotDeterministicError
 from . import _levels
 from ._circumstances import environment, exact
 from ._comparison import Comparison, require_same
-from ._divergence import find
+from ._divergence.find import find
 from ._judge import Level, Policy, judge
 from ._levels import Findings, Sides
 from ._measure import Kind, measure
@@ -29,6 +29,7 @@ from ._request import Arrays, Request
 from ._sides.layout import Layout
 from ._sides.pair import Pair
 from ._sides.task import Batch, Loss, Optimizer, Seen
+from ._sides.torch_kinks import counted
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +158,7 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[int]:
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
-    _check_determinism(pair, sides, request.batch(1))
+    _check_determinism(pair, sides, request.batch(1), findings)
     findings.notes += sides.candidate.net.notes
     if level is Level.SEMANTIC:
         run = _levels.semantic
@@ -168,9 +169,14 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[int]:
     yield from run(sides, request.batch, steps, findings)
 
 
-def _check_determinism(pair: Pair, sides: Sides, batch: Batch) -> None:
-    """The same batch twice must give the same bits, or every verdict is an accident."""
-    first, second = (pair.reference(sides.reference.dtype).step(batch) for _ in range(2))
+def _check_determinism(pair: Pair, sides: Sides, batch: Batch, findings: Findings) -> None:
+    """The same batch twice must give the same bits, or every verdict is an accident.
+
+    On the way the elements at a kink are counted.
+    """
+    dtype = sides.reference.dtype
+    first = pair.reference(dtype).step(batch, counted(findings.notes))
+    second = pair.reference(dtype).step(batch)
     _require_equal("the torch module", first, second)
     first, second = (sides.candidate.step(batch, first.masks, keep=False) for _ in range(2))
     _require_equal("the Flax module", first, second)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 FORMAT = "jaxpar parity record"
 VERSION = 1
-PARTS = ("outputs", "loss", "state", "input_gradients", "gradients", "weights")
+PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
+"""The attributes of Seen, in its order."""
 
 
 def record(
@@ -207,7 +208,8 @@ def _row(arrays: Named, prefix: str) -> tuple[np.ndarray, ...]:
 
 
 def _seen(arrays: Named) -> Seen:
-    return Seen(**{part: _below(arrays, f"{part}/") for part in PARTS})
+    outputs, loss, input_gradients, gradients, state, weights = (_below(arrays, f"{part}/") for part in PARTS)
+    return Seen(outputs, loss, input_gradients, gradients, state, weights)
 
 
 def _load(side: FlaxSide, start: Named, target: Path) -> None:

@@ -37,8 +37,8 @@ def resolved_updates(
     weights = [seen.weights for seen in after]
     c, r = (moved(b, w) for b, w in zip(before, weights, strict=True))
     kept = [n for n in r if n in c and _top(r[n]) > RESOLVED * _top(before[1][n])]
-    updates = measure({n: c[n] for n in kept}, {n: r[n] for n in kept}, Kind.UPDATE, step, left_out=left_out)
-    return updates + measure(*weights, Kind.WEIGHT, step, left_out=left_out)
+    found = measure({n: c[n] for n in kept}, {n: r[n] for n in kept}, Kind.UPDATE, step, left_out=left_out)
+    return found + measure(weights[0], weights[1], Kind.WEIGHT, step, left_out=left_out)
 
 
 def updates(moves: list[Named], weights: Named, step: int, left_out: Named) -> list[Difference]:

@@ -8,5 +8,3 @@
 `places` finds where, `catalogue*` know what may be wrong, `search` tries it. Everything is done in
 float64, where a layer is either the same or not.
 """
-
-from .find import find as find

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -194,10 +196,11 @@ def activation(op: Op) -> Iterator[Variation]:
     if op.name == "gelu":
         right = "approximate=False" if right in (None, "none") else "approximate=True"
     for name, other in ACTIVATIONS.items():
-        yield Variation(
-            f"{right or op.name} (it acts as {name})",
-            lambda function, args, kwargs, other=other: other(args[0] if args else kwargs["input"]),
-        )
+        yield Variation(f"{right or op.name} (it acts as {name})", partial(_of_the_input, other))
+
+
+def _of_the_input(other: Callable[..., Any], function: Any, args: tuple, kwargs: dict) -> Any:
+    return other(args[0] if args else kwargs["input"])
 
 
 def softmax(op: Op) -> Iterator[Variation]:
@@ -213,7 +216,7 @@ def dropout(op: Op) -> Iterator[Variation]:
         if p != right and p < 1:
             # The mask is the same for both; only the factor depends on the rate.
             factor = (1 - right) / (1 - p)
-            yield afterwards(f"rate={right:g} (it acts as {p:g})", lambda y, factor=factor: y * factor)
+            yield afterwards(f"rate={right:g} (it acts as {p:g})", partial(operator.mul, factor))
     yield afterwards("what is kept is divided by 1 - rate", lambda y: y * (1 - right))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,7 +150,7 @@ def elementwise_loss(op: Op) -> Iterator[Variation]:
         if name in given:
             right = given[name]
             yield afterwards(
-                f"{name}={right:g}: huber(delta) / delta (it is not divided)", lambda y, r=right: y * r
+                f"{name}={right:g}: huber(delta) / delta (it is not divided)", partial(operator.mul, right)
             )
             for other in (0.5, 1.0, 2.0):
                 if other != right:

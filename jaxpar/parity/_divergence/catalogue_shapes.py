@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -182,8 +183,12 @@ def pieces(op: Op) -> Iterator[Variation]:
         if order != tuple(range(len(found))):
             yield afterwards(
                 f"the pieces of {op.name} are in torch's order (they are in order {order})",
-                lambda parts, order=order: tuple(parts[i] for i in order),
+                partial(_reordered, order),
             )
+
+
+def _reordered(order: tuple[int, ...], parts: Any) -> tuple:
+    return tuple(parts[i] for i in order)
 
 
 def concatenation(op: Op) -> Iterator[Variation]:
@@ -203,8 +208,12 @@ def binary(op: Op) -> Iterator[Variation]:
             if op.args[i].shape == result.shape:
                 yield Variation(
                     f"the other operand is {verb} (it is left out)",
-                    lambda function, args, kwargs, i=i: args[i],
+                    partial(_operand, i),
                 )
+
+
+def _operand(i: int, function: Any, args: tuple, kwargs: dict) -> Any:
+    return args[i]
 
 
 def reduction(op: Op) -> Iterator[Variation]:

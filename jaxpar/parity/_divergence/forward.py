@@ -134,7 +134,7 @@ class Forward:
         after = self.links[previous.path].flax if previous else "the model's inputs"
         relative = apart(flax, self.replay.expected[key])
         where = (
-            f"Everything before {link.flax} agree, and what arrives there does not ({relative:.2g}): "
+            f"Everything before {link.flax} agrees, and what arrives there does not ({relative:.2g}): "
             f"look between {after} and {link.flax}."
         )
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"

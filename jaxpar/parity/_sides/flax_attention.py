@@ -65,7 +65,7 @@ def _attention(
         scores = scores + bias
     keep = jnp.ones((), bool) if mask is None else mask
     if is_causal:
-        keep = keep & jnp.tri(*scores.shape[-2:], dtype=bool)
+        keep = keep & jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
     # Not -inf: JAX gives a row without keys the same number everywhere.
     scores = jnp.where(keep, scores, -0.7 * jnp.finfo(jnp.float32).max)
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), value)
