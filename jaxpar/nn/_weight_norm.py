@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import functional
-from .functional._weight_norm import norm_except, normalized, power_iterations
+from .functional._weight_norm import norm_except, power_iterations, unit
 
 FIRST_ITERATIONS = 15
 """torch improves random vectors this often when the layer is made."""
@@ -96,7 +96,7 @@ class SpectralNorm(nnx.Module):
         if kernel.ndim > 1:
             matrix = jnp.moveaxis(kernel, dim, 0)
             u, v = (
-                normalized(jax.random.normal(rngs.params(), shape, kernel.dtype), eps)
+                unit(jax.random.normal(rngs.params(), shape, kernel.dtype), eps)
                 for shape in (matrix.shape[:1], matrix.shape[1:])
             )
             u, v = power_iterations(matrix, u, v, FIRST_ITERATIONS, eps)
@@ -111,7 +111,7 @@ class SpectralNorm(nnx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = getattr(self.layer, self.name)[...]
         if self.u is None:
-            kernel = normalized(kernel, self.eps)
+            kernel = unit(kernel, self.eps)
         else:
             training = not self.use_running_average
             kernel, u, v = functional.spectral_norm(

@@ -33,6 +33,7 @@ from ._similarity import cosine_similarity as cosine_similarity
 from ._similarity import pairwise_distance as pairwise_distance
 from ._similarity import triplet_margin_loss as triplet_margin_loss
 from ._max_pool import max_pool as max_pool
+from ._normalize import normalize as normalize
 from ._max_unpool import max_unpool as max_unpool
 from ._avg_pool import avg_pool as avg_pool
 from ._avg_pool import lp_pool as lp_pool

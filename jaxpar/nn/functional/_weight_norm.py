@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ._normalize import normalize
+
 
 def weight_norm(kernel: jax.Array, scale: jax.Array, dim: int | None = -1) -> jax.Array:
     """kernel * scale / |kernel|: length and direction apart.
@@ -67,14 +69,14 @@ def power_iterations(
 ) -> tuple[jax.Array, jax.Array]:
     """u and v nearer to the singular vectors of `matrix` [O, ...]."""
     for _ in range(n):
-        u = normalized(_times(matrix, v), eps)
-        v = normalized(jnp.tensordot(u, matrix, 1, precision="highest"), eps)
+        u = unit(_times(matrix, v), eps)
+        v = unit(jnp.tensordot(u, matrix, 1, precision="highest"), eps)
     return u, v
 
 
-def normalized(x: jax.Array, eps: float) -> jax.Array:
-    """x divided by its norm, which is taken to be at least eps."""
-    return x / jnp.maximum(jnp.sqrt(jnp.square(x).sum()), eps)
+def unit(x: jax.Array, eps: float) -> jax.Array:
+    """x divided by the norm of all of it."""
+    return normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 
 def _times(matrix: jax.Array, v: jax.Array) -> jax.Array:

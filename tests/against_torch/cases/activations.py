@@ -34,6 +34,14 @@ CASES = [
     function("gelu(x)"),
     function("gelu(x, approximate='tanh')"),
     *[
+        Case(
+            f"lambda x: functional.normalize(x, {options})",
+            inputs=(lambda random: random.randint(-1, 2, (5, 3, 2)).astype(float),),
+            channels=None,
+        )
+        for options in ("", "2.0, -1", "1.0, 0", "3.0, 1, 0.5", "float('inf')", "2.0, 2, 1.0")
+    ],
+    *[
         Case(f"{name}(p={p})", f"{ours}(p={p})", inputs=((3, 4, 5, 6),))
         for p in (0, 1)
         for name, ours in [
