@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 State = tuple[jax.Array, ...]
+Gates = tuple[jax.Array, ...]
 Weights = Mapping[str, Any]
 """Of one layer and direction: weight_ih, weight_hh and, where there are any, bias_ih, bias_hh, weight_hr."""
 
@@ -26,25 +27,26 @@ class Form:
     gates: int
     fixed: Callable[[Weights], Any]
     """The part of the biases that no state meets: it is added to the inputs of all steps at once."""
-    step: Callable[[Weights, jax.Array, State], State]
-    """The next state from the weights, the inputs' part of the gates and the state."""
+    step: Callable[[Weights, Gates, State], State]
+    """The next state from the weights, the inputs' part of each gate and the state."""
 
 
 def _both(weights: Weights) -> Any:
     return weights["bias_ih"] + weights["bias_hh"]
 
 
-def _elman(activation: Callable[[jax.Array], jax.Array]) -> Callable[[Weights, jax.Array, State], State]:
-    def step(weights: Weights, gates: jax.Array, state: State) -> State:
+def _elman(activation: Callable[[jax.Array], jax.Array]) -> Callable[[Weights, Gates, State], State]:
+    def step(weights: Weights, gates: Gates, state: State) -> State:
         (h,) = state
-        return (activation(gates + h @ weights["weight_hh"]),)
+        return (activation(gates[0] + h @ weights["weight_hh"]),)
 
     return step
 
 
-def _long_short(weights: Weights, gates: jax.Array, state: State) -> State:
+def _long_short(weights: Weights, gates: Gates, state: State) -> State:
     h, c = state
-    i, f, g, o = jnp.split(gates + h @ weights["weight_hh"], 4, axis=-1)
+    of_state = jnp.split(h @ weights["weight_hh"], 4, axis=-1)
+    i, f, g, o = (x + y for x, y in zip(gates, of_state, strict=True))
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     h = jax.nn.sigmoid(o) * jnp.tanh(c)
     if "weight_hr" in weights:
@@ -58,16 +60,13 @@ def _all_but_new(weights: Weights) -> Any:
     return weights["bias_ih"] + weights["bias_hh"].at[2 * H :].set(0)
 
 
-def _gated(weights: Weights, gates: jax.Array, state: State) -> State:
+def _gated(weights: Weights, gates: Gates, state: State) -> State:
     (h,) = state
-    H = h.shape[-1]
-    of_state = h @ weights["weight_hh"]
-    r, z = jnp.split(jax.nn.sigmoid(gates[..., : 2 * H] + of_state[..., : 2 * H]), 2, axis=-1)
-    new = of_state[..., 2 * H :]
+    r, z, n = jnp.split(h @ weights["weight_hh"], 3, axis=-1)
     if "bias_hh" in weights:
-        new = new + weights["bias_hh"][2 * H :]
-    n = jnp.tanh(gates[..., 2 * H :] + r * new)
-    return (n + z * (h - n),)
+        n = n + weights["bias_hh"][2 * h.shape[-1] :]
+    n = jnp.tanh(gates[2] + jax.nn.sigmoid(gates[0] + r) * n)
+    return (n + jax.nn.sigmoid(gates[1] + z) * (h - n),)
 
 
 RNN_TANH = Form("RNN", 1, _both, _elman(jnp.tanh))
@@ -100,9 +99,16 @@ def _cell(form: Form, input: jax.Array, hx: State | None, arrays: Sequence[Any])
     return form.step(weights, input_gates(form, weights, input), hx)
 
 
-def input_gates(form: Form, weights: Weights, x: jax.Array) -> jax.Array:
+def input_gates(form: Form, weights: Weights, x: jax.Array) -> Gates:
+    """The inputs' part of each gate, [..., H] each.
+
+    One array for each gate: a loop that cuts a step and a gate out of one array for all is not
+    vectorised by XLA on CPUs.
+    """
     gates = x @ weights["weight_ih"]
-    return gates + form.fixed(weights) if "bias_ih" in weights else gates
+    if "bias_ih" in weights:
+        gates = gates + form.fixed(weights)
+    return tuple(jnp.split(gates, form.gates, axis=-1))
 
 
 def rnn_tanh_cell(

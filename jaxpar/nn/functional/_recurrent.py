@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, State, Weights, input_gates
+from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, Gates, State, Weights, input_gates
 from ._dropout import dropout as drop
 
 
@@ -292,7 +292,7 @@ def _sweep(
 ) -> tuple[State, jax.Array]:
     """One layer in one direction over [T, B, I]: the final state and the outputs [T, B, H]."""
 
-    def step(state: State, now: tuple[jax.Array, jax.Array | None]) -> tuple[State, jax.Array]:
+    def step(state: State, now: tuple[Gates, jax.Array | None]) -> tuple[State, jax.Array]:
         gates, alive = now
         new = form.step(weights, gates, state)
         if alive is None:
