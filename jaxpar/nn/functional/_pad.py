@@ -45,8 +45,11 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
     if mode == "constant":
         fill = jnp.asarray(0 if value is None else value, x.dtype)
         return jax.lax.pad(x, fill, [(before, after, 0) for before, after in pairs])
-    x = jnp.pad(x, [(max(before, 0), max(after, 0)) for before, after in pairs], MODES[mode])
-    return jax.lax.pad(x, jnp.zeros((), x.dtype), [(min(b, 0), min(a, 0), 0) for b, a in pairs])
+    longer = [(max(before, 0), max(after, 0)) for before, after in pairs]
+    cut, zero = [(min(before, 0), min(after, 0), 0) for before, after in pairs], jnp.zeros((), x.dtype)
+    if mode == "circular":  # torch goes around what is left
+        return jnp.pad(jax.lax.pad(x, zero, cut), longer, MODES[mode])
+    return jax.lax.pad(jnp.pad(x, longer, MODES[mode]), zero, cut)
 
 
 def check_mode(mode: str, value: float | None = None) -> None:

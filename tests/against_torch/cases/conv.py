@@ -52,6 +52,7 @@ CASES = [
     convolution(1, "padding=7, padding_mode='circular'"),
     convolution(1, "padding=9, padding_mode='replicate'"),
     convolution(1, "padding=-1, padding_mode='reflect'"),
+    convolution(1, "padding=-1, padding_mode='circular'"),
     convolution(1, shape=(7, I), channels=0),
     convolution(2, "padding=1, padding_mode='reflect'", shape=(6, 5, I), channels=0),
     convolution(1, k=(7,)),
