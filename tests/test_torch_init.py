@@ -439,6 +439,11 @@ REFUSED = [
         {},
         "PReLU, which begins with what its constructor is told",
     ),
+    (
+        lambda: J.WeightNorm(nnx.Linear(2, 3, rngs=rngs)),
+        {},
+        "the module is torch's ParametrizedLinear, which begins with norms",
+    ),
     (lambda: Lora(rngs), {}, "layer.lora.lora_. is no parameter of torch's Linear"),
     (lambda: nnx.GRUCell(2, 3, rngs=rngs), {}, "torch's b_hn, is not 0"),
 ]

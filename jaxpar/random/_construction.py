@@ -34,6 +34,13 @@ def axes_of(kind: str) -> int | None:
     return {"Linear": 2, "Bilinear": 3, "Embedding": 2, "EmbeddingBag": 2}.get(kind)
 
 
+def why_not(kind: str) -> str:
+    """The reason why a class has no row."""
+    if kind.startswith("Parametrized"):
+        return "which begins with norms that torch sums up in an order of its own."
+    return "and it is not known here what its constructor draws."
+
+
 def _affine(tensors: Tensors, layer: Any, generator: Generator) -> None:
     del layer
     weight = tensors["weight"]

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from .._rulebook import Rule, rule_for
 from ..errors import MatchError
-from ._construction import axes_of, construction, keep
+from ._construction import axes_of, construction, keep, why_not
 from ._dtypes import is_floating
 from ._generator import Generator
 
@@ -94,18 +94,18 @@ class _Layer:
     rule: Rule
     variables: dict[str, nnx.Variable]
 
+    def __str__(self) -> str:
+        return self.path or "the module"
+
     def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
         construct = construction(self.rule.torch)
         if construct is None:
-            raise MatchError(
-                f"torch_init: {self.path} is torch's {self.rule.torch}, and it is not known here what its "
-                "constructor draws."
-            )
+            raise MatchError(f"torch_init: {self} is torch's {self.rule.torch}, {why_not(self.rule.torch)}")
         shapes = self.rule.torch_shapes({leaf: v.shape for leaf, v in self.variables.items()})
         axes = axes_of(self.rule.torch)
         if axes is not None and len(shapes["weight"]) != axes:
             raise MatchError(
-                f"torch_init: {self.path} is torch's {self.rule.torch}, whose weight has {axes} axes, and "
+                f"torch_init: {self} is torch's {self.rule.torch}, whose weight has {axes} axes, and "
                 f"here it would have the shape {shapes['weight']}. Layers stacked by nnx.vmap have no "
                 "counterpart."
             )
@@ -121,7 +121,7 @@ class _Layer:
         values = {leaf: v.get_raw_value() for leaf, v in self.variables.items()}
         if any(isinstance(value, jax.ShapeDtypeStruct) for value in values.values()):
             raise MatchError(
-                f"torch_init: {self.path} is torch's {self.rule.torch}, which begins with what its "
+                f"torch_init: {self} is torch's {self.rule.torch}, which begins with what its "
                 "constructor is told, and this one has no values. Build it without nnx.eval_shape."
             )
         return {leaf: np.array(value) for leaf, value in values.items()}
@@ -140,10 +140,12 @@ class _Layer:
         try:
             leaves = self.rule.to_flax(tensors)
         except MatchError as error:
-            error.add_note(f"in {self.path}")
+            error.add_note(f"in {self}")
             raise
         for leaf in self.variables.keys() ^ leaves.keys():
-            raise MatchError(f"torch_init: {self.path}.{leaf} is no parameter of torch's {self.rule.torch}.")
+            raise MatchError(
+                f"torch_init: {_join(self.path, leaf)} is no parameter of torch's {self.rule.torch}."
+            )
         return leaves
 
 
