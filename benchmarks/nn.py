@@ -128,6 +128,14 @@ ROWS = [
     pool("AvgPool", "2", nnx.avg_pool, (2, 2), (2, 2)),
     pool("AvgPool", "3, 2, 1", nnx.avg_pool, (3, 3), (2, 2), ((1, 1), (1, 1))),
     pool("AvgPool", "7", nnx.avg_pool, (7, 7), (7, 7)),
+    Row(
+        "Upsample(scale_factor=2, mode='bilinear')",
+        lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+        lambda: nnx.Sequential(
+            lambda x: jax.image.resize(x, (len(x), 56, 56, 64), "bilinear", antialias=False)
+        ),
+        (IMAGE,),
+    ),
     *[
         Row(
             f"Embedding(10_000, 256{more})",
