@@ -71,20 +71,36 @@ def torch_init(
     generator = seed if isinstance(seed, Generator) else Generator(seed)
     visits = _visits(module, dict(parameters or {}))
     constructed = _constructed(module, visits, [""] if order is None else order)
-    drawn = {path: part.draw(generator, dtype) for path, part in constructed.items()}
-    constructed = {path: part for path, part in constructed.items() if not path.startswith(_TWIN)}
-    _tie(constructed, drawn)
+    placed: dict[int, tuple[nnx.Variable, jax.Array]] = {}
+    drawn: dict[str, dict[str, Array]] = {}
+    for path, part in constructed.items():
+        tensors = part.draw(generator, dtype)
+        if path.startswith(_TWIN):
+            continue
+        if apply is None:
+            _settle(part, tensors, placed)  # at once, so that not all tensors are there twice
+        else:
+            drawn[path] = tensors
     if apply is not None:
+        parts = {path: constructed[path] for path in drawn}
+        _tie(parts, drawn)
         for path in dict.fromkeys(part.path for _, part in visits):
-            constructed[path].visit(drawn[path], generator, apply)
-    values: dict[int, tuple[nnx.Variable, Array]] = {}
-    for part in constructed.values():
-        for leaf, array in part.leaves(drawn[part.path]).items():
-            values.setdefault(id(part.variables[leaf]), (part.variables[leaf], array))
-    placed = [(variable, _place(array, variable)) for variable, array in values.values()]
-    for variable, value in placed:
+            parts[path].visit(drawn[path], generator, apply)
+        for path, part in parts.items():
+            _settle(part, drawn[path], placed)
+    for variable, value in placed.values():
         variable.set_raw_value(value)
     return module
+
+
+def _settle(
+    part: _Part, tensors: dict[str, Array], placed: dict[int, tuple[nnx.Variable, jax.Array]]
+) -> None:
+    """Puts a part's arrays where its variables are; a variable that has one already keeps it."""
+    for leaf, array in part.leaves(tensors).items():
+        variable = part.variables[leaf]
+        if id(variable) not in placed:
+            placed[id(variable)] = variable, _place(array, variable)
 
 
 @dataclasses.dataclass
