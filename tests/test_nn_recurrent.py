@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from comparing import assert_equal_numbers, assert_equal_trees
 from flax import linen, nnx
+from jax.extend.core import jaxprs_in_params
 
 import jaxpar
 from jaxpar.nn import functional as F
@@ -128,12 +129,46 @@ def test_types():
     assert jaxpar.nn.GRUCell(3, 2, dtype=jnp.float16, rngs=nnx.Rngs(0))(x[0]).dtype == jnp.float16
 
 
-def test_the_product_with_the_inputs_is_outside_of_the_loop(net):
-    """Inside there is one product for each step and direction, the one with the state."""
-    scans = [e for e in jax.make_jaxpr(net)(X).eqns if e.primitive.name == "scan"]
-    assert len(scans) == 4
-    for scan in scans:
-        assert str(scan.params["jaxpr"]).count("dot_general[") == 1
+def scans(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        else:
+            for inner in jaxprs_in_params(equation.params):
+                yield from scans(inner)
+
+
+def test_one_product_in_the_loop(net):
+    """Forward the one with the state; backward the one that brings its gradient, and no weight's."""
+    forward = jax.make_jaxpr(net)(X).jaxpr
+    assert [str(scan.params["jaxpr"]).count("dot_general[") for scan in scans(forward)] == [1] * 4
+    graph, state = nnx.split(net)
+    backward = jax.make_jaxpr(jax.grad(lambda s: (nnx.merge(graph, s)(X)[0] ** 2).sum()))(state).jaxpr
+    assert [str(scan.params["jaxpr"]).count("dot_general[") for scan in scans(backward)] == [1] * 8
+
+
+def test_all_kinds_of_derivatives(net):
+    """By central differences: forward mode, and forward over reverse."""
+    params = {name: p[...] for name, p in nnx.state(net).items()}
+    random = np.random.RandomState(1)
+    along = {name: random.randn(*p.shape) for name, p in params.items()}
+
+    @jax.jit
+    def loss(params):
+        output, (h, c) = F.lstm(X, None, params, lengths=LENGTHS)
+        return (output**2).sum() + (h * c).sum()
+
+    def at(e):
+        return {name: p + e * along[name] for name, p in params.items()}
+
+    e = 1e-5
+    by_forward = jax.jvp(loss, (params,), (along,))[1]
+    assert_equal_numbers("forward mode", by_forward, (loss(at(e)) - loss(at(-e))) / (2 * e), 1e-7)
+    gradient = jax.jit(jax.grad(loss))
+    curvature = jax.jvp(gradient, (params,), (along,))[1]
+    plus, minus = gradient(at(e)), gradient(at(-e))
+    for name, found in curvature.items():
+        assert_equal_numbers(name, found, (plus[name] - minus[name]) / (2 * e), 1e-6)
 
 
 def test_the_functions_are_for_linen():

@@ -24,55 +24,67 @@ class Form:
     """What makes a stack an RNN, an LSTM or a GRU."""
 
     name: str
-    gates: int
-    fixed: Callable[[Weights], Any]
-    """The part of the biases that no state meets: it is added to the inputs of all steps at once."""
-    step: Callable[[Weights, Gates, State], State]
-    """The next state from the weights, the inputs' part of each gate and the state."""
+    blocks: int
+    """How many gates stand beside each other in the columns of the weights."""
+    gates: Callable[[Weights, jax.Array], Gates]
+    """The inputs' part of each gate, [..., H] each."""
+    places: tuple[int, ...]
+    """The gate that each block of the state's product is added to."""
+    update: Callable[[Gates, State], State]
+    """The next state from the whole gates and the state, without any product of matrices."""
+
+    def add_state(self, gates: Gates, weight_hh: jax.Array, h: jax.Array) -> Gates:
+        """The gates, and the state's product with its weights at their places."""
+        whole = list(gates)
+        for place, part in zip(self.places, jnp.split(h @ weight_hh, self.blocks, axis=-1), strict=True):
+            whole[place] = whole[place] + part
+        return tuple(whole)
 
 
-def _both(weights: Weights) -> Any:
-    return weights["bias_ih"] + weights["bias_hh"]
+# Each gate is an array of its own: a loop that cuts a step and a gate out of one array for all is
+# not vectorised by XLA on CPUs.
 
 
-def _elman(activation: Callable[[jax.Array], jax.Array]) -> Callable[[Weights, Gates, State], State]:
-    def step(weights: Weights, gates: Gates, state: State) -> State:
-        (h,) = state
-        return (activation(gates[0] + h @ weights["weight_hh"]),)
+def _plain(blocks: int) -> Callable[[Weights, jax.Array], Gates]:
+    def gates(weights: Weights, x: jax.Array) -> Gates:
+        whole = x @ weights["weight_ih"]
+        if "bias_ih" in weights:
+            whole = whole + (weights["bias_ih"] + weights["bias_hh"])
+        return tuple(jnp.split(whole, blocks, axis=-1))
 
-    return step
-
-
-def _long_short(weights: Weights, gates: Gates, state: State) -> State:
-    h, c = state
-    of_state = jnp.split(h @ weights["weight_hh"], 4, axis=-1)
-    i, f, g, o = (x + y for x, y in zip(gates, of_state, strict=True))
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    if "weight_hr" in weights:
-        h = h @ weights["weight_hr"]
-    return h, c
+    return gates
 
 
-def _all_but_new(weights: Weights) -> Any:
-    # b_hn is multiplied by the reset gate, so it stays with the state.
-    H = weights["weight_hh"].shape[0]
-    return weights["bias_ih"] + weights["bias_hh"].at[2 * H :].set(0)
+def _reset(weights: Weights, x: jax.Array) -> Gates:
+    """r, z and n, and behind them what r is multiplied by: b_hn, to which the state's part is added."""
+    r, z, n = jnp.split(x @ weights["weight_ih"], 3, axis=-1)
+    inner = jnp.zeros(n.shape[-1:], n.dtype)
+    if "bias_ih" in weights:
+        (a, b, c), (d, e, inner) = (jnp.split(weights[name], 3) for name in ("bias_ih", "bias_hh"))
+        r, z, n = r + (a + d), z + (b + e), n + c
+    return r, z, n, jnp.broadcast_to(inner, n.shape)
 
 
-def _gated(weights: Weights, gates: Gates, state: State) -> State:
-    (h,) = state
-    r, z, n = jnp.split(h @ weights["weight_hh"], 3, axis=-1)
-    if "bias_hh" in weights:
-        n = n + weights["bias_hh"][2 * h.shape[-1] :]
-    n = jnp.tanh(gates[2] + jax.nn.sigmoid(gates[0] + r) * n)
-    return (n + jax.nn.sigmoid(gates[1] + z) * (h - n),)
+def _elman(activation: Callable[[jax.Array], jax.Array]) -> Callable[[Gates, State], State]:
+    return lambda gates, state: (activation(gates[0]),)
 
 
-RNN_TANH = Form("RNN", 1, _both, _elman(jnp.tanh))
-RNN_RELU = Form("RNN", 1, _both, _elman(jax.nn.relu))
-LSTM = Form("LSTM", 4, _both, _long_short)
-GRU = Form("GRU", 3, _all_but_new, _gated)
+def _long_short(gates: Gates, state: State) -> State:
+    i, f, g, o = gates
+    c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+def _gated(gates: Gates, state: State) -> State:
+    r, z, n, inner = gates
+    n = jnp.tanh(n + jax.nn.sigmoid(r) * inner)
+    return (n + jax.nn.sigmoid(z) * (state[0] - n),)
+
+
+RNN_TANH = Form("RNN", 1, _plain(1), (0,), _elman(jnp.tanh))
+RNN_RELU = Form("RNN", 1, _plain(1), (0,), _elman(jax.nn.relu))
+LSTM = Form("LSTM", 4, _plain(4), (0, 1, 2, 3), _long_short)
+GRU = Form("GRU", 3, _reset, (0, 1, 3), _gated)
 
 
 def _cell(form: Form, input: jax.Array, hx: State | None, arrays: Sequence[Any]) -> State:
@@ -96,19 +108,7 @@ def _cell(form: Form, input: jax.Array, hx: State | None, arrays: Sequence[Any])
             )
     if hx is None:
         hx = (jnp.zeros(shape, jnp.result_type(input, *weights.values())),) * (2 if form is LSTM else 1)
-    return form.step(weights, input_gates(form, weights, input), hx)
-
-
-def input_gates(form: Form, weights: Weights, x: jax.Array) -> Gates:
-    """The inputs' part of each gate, [..., H] each.
-
-    One array for each gate: a loop that cuts a step and a gate out of one array for all is not
-    vectorised by XLA on CPUs.
-    """
-    gates = x @ weights["weight_ih"]
-    if "bias_ih" in weights:
-        gates = gates + form.fixed(weights)
-    return tuple(jnp.split(gates, form.gates, axis=-1))
+    return form.update(form.add_state(form.gates(weights, input), weights["weight_hh"], hx[0]), hx)
 
 
 def rnn_tanh_cell(

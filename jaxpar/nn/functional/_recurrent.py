@@ -14,6 +14,7 @@ is that of its last step, and the backward direction starts there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, Gates, State, Weights, input_gates
+from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, Gates, State, Weights
 from ._dropout import dropout as drop
 
 
@@ -248,7 +249,7 @@ def _initial(
         raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {expected}, got {inputs}")
     if T == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-    H = weights["weight_ih"].shape[1] // form.gates
+    H = weights["weight_ih"].shape[1] // form.blocks
     widths = [weights["weight_hh"].shape[0], H][: 2 if form is LSTM else 1]
     shapes = [(len(sweeps), B, width) if batched else (len(sweeps), width) for width in widths]
     if hx is None:
@@ -291,14 +292,44 @@ def _sweep(
     form: Form, weights: Weights, x: jax.Array, state: State, live: jax.Array | None, *, reverse: bool
 ) -> tuple[State, jax.Array]:
     """One layer in one direction over [T, B, I]: the final state and the outputs [T, B, H]."""
+    gates = form.gates(weights, x)
+    return _loop(form, reverse, weights["weight_hh"], weights.get("weight_hr"), gates, state, live)
 
+
+def _steps(
+    form: Form, reverse: bool, weight_hh: jax.Array, weight_hr: Any, gates: Gates, state: State, live: Any
+) -> tuple[State, jax.Array]:
     def step(state: State, now: tuple[Gates, jax.Array | None]) -> tuple[State, jax.Array]:
         gates, alive = now
-        new = form.step(weights, gates, state)
+        h, *more = form.update(form.add_state(gates, weight_hh, state[0]), state)
+        new = (h if weight_hr is None else h @ weight_hr, *more)
         if alive is None:
             return new, new[0]
         # Backwards the padding comes first, so the state is still the initial one at the sequence's end.
         kept = tuple(jnp.where(alive, n, old) for n, old in zip(new, state, strict=True))
         return kept, jnp.where(alive, new[0], 0)
 
-    return jax.lax.scan(step, state, (input_gates(form, weights, x), live), reverse=reverse)
+    return jax.lax.scan(step, state, (gates, live), reverse=reverse)
+
+
+_loop = functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))(_steps)
+
+
+@_loop.defjvp
+def _loop_jvp(form: Form, reverse: bool, primals: Any, tangents: Any) -> Any:
+    """A change of weight_hh changes the gates of all steps by one product with all states.
+
+    So the gradient by weight_hh is one product behind the loop; JAX would add up one for each step.
+    """
+    weight_hh, weight_hr, gates, state, live = primals
+    by_hh, by_hr, by_gates, by_state, _ = tangents
+
+    def run(weight_hr: Any, gates: Gates, state: State) -> tuple[State, jax.Array]:
+        return _steps(form, reverse, weight_hh, weight_hr, gates, state, live)
+
+    (last, outputs), change = jax.linearize(run, weight_hr, gates, state)
+    first = state[0][None]
+    before = jnp.concatenate([outputs[1:], first] if reverse else [first, outputs[:-1]])
+    if reverse and live is not None:
+        before = jnp.where(jnp.pad(live[1:], [(0, 1), (0, 0), (0, 0)]), before, first)
+    return (last, outputs), change(by_hr, form.add_state(by_gates, by_hh, before), by_state)
