@@ -15,6 +15,7 @@ from .linking import cells, leaf_part, row
 from .links import Links
 from .mapping import Flattened, Transposed
 from .matching import linked
+from .names import prefixes
 from .source import Source, source
 from .tree import Shape, Tree, inside, join, real_path, tree
 
@@ -94,7 +95,11 @@ def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> d
     found: dict[str, tuple[Shape, Any]] = {}
     leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    left = [path for path in shapes if not any(inside(path, name) is not None for name in ignored)]
+    left = {path for path in shapes if not any(inside(path, name) is not None for name in ignored)}
+    below: dict[str, list[str]] = {}
+    for leaf in shapes:
+        for path in prefixes(leaf):
+            below.setdefault(path, []).append(leaf)
     for key, place in mapping.items():
         path = place.path if isinstance(place, (Flattened, Transposed)) else place
         path = real_path(here, path) if isinstance(path, str) else path
@@ -102,16 +107,17 @@ def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> d
         if part:
             empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
             found[key] = (part.back([empty])[0].shape, leaves[path].dtype)
-            left = [other for other in left if other != path]
+            left.discard(path)
     for path, bare, rule in _layers(here, mapping):
-        own = {rest: shapes[leaf] for leaf in left if (rest := inside(leaf, path))}
+        own = {leaf[len(path) :].lstrip("."): shapes[leaf] for leaf in below.get(path, ()) if leaf in left}
         used = [join(path, leaf) for part in rule.parts_of_flax(own) for leaf in part.flax]
         if used:
             dtype = leaves[used[0]].dtype
             found |= {join(bare, name): (shape, dtype) for name, shape in rule.torch_shapes(own).items()}
             found |= {join(bare, name): (x.shape, x.dtype) for name, x in rule.surplus.items()}
-            left = [leaf for leaf in left if leaf not in used]
-    return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in left}
+            left -= set(used)
+    rest = [leaf for leaf in shapes if leaf in left]
+    return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
 
 
 def _layers(here: Tree, mapping: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:

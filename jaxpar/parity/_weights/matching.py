@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
 from typing import Any
 
@@ -124,17 +124,17 @@ def _complaint(
     there, here = linking.source, linking.tree
     lines = [f"{function}: {there.label} and the Flax model do not match."]
     lines += _listed("  ", faults)
+    theirs = {name: there.shapes[name] for name in torch}
+    ours = {leaf: here.leaves[leaf].shape for leaf in flax}
     if torch:
         lines.append(f"  {len(torch)} of torch's {len(there.tensors)} tensors have no place:")
-        shapes = {leaf: here.leaves[leaf].shape for leaf in flax}
         lines += _listed(
-            "    ", [f"{n} {there.shapes[n]}{_nearest(n, there.shapes[n], shapes)}" for n in torch]
+            "    ", torch, lambda name: f"{name} {theirs[name]}{_nearest(name, theirs[name], ours)}"
         )
     if flax:
         lines.append(f"  {len(flax)} of Flax's {len(here.leaves)} leaves get nothing:")
-        shapes = {name: there.shapes[name] for name in torch}
         lines += _listed(
-            "    ", [f"{n} {here.leaves[n].shape}{_nearest(n, here.leaves[n].shape, shapes)}" for n in flax]
+            "    ", flax, lambda leaf: f"{leaf} {ours[leaf]}{_nearest(leaf, ours[leaf], theirs)}"
         )
     entries, _ = suggest(linking, torch, flax)
     if entries:
@@ -152,6 +152,7 @@ def _complaint(
     return "\n".join(lines)
 
 
-def _listed(indent: str, lines: Sequence[str]) -> list[str]:
-    shown = [indent + line for line in lines[:SHOWN]]
-    return [*shown, f"{indent}and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else shown
+def _listed(indent: str, names: Sequence[str], line: Callable[[str], str] = str) -> list[str]:
+    """A line for each of the first names; looking for near ones among thousands takes its time."""
+    shown = [indent + line(name) for name in names[:SHOWN]]
+    return [*shown, f"{indent}and {len(names) - SHOWN} more"] if len(names) > SHOWN else shown
