@@ -31,6 +31,18 @@ parser.add_argument("--rounds", type=int, default=15)
 parser.add_argument("--only", default="", help="rows whose name contains this")
 parser.add_argument("--json", action="store_true")
 
+
+def rprop_in_time(lr: float) -> optax.GradientTransformation:
+    """optax 0.2.8's Rprop returns the update of the step before; this is what it should return."""
+    inner = optax.scale_by_rprop(lr)
+
+    def update(grads, state, params=None):
+        _, state = inner.update(grads, state, params)
+        return jax.tree.map(jnp.negative, state.prev_updates), state
+
+    return optax.GradientTransformation(inner.init, update)
+
+
 PAIRS = {
     "sgd": (lambda: optim.sgd(), lambda: optax.sgd(1e-3)),
     "sgd, momentum": (lambda: optim.sgd(momentum=0.9), lambda: optax.sgd(1e-3, 0.9)),
@@ -51,7 +63,7 @@ PAIRS = {
     "adamax": (lambda: optim.adamax(), lambda: optax.adamax(2e-3)),
     "nadam": (lambda: optim.nadam(), lambda: optax.nadam(2e-3)),
     "radam": (lambda: optim.radam(), lambda: optax.radam(1e-3)),
-    "rprop": (lambda: optim.rprop(), lambda: optax.rprop(1e-2)),
+    "rprop": (lambda: optim.rprop(), lambda: rprop_in_time(1e-2)),
     "adafactor": (lambda: optim.adafactor(), lambda: optax.adafactor(1e-2)),
     "clip_grad_norm, sgd": (
         lambda: optax.chain(optim.clip_grad_norm(1.0), optim.sgd()),

@@ -177,6 +177,8 @@ def test_bad_input():
         ValueError, match=r"pass the loss: tx.update\(grads, state, params, value_fn=loss_fn\)"
     ):
         tx.update(jnp.ones(2), state, jnp.zeros(2))
+    with pytest.raises(ValueError, match="LBFGS doesn't support per-parameter options"):
+        optim.param_groups(optim.lbfgs, [{"params": ...}])
     with pytest.raises(NotImplementedError, match="state_to_torch: the history of lbfgs"):
         optim.state_to_torch(state, {"param_groups": []})
     with pytest.raises(ValueError, match=r"no state of an optimizer of jaxpar.optim"):

@@ -35,10 +35,10 @@ def leafwise(
     columns = [structure.flatten_up_to(tree) for tree in (*moments, *others)]
     results = []
     for g, *rest in zip(leaves, *columns, strict=True):
-        wide = jnp.promote_types(g.dtype, jnp.float32)
+        wide = jnp.promote_types(jnp.result_type(g), jnp.float32)
         # A Python number stays one: it takes the type of the leaf, and the compiler sees a constant.
         cast = [s if isinstance(s, (int, float)) else jnp.asarray(s, wide) for s in scalars]
-        update, *new = rule(cast, *(x.astype(wide) for x in (g, *rest)))
+        update, *new = rule(cast, *(jnp.asarray(x, wide) for x in (g, *rest)))
         kept = [y.astype(x.dtype) for x, y in zip(rest[: len(moments)], new, strict=True)]
         results.append((update, *kept))
     return tuple(structure.unflatten([result[i] for result in results]) for i in range(1 + len(moments)))
@@ -56,7 +56,7 @@ def gradient_stages(weight_decay: Any, maximize: bool) -> list[optax.GradientTra
 
 def refuse_complex(params: PyTree, function: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        if jnp.iscomplexobj(leaf):
             raise TypeError(
                 f"{function}: {jax.tree_util.keystr(path) or 'the parameter'} is {leaf.dtype}. Torch treats "
                 "a complex number as two real ones: wrap the optimizer in "

@@ -14,6 +14,7 @@ import jax
 import optax
 
 from .._typing import PyTree
+from ._lbfgs import lbfgs
 from ._paths import name
 
 Selection: TypeAlias = "str | Callable[[str], bool] | EllipsisType | Sequence[str | Callable[[str], bool]]"
@@ -35,11 +36,14 @@ def param_groups(
       defaults: the options of all groups that do not say otherwise.
 
     Raises:
-      ValueError: at `init`: a leaf is in two groups or in none, or a group has no leaf.
+      ValueError: `optimizer` is `lbfgs`; at `init`: a leaf is in two groups or in none, or a group has
+        no leaf.
 
     torch counterpart: `torch.optim.SGD([{"params": ..., "lr": 0.1}, ...], lr=1e-3)`. Built on
     `optax.partition`, of which the labels are the groups' positions.
     """
+    if optimizer is lbfgs:
+        raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
     if not groups:
         raise ValueError("optimizer got an empty parameter list")
     for i, group in enumerate(groups):

@@ -57,9 +57,9 @@ def rprop(
             agree = g * before
             factor = jnp.where(agree > 0, grow, jnp.where(agree < 0, shrink, 1))
             size = jnp.clip(size * factor, low, high)
-            g = jnp.where(agree < 0, 0, g)
-            # Comparing is several times faster than jnp.sign on a CPU, and gives 0 for nan as torch's does.
-            return jnp.where(g > 0, -size, jnp.where(g < 0, size, 0)), g, size
+            # Comparisons, and not jnp.sign, since torch's sign of nan is 0.
+            move = jnp.where(g > 0, -size, jnp.where(g < 0, size, 0))
+            return jnp.where(agree < 0, 0, move), jnp.where(agree < 0, 0, g), size
 
         updates, prev, size = leafwise(rule, (*etas, *step_sizes), grads, state[1:])
         return updates, RpropState(optax.safe_increment(state.step), prev, size)
