@@ -535,6 +535,20 @@ def test_tied_on_one_side_only():
         parity.load_torch(abstract(Tied), embeddings("a", "b", tied=False))
 
 
+def test_the_first_of_two_tied_tensors_does_not_fit():
+    state = {"a.weight": torch.ones(5, 4), "b.weight": torch.ones(4, 4)}
+    with pytest.raises(MatchError, match=r"a\.weight \(5, 4\) becomes \(5, 4\) in Flax's layout, and a\.emb"):
+        parity.load_torch(abstract(Tied), state)
+
+
+def test_a_leaf_that_two_parts_make():
+    state = {name: x.detach() for name, x in tn.MultiheadAttention(4, 2).named_parameters()}
+    state |= {"query.weight": torch.ones(4, 4), "query.bias": torch.ones(4)}
+    ours = abstract(lambda rngs: nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs))
+    with pytest.raises(MatchError, match=r"query\.weight and in_proj_weight both make query\.kernel"):
+        parity.load_torch(ours, state)
+
+
 def test_copies_of_tied_tensors():
     copies = {"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 4)}
     parity.load_torch(abstract(Tied), copies)

@@ -75,7 +75,7 @@ class Linking:
         fault = misfit(part, self.source, self.tree)
         if fault:
             self.faults.append(fault)
-        elif set(part.flax) <= self.leaves:
+        elif set(part.flax) & self.leaves:
             self._repeat(part)
         else:
             self.parts.setdefault(path, []).append(part)
@@ -87,7 +87,16 @@ class Linking:
     def _repeat(self, part: Part) -> None:
         """Two torch tensors for one leaf: fine if torch shares them as well."""
         groups = [set(group) for group in self.source.tied]
-        first = next(p for p in [q for ps in self.parts.values() for q in ps] if set(p.flax) & set(part.flax))
+        known = [p for parts in self.parts.values() for p in parts if set(p.flax) & set(part.flax)]
+        if not known:
+            return  # the first one did not fit, and that is said already
+        first = known[0]
+        if first.flax != part.flax:
+            self.faults.append(
+                f"{', '.join(part.torch)} and {', '.join(first.torch)} both make "
+                f"{', '.join(sorted(set(part.flax) & set(first.flax)))}"
+            )
+            return
         shared = all(any({a, b} <= g for g in groups) for a, b in zip(part.torch, first.torch, strict=False))
         if self.source.shares and not shared:
             self.faults.append(
