@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -315,6 +318,28 @@ def test_without_x64_schedules_are_float32():
         value = ours.cosine_annealing_lr(LR, 50)(7)
         assert value.dtype == jnp.float32
         assert float(value) == pytest.approx(LR * (1 + math.cos(7 * math.pi / 50)) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [*WORDS, "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau"])
+def test_arguments_and_defaults_are_torchs(name):
+    words = {
+        **WORDS,
+        "SequentialLR": "sequential_lr",
+        "ChainedScheduler": "chained_scheduler",
+        "ReduceLROnPlateau": "reduce_lr_on_plateau",
+    }
+    mine = inspect.signature(getattr(ours, words[name])).parameters
+    want = inspect.signature(getattr(theirs, name)).parameters
+    assert {key: p.default for key, p in mine.items() if key != "lr"} == {
+        key: p.default for key, p in want.items() if key not in ("optimizer", "last_epoch")
+    }
+
+
+def test_every_scheduler_of_torch_has_a_row_on_the_page():
+    page = (Path(__file__).parents[1] / "docs" / "lr_scheduler.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)\(.*?\)` \| `(\w+)\(", page, re.M))
+    assert set(rows) == set(theirs.__all__) - {"LRScheduler"}
+    assert all(hasattr(ours, word) for word in rows.values())
 
 
 # --------------------------------------------------------------------------------------- bad input

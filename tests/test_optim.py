@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -349,15 +352,25 @@ def test_refused_with_torchs_reason(name, options):
     assert str(ours.value) == str(theirs.value)
 
 
-@pytest.mark.parametrize("name", WORDS)
-def test_defaults_are_torchs(name):
-    import inspect
-
+@pytest.mark.parametrize("name", [*WORDS, "LBFGS"])
+def test_arguments_and_defaults_are_torchs(name):
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
     left_out = {"params", "foreach", "capturable", "differentiable", "fused"}
-    ours = inspect.signature(WORDS[name]).parameters
+    ours = inspect.signature(WORDS.get(name, optim.lbfgs)).parameters
     want = {key: p.default for key, p in theirs.items() if key not in left_out}
     assert {key: p.default for key, p in ours.items() if key != "dims"} == want
+
+
+def test_every_optimizer_of_torch_has_a_row_on_the_page():
+    page = (Path(__file__).parents[1] / "docs" / "optim.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.M))
+    theirs = {
+        name
+        for name, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    assert set(rows) == theirs - {"Optimizer"}
+    assert all(hasattr(optim, word) for word in rows.values())
 
 
 @pytest.mark.parametrize("refused", [optim.sparse_adam, optim.muon])
