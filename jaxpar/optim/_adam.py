@@ -1,8 +1,8 @@
 """Adam and AdamW.
 
-`optax.adam` is the same algebra, but takes 1 - beta**t as it stands; in float32 that makes it three
-to four times as noisy as torch, which computes it in float64. `optax.amsgrad` maximises the
-corrected second moment, torch the raw one: another algorithm.
+`optax.adam` is the same algebra, but takes 1 - beta**t as it stands; in float32 that makes it many times
+as noisy as torch, which computes it in float64 (docs/optim.md has numbers). `optax.amsgrad` maximises
+the corrected second moment, torch the raw one: another algorithm.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def real(step: Any) -> jax.Array:
 
 
 def correction(beta: Any, step: jax.Array) -> jax.Array:
-    """1 - beta**step. In float32 the plain form loses all but three digits while beta**step is near 1."""
+    """1 - beta**step. In float32 the plain form loses up to three digits while beta**step is near 1."""
     if is_number(beta):
         return -jnp.expm1(real(step) * (math.log(beta) if beta else -math.inf))
     return -jnp.expm1(real(step) * jnp.log(beta))
