@@ -55,6 +55,14 @@ def test_a_nan_stays_where_it_is():
     assert np.isfinite(gradient).all()
 
 
+def test_a_circle_goes_once_around_what_is_left():
+    """torch reads memory that it has not written yet where more is asked for than a cut leaves."""
+    x = jnp.arange(5.0)[None, :, None]
+    assert F.pad(x, (-1, 4), "circular")[0, :, 0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="wrapping around more than once"):
+        F.pad(x, (-1, 5), "circular")
+
+
 def test_integers_can_be_copied():
     x = np.arange(6).reshape(1, 6, 1)
     assert_equal_numbers("copies", F.interpolate(jnp.asarray(x), 3), x[:, ::2])

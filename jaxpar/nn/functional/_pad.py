@@ -68,7 +68,7 @@ def _check_pair(x: jax.Array, axis: int, before: int, after: int, mode: str) -> 
             "Padding size should be less than the corresponding input dimension, but got: padding "
             f"({before}, {after}) at dimension {axis} of input {x.shape}"
         )
-    if mode == "circular" and max(before, after) > n:
+    if mode == "circular" and max(before, after) > n + min(before, 0) + min(after, 0):
         raise ValueError(
             f"Padding value causes wrapping around more than once: padding ({before}, {after}) at dimension "
             f"{axis} of input {x.shape}"
