@@ -18,8 +18,8 @@ def each(kind: str, arguments: list[str], inputs: list[tuple], size: int = 6) ->
 
 
 def far(shape: tuple):
-    """Numbers a thousand times as far from 0 as from each other."""
-    return lambda random: 1e3 + random.randn(*shape)
+    """Numbers three hundred times as far from 0 as from each other."""
+    return lambda random: 300 + random.randn(*shape)
 
 
 CASES = [
