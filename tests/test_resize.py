@@ -56,7 +56,7 @@ def test_a_nan_stays_where_it_is():
 
 
 def test_a_circle_goes_once_around_what_is_left():
-    """torch reads memory that it has not written yet where more is asked for than a cut leaves."""
+    """torch raises for memory that overlaps, where more is asked for than a cut leaves."""
     x = jnp.arange(5.0)[None, :, None]
     assert F.pad(x, (-1, 4), "circular")[0, :, 0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="wrapping around more than once"):

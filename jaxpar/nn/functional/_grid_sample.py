@@ -7,7 +7,6 @@ last pixel, by their centres with align_corners, by their outer edges without.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -120,30 +119,29 @@ def _grid_sample(
     sizes = x.shape[1:-1]
     dtype = jnp.promote_types(jnp.result_type(x, grid), jnp.float32)
     outside = functools.partial(_inside, padding_mode=padding_mode, align_corners=align_corners)
-    # For each axis of x: pairs of an element's number and its weight.
     taps = []
     for i, n in enumerate(sizes):
         at = _unnormalized(grid[..., -1 - i].astype(dtype), n, align_corners)
         if mode == "bicubic":
-            taps.append([(outside(tap, n), weight) for tap, weight in _cubic(at)])
+            elements, weights = _cubic(at)
+            taps.append((outside(elements, n), weights))
         else:
             taps.append(_linear(outside(at, n)) if mode == "bilinear" else _nearest(outside(at, n)))
-    corners = itertools.product(*taps)
-    parts = [_read(x, [t for t, _ in corner], [w for _, w in corner]) for corner in corners]
-    return functools.reduce(jnp.add, parts).astype(x.dtype)
+    return _read(x, taps).astype(x.dtype)
 
 
-Taps = list[tuple[jax.Array, jax.Array]]
+Taps = tuple[jax.Array, jax.Array]
+"""For one axis of x: numbers of elements, [N, *T, t], and their weights."""
 
 
 def _linear(at: jax.Array) -> Taps:
     low = jnp.floor(at)
-    return [(low, low + 1 - at), (low + 1, at - low)]
+    return jnp.stack([low, low + 1], -1), jnp.stack([low + 1 - at, at - low], -1)
 
 
 def _nearest(at: jax.Array) -> Taps:
-    at = jnp.round(at)
-    return [(at, jnp.ones_like(at))]
+    at = jnp.round(at)[..., None]
+    return at, jnp.ones_like(at)
 
 
 def _cubic(at: jax.Array) -> Taps:
@@ -156,7 +154,8 @@ def _cubic(at: jax.Array) -> Taps:
     def far(d: jax.Array) -> jax.Array:
         return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
-    return [(low - 1, far(t + 1)), (low, near(t)), (low + 1, near(1 - t)), (low + 2, far(2 - t))]
+    elements = jnp.stack([low - 1, low, low + 1, low + 2], -1)
+    return elements, jnp.stack([far(t + 1), near(t), near(1 - t), far(2 - t)], -1)
 
 
 def _unnormalized(at: jax.Array, n: int, align_corners: bool) -> jax.Array:
@@ -182,17 +181,21 @@ def _reflected(at: jax.Array, low: float, high: float) -> jax.Array:
     return jnp.where(jnp.floor(at / span) % 2 == 0, rest, span - rest) + low
 
 
-def _read(x: jax.Array, taps: Sequence[jax.Array], weights: Sequence[jax.Array]) -> jax.Array:
-    """x at whole positions, 0 outside, times the product of the weights."""
-    sizes = x.shape[1:-1]
-    exists = functools.reduce(jnp.logical_and, [(t >= 0) & (t < n) for t, n in zip(taps, sizes, strict=True)])
-    weight = jnp.where(exists, functools.reduce(jnp.multiply, weights), 0)
-    index = jnp.zeros(weight.shape, jnp.int32)
-    for t, n in zip(taps, sizes, strict=True):
-        index = index * n + jnp.clip(jnp.nan_to_num(t), 0, n - 1).astype(jnp.int32)
-    rows = jnp.arange(x.shape[0]).reshape(-1, *[1] * (weight.ndim - 1))
-    pixels = x.reshape(x.shape[0], math.prod(sizes), x.shape[-1])[rows, index]
-    return jnp.where(exists[..., None], pixels, 0) * weight[..., None]
+def _read(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
+    """The sum of x at all combinations of the axes' elements, times their weights; 0 outside of x."""
+    N, *sizes, C = x.shape
+    places = taps[0][0].shape[:-1]
+    exists, index, weight = jnp.array(True), jnp.array(0, jnp.int32), jnp.ones((), taps[0][1].dtype)
+    for i, ((elements, weights), n) in enumerate(zip(taps, sizes, strict=True)):
+        shape = (*places, *(-1 if j == i else 1 for j in range(len(sizes))))
+        elements = elements.reshape(shape)
+        exists = exists & (elements >= 0) & (elements < n)
+        index = index * n + jnp.clip(jnp.nan_to_num(elements), 0, n - 1).astype(jnp.int32)
+        weight = weight * weights.reshape(shape)
+    rows = jnp.arange(N).reshape(N, *[1] * (index.ndim - 1))
+    pixels = x.reshape(N, math.prod(sizes), C)[rows, index]
+    over = tuple(range(len(places), index.ndim))
+    return (jnp.where(exists[..., None], pixels, 0) * jnp.where(exists, weight, 0)[..., None]).sum(over)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
