@@ -65,8 +65,16 @@ def real(step: Any) -> jax.Array:
 def correction(beta: Any, step: jax.Array) -> jax.Array:
     """1 - beta**step. In float32 the plain form loses up to three digits while beta**step is near 1."""
     if is_number(beta):
-        return -jnp.expm1(real(step) * (math.log(beta) if beta else -math.inf))
-    return -jnp.expm1(real(step) * jnp.log(beta))
+        return -expm1(real(step) * (math.log(beta) if beta else -math.inf))
+    return -expm1(real(step) * jnp.log(beta))
+
+
+def expm1(x: jax.Array) -> jax.Array:
+    """exp(x) - 1 for x <= 0. XLA's is up to three units off in float32, near 0 always to the same side."""
+    series = jnp.ones_like(x)
+    for k in range(17, 1, -1):
+        series = 1 + x / k * series
+    return jnp.where(x > -0.5, x * series, jnp.exp(x) - 1)
 
 
 def need(params: Any, function: str) -> None:

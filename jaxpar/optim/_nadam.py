@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, check, check_betas, correction, is_zero, need, real, start
+from ._hyper import Hyper, at, check, check_betas, correction, expm1, is_zero, need, real, start
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 
 
@@ -65,7 +65,7 @@ def nadam(
         step = optax.safe_increment(state.step)
         rate, beta1, beta2 = (at(value, state.step) for value in (lr, *betas))
         mu, mu_next = (
-            beta1 * (1 - 0.5 * jnp.exp(t * momentum_decay * math.log(0.96)))
+            0.5 * beta1 * (1 - expm1(t * (momentum_decay * math.log(0.96))))
             for t in (real(step), real(step) + 1)
         )
         product = (state.mu_product * mu).astype(state.mu_product.dtype)
