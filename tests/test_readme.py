@@ -23,8 +23,8 @@ def run(code: str) -> str:
     return printed.getvalue()
 
 
-def test_there_are_four_python_blocks():
-    assert len(PYTHON) == 4
+def test_there_are_five_python_blocks():
+    assert len(PYTHON) == 5
     assert {language for language, _ in BLOCKS} == {"sh", "python", ""}
 
 
@@ -47,6 +47,11 @@ def test_torch_and_jaxpar_print_the_same():
 
 def test_the_verbs():
     assert run(PYTHON[3]) == "(10, 3)\n"
+
+
+def test_the_wrong_epsilon_is_named():
+    pytest.importorskip("torch")
+    assert run(PYTHON[4]) == OUTPUTS[1]
 
 
 def test_the_commands_exist():
