@@ -64,7 +64,7 @@ def test_too_few_devices_are_a_failure_that_says_why(tmp_path):
     test = "import jax, pytest\nx = jax.numpy.ones(1)\n@pytest.mark.devices(3)\ndef test_three(): pass\n"
     ended = run(tmp_path, test)
     assert ended.returncode == 1
-    assert "needs 3 devices and JAX has 1: virtual_devices: JAX already runs with 1 CPU device" in ended.stdout
+    assert "needs 3 devices and JAX has 1: virtual_devices: JAX already runs with" in ended.stdout
 
 
 def test_records_are_made_checked_and_made_again(tmp_path):
