@@ -194,6 +194,41 @@ def test_schedules_and_wrapped_optimizers_go_on():
         assert {int(x) for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.integer)} == {LEG}
 
 
+@pytest.mark.parametrize(("kind", "word", "options"), CASES, ids=str)
+def test_a_fresh_state_is_empty_in_torch(kind, word, options):
+    optimizer, tensors = begin(kind, options, 0)
+    state = getattr(optim, word)(**options).init(here(arrays_of(tensors)))
+    back = optim.state_to_torch(state, optimizer.state_dict(), TRANSPOSED, names=NAMES)
+    assert back["state"] == {}
+    optimizer.load_state_dict(back)
+    torch_leg(optimizer, tensors, range(1))
+
+
+def test_groups_of_sgd_with_and_without_momentum():
+    p, q = (torch.ones(2, requires_grad=True) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [p], "momentum": 0.9}, {"params": [q]}], lr=0.1)
+    for x in (p, q):
+        x.grad = torch.ones(2)
+    optimizer.step()
+    tx = optim.param_groups(optim.sgd, [{"params": "0", "momentum": 0.9}, {"params": "1"}], lr=0.1)
+    state = optim.state_from_torch(tx, [jnp.ones(2), jnp.ones(2)], optimizer.state_dict(), step=1)
+    back = optim.state_to_torch(state, optimizer.state_dict(), tensor=torch.from_numpy)
+    assert_same_state(back, optimizer.state_dict())
+
+
+def test_bfloat16_goes_through_float32():
+    p = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)
+    optimizer = torch.optim.Adam([p])
+    p.grad = torch.full((4,), 0.1, dtype=torch.bfloat16)
+    optimizer.step()
+    state = optim.state_from_torch(optim.adam(), [jnp.ones(4, jnp.bfloat16)], optimizer.state_dict())
+    assert optax.tree.get(state, "exp_avg")[0].dtype == jnp.bfloat16
+    back = optim.state_to_torch(state, optimizer.state_dict(), tensor=torch.from_numpy)
+    assert_same_state(back, optimizer.state_dict())
+    optimizer.load_state_dict(back)
+    assert optimizer.state[p]["exp_avg"].dtype == torch.bfloat16
+
+
 def test_names_in_the_state_dict_and_default_layout():
     tensors = [("0", torch.ones(3, requires_grad=True)), ("1", torch.ones(2, requires_grad=True))]
     optimizer = torch.optim.Adam([("a.w", tensors[0][1]), ("a.b", tensors[1][1])])
@@ -319,6 +354,12 @@ def mismatches():
             lambda: optim.state_to_torch(state, state_dict, one_way, names=NAMES),
             "the layout of dense/kernel has a to_flax and no to_torch",
         ),
+        "back with one too many": (
+            lambda: optim.state_to_torch(
+                state, {"param_groups": [{"params": [0, 1, 2, 3]}]}, TRANSPOSED, names=[*NAMES, "extra"]
+            ),
+            r"torch parameters \['extra'\]",
+        ),
     }
 
 
@@ -334,6 +375,7 @@ MISMATCHES = (
     "no step",
     "back without a counterpart",
     "back without a way",
+    "back with one too many",
 )
 
 

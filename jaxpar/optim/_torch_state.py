@@ -152,7 +152,7 @@ def state_to_torch(
     steps: set[int] = set()
     strangers = []
     for stage in _stages(state, "state_to_torch"):
-        if isinstance(stage, RateState):
+        if "step" in stage._fields:
             steps.add(int(stage.step))
         for path, key, value in _moments(stage):
             twin = _twin(layout, path)
@@ -161,13 +161,17 @@ def state_to_torch(
                 continue
             if twin.to_flax is not None and twin.to_torch is None:
                 raise ValueError(f"state_to_torch: the layout of {path} has a to_flax and no to_torch.")
-            array = np.array(twin.to_torch(value) if twin.to_torch else value)
+            array = _native(twin.to_torch(value) if twin.to_torch else value)
             entry = found[twin.name]
             entry[key] = entry[key] + array if key in entry else array
             for scalar in SCALARS & set(KEYS[type(stage)].values()):
                 entry[scalar] = np.array(getattr(stage, scalar), np.float32 if scalar == "step" else None)
-    empty = [called for called, entry in found.items() if not entry]
-    if strangers or (empty and len(empty) < len(found)):
+    if steps == {0}:  # torch makes its state at the first step
+        found = {called: {} for called in ids}
+    keys = set().union(*found.values())
+    # A group of SGD without momentum has no state beside one that has it.
+    empty = [] if keys <= STEPLESS | {"step"} else [called for called, entry in found.items() if not entry]
+    if strangers or empty:
         raise ValueError(
             f"state_to_torch: without a counterpart: leaves {strangers}, torch parameters {empty}; see "
             "`layout` and `names`."
@@ -321,6 +325,12 @@ def _array(value: Any) -> np.ndarray:
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
     return np.array(value)
+
+
+def _native(value: Any) -> np.ndarray:
+    """A numpy array of its own. torch.from_numpy knows no bfloat16; torch casts to the parameter's type."""
+    array = np.array(value)
+    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def _the_step(entries: Mapping[str, Mapping[str, np.ndarray]], given: int | None) -> int:
