@@ -109,9 +109,19 @@ def lbfgs(
         def zeros(*shape):
             return jnp.zeros(shape, x.dtype)
 
-        history = (zeros(history_size, x.size), zeros(history_size, x.size), zeros(history_size))
-        counts = (start() for _ in range(4))
-        return LBFGSState(*counts, zeros(x.size), zeros(), *history, zeros() + 1, zeros(x.size))
+        return LBFGSState(
+            step=start(),
+            n_iter=start(),
+            func_evals=start(),
+            pairs=start(),
+            d=zeros(x.size),
+            t=zeros(),
+            old_dirs=zeros(history_size, x.size),
+            old_stps=zeros(history_size, x.size),
+            ro=zeros(history_size),
+            H_diag=jnp.ones((), x.dtype),
+            prev_flat_grad=zeros(x.size),
+        )
 
     def update(grads, state, params=None, *, value=None, value_fn=None, **extra):
         del extra
