@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +39,26 @@ def layer_norm(
     torch counterpart: `torch.nn.functional.layer_norm`. Source: ATen/native/layer_norm.cpp.
     """
     axes = _last_axes(x, shape_of(normalized_shape), scale, bias)
-    wide = widened("layer_norm", x)
-    mean, var = moments(wide, axes)
-    return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype)
+    y = _standardized(widened("layer_norm", x), axes, eps)
+    y = y if scale is None else y * scale
+    return (y if bias is None else y + bias).astype(x.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _standardized(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
+    mean, var = moments(x, axes)
+    return standardize(x, mean, var, None, None, eps)
+
+
+@_standardized.defjvp
+def _standardized_jvp(axes: tuple[int, ...], eps: float, primals: Any, tangents: Any) -> Any:
+    # The derivative in terms of the result: its transpose takes both sums in one pass over the data.
+    (x,), (dx,) = primals, tangents
+    mean, var = moments(x, axes)
+    factor = jax.lax.rsqrt(var + eps)
+    y = (x - mean) * factor
+    along = (y * dx).mean(axes, keepdims=True)
+    return y, factor * (dx - dx.mean(axes, keepdims=True) - y * along)
 
 
 def rms_norm(
