@@ -14,7 +14,7 @@ from jaxpar.nn import functional as F
 
 torch = pytest.importorskip("torch")
 from against_torch.cases.attention import CASES, REFUSED  # noqa: E402
-from against_torch.layers import TOLERANCE, difference, refusal  # noqa: E402
+from against_torch.layers import TOLERANCE, difference, refusal, round_trip  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -25,6 +25,14 @@ X = np.random.RandomState(0).randn(3, 2, 4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE
+
+
+LAYERS = {case.torch: case for case in CASES if case.torch.startswith("Multihead")}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_weights_come_back_as_they_were(layer):
+    assert round_trip(LAYERS[layer])
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=str)

@@ -15,7 +15,7 @@ from jaxpar.nn import functional as F
 
 torch = pytest.importorskip("torch")
 from against_torch.cases.recurrent import CASES, REFUSED  # noqa: E402
-from against_torch.layers import TOLERANCE, difference, refusal  # noqa: E402
+from against_torch.layers import TOLERANCE, difference, refusal, round_trip  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -34,6 +34,14 @@ def everyday(case) -> bool:
 )
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE
+
+
+LAYERS = {case.torch: case for case in CASES}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_weights_come_back_as_they_were(layer):
+    assert round_trip(LAYERS[layer])
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=str)
