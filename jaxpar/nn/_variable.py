@@ -12,9 +12,7 @@ from flax import nnx
 from .._typing import Shape
 
 
-def filled(
-    there: bool, value: float, shape: Shape, dtype: Any, kind: type[nnx.Variable] = nnx.Param
-) -> Any:
+def filled(there: bool, value: float, shape: Shape, dtype: Any, kind: type[nnx.Variable] = nnx.Param) -> Any:
     """A variable full of one value, or None where the layer has none."""
     return kind(jnp.full(shape, value, dtype)) if there else nnx.data(None)
 
