@@ -148,10 +148,8 @@ def summary(findings: Findings) -> str:
 
 
 def semantic(title: str, answers: list[Answer]) -> str:
-    rows = [
-        (a.name, verdict(a), a.tensors, f"{a.relative:.1e}", a.where, f"{a.seconds:.1f}") for a in answers
-    ]
-    return f"### {title}\n\n" + table(("", "verdict", "tensors", "largest", "in", "seconds"), rows)
+    rows = [(each.name, verdict(each), each.tensors, f"{each.relative:.1e}", each.where) for each in answers]
+    return f"### {title}\n\n" + table(("", "verdict", "tensors", "largest", "in"), rows)
 
 
 def planted(findings: Findings) -> str:
