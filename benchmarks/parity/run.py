@@ -58,7 +58,7 @@ def ask(chosen: argparse.Namespace, kind: str, names: list[str], seed: int = 0) 
 
 
 def find(chosen: argparse.Namespace, ask: Callable[..., list]):
-    """Asks what was chosen, each kind with `ask(kind, names, seed)`; --fixed needs the semantic answers too."""
+    """Asks what was chosen by `ask(kind, names, seed)`; --fixed needs the semantic answers too."""
     from benchmarks.parity import architectures, bugs, layers, page, proof
 
     def semantic(sections):
