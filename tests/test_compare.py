@@ -81,7 +81,7 @@ def same_weights_every_time():
         {"level": "trajectory", "optimizer": ADAMW, "steps": 3},
         {"level": "trajectory", "optimizer": ADAMW, "steps": 3, "resync": False},
     ],
-    ids=str,
+    ids=["step", "evaluation", "training", "batches", "numeric", "trajectory", "free"],
 )
 def test_healthy_twins_are_the_same(arguments):
     inputs = X
@@ -243,7 +243,6 @@ def test_a_model_that_draws_otherwise_is_refused():
         ({"weights": "mine"}, ValueError, "neither 'torch' nor 'own'"),
         ({"loss": CROSS_ENTROPY[0]}, TypeError, "loss is a pair"),
     ],
-    ids=str,
 )
 def test_misuse(arguments, error, message):
     with pytest.raises(error, match=message):
