@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from comparing import assert_equal_numbers
+from comparing import assert_equal_numbers, named
 
 from jaxpar import optim
 from jaxpar.optim import lr_scheduler as ours
@@ -166,11 +166,6 @@ def closed_form(optimizer, scheduler, steps=STEPS):
 def largest(name, got, want, tolerance=TOLERANCE):
     """The largest difference, relative to the largest rate."""
     return assert_equal_numbers(name, np.asarray(got, float), np.asarray(want, float), tolerance)
-
-
-def named(value):
-    """An id that is the same in every process: functions by name."""
-    return re.sub(r"<function (\w+) at 0x\w+>", r"\1", str(value))
 
 
 @pytest.mark.parametrize(("name", "options"), ROWS, ids=named)

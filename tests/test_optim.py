@@ -396,7 +396,9 @@ def test_complex_parameters():
     np.testing.assert_allclose(q, p.detach().numpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("tx", [optim.adamw(), optim.asgd(), optim.adafactor()], ids=str)
+@pytest.mark.parametrize(
+    "tx", [optim.adamw(), optim.asgd(), optim.adafactor()], ids=["adamw", "asgd", "adafactor"]
+)
 def test_updates_that_need_parameters_say_so(tx):
     grads = jnp.ones(3)
     with pytest.raises(ValueError, match=r"pass them: tx.update\(grads, state, params\)"):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from comparing import assert_equal_numbers
+from comparing import assert_equal_numbers, named
 
 from jaxpar import optim
 
@@ -114,7 +114,7 @@ def resync(fresh, theirs):
     return fresh._replace(pairs=jnp.asarray(pairs), **counts, **scalars, **vectors, **arrays)
 
 
-@pytest.mark.parametrize(("loss", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("loss", "options"), CASES, ids=named)
 def test_each_step_from_torchs_state(loss, options):
     theirs = Theirs(loss, options, START)
     tx, step = program(loss, options)
@@ -129,7 +129,7 @@ def test_each_step_from_torchs_state(loss, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "options"), LONG, ids=str)
+@pytest.mark.parametrize(("loss", "options"), LONG, ids=named)
 def test_running_freely_it_strays_as_torch_does(loss, options):
     theirs = Theirs(loss, options, START)
     nudged = [
