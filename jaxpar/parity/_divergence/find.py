@@ -32,7 +32,7 @@ def find(pair: Pair, batches: Batches, compared: Comparison) -> Divergence | Non
     if found is None and kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
         found = _backward(forward, different)
     if found is None and kinds & {Kind.UPDATE, Kind.WEIGHT}:
-        found = optimizers.divergence(pair, batches, step, noise)
+        found = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise)
     return None if found is None else dataclasses.replace(found, layers=forward.layers)
 
 

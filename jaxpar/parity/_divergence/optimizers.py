@@ -35,9 +35,11 @@ OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "R
 
 
 def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
-    """Runs both sides to the first step whose update differs, torch's with each variation.
+    """Runs both sides `steps` steps, torch's with each variation, and holds the weights together.
 
     Args:
+      steps: beyond the first that differs, if there are more: settings that are alike in one step
+        (a smaller rate and more dampening) part in the next.
       noise: parameters that are left out.
     """
     if not pair.task.optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -27,7 +28,8 @@ def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
     found: list[Cause] = []
     for index, variation in list(_all(ops))[:MOST]:
         try:
-            with torch.random.fork_rng(devices=[]):
+            # What torch warns of in a wrong call is no news for the user.
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
                 changed = watch({index: variation.change})
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             continue  # a wrong way that torch refuses is not what Flax did
