@@ -376,3 +376,17 @@ def test_kinks():
     assert (kinks(x), kinks(x, (0, 6)), kinks(x, (0, 0)), kinks(x, width=2e-6)) == (3, 4, 3, 4)
     assert kinks(np.zeros((2, CHUNK)).T) == 2 * CHUNK
     assert kinks(np.array([0, np.nan, np.inf], BFLOAT16)) == 1
+
+
+def test_what_was_read_off_a_weight_carries_its_rounding():
+    weight = {"w": np.full(4, 1.0, np.float32)}
+    update = {"w": np.full(4, 1e-4)}
+    off = {"w": update["w"] + 2.0**-24}  # one unit of the weight
+    (alone,) = measure(off, update, Kind.UPDATE, oracle=update, unit=2.0**-24)
+    (carried,) = measure(off, update, Kind.UPDATE, oracle=update, unit=2.0**-24, carriers=weight)
+    assert alone.ratio_rms == pytest.approx(1e4)
+    assert carried.ratio_rms == pytest.approx(1)
+    (wrong,) = measure(
+        {"w": off["w"] * 2}, update, Kind.UPDATE, oracle=update, unit=2.0**-24, carriers=weight
+    )
+    assert wrong.ratio_rms > 1000  # a planted fault
