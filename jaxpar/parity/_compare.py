@@ -188,8 +188,9 @@ def _require_equal(what: str, first: Seen, second: Seen) -> None:
             y = getattr(second, part)[name]
             if x.tobytes() != y.tobytes():
                 spread = np.nanmax(np.abs(x.astype(np.float64) - y.astype(np.float64)))
+                place = f"{part} {name}".strip()
                 raise NotDeterministicError(
-                    f"parity.compare: {what} gives two results for the same batch: {part} {name} differs by "
-                    f"{spread:.2g}. Compare in evaluation mode, or take what draws random numbers out of it "
-                    "(masks of torch's dropout are passed on by themselves)."
+                    f"parity.compare: {what} gives two results for the same batch, {place}: {spread:.2g} "
+                    "apart. Compare in evaluation mode, or take what draws random numbers out of it (masks of "
+                    "torch's dropout are passed on by themselves)."
                 )
