@@ -191,6 +191,6 @@ def _require_equal(what: str, first: Seen, second: Seen) -> None:
                 place = f"{part} {name}".strip()
                 raise NotDeterministicError(
                     f"parity.compare: {what} gives two results for the same batch, {place}: {spread:.2g} "
-                    "apart. Compare in evaluation mode, or take what draws random numbers out of it (masks of "
+                    "apart. Compare in evaluation mode, or take out what draws random numbers (masks of "
                     "torch's dropout are passed on by themselves)."
                 )
