@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -28,19 +29,14 @@ def test_recorded(parity):
 """
 
 
+INSTALLED = any(point.name == "jaxpar" for point in entry_points(group="pytest11"))
+PLUGIN = [] if INSTALLED else ["-p", "jaxpar._pytest_plugin"]
+"""pytest finds the plugin of an installed jaxpar by itself, and refuses it a second time."""
+
+
 def run(folder, test: str, *options: str) -> subprocess.CompletedProcess:
     (folder / "test_it.py").write_text(test)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "jaxpar._pytest_plugin",
-        *options,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGIN, *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
