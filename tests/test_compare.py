@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import jax
@@ -184,6 +185,26 @@ def test_linen():
     assert {row.difference.name for row in found.rows} >= {"['y']", "['x']", "a.kernel"}
     kept = LinenTail().init(jax.random.key(0), x)
     assert not parity.compare(TorchTail(), LinenTail(), x, weights="own", variables=kept).same
+
+
+class FlaxPartly(nnx.Module):
+    """Takes the weights of a layer without calling it, and the wrong function after the next one."""
+
+    def __init__(self):
+        self.a, self.b = nnx.Linear(5, 5, rngs=nnx.Rngs(0)), nnx.Linear(5, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return {"y": self.b(nnx.relu(x @ self.a.kernel[...] + self.a.bias[...])), "x": x * 2}
+
+
+def test_a_layer_that_was_not_replayed_is_not_called_the_same():
+    found = parity.compare(TorchTail(), FlaxPartly(), np.random.RandomState(0).randn(4, 5))
+    first, second = found.divergence.layers
+    assert (first.candidate, first.same, first.note) == ("a", False, "not replayed: not called in Flax")
+    assert (second.candidate, second.same) == ("b", True)
+    assert found.divergence.candidate == "b"
+    assert found.divergence.causes[0].text == "tanh (it acts as relu)"
+    assert parity.Comparison.from_json(json.dumps(found.as_dict())).divergence == found.divergence
 
 
 def test_own_weights_say_what_is_wrong_with_them():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cached_property, partial
 
 import numpy as np
@@ -70,7 +71,7 @@ class Forward:
             if key in self.replay.incoming:
                 if apart(self.replay.incoming[key], self.replay.expected[key]) > EQUAL:
                     return self._between(previous, call)
-                if not self._result(call).same:
+                if key in self.replay.outgoing and not self._result(call).same:
                     return self._inside(call)
             previous = call
         for name, wanted in self.seen.outputs.items():
@@ -90,7 +91,8 @@ class Forward:
         again = f"call {call.nth + 1}" if call.nth else ""
         if key not in self.replay.outgoing:
             why = self.replay.missing.get(key, "")
-            return LayerResult(call.path, link.flax, kind, 0.0, True, f"not replayed: {why}")
+            # Nothing is known of it, and that is not the same as equal.
+            return LayerResult(call.path, link.flax, kind, math.inf, False, f"not replayed: {why}")
         relative = apart(self.replay.outgoing[key], self.replay.wanted[key])
         state = self._state(link)
         if relative <= EQUAL < state:
