@@ -19,8 +19,8 @@ from flax import linen, nnx
 from . import _devices
 from ._modules import view
 from ._move import mixed, to
-from ._parallel_apply import check_outputs
 from ._placement import Placement
+from ._program import check_outputs
 from ._shards import combine, separate
 from ._tree import is_real, is_staged
 from ._typing import DeviceLike, PyTree

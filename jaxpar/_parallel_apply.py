@@ -1,34 +1,28 @@
-"""parallel_apply: every replica runs on its own rows, all of them in one compiled program.
+"""parallel_apply: every replica runs on its own rows.
 
-torch starts a thread for each replica. Here one program is compiled for all devices. When the
-replicas have different numbers of rows it holds one branch for each number that occurs, and every
-device takes its own; so a module never sees padding, and no mask is needed for BatchNorm, for a
-loss inside of forward, or for anything else that looks at more than one row
-(torch-semantics 1.2 #15, 1.6 #75).
+torch starts a thread for each replica; here all of them are one compiled program (`_program`). A list of
+different modules is run one by one, each on its own device.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from . import _devices
+from . import _devices, _program
 from ._backends import Backend
 from ._backends import backend as _backend
-from ._convolution import for_branch
 from ._placement import Placement, place
+from ._program import Kind, Local
 from ._reduce import from_replica_zero
 from ._replicate import Replicas
-from ._shards import Shards, combine, crop, separate
-from ._tree import is_array, is_staged, paths
-from ._typing import REPLICA, DeviceLike, PyTree, Shape
-from .errors import CollectiveError, CountError, GatherError, GatherTypeError
+from ._shards import Shards
+from ._tree import is_array, is_staged
+from ._typing import DeviceLike, PyTree
+from .errors import CountError
 
 
 def parallel_apply(
@@ -75,7 +69,7 @@ def parallel_apply(
     assert kwargs_tup is None or isinstance(kwargs_tup, Shards)
     split = modules.split()
     run: Any = _backend(backend)
-    program = _program(split.definition, run, inputs.placement)
+    program = _compiled(split.definition, run, inputs.placement)
     outputs, changes = program(modules.values(split), inputs, kwargs_tup)
     split.commit(changes)
     return outputs
@@ -122,163 +116,27 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(definition: Any, run: Backend, placement: Placement) -> Any:
+def _compiled(definition: Any, run: Backend, placement: Placement) -> Any:
     return jax.jit(functools.partial(_run, definition, run, placement))
 
 
 def _run(
     definition: Any, run: Backend, placement: Placement, values: PyTree, inputs: Shards, kwargs: Shards | None
 ) -> tuple[Shards, PyTree]:
-    kinds = _kinds(inputs, kwargs)
-    order = list(dict.fromkeys(kinds))
-    table = [order.index(kind) for kind in kinds]
-    found: list[tuple[Any, tuple[tuple[Shape, ...], ...]]] = []
+    def replica(values: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
+        outputs, changes = definition(values, index, _arguments(args), named)
+        return Local(outputs, (), changes)
 
-    def body(index: jax.Array, values: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
-        # The module is traced here, inside of the backend, because what is traced holds its mesh.
-        data = (index, values, rows)
-        branches = [_trace(definition, data, inputs, kwargs, kind, kinds.index(kind)) for kind in order]
-        if placement.devices[0].platform == "cpu" and (len(order) > 1 or len(kinds) < placement.N):
-            branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
-        shapes = _output_shapes(branches, table)
-        found.append((branches[0].form, shapes))
-        return _choose(branches, table, placement.N, shapes, data)
+    def finish(index: jax.Array, values: PyTree, own: PyTree, local: Local) -> tuple[PyTree, PyTree]:
+        del values
+        return from_replica_zero(local.changes, index), own
 
-    stacks, _, _ = separate((inputs.tree, {} if kwargs is None else kwargs.tree))
-    rows, changes = run(body, placement, values, stacks)
-    form, shapes = found[-1]
-    return Shards(jax.tree.unflatten(form, rows), inputs.sizes, shapes, inputs.placement), changes
+    batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
+    done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))
+    return Shards(done.outputs, inputs.sizes, done.shapes, inputs.placement), done.shared
 
 
-@dataclasses.dataclass(frozen=True)
-class _Branch:
-    """The module traced for one combination of piece shapes."""
-
-    jaxpr: ClosedJaxpr
-    form: Any
-    outputs: list[jax.ShapeDtypeStruct]
-    changes: PyTree
-
-
-def _kinds(inputs: Shards, kwargs: Shards | None) -> list[tuple[Shape, ...]]:
-    """For every replica, the shapes of its pieces; replicas of one kind share a branch."""
+def _kinds(inputs: Shards, kwargs: Shards | None) -> list[Kind | None]:
     leaves = inputs.shapes + (() if kwargs is None else kwargs.shapes)
-    return [tuple(shapes[i] for shapes in leaves) for i in range(len(inputs))]
-
-
-def _trace(
-    definition: Any,
-    data: PyTree,
-    inputs: Shards,
-    kwargs: Shards | None,
-    kind: tuple[Shape, ...],
-    replica: int,
-) -> _Branch:
-    placement, alone = inputs.placement, len(inputs) == 1
-    _, statics, treedef = separate((inputs.tree, {} if kwargs is None else kwargs.tree))
-
-    def one(index: jax.Array, values: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
-        pieces = [crop(x, shape) for x, shape in zip(rows, kind, strict=True)]
-        args, named = combine(pieces, statics, treedef)
-        outputs, changes = definition(values, None if alone else index, _arguments(args), named)
-        check_outputs(outputs)
-        return outputs, changes
-
-    try:
-        jaxpr, (outputs, changes) = jax.make_jaxpr(one, return_shape=True)(*data)
-    except Exception as error:
-        where = _devices.name(placement.devices[replica])
-        error.add_note(
-            f"Caught {type(error).__name__} in replica {replica} on device {where}"
-            " (replicas with the same number of rows are traced once)."
-        )
-        raise
-    leaves, form = jax.tree.flatten(outputs)
-    return _Branch(jaxpr, form, leaves, changes)
-
-
-def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
-    """Raises GatherTypeError for a leaf that no program can return."""
-    for path, leaf in jax.tree.leaves_with_path(outputs):
-        if not is_array(leaf):
-            raise GatherTypeError(
-                f"{function}: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
-                f"({leaf!r:.40}), which cannot be gathered. Return arrays, None, or containers of these."
-            )
-
-
-def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
-    first = branches[0]
-    for i, j in enumerate(table):
-        other = branches[j]
-        if other.form != first.form:
-            raise GatherError(
-                f"parallel_apply: replica 0 returned {first.form} and replica {i} returned {other.form}; all "
-                "replicas must return the same structure. Does forward depend on the number of rows?"
-            )
-        for a, b, name in zip(
-            first.outputs,
-            other.outputs,
-            paths(jax.tree.unflatten(first.form, first.outputs), "outputs"),
-            strict=True,
-        ):
-            if (a.ndim, a.dtype) != (b.ndim, b.dtype):
-                raise GatherError(
-                    f"parallel_apply: {name} is {a.dtype} with {a.ndim} axes on replica 0 and {b.dtype} with "
-                    f"{b.ndim} axes on replica {i}; all replicas must return the same kind of array."
-                )
-    return tuple(tuple(branches[j].outputs[leaf].shape for j in table) for leaf in range(len(first.outputs)))
-
-
-def _choose(
-    branches: list[_Branch], table: list[int], N: int, shapes: tuple[tuple[Shape, ...], ...], data: PyTree
-) -> tuple[list[jax.Array], PyTree]:
-    """One device's part: take its branch, pad what it returns, share replica 0's changes."""
-    first = branches[0]
-    # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
-    common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
-    changed, form = jax.tree.flatten(first.changes)
-
-    def run(branch: _Branch, flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        out = jaxpr_as_fun(branch.jaxpr)(*flat)
-        n = len(branch.outputs)
-        rows = [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)]
-        return rows, list(out[n:]) if branch is first else [_zeros(a.shape, a.dtype) for a in changed]
-
-    def idle(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        del flat
-        rows = [_zeros(shape, a.dtype) for shape, a in zip(common, first.outputs, strict=True)]
-        return rows, [_zeros(a.shape, a.dtype) for a in changed]
-
-    choices = [functools.partial(run, branch) for branch in branches] + [idle] * (len(table) < N)
-    flat = jax.tree.leaves(data)
-    if len(choices) == 1:
-        rows, changes = run(first, flat)
-    else:
-        _check_no_collective(branches)
-        choice = jnp.array(table + [len(branches)] * (N - len(table)))
-        rows, changes = jax.lax.switch(choice[data[0]], choices, flat)
-    # Outside of the branches, where every device passes: only here do the replicas meet.
-    return rows, from_replica_zero(jax.tree.unflatten(form, changes), data[0])
-
-
-def _check_no_collective(branches: list[_Branch]) -> None:
-    for effect in (effect for branch in branches for effect in branch.jaxpr.effects):
-        if getattr(effect, "name", None) == REPLICA:
-            raise CollectiveError(
-                "parallel_apply: the module uses a collective over the replicas (psum, all_gather, "
-                "BatchNorm with axis_name) and the replicas have different numbers of rows, so they would "
-                "wait for each other for ever. Make B a multiple of the number of devices."
-            )
-
-
-def _zeros(shape: Shape, dtype: Any) -> jax.Array:
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(dtype)), shape)
-    return jnp.zeros(shape, dtype)
-
-
-def _pad(x: jax.Array, shape: Shape) -> jax.Array:
-    if x.shape == shape:
-        return x
-    return jnp.pad(x, [(0, want - have) for have, want in zip(x.shape, shape, strict=True)])
+    used = [tuple(shapes[i] for shapes in leaves) for i in range(len(inputs))]
+    return used + [None] * (inputs.placement.N - len(inputs))

@@ -3,7 +3,7 @@
 torch passes Python lists of per-device structures because it runs threads. JAX has one object that
 is the list: a global array with one shard on each device. Such an array needs equal shards, and
 `torch.chunk` gives 10 rows to 4 devices as 3, 3, 3, 1; so every piece is padded to the largest one
-and its true shape is kept beside it. The padding never leaves this module and `_parallel_apply`:
+and its true shape is kept beside it. The padding never leaves this module and `_program`:
 whoever reads a piece cuts it to its shape first.
 
 Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension

@@ -19,6 +19,7 @@ FLOORS = [
     {"_spread"},
     {"_shards", "_modules", "_reduce"},
     {"_scatter", "_replicate", "_gather", "_backends"},
+    {"_program"},
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
     {"_demo", "_memory_report", "_seeing", "parity"},

@@ -193,14 +193,14 @@ def plant_padding(monkeypatch):
 @pytest.mark.parametrize("plant", [plant_chunks, plant_buffers, plant_padding])
 def test_a_planted_fault_is_found(plant, monkeypatch):
     plant(monkeypatch)
-    from jaxpar._parallel_apply import _program
+    from jaxpar._parallel_apply import _compiled
 
-    _program.cache_clear()
+    _compiled.cache_clear()
     try:
         with pytest.raises(AssertionError, match=r"step \d+: \w+"):
             test_training_equals_torch("cnn", 4, 10)
     finally:
-        _program.cache_clear()
+        _compiled.cache_clear()
 
 
 def test_a_whole_batch_model_is_another_thing():
