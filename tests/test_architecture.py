@@ -13,7 +13,18 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {"_tree", "_random", "_virtual", "_visible", "_convolution", "_interrupt", "_progress", "_rulebook"},
+    {
+        "_tree",
+        "_random",
+        "_virtual",
+        "_visible",
+        "_convolution",
+        "_interrupt",
+        "_progress",
+        "_rulebook",
+        "_spec",
+        "_compiled",
+    },
     {"_devices"},
     {"_placement", "_current", "_move"},
     {"_spread"},
@@ -22,7 +33,7 @@ FLOORS = [
     {"_program"},
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
-    {"_demo", "_memory_report", "_seeing", "parity"},
+    {"_demo", "_memory_report", "_seeing", "_estimate", "parity"},
     {"_cli", "_pytest_plugin"},
     {"__main__"},
 ]

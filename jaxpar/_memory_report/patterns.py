@@ -11,14 +11,15 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .. import _devices
+from .._compiled import Program, held, is_float, placed, size
 from .._data_parallel import DataParallel
 from .._placement import Placement
 from .._typing import REPLICA, PyTree
-from .program import Program, held, is_float, placed, size
 from .report import DeviceBytes
 from .step import Step
 
 BUFFERS = nnx.Not(nnx.Param)
+FUNCTION = "memory_report"
 
 
 class Sharded(NamedTuple):
@@ -51,7 +52,7 @@ def sharded(step: Step) -> Sharded:
 
     params, buffers, state = placed((step.params, step.buffers, step.optimizer), placement.replicated)
     batch = [placed(x, _rows_over_devices(x, placement)) for x in step.arrays]
-    program = Program(differentiate, params, buffers, batch)
+    program = Program(differentiate, params, buffers, batch, function=FUNCTION)
     _, outputs, _, gradients = program.results
     devices = tuple(
         DeviceBytes(
@@ -66,7 +67,8 @@ def sharded(step: Step) -> Sharded:
         for d in placement.devices
     )
     donated = (0, 1) if step.tx else ()
-    return Sharded(devices, outputs, Program(train, params, state, buffers, batch, donate=donated).everything)
+    whole = Program(train, params, state, buffers, batch, donate=donated, function=FUNCTION)
+    return Sharded(devices, outputs, whole.everything)
 
 
 def gathered(step: Step, outputs: PyTree) -> tuple[DeviceBytes, ...]:
@@ -124,7 +126,8 @@ def _replica(step: Step, b: int) -> Replica:
     state = placed((step.params, step.buffers, step.rows(b)), here)
     outputs, _ = jax.eval_shape(forward, *state)
     seeds = placed([x for x in jax.tree.leaves(outputs) if is_float(x)], here)
-    return Replica(Program(differentiate, *state, seeds).temporary, size(outputs), size(seeds))
+    program = Program(differentiate, *state, seeds, function=FUNCTION)
+    return Replica(program.temporary, size(outputs), size(seeds))
 
 
 def _loss(step: Step, outputs: PyTree) -> int:
@@ -138,7 +141,8 @@ def _loss(step: Step, outputs: PyTree) -> int:
 
         return jax.value_and_grad(loss_of)([x for x in leaves if is_float(x)])
 
-    program = Program(differentiate, placed(leaves, SingleDeviceSharding(step.placement.devices[0])))
+    here = SingleDeviceSharding(step.placement.devices[0])
+    program = Program(differentiate, placed(leaves, here), function=FUNCTION)
     return program.temporary + size(program.results[1])
 
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from .._compiled import is_float, shapes
 from .._placement import Placement
 from .._scatter import chunk_sizes
 from .._tree import is_array
 from .._typing import PyTree
 from ..errors import NoRowsError
-from .program import is_float, shapes
 
 LossFn = Callable[[Any], jax.Array]
 

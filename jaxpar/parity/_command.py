@@ -9,10 +9,11 @@ import click
 from rich.console import Console
 
 from .._progress import progress
+from .._spec import failed
 from . import _record
 from ._compare import Stopped, compare
 from ._comparison import Comparison
-from ._spec import NEEDED, failed, read_optimizer, read_spec
+from ._spec import NEEDED, read_optimizer, read_spec
 
 
 def run(
@@ -55,8 +56,8 @@ def run(
 
 
 def _compared(given: dict[str, Any], record: str | None) -> Comparison:
-    with progress(given.get("steps", 1)) as watch:
-        given["progress"] = lambda step, steps: watch("compared")
+    with progress(given.get("steps", 1), description="starting JAX and PyTorch", leave=False) as shown:
+        given["progress"] = lambda step, steps: shown.step("compared")
         return _record.record(record, **given) if record else compare(**given)
 
 

@@ -1,4 +1,4 @@
-"""Spec: a Python file that names two models and a task, for the command line.
+"""The spec of a comparison: a Python file that names two models and a task, for the command line.
 
 Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` are needed,
 all others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) may be there. The modules may be
@@ -8,15 +8,11 @@ functions without arguments that build them.
 from __future__ import annotations
 
 import inspect
-import linecache
-import runpy
-import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from ..errors import JaxparError, SpecError
+from .._spec import failed, is_builder, read_names
+from ..errors import SpecError
 
 NEEDED = ("torch_module", "flax_module", "inputs")
 
@@ -29,19 +25,7 @@ def read_spec(
     Raises:
       SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
     """
-    if not Path(path).is_file():
-        raise SpecError(f"{path}: there is no such file.")
-    folder = str(Path(path).resolve().parent)
-    sys.path.insert(0, folder)  # as Python does for a script
-    try:
-        defined = runpy.run_path(path)
-    except Exception as error:
-        raise failed(path, "", error) from error
-    finally:
-        sys.path.remove(folder)
-    missing = [name for name in needed if name not in defined]
-    if missing:
-        raise SpecError(f"{path}: it does not define {', '.join(missing)}.")
+    defined = read_names(path, needed)
     found = {name: defined[name] for name in names or arguments() if name in defined}
     for name in ("torch_module", "flax_module"):
         if name in found:
@@ -57,29 +41,12 @@ def arguments() -> list[str]:
 
 def _built(path: str, name: str, given: Any) -> Any:
     """A function that builds a module is called; a module is one already."""
-    if not (inspect.isfunction(given) or inspect.isclass(given)):
+    if not is_builder(given):
         return given
     try:
         return given()
     except Exception as error:
         raise failed(path, f"{name}(): ", error) from error
-
-
-def failed(path: str, what: str, error: Exception) -> SpecError:
-    """What went wrong in the file, or with what it says; an error of jaxpar's own is one already."""
-    kind = "" if isinstance(error, JaxparError) else f"{type(error).__name__}: "
-    return SpecError(f"{path}: {what}{kind}{error}{_line(path, error)}")
-
-
-def _line(path: str, error: Exception) -> str:
-    """The last line of the file that was running."""
-    if isinstance(error, SyntaxError):
-        return f"\n  line {error.lineno}: {(error.text or '').strip()}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]
-    if not frames:
-        return ""
-    number = frames[-1].lineno or 0
-    return f"\n  line {number}: {linecache.getline(path, number).strip()}"
 
 
 def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:

@@ -1,4 +1,7 @@
-"""A compiled program as numbers: what it returns, where, and what it needs meanwhile."""
+"""A compiled program as numbers: what it returns, where, what it needs meanwhile, what it does.
+
+Nothing runs and no array is made: arguments are shapes, and XLA's own analyses are read.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from .._typing import PyTree
-from ..errors import BackendError
+from ._typing import PyTree
+from .errors import BackendError
 
 
 class Program:
@@ -21,17 +24,29 @@ class Program:
       results: what it returns, as shapes with the shardings that the compiler chose.
       temporary: bytes on each device that are neither arguments nor results.
       everything: bytes on each device for arguments, results and temporaries together.
+      flops, accessed: floating-point operations of each device, and bytes it reads and writes; a
+        loop's body counts once. 0 from a compiler that does not tell.
+      jaxpr: what was compiled, before the compiler saw it.
+      text: what the compiler made of it, in HLO.
     """
 
-    def __init__(self, f: Callable[..., Any], *args: PyTree, donate: tuple[int, ...] = ()):
-        lowered = jax.jit(f, donate_argnums=donate).lower(*args)
+    def __init__(
+        self, f: Callable[..., Any], *args: PyTree, donate: tuple[int, ...] = (), function: str
+    ) -> None:
+        traced = jax.jit(f, donate_argnums=donate).trace(*args)
+        lowered = traced.lower()
         compiled = lowered.compile()
         told: Any = compiled.memory_analysis()
         if told is None:
             raise BackendError(
-                f"memory_report: the compiler of backend {jax.default_backend()!r} does not analyse memory; "
+                f"{function}: the compiler of backend {jax.default_backend()!r} does not analyse memory; "
                 "use another backend (JAX_PLATFORMS=cpu)."
             )
+        cost = compiled.cost_analysis() or {}
+        self.jaxpr = traced.jaxpr.jaxpr
+        self.flops = float(cost.get("flops", 0))
+        self.accessed = float(cost.get("bytes accessed", 0))
+        self.text = compiled.as_text() or ""
         self.results = jax.tree.map(_with_sharding, lowered.out_info, compiled.output_shardings)
         self.temporary = int(told.temp_size_in_bytes)
         self.everything = int(
