@@ -54,12 +54,16 @@ def rprop(
 
         def rule(s, g, before, size):
             shrink, grow, low, high = s
+            # XLA's kernels for CPUs write one array each. Every result is used by the next one as it is,
+            # and `prev` asks a question of `size` whose answer is known: so nothing is computed twice,
+            # and both overwrite their own memory, the new `size` before the old `prev` is gone.
             agree = g * before
-            factor = jnp.where(agree > 0, grow, jnp.where(agree < 0, shrink, 1))
-            size = jnp.clip(size * factor, low, high)
+            kept = jnp.clip(size, low, high)
+            changed = jnp.clip(size * jnp.where(agree > 0, grow, shrink), low, high)
+            size = jnp.where((agree > 0) | (agree < 0), changed, kept)
+            prev = jnp.where((agree < 0) & ~(size < low), 0, g)
             # Comparisons, and not jnp.sign, since torch's sign of nan is 0.
-            move = jnp.where(g > 0, -size, jnp.where(g < 0, size, 0))
-            return jnp.where(agree < 0, 0, move), jnp.where(agree < 0, 0, g), size
+            return jnp.where(prev > 0, -size, jnp.where(prev < 0, size, 0)), prev, size
 
         updates, prev, size = leafwise(rule, (*etas, *step_sizes), grads, state[1:])
         return updates, RpropState(optax.safe_increment(state.step), prev, size)
