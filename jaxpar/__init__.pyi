@@ -18,9 +18,13 @@ from ._devices import device_count as device_count
 from ._devices import devices as devices
 from ._devices import is_available as is_available
 from ._each_device import each_device as each_device
+from ._estimate import Estimate as Estimate
+from ._estimate import Hardware as Hardware
+from ._estimate import estimate as estimate
 from ._gather import gather as gather
 from ._memory_report import MemoryReport as MemoryReport
 from ._memory_report import memory_report as memory_report
+from ._metrics import MetricsLog as MetricsLog
 from ._move import cpu as cpu
 from ._move import cuda as cuda
 from ._move import device_of as device_of
@@ -29,6 +33,7 @@ from ._move import to as to
 from ._on_device import OnDevice as OnDevice
 from ._parallel_apply import parallel_apply as parallel_apply
 from ._placement import Placement as Placement
+from ._progress import progress as progress
 from ._replicate import Replicas as Replicas
 from ._replicate import replicate as replicate
 from ._scatter import scatter as scatter

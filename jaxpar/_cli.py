@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,6 +40,7 @@ def plain_ending() -> Iterator[None]:
 
 
 AT_LEAST_1 = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
 OUTPUT = click.Path(dir_okay=False, writable=True)
 Command = Callable[..., Any]
 
@@ -112,12 +114,12 @@ def demo(
     from ._progress import progress
 
     settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
-    with progress(settings.steps) as watch:
+    with progress(settings.steps, description="starting JAX and PyTorch", leave=False) as shown:
         start_devices(devices)
         from ._demo import report
         from ._demo.run import run
 
-        result = run(settings, watch)
+        result = run(settings, shown.step)
     if as_json:
         click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
     else:
@@ -198,6 +200,120 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
     except (MatchError, OSError, ModuleNotFoundError, TypeError) as error:
         click.echo(f"jaxpar: {error}", err=True)
         sys.exit(1 if isinstance(error, MatchError) else 2)
+
+
+RATES = {
+    "flops": "TFLOP/s in every type.",
+    "bandwidth": "GB/s between a device and its memory.",
+    "memory": "GB of a device.",
+    "link": "GB/s from a device to its neighbour.",
+    "network": "GB/s from a host to another.",
+    "latency": "Microseconds for one step of a ring within a host.",
+    "network-latency": "Microseconds for one step of a ring between hosts.",
+}
+"""Figures of `jaxpar estimate` that may replace those of the card."""
+
+
+def rates_options(command: Command) -> Command:
+    for name, what in reversed(RATES.items()):
+        shown = "that of the device"
+        rate = click.FloatRange(min=0, min_open="latency" not in name)
+        command = click.option(f"--{name}", type=rate, metavar="X", show_default=shown, help=what)(command)
+    return command
+
+
+@cli.command(short_help="Predict memory, step time and scaling of a training step.")
+@click.argument("spec", type=click.Path())
+@click.option("--device", metavar="NAME", default="h100", help="A card: h200, h100, a100, v100, rtx4090 ...")
+@rates_options
+@click.option("--per-host", type=AT_LEAST_1, metavar="N", show_default="8", help="Devices of a host.")
+@click.option("--up-to", type=AT_LEAST_1, metavar="N", default=1024, help="Devices at most.")
+@click.option(
+    "--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Part of the peak rates."
+)
+@click.option(
+    "--overlap", type=click.FloatRange(0, 1), default=0.0, help="Part of the exchange beside computation."
+)
+@click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@plain_ending()
+def estimate(spec: str, **options: Any) -> None:
+    """Predict bytes per device, step time and scaling on 1 to 1024 devices.
+
+    SPEC is a Python file that defines make_net (a function that makes the NNX module) or net, loss_fn
+    as in loss_fn(net, *batch), batch (arrays or jax.ShapeDtypeStructs with the rows of one device), and
+    optimizer, an optax transformation. Programs are compiled and none is run; no weights are made.
+
+    \b
+      jaxpar estimate spec.py
+      jaxpar estimate spec.py --device a100 --efficiency 0.5 --png scaling.png
+      jaxpar estimate spec.py --device rtx4090 --per-host 4 --network 3 --json
+    """
+    virtual_devices(2)  # enough to see what devices exchange; where there are GPUs, JAX prefers them
+    from ._estimate.command import run
+
+    try:
+        run(spec, **options)
+    except ImportError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@cli.command(
+    short_help="Run a script in several processes; restart them together when one fails.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-n", type=AT_LEAST_1, metavar="N", required=True, help="Processes.")
+@click.option("-m", "--module", is_flag=True, help="TARGET is the name of a module.")
+@click.option(
+    "--devices-per-process",
+    type=AT_LEAST_1,
+    metavar="K",
+    show_default="all GPUs; without any, 1 CPU device",
+    help="Give each process K GPUs of its own; without GPUs, K virtual CPU devices.",
+)
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), metavar="R", default=0, help="Restarts after failures."
+)
+@click.option(
+    "--step-timeout",
+    type=SECONDS,
+    metavar="S",
+    envvar="JAXPAR_STEP_TIMEOUT",
+    show_default="no limit",
+    help="Seconds between two steps at most.",
+)
+@click.option(
+    "--grace", type=SECONDS, metavar="S", default=30, help="Seconds between asking to stop and killing."
+)
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="A file for each rank."
+)
+@click.option("--tee/--no-tee", default=True, help="Print what the processes print, too.")
+@click.option("--dry-run", is_flag=True, help="Print commands and variables, and start nothing.")
+@click.argument("target", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@plain_ending()
+def launch(dry_run: bool, **options: Any) -> None:
+    """Run SCRIPT in N processes of this host, with torchrun's variables.
+
+    When one process fails, or makes no step any more, all are killed, and with --max-restarts started
+    again, to go on from the last checkpoint. The exit code is 0 when all are done, 1 after an exception,
+    70 when a step took too long, 75 when all saved and left because they were asked to stop, 78 when
+    they cannot find each other, and 128 + the number of a signal.
+
+    \b
+      jaxpar launch -n 4 train.py --epochs 10
+      jaxpar launch -n 2 --max-restarts 3 --step-timeout 60 --log-dir logs train.py
+    """
+    from ._launch.settings import Settings as LaunchSettings
+    from ._launch.supervise import dry, run
+
+    settings = LaunchSettings(**options)
+    if not settings.module and not Path(settings.target).exists():
+        raise click.UsageError(f"There is no script {settings.target!r}; -m runs a module.")
+    if not settings.tee and settings.log_dir is None:
+        raise click.UsageError("--no-tee needs --log-dir, or what the processes print would be lost.")
+    sys.exit(dry(settings) if dry_run else run(settings))
 
 
 @cli.command(short_help="List the devices, their memory and load.")

@@ -14,31 +14,40 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class _Remember:
+    """A handler of SIGINT: the first one is kept until somebody checks, the second raises at once."""
+
+    asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            signal.default_int_handler(number, frame)
+        self.asked = True
+
+    def check(self) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+
+
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
     """Gives a function that raises KeyboardInterrupt if Ctrl-C came since; a second Ctrl-C raises at once.
 
-    It changes nothing outside the main thread, and where SIGINT is ignored or has a handler of its own.
+    A loop inside of a loop shares what the outer one remembers, so that the inner one ends too. It changes
+    nothing outside the main thread, and where SIGINT is ignored or has a handler of somebody else.
     """
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    if ours and isinstance(before, _Remember):
+        yield before.check
+        return
+    if not ours or before is not signal.default_int_handler:
         yield lambda: None
         return
-    asked = False
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked = True
-
-    def check() -> None:
-        if asked:
-            raise KeyboardInterrupt
-
+    remember = _Remember()
     signal.signal(signal.SIGINT, remember)
     try:
-        yield check
-        check()
+        yield remember.check
+        remember.check()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

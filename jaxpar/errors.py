@@ -176,3 +176,11 @@ class MaskError(JaxparError, ValueError):
     Cause: a Dropout that one of the two models has not, or has in evaluation mode.
     Cure: make both drop in the same places, or compare with training=False.
     """
+
+
+class MetricError(JaxparError, ValueError):
+    """A metric that is no number, a step that goes back, or a file of metrics that is something else.
+
+    Cause: `log.log(step, loss=losses)` with one loss for each row.
+    Cure: `loss=losses.mean()`; to write steps again that are there, `log.resume_from(step)`.
+    """

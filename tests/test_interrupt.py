@@ -77,3 +77,10 @@ def test_who_ignores_sigint_is_left_alone():
         check()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_loop_inside_of_a_loop_ends_too():
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt), between_steps():
+        steps(5, {2: 1}, done)
+    assert done == [0, 1, 2]

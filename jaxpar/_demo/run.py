@@ -13,11 +13,13 @@ import numpy as np
 import jaxpar
 
 from .._interrupt import between_steps
-from .._progress import Watch
 from .compare import Difference, Seen, Tensors, Verdict, judge, measure, measure_all
 from .digits import Digits, Split, load
 from .jax_side import JaxSide
 from .settings import TOLERANCE, Fault, Settings
+
+Watch = Callable[[str], None]
+"""Called with a text after every step."""
 
 
 class Side(Protocol):

@@ -1,0 +1,3 @@
+"""MetricsLog: the numbers of a training, in files that outlive the process."""
+
+from .log import MetricsLog as MetricsLog

@@ -1,0 +1,264 @@
+"""MetricsLog: what a training measures, step by step, in files.
+
+torch's SummaryWriter calls `.item()` on what it gets, so that each logged step waits for the device.
+Here a device array is put aside, its copy to the host is started, and a later call writes it down
+when it has arrived: the rows are one or more steps behind, in order, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .._progress import is_first
+from .._scalar import Number, check_scalar, is_ready, read
+from ..errors import MetricError
+from .rows import Csv, File, Json, Row
+
+JSONL, CSV = "metrics.jsonl", "metrics.csv"
+
+
+class Writer(Protocol):
+    """What is used of a TensorBoard writer."""
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> Any: ...
+    def flush(self) -> Any: ...
+
+
+class MetricsLog:
+    """Numbers by step, in `metrics.jsonl` and `metrics.csv`.
+
+    ```python
+    with jaxpar.MetricsLog("run") as log:
+        for step, batch in enumerate(loader):
+            log.log(step, loss=train(*batch))
+    ```
+
+    Args:
+      directory: is made if it is not there. A directory with a log in it is gone on with.
+      csv, jsonl: which files are written.
+      tensorboard: an object with `add_scalar(tag, value, step)` and `flush()`; True: tensorboardX's, in
+        the same directory; False: none; None: tensorboardX's if that is installed.
+
+    Process 0 alone writes; in all others `log` only looks at what it is given.
+
+    Raises:
+      MetricError: a file of that name holds something else. ImportError: `tensorboard=True` without
+        tensorboardX. ValueError: neither file is wanted.
+
+    torch counterpart: `torch.utils.tensorboard.SummaryWriter`, of which `add_scalar` alone. Source:
+    torch/utils/tensorboard/writer.py.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        csv: bool = True,
+        jsonl: bool = True,
+        tensorboard: bool | Writer | None = None,
+    ) -> None:
+        if not csv and not jsonl:
+            raise ValueError("MetricsLog: csv=False and jsonl=False leave no file to write.")
+        self.directory = Path(directory)
+        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
+        self._files: list[File] = []
+        self._last: int | None = None
+        self._board: Writer | None = None
+        self._closed = False
+        if not is_first():
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._board = _board(tensorboard, self.directory)
+        rows = _reader(self.directory)
+        # The first is the one that is believed when a process was killed between the two.
+        self._files = [
+            file for file, wanted in zip(_files(self.directory), (jsonl, csv), strict=True) if wanted
+        ]
+        for file in self._files:
+            file.write(rows)
+            rows = file.rows
+        self._last = max((step for step, _ in rows()), default=None)
+        self._at_exit = weakref.finalize(self, _finish, self._waiting, self._files, self._board)
+
+    def log(self, step: int, **values: Any) -> None:
+        """Take the values of a step. Never waits for a device.
+
+        Args:
+          step: the number of the step, on the host; not below the one before. A step may be logged in
+            several calls, and another value for a name that it has replaces the first.
+          values: numbers, or arrays with a single number.
+
+        Raises:
+          MetricError: text, an array with axes, a tracer, a donated array, named by its name; a step
+            that goes back.
+        """
+        if self._closed:
+            raise MetricError("MetricsLog.log: the log is closed.")
+        if isinstance(step, bool) or not isinstance(step, int | np.integer):
+            raise MetricError(
+                f"MetricsLog.log: step is {step!r:.40} of type {type(step).__qualname__}. Count on the host: "
+                "reading a device's counter would wait for the device."
+            )
+        for name, value in values.items():
+            _check_name(name)
+            check_scalar(value, name, "MetricsLog.log")
+        if self._last is not None and step < self._last:
+            raise MetricError(
+                f"MetricsLog.log: step {step} comes after step {self._last}, which {self.directory} holds "
+                f"already. To write it and what follows again: log.resume_from({step})."
+            )
+        self._last = int(step)
+        if not self._files:
+            return
+        self._waiting.append((int(step), {name: _sent(value) for name, value in values.items()}))
+        _write(self._waiting, self._files, self._board, wait=False)
+
+    def resume_from(self, step: int) -> None:
+        """Take out this step and all after it, because they will come again.
+
+        Call it after a checkpoint was read: rows that the stopped run wrote after its last checkpoint
+        would otherwise stand there twice.
+        """
+        self.flush()
+        self._last = None
+        if self._files:
+            rows = _before(self._files[0].rows, step)
+            for file in self._files:
+                file.write(rows)
+                rows = file.rows
+            self._last = max((s for s, _ in rows()), default=None)
+
+    def flush(self) -> None:
+        """Write all that was logged; waits for the device."""
+        _write(self._waiting, self._files, self._board)
+
+    def close(self) -> None:
+        """Write all that was logged and close the files; Python's exit does it for a log left open."""
+        if not self._closed:
+            self._closed = True
+            _finish(self._waiting, self._files, self._board)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(Exception):  # the error that ended the block is the one to be seen
+            self.close()
+
+    @staticmethod
+    def read(directory: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+        """The log in a directory, also of a run that goes on or was killed.
+
+        Returns:
+          `"step"`, int64 [n], each step once and rising, and every metric, float64 [n], NaN where a step
+          does not have it.
+
+        Raises:
+          FileNotFoundError: there is none. MetricError: a file is damaged.
+        """
+        if not any(file.path.exists() for file in _files(Path(directory))):
+            raise FileNotFoundError(f"MetricsLog.read: neither {JSONL} nor {CSV} is in {directory}.")
+        merged: dict[int, dict[str, Number]] = {}
+        for step, values in _reader(Path(directory))():
+            merged.setdefault(step, {}).update(values)
+        names = dict.fromkeys(name for values in merged.values() for name in values)
+        columns = {
+            name: np.array([values.get(name, np.nan) for values in merged.values()], np.float64)
+            for name in names
+        }
+        return {"step": np.array(list(merged), np.int64), **columns}
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`."""
+        if not self._closed:
+            self.flush()
+        if is_first():
+            from .chart import draw
+
+            draw(self.read(self.directory), path)
+
+
+def _files(directory: Path) -> tuple[File, File]:
+    return File(directory / JSONL, Json()), File(directory / CSV, Csv())
+
+
+def _reader(directory: Path) -> Callable[[], Iterator[Row]]:
+    """The rows that are there: the objects' if there are any, else the table's."""
+    objects, table = _files(directory)
+    return objects.rows if objects.path.exists() else table.rows
+
+
+def _before(rows: Callable[[], Iterator[Row]], end: int) -> Callable[[], Iterator[Row]]:
+    return lambda: ((step, values) for step, values in rows() if step < end)
+
+
+def _check_name(name: str) -> None:
+    if not name or not name.isprintable():
+        raise MetricError(f"MetricsLog.log: {name!r} cannot be the name of a column.")
+
+
+def _write(waiting: deque[Any], files: list[File], board: Writer | None, wait: bool = True) -> None:
+    """What is ready, in order; all of it with `wait`. No method, so that the exit can call it."""
+    while waiting and (wait or all(map(is_ready, waiting[0][1].values()))):
+        step, values = waiting.popleft()
+        row = step, {name: _read(name, step, value) for name, value in values.items()}
+        for file in files:
+            file.append(row)
+        if board is not None:
+            for name, number in row[1].items():
+                board.add_scalar(name, number, step)
+    if board is not None and wait:
+        board.flush()
+
+
+def _finish(waiting: deque[Any], files: list[File], board: Writer | None) -> None:
+    try:
+        _write(waiting, files, board)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _sent(value: Any) -> Any:
+    """A device array on its way to the host; a host array, which may be overwritten, as a number."""
+    if not hasattr(value, "copy_to_host_async"):
+        return read(value)
+    value.copy_to_host_async()
+    return value
+
+
+def _read(name: str, step: int, value: Any) -> Number:
+    try:
+        return read(value)
+    except RuntimeError as error:
+        error.add_note(f"MetricsLog: {name} of step {step} could not be read any more.")
+        raise
+
+
+def _board(wanted: bool | Writer | None, directory: Path) -> Writer | None:
+    if wanted is False:
+        return None
+    if wanted is not None and wanted is not True:
+        return wanted
+    try:
+        found = import_module("tensorboardX")
+    except ImportError as error:
+        if wanted is None:
+            return None
+        raise ImportError(
+            "MetricsLog: tensorboard=True needs tensorboardX: pip install tensorboardX."
+        ) from error
+    writer: Writer = found.SummaryWriter(str(directory))
+    return writer

@@ -1,0 +1,152 @@
+"""Rows of numbers in an append-only file: whole lines, one system call each.
+
+What a killed process wrote stays, because the operating system has it already. Only a machine that
+loses power can leave a torn last line; it is dropped when the file is opened again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from .._scalar import Number
+from ..errors import MetricError
+
+Row = tuple[int, dict[str, Number]]
+"""A step and its values."""
+
+
+ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""As JavaScript writes them."""
+
+
+class Format(Protocol):
+    """How rows are written; `columns` are the names known so far, in order."""
+
+    def header(self, columns: Sequence[str]) -> str: ...
+    def line(self, row: Row, columns: Sequence[str]) -> str: ...
+    def parse(self, lines: Iterable[str]) -> Iterator[Row]: ...
+
+
+class Json:
+    """One object a line; what JSON has no number for is a text."""
+
+    def header(self, columns: Sequence[str]) -> str:
+        return ""
+
+    def line(self, row: Row, columns: Sequence[str]) -> str:
+        values = {name: self._text(value) for name, value in row[1].items()}
+        return json.dumps({"step": row[0], **values}, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def _text(self, value: Number) -> Number | str:
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+    def parse(self, lines: Iterable[str]) -> Iterator[Row]:
+        for line in lines:
+            values = json.loads(line)
+            step = values.pop("step")
+            yield step, {k: ODD[v] if isinstance(v, str) else v for k, v in values.items()}
+
+
+class Csv:
+    """A table: `step` and one column for each name; what a step does not have is empty."""
+
+    def header(self, columns: Sequence[str]) -> str:
+        return self._join(["step", *columns])
+
+    def line(self, row: Row, columns: Sequence[str]) -> str:
+        step, values = row
+        return self._join([step, *(repr(values[c]) if c in values else "" for c in columns)])
+
+    def _join(self, cells: Sequence[object]) -> str:
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerow(cells)
+        return out.getvalue()
+
+    def parse(self, lines: Iterable[str]) -> Iterator[Row]:
+        rows = csv.reader(lines)
+        columns = next(rows, ["step"])[1:]
+        for step, *cells in rows:
+            pairs = zip(columns, cells, strict=True)
+            yield int(step), {name: _number(cell) for name, cell in pairs if cell}
+
+
+def _number(cell: str) -> Number:
+    if cell in ("True", "False"):
+        return cell == "True"
+    try:
+        return int(cell)
+    except ValueError:
+        return float(cell)
+
+
+class File:
+    """A file of rows: read once when it is opened, then only appended to."""
+
+    def __init__(self, path: Path, form: Format) -> None:
+        self.path, self.form = path, form
+        self.columns: list[str] = []
+        self._file: io.FileIO | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """What is there, without a torn last line.
+
+        Raises:
+          MetricError: a line that is none of ours.
+        """
+        if not self.path.exists():
+            return
+        with open(self.path, encoding="utf-8", newline="", errors="replace") as file:
+            whole = (line for line in file if line.endswith("\n"))
+            number = 0
+
+            def counted() -> Iterator[str]:
+                nonlocal number
+                for number, line in enumerate(whole, 1):  # noqa: B007
+                    yield line
+
+            try:
+                yield from self.form.parse(counted())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise MetricError(
+                    f"MetricsLog: line {number} of {self.path} is no row of metrics ({error}). Move the file "
+                    "away, or take the line out."
+                ) from error
+
+    def write(self, rows: Callable[[], Iterator[Row]], more: Sequence[str] = ()) -> None:
+        """Put these rows in the place of what is there, all at once, and append from here on.
+
+        `more` are columns that no row has yet.
+        """
+        self.close()
+        found = (name for _, values in rows() for name in values)
+        self.columns = list(dict.fromkeys([*self.columns, *found, *more]))
+        beside = self.path.with_name(self.path.name + ".partial")
+        with open(beside, "w", encoding="utf-8", newline="") as file:
+            file.write(self.form.header(self.columns))
+            file.writelines(self.form.line(row, self.columns) for row in rows())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self.path)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+
+    def append(self, row: Row) -> None:
+        more = [name for name in row[1] if name not in self.columns]
+        if more and self.form.header(more):
+            self.write(self.rows, more)  # a table gets a column: its header is written again
+        self.columns += [name for name in more if name not in self.columns]
+        assert self._file is not None
+        self._file.write(self.form.line(row, self.columns).encode())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
