@@ -123,7 +123,8 @@ def _compiled(definition: Any, run: Backend, placement: Placement) -> Any:
 def _run(
     definition: Any, run: Backend, placement: Placement, values: PyTree, inputs: Shards, kwargs: Shards | None
 ) -> tuple[Shards, PyTree]:
-    def replica(values: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
+    def replica(values: PyTree, own: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
+        del own
         outputs, changes = definition(values, index, _arguments(args), named)
         return Local(outputs, (), changes)
 

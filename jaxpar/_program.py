@@ -48,9 +48,11 @@ class Local(NamedTuple):
 
 
 class Replica(Protocol):
-    """`replica(shared, i, args, kwargs)`: runs on replica i, on its own rows; i is None if it is alone."""
+    """`replica(shared, own, i, args, kwargs)` runs on replica i, on its own rows; i is None for one alone."""
 
-    def __call__(self, shared: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /) -> Local: ...
+    def __call__(
+        self, shared: PyTree, own: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> Local: ...
 
 
 class Finish(Protocol):
@@ -95,7 +97,7 @@ def run(
       shared: values that all devices hold.
       batch: arguments and keyword arguments; arrays [N, *piece], other leaves as they are.
       kinds: for each of the N devices the true shapes of its pieces, or None if it has no rows.
-      own: values of each device's own, stacked to [N, ...]; only `finish` sees them.
+      own: values of each device's own, stacked to [N, ...].
       source: the replica, one with rows, whose changes are kept; on replicas of another kind they are zeros.
     """
     order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
@@ -107,12 +109,12 @@ def run(
     def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
         # The function is traced here, inside of the backend, because what is traced holds its mesh.
         pieces, mine = rows[: len(stacks)], jax.tree.unflatten(own_form, rows[len(stacks) :])
-        data = (index, shared, pieces)
+        data = (index, shared, mine, pieces)
 
-        def one(kind: Kind, index: jax.Array, shared: PyTree, pieces: list[jax.Array]) -> Local:
+        def one(kind: Kind, index: jax.Array, shared: PyTree, mine: PyTree, pieces: list[jax.Array]) -> Local:
             cropped = [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)]
             args, kwargs = combine(cropped, statics, treedef)
-            local = replica(shared, None if alone else index, args, kwargs)
+            local = replica(shared, mine, None if alone else index, args, kwargs)
             check_outputs(local.outputs)
             return local
 

@@ -26,7 +26,27 @@ from .nnx_view import view_nnx
 
 Module = Callable[..., Any]
 Changes = dict[Any, PyTree]
-Definition = Callable[[PyTree, jax.Array | None, tuple, dict], tuple[PyTree, Changes]]
+
+
+class Definition(Protocol):
+    """The module without its arrays. Hashable."""
+
+    def __call__(
+        self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> tuple[PyTree, Changes]:
+        """Runs the module on one replica; its outputs and the values that changed. `replica` is folded
+        into every random stream, unless it is None."""
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: PyTree,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+        /,
+    ) -> tuple[PyTree, Changes]:
+        """The same for `function(module, *args, **kwargs)`."""
 
 
 class View(Protocol):
@@ -34,9 +54,7 @@ class View(Protocol):
 
     @property
     def definition(self) -> Definition:
-        """Hashable. `definition(values, replica, args, kwargs)` runs the module on one replica and
-        returns its outputs and the values that changed. `replica` is folded into every random
-        stream, unless it is None."""
+        """What runs."""
 
     def values(self, placement: Placement) -> PyTree:
         """The arrays, on every device of the placement."""

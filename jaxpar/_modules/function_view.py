@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +24,18 @@ class FunctionDefinition:
     def __call__(
         self, values: tuple, replica: jax.Array | None, args: tuple, kwargs: dict
     ) -> tuple[PyTree, dict[Any, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: tuple,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
         del values, replica
-        return self.function.value(*args, **kwargs), {}
+        return function(self.function.value, *args, **kwargs), {}
 
 
 class FunctionView:

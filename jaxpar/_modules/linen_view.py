@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,11 +26,21 @@ class LinenDefinition:
     def __call__(
         self, values: dict, replica: jax.Array | None, args: tuple, kwargs: dict
     ) -> tuple[PyTree, dict[tuple[str, ...], PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: dict,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[tuple[str, ...], PyTree]]:
         variables, rngs = values["variables"], values["rngs"]
         if replica is not None:
             rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
         outputs, updates = self.module.value.apply(
-            variables, *args, rngs=rngs, mutable=self.mutable.value or [], **kwargs
+            variables, *args, rngs=rngs, mutable=self.mutable.value or [], method=function, **kwargs
         )
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import errors as flax_errors
 from flax import nnx
 
@@ -42,6 +43,16 @@ class NNXDefinition:
     def __call__(
         self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
     ) -> tuple[PyTree, dict[int, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: list,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[int, PyTree]]:
         started = [
             fold(value, replica) if kind == "key" and replica is not None else value
             for value, kind in zip(values, self.kinds, strict=True)
@@ -49,7 +60,7 @@ class NNXDefinition:
         state = nnx.from_flat_state(zip(self.paths, started, strict=True))
         module = nnx.merge(self.graphdef.value, state)
         leaves = _leaves(module)
-        outputs = module(*args, **kwargs)
+        outputs = function(module, *args, **kwargs)
         return outputs, {
             i: leaves[i].get_raw_value()
             for i, kind in enumerate(self.kinds)
@@ -79,6 +90,12 @@ class NNXView:
         placed = spread(values, self.names, placement)
         self._remember(placed, placement)
         return placed
+
+    def parameters(self, wrt: Any) -> tuple[int, ...]:
+        """Which of the values are to be trained: floating ones that the NNX filter `wrt` lets through."""
+        wanted = nnx.filterlib.to_predicate(wrt)
+        pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
+        return tuple(i for i, (path, leaf) in pairs if wanted(path, leaf) and _is_float(leaf))
 
     def _remember(self, placed: list, placement: Placement) -> None:
         try:
@@ -166,6 +183,11 @@ def _snapshots(module: nnx.Module) -> list[_Snapshot]:
 def _leaves(module: nnx.Module) -> list[Any]:
     """The module's own Variables (and bare arrays) in the order of its flat state."""
     return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
+
+
+def _is_float(leaf: Any) -> bool:
+    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
 def _kind(leaf: Any) -> str:
