@@ -27,7 +27,7 @@ RNGS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
 
 
 def variables_of(net):
-    """In float64, statistics too: Linen makes them float32, and XLA's float32 rsqrt differs between processors."""
+    """All in float64: Linen makes float32 statistics, and XLA's float32 rsqrt differs between processors."""
     return jax.tree.map(lambda x: x.astype(jnp.float64), net.init(RNGS, X))
 
 
