@@ -45,8 +45,8 @@ class MetricsLog:
     Args:
       directory: is made if it is not there. A directory with a log in it is gone on with.
       csv, jsonl: which files are written.
-      tensorboard: an object with `add_scalar(tag, value, step)` and `flush()`; True: tensorboardX's, in
-        the same directory; False: none; None: tensorboardX's if that is installed.
+      tensorboard: an object with `add_scalar(tag, value, step)` and `flush()`; True: tensorboardX's
+        SummaryWriter in the same directory (where torch is installed, tensorboardX imports it).
 
     Process 0 alone writes; in all others `log` only looks at what it is given.
 
@@ -248,15 +248,13 @@ def _read(name: str, step: int, value: Any) -> Number:
 
 
 def _board(wanted: bool | Writer | None, directory: Path) -> Writer | None:
-    if wanted is False:
+    if wanted is None or wanted is False:
         return None
-    if wanted is not None and wanted is not True:
+    if wanted is not True:
         return wanted
     try:
         found = import_module("tensorboardX")
     except ImportError as error:
-        if wanted is None:
-            return None
         raise ImportError(
             "MetricsLog: tensorboard=True needs tensorboardX: pip install tensorboardX."
         ) from error
