@@ -40,4 +40,5 @@ from ._scatter import scatter as scatter
 from ._scatter import scatter_kwargs as scatter_kwargs
 from ._shards import Shards as Shards
 from ._virtual import virtual_devices as virtual_devices
+from ._watchdog import beat as beat
 from .nn import convert_sync_batchnorm as convert_sync_batchnorm

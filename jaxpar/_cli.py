@@ -249,7 +249,7 @@ def estimate(spec: str, **options: Any) -> None:
       jaxpar estimate spec.py --device a100 --efficiency 0.5 --png scaling.png
       jaxpar estimate spec.py --device rtx4090 --per-host 4 --network 3 --json
     """
-    virtual_devices(2)  # enough to see what devices exchange; where there are GPUs, JAX prefers them
+    start_devices(None)  # several, to see what they exchange
     from ._estimate.command import run
 
     try:
