@@ -1,9 +1,13 @@
 # The table of contents, in the order in which data meets the names. Imports only.
+from . import distributed as distributed
 from . import errors as errors
+from . import data as data
 from . import nn as nn
 from . import optim as optim
 from . import random as random
 from . import parity as parity
+from ._checkpointer import Checkpointer as Checkpointer
+from ._checkpointer import Restored as Restored
 from ._current import DeviceProperties as DeviceProperties
 from ._current import current_device as current_device
 from ._current import get_device_name as get_device_name

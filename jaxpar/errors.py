@@ -130,6 +130,23 @@ class CountError(JaxparError, AssertionError):
     """Modules, inputs, keyword arguments and devices differ in number (torch's AssertionError)."""
 
 
+class LossError(JaxparError, RuntimeError, TypeError):
+    """A loss function returned something that has no gradient: not one real number.
+
+    Cause: `lambda net, x, y: (net(x) - y) ** 2`, a loss for each row.
+    Cure: `.mean()`; with more to return than the loss, `has_aux=True`. torch raises a RuntimeError, JAX a
+    TypeError; this is both.
+    """
+
+
+class ParametersError(JaxparError, RuntimeError):
+    """DistributedDataParallel cannot train a module: nothing to train, or another module on another rank.
+
+    Cause: a module without `nnx.Param`; ranks that build models of different sizes.
+    Cure: wrap what has parameters; build the same module on every rank (values need not be equal).
+    """
+
+
 class MatchError(JaxparError, RuntimeError):
     """Weights and a module do not fit together: names, shapes, dtypes, or a value without a place.
 
@@ -183,4 +200,38 @@ class MetricError(JaxparError, ValueError):
 
     Cause: `log.log(step, loss=losses)` with one loss for each row.
     Cure: `loss=losses.mean()`; to write steps again that are there, `log.resume_from(step)`.
+    """
+
+
+class CheckpointError(JaxparError, RuntimeError):
+    """A step that cannot be saved or restored: damaged, of another object, not there, no room.
+
+    Cause: `checkpointer.restore(net=net)` where `net` is wider than the one that was saved.
+    Cure: build the object as it was; where bytes are damaged, `restore()` without a step takes the
+    newest one that is not.
+    """
+
+
+class GroupError(JaxparError, ValueError):
+    """There is no process group, there is one already, or it cannot be joined like this.
+
+    Cause: `get_rank()` before `init_process_group()`; RANK is not set, or not below WORLD_SIZE.
+    Cure: `init_process_group()` once and first; torchrun and `jaxpar launch` set the variables.
+    """
+
+
+class DistributedError(JaxparError, RuntimeError):
+    """Processes did not find each other, do not fit together, or one of them is gone.
+
+    Cause: a rank that did not start; another program on rank 0's port; two processes with one rank.
+    Cure: the message names the ranks, the address and what to look at.
+    """
+
+
+class DivergenceError(JaxparError, RuntimeError):
+    """Processes or replicas that should be the same are not.
+
+    Cause: a batch of another shape on one rank; another version, device or configuration; weights
+    that were changed on one replica alone.
+    Cure: the message names the rank, the field and both values.
     """

@@ -21,24 +21,25 @@ FLOORS = [
         "_convolution",
         "_interrupt",
         "_scalar",
+        "_watchdog",
         "_rulebook",
         "_spec",
         "_compiled",
     },
-    {"_devices"},
-    {"_placement", "_current", "_move"},
+    {"_devices", "random"},
+    {"_placement", "_current", "_move", "distributed"},
     {"_spread", "_progress"},
     {"_shards", "_modules", "_reduce"},
     {"_scatter", "_replicate", "_gather", "_backends"},
-    {"_program"},
+    {"_program", "data"},
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
-    {"_metrics"},
-    {"_demo", "_memory_report", "_seeing", "_estimate", "parity"},
+    {"_metrics", "_checkpointer"},
+    {"_demo", "_memory_report", "_seeing", "_estimate", "_launch", "parity"},
     {"_cli", "_pytest_plugin"},
     {"__main__"},
 ]
-LEAVES = {"nn", "optim", "random"}
+LEAVES = {"nn", "optim"}
 """They import nothing above errors, _typing and the rulebook, and nothing below the roof imports them."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60

@@ -1,0 +1,5 @@
+"""torch.distributed's words for several processes; the engine is jax.distributed."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,69 @@
+"""A rank that leaves with an exception takes the others with it, at once and with its reason.
+
+Python's own end of a process would wait for the other ranks at JAX's shutdown barrier, while these wait
+for it in a collective. JAX would end them by a signal when the heartbeats stop, after ten seconds and
+without a word of why. torch's ranks get an exception from the collective; XLA's collectives have none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+
+from ..errors import DistributedError
+from . import _bus
+from ._group import rank, size
+
+LAST_WORDS = 4000
+"""Characters of a traceback that the other ranks print."""
+
+_before = None
+
+
+def watch() -> None:
+    """From now on an exception that leaves the script ends all ranks."""
+    global _before
+    _before, sys.excepthook = sys.excepthook, _leave
+    _bus.on("left", _follow)
+
+
+def forget() -> None:
+    global _before
+    if sys.excepthook is _leave:
+        sys.excepthook = _before or sys.__excepthook__
+    _before = None
+
+
+def go(text: str, code: int = 1) -> None:
+    """Ends this process and tells the others."""
+    _say(text)
+    try:
+        _bus.send("left", text=text[-LAST_WORDS:], code=code)
+        if rank() == 0:
+            time.sleep(0.2)  # the others hear of it through this process
+    except DistributedError:
+        pass
+    os._exit(code)
+
+
+def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        go(f"rank {rank()} of {size()} was interrupted", 130)
+    lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+    go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()))
+
+
+def _follow(message: _bus.Message) -> None:
+    if message["rank"] == rank():
+        return
+    last = message["text"].strip().splitlines()[-1]
+    _say(f"rank {rank()} of {size()} ends because rank {message['rank']} has ended: {last}")
+    os._exit(1)
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,185 @@
+"""Which rank this process is, of how many, and where rank 0 waits: from arguments and variables.
+
+torchrun's variables come first, then what SLURM, Open MPI, Kubernetes and TPU pods say of a process,
+for which JAX's own detection is asked. torch knows the first only. With none of them, a process is alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from urllib.parse import parse_qs, urlparse
+
+from ..errors import GroupError
+
+ENV = "env://"
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SCHEDULERS = (
+    ("SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "",
+    ),
+)
+"""The sign of a scheduler, and its names for RANK, WORLD_SIZE and LOCAL_RANK."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a process knows before it meets the others. Alone: size 1 and no address."""
+
+    rank: int
+    size: int
+    host: str = ""
+    port: int = 0
+    local_rank: int | None = None
+    local_size: int | None = None
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.size > 1 else ""
+
+
+def find(init_method: str | None, world_size: int, rank: int, timeout: float) -> Start:
+    """What the arguments of `init_process_group` and the environment say.
+
+    Raises:
+      GroupError: something is missing, is no number, or does not fit together.
+    """
+    method = init_method or ENV
+    if method.startswith(ENV):
+        start = _from_environment(world_size, rank, timeout)
+    elif method.startswith("tcp://"):
+        start = _from_address(method, world_size, rank)
+    else:
+        raise GroupError(
+            f"init_process_group: init_method={method!r} is unknown; write 'env://', or "
+            "'tcp://host:port' with rank and world_size."
+        )
+    if start.size < 1:
+        raise GroupError(f"init_process_group: world_size must be positive, not {start.size}.")
+    if not 0 <= start.rank < start.size:
+        raise GroupError(
+            f"init_process_group: rank {start.rank} is not below world_size {start.size}; ranks are "
+            f"0 to {start.size - 1}."
+        )
+    return start
+
+
+def _from_address(method: str, world_size: int, rank: int) -> Start:
+    where = urlparse(method)
+    query = parse_qs(where.query)
+    if "rank" in query and rank < 0:
+        rank = _number("rank", query["rank"][0])
+    if "world_size" in query and world_size < 0:
+        world_size = _number("world_size", query["world_size"][0])
+    error = "Error initializing jaxpar.distributed using tcp:// rendezvous: "
+    try:
+        port = where.port
+    except ValueError as bad:
+        raise GroupError(f"{error}{bad} in {method!r}") from None
+    if not port:
+        raise GroupError(f"{error}port number missing in {method!r}; write tcp://host:port.")
+    if not where.hostname:
+        raise GroupError(f"{error}host name missing in {method!r}; write tcp://host:port.")
+    if rank < 0:
+        raise GroupError(f"{error}rank parameter missing; pass rank=.")
+    if world_size < 0:
+        raise GroupError(f"{error}world size parameter missing; pass world_size=.")
+    return Start(rank, world_size, where.hostname, port, *_local())
+
+
+def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
+    scheduler = _scheduler()
+    if scheduler is None and rank < 0 and world_size < 0 and not any(map(os.environ.get, VARIABLES)):
+        return _detected(timeout) if _elsewhere() else Start(0, 1, local_rank=0, local_size=1)
+    names = scheduler or ("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "")
+    if rank < 0:
+        rank = _variable("RANK", names[1])
+    if world_size < 0:
+        world_size = _variable("WORLD_SIZE", names[2])
+    local_rank, local_size = _local()
+    if local_rank is None and names[3] in os.environ:
+        local_rank = _number(names[3], os.environ[names[3]])
+    if world_size == 1:
+        return Start(rank, 1, local_rank=local_rank, local_size=local_size)
+    if scheduler and not os.environ.get("MASTER_ADDR"):
+        found = _detected(timeout)
+        return dataclasses.replace(found, local_rank=local_rank, local_size=local_size)
+    port = _variable("MASTER_PORT", "MASTER_PORT")
+    if not os.environ.get("MASTER_ADDR"):
+        raise _unset("MASTER_ADDR")
+    return Start(rank, world_size, os.environ["MASTER_ADDR"].strip("[]"), _own(port), local_rank, local_size)
+
+
+def _own(port: int) -> int:
+    """MASTER_PORT, or another one where torchrun keeps its own store on it.
+
+    Every rank computes the same port, below those that systems hand out, and every restart another one.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return port
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    found = 20_000 + (31 * port + attempt) % 12_000
+    return found if found != port else found + 1
+
+
+def _local() -> tuple[int | None, int | None]:
+    """LOCAL_RANK and LOCAL_WORLD_SIZE, where they are set."""
+    rank, size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    return (
+        _number("LOCAL_RANK", rank) if rank else None,
+        _number("LOCAL_WORLD_SIZE", size) if size else None,
+    )
+
+
+def _variable(name: str, otherwise: str) -> int:
+    for candidate in (name, otherwise):
+        if os.environ.get(candidate):
+            return _number(candidate, os.environ[candidate])
+    raise _unset(name)
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise GroupError(f"init_process_group: {name} is {text!r}, which is no integer.") from None
+
+
+def _unset(name: str) -> GroupError:
+    return GroupError(
+        f"Error initializing jaxpar.distributed using env:// rendezvous: environment variable {name} "
+        "expected, but not set. torchrun and `jaxpar launch` set it; or call "
+        "init_process_group(init_method='tcp://host:port', rank=, world_size=)."
+    )
+
+
+def _scheduler() -> tuple[str, ...] | None:
+    return next((names for names in SCHEDULERS if names[0] in os.environ), None)
+
+
+def _elsewhere() -> bool:
+    """Whether something other than variables tells the ranks: a Kubernetes job, a TPU pod."""
+    return "JOB_COMPLETION_INDEX" in os.environ or "TPU_WORKER_HOSTNAMES" in os.environ
+
+
+def _detected(timeout: float) -> Start:
+    """JAX's own detection of a cluster."""
+    from jax._src import clusters
+
+    address, size, rank, local = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, int(timeout)
+    )
+    if address is None or size is None or rank is None:
+        raise GroupError(
+            "init_process_group: this looks like one of several processes of a job, and JAX does not "
+            "find the others. Set MASTER_ADDR and MASTER_PORT to a host and a free port of rank 0."
+        )
+    host, _, port = address.rpartition(":")
+    local_rank = None if local is None else next(iter(local))
+    return Start(rank, size, host.strip("[]"), int(port), local_rank, None)

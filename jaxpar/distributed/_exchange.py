@@ -1,0 +1,129 @@
+"""Texts between the ranks, through the coordinator's key-value store: no device, no collective.
+
+`exchange` is how ranks agree before a program is run that would hang if they did not. It takes about
+1 ms. This is the only file that touches the client of `jax.distributed`, which JAX keeps private.
+
+Every call of `exchange` with one `what` has a number, so that calls are kept apart; a rank deletes its
+text of call i once call i + 1 is complete, because then everybody has read it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from ..errors import DistributedError
+from ._group import Group, current
+
+PREFIX = "jaxpar"
+
+_calls: Counter[tuple[int, str]] = Counter()
+_lock = threading.Lock()
+
+
+def exchange(what: str, text: str, timeout: float = 60) -> list[str]:
+    """Every rank's text, in rank order; `[text]` alone.
+
+    Args:
+      what: names the exchange, in errors too. Every rank calls it equally often with the same name, from
+        one thread at a time. Use few names: one key for each stays in the store.
+      text: anything, up to some hundred KB.
+      timeout: seconds until the ranks that did not come are named.
+
+    Raises:
+      DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
+    """
+    group = current()
+    if group is None or group.size == 1:
+        return [text]
+    with _lock:
+        _calls[group.generation, what] += 1
+        call = _calls[group.generation, what]
+    folder = f"{PREFIX}/{group.generation}/{what}"
+    started = time.monotonic()
+    put(f"{folder}/{call}/{group.rank}", text)
+    texts = []
+    for rank in range(group.size):
+        found = take(f"{folder}/{call}/{rank}", timeout - (time.monotonic() - started))
+        if found is None:
+            raise _missing(group, what, f"{folder}/{call}", timeout)
+        texts.append(found)
+    if call > 1:
+        delete(f"{folder}/{call - 1}/{group.rank}")
+    return texts
+
+
+def put(key: str, text: str) -> None:
+    _call("key_value_set", key, text)
+
+
+def take(key: str, timeout: float) -> str | None:
+    """The text behind a key, as soon as there is one; None after `timeout` seconds."""
+    try:
+        return _call("blocking_key_value_get", key, max(1, int(timeout * 1000)))
+    except TimeoutError:
+        return None
+
+
+def delete(key: str) -> None:
+    _call("key_value_delete", key)
+
+
+def count(key: str) -> int:
+    """1, 2, 3, ...: a number that no other rank gets."""
+    return int(_call("key_value_increment", key, 1))
+
+
+def _present(folder: str) -> list[int]:
+    return sorted(int(key.rsplit("/", 1)[1]) for key, _ in _call("key_value_dir_get", folder + "/"))
+
+
+def _missing(group: Group, what: str, folder: str, timeout: float) -> DistributedError:
+    there = _present(folder)
+    missing = [rank for rank in range(group.size) if rank not in there]
+    return DistributedError(
+        f"exchange {what!r}: {ranks_text(missing)} did not come within {timeout:g} s; "
+        f"{ranks_text(there)} did, and this is rank {group.rank} of {group.size}. The ranks that are "
+        "missing have ended, hang, or run another program: look at their output first."
+    )
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """`rank 1`, `ranks 0, 2`, `no rank`."""
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def connected() -> bool:
+    return _client() is not None
+
+
+def _client() -> Any:
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
+def _call(method: str, *arguments: Any) -> Any:
+    """One call of the client: TimeoutError when the time is over, DistributedError when it is gone."""
+    import jax
+
+    client = _client()
+    if client is None:
+        raise DistributedError(
+            "jax.distributed was shut down behind jaxpar's back; use destroy_process_group."
+        )
+    try:
+        return getattr(client, method)(*arguments)
+    except jax.errors.JaxRuntimeError as error:
+        code = re.match(r"\w*", str(error))
+        if code and code[0] == "DEADLINE_EXCEEDED":
+            raise TimeoutError from None
+        raise DistributedError(
+            f"the coordinator, which is rank 0's process, does not answer ({method}): "
+            f"{str(error).splitlines()[0]}"
+        ) from error

@@ -1,0 +1,200 @@
+"""init_process_group and destroy_process_group: the ranks meet, then JAX starts in all of them.
+
+torch's arguments and variables. What differs: the ranks find each other in a short rendezvous before
+`jax.distributed` starts, so that whatever is wrong is a Python exception on every rank; a process that is
+alone is a world of one without any network; and an exception that leaves one rank's script ends the
+other ranks, which would otherwise wait for it in a collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import os
+
+from .. import _virtual
+from ..errors import BackendError, DistributedError, GroupError
+from . import _bus, _departure
+from ._environment import Start, find
+from ._exchange import exchange
+from ._group import Group, current, default_group, enter, leave
+from ._rendezvous import loopback, meet
+
+BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
+"""torch's names, and the platform on which JAX uses that library."""
+TIMEOUT = datetime.timedelta(seconds=300)
+SHUTDOWN = 15
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = "env://",
+    *,
+    timeout: datetime.timedelta | float = TIMEOUT,
+    world_size: int = -1,
+    rank: int = -1,
+) -> None:
+    """Join the group. The same call in every process, before anything uses JAX.
+
+    Args:
+      backend: `"gloo"` (CPU devices) or `"nccl"` (NVIDIA GPUs) to insist on one; None takes what fits.
+      init_method: `"env://"` reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, else what SLURM, Open MPI,
+        Kubernetes or a TPU pod say; with none of them the process is alone. `"tcp://host:port"` needs
+        `rank` and `world_size`.
+      timeout: how long to wait for the other ranks, here and in `barrier`; a timedelta or seconds.
+      world_size, rank: stronger than the variables.
+
+    Raises:
+      GroupError: bad or missing arguments or variables; there is a group already (torch's ValueErrors).
+      DistributedError: ranks are missing, do not fit together, or cannot reach rank 0. All ranks that
+        are there raise with the same text.
+      BackendError: JAX has started already, or runs on another platform than `backend` needs.
+
+    torch counterpart: `torch.distributed.init_process_group`.
+    """
+    if current() is not None:
+        raise GroupError("trying to initialize the default process group twice!")
+    if backend not in BACKENDS:
+        raise GroupError(f"init_process_group: backend={backend!r} is unknown; write 'gloo', 'nccl' or None.")
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+    if not seconds > 0:
+        raise GroupError(f"init_process_group: timeout must be positive, not {timeout}.")
+    start = find(init_method, world_size, rank, seconds)
+    _virtual.from_environment()
+    if start.size == 1:
+        enter(0, 1, "", 1, seconds)
+    else:
+        _refuse_running()
+        _join(start, seconds)
+    try:
+        _check_platform(backend)
+        _check_devices()
+    except BaseException:
+        if start.size == 1:
+            leave()
+        raise
+
+
+def destroy_process_group() -> None:
+    """Leave the group, together with all other ranks; another one can be joined after it.
+
+    It waits for the other ranks, as long as `init_process_group` did. Arrays of the group are gone
+    after it: JAX's backend is started anew. Without the call, the end of the process does the same.
+
+    Raises:
+      GroupError: there is no group. DistributedError: other ranks do not come.
+
+    torch counterpart: `torch.distributed.destroy_process_group`, which waits for nobody.
+    """
+    group = default_group()
+    if group.size > 1:
+        _part(group)
+        _restart()
+    leave()
+
+
+def _join(start: Start, timeout: float) -> None:
+    import jax
+
+    meeting = meet(start, timeout)
+    beat = int(os.environ.get("JAXPAR_HEARTBEAT") or (10 if meeting.hosts == 1 else 30))
+    group = enter(start.rank, start.size, start.address, meeting.hosts, timeout)
+    try:
+        jax.distributed.initialize(
+            start.address,
+            start.size,
+            start.rank,
+            local_device_ids=_devices_of(start),
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=start.address if loopback(start.host) else None,
+            initialization_timeout=max(1, int(timeout)),
+            heartbeat_timeout_seconds=beat,
+            shutdown_timeout_seconds=SHUTDOWN,
+        )
+    except BaseException:
+        leave()
+        raise
+    finally:
+        if meeting.hold is not None:
+            meeting.hold.close()
+    _bus.start(group)
+    _departure.watch()
+    atexit.register(_at_end)
+
+
+def _devices_of(start: Start) -> list[int] | None:
+    """torch's rule: the GPU of LOCAL_RANK where a host has several processes. None leaves it to JAX."""
+    if start.local_rank is None or (start.local_size or 1) == 1 or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and len(visible.split(",")) <= start.local_rank:
+        return None  # the launcher has given this process devices of its own
+    return [start.local_rank]
+
+
+def _refuse_running() -> None:
+    from jax._src import xla_bridge
+
+    if xla_bridge.backends_are_initialized():
+        raise BackendError(
+            "init_process_group: JAX has started already, alone, and cannot join a group any more. Call it "
+            "before anything makes an array or asks for devices; `import jax` is fine."
+        )
+
+
+def _check_platform(backend: str | None) -> None:
+    import jax
+
+    platform = jax.default_backend()
+    needed = BACKENDS[backend]
+    if needed is None or platform == needed:
+        return
+    cure = (
+        "Set JAX_PLATFORMS=cpu, or pass backend=None."
+        if needed == "cpu"
+        else "Install jaxpar[cuda12] on a host with NVIDIA GPUs, or pass backend='gloo' or None."
+    )
+    raise BackendError(
+        f"init_process_group: backend={backend!r} is for {needed} devices, and JAX runs on {platform}. {cure}"
+    )
+
+
+def _check_devices() -> None:
+    import jax
+
+    said = exchange("devices", f"{jax.local_device_count()} {jax.default_backend()}")
+    counts = [f"rank {rank} has {what}" for rank, what in enumerate(said)]
+    if len(set(said)) > 1:
+        raise DistributedError(
+            f"init_process_group: {', '.join(counts)} devices. All ranks need as many of the same kind: see "
+            "CUDA_VISIBLE_DEVICES, JAX_NUM_CPU_DEVICES and JAXPAR_DEVICES in each."
+        )
+
+
+def _part(group: Group) -> None:
+    """All ranks are at their end; then JAX's own shutdown does not have to wait, nor to abort."""
+    import jax
+
+    exchange("end", "", group.timeout)
+    atexit.unregister(_at_end)
+    _bus.stop()
+    _departure.forget()
+    jax.distributed.shutdown()
+
+
+def _restart() -> None:
+    import jax
+    import jax.extend
+
+    jax.extend.backend.clear_backends()
+    jax.clear_caches()
+
+
+def _at_end() -> None:
+    group = current()
+    if group is None:
+        return
+    try:
+        _part(group)
+    except DistributedError as error:
+        _departure.go(f"rank {group.rank} is at its end: {error}")
