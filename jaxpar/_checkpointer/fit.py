@@ -1,0 +1,133 @@
+"""Does a checkpoint fit the objects it is to go into? Names, shapes and dtypes, leaf by leaf.
+
+Nothing is read for it but the manifest, so a checkpoint that claims a giant shape is refused before
+anything of that size is made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import CheckpointError
+from .item import Leaf
+from .plain import spec
+
+MOST = 5
+"""Leaves that an error lists."""
+
+Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
+"""Shape and dtype of an array; None for a value that is none."""
+
+
+def fit(
+    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Any], at: str, strict: bool
+) -> dict[str, str]:
+    """The names in the checkpoint of an item's leaves.
+
+    Args:
+      leaves: of the object.
+      saved: (shape, dtype) of arrays and None of other values, by name.
+      at: the file, for the errors.
+      strict: whether another dtype is an error or a warning.
+
+    Raises:
+      CheckpointError: a leaf is only on one side, or has another shape, dtype or kind.
+    """
+    names = _matched(item, leaves, saved, at)
+    for name, leaf in leaves.items():
+        if not leaf.whole:
+            _same(item, name, _spec(leaf), saved[names[name]], at, strict)
+    return names
+
+
+def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) -> None:
+    if here is None and there is None:
+        return
+    if here is None or there is None:
+        kinds = {True: "a number, text or None", False: "an array"}
+        raise CheckpointError(
+            f"Checkpointer.restore: {item}: {name} is {kinds[here is None]} here and "
+            f"{kinds[there is None]} in {at}."
+        )
+    if here[0] != there[0]:
+        raise CheckpointError(
+            f"Checkpointer.restore: {item}: {name} has shape {here[0]} here and {there[0]} in {at}. Nothing "
+            "was restored; build the object as it was when the step was saved."
+        )
+    if here[1] == there[1]:
+        return
+    text = f"Checkpointer.restore: {item}: {name} is {here[1]} here and {there[1]} in {at}"
+    if strict or "key" in here[1] + there[1]:
+        raise CheckpointError(
+            f"{text}. Nothing was restored; build the object with that dtype, or allow the conversion with "
+            "strict_dtype=False."
+        )
+    warnings.warn(f"{text}; it is converted.", stacklevel=6)
+
+
+def _matched(item: str, here: Iterable[str], there: Iterable[str], at: str) -> dict[str, str]:
+    """By name, and where that fails by the name without the `module` that a wrapper puts into it."""
+    here, there = list(here), set(there)
+    if set(here) == there:
+        return {name: name for name in here}
+    ours, theirs = _bare(here), _bare(there)
+    if len(set(ours.values())) == len(ours) and len(set(theirs.values())) == len(theirs):
+        back = {bare: name for name, bare in theirs.items()}
+    else:
+        ours, back = {name: name for name in here}, {name: name for name in there}
+    missing = [name for name in here if ours[name] not in back]
+    extra = sorted(set(back) - set(ours.values()))
+    if missing or extra:
+        raise CheckpointError(
+            f"Checkpointer.restore: {item} is another object than the one in {at}. Only here: "
+            f"{_some(missing)}; only there: {_some([back[name] for name in extra])}. Nothing was restored."
+        )
+    return {name: back[ours[name]] for name in here}
+
+
+def _bare(names: Iterable[str]) -> dict[str, str]:
+    return {name: ".".join(part for part in name.split(".") if part != "module") for name in names}
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+
+
+def _spec(leaf: Leaf) -> Spec:
+    """Of an object's leaf what the manifest says of a saved one."""
+    value = leaf.value
+    if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
+        return tuple(value.shape), str(value.dtype)
+    return None
+
+
+def saved_specs(arrays: Mapping[str, Any], light: Mapping[str, Any]) -> dict[str, Any]:
+    """(shape, dtype) or None for all leaves of an item in a manifest."""
+    found: dict[str, Any] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
+    return found | {name: spec(entry["value"]) for name, entry in light.items()}
+
+
+def like(old: Any, new: Any) -> Any:
+    """A value from a checkpoint, of the dtype and on the devices of the one that it replaces."""
+    if isinstance(old, np.ndarray):
+        return np.asarray(new).astype(old.dtype, copy=False)
+    if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
+        return new
+    if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+        new = np.asarray(new).astype(old.dtype, copy=False)
+    sharding = old.sharding
+    if sharding is None:
+        return jnp.asarray(new)
+    if not sharding.is_fully_addressable:
+        return jax.make_array_from_callback(old.shape, sharding, lambda index: new[index])
+    if isinstance(old, jax.Array) and not old.committed:
+        return jnp.asarray(new)
+    return jax.device_put(new, sharding)

@@ -1,0 +1,103 @@
+"""What several processes agree on.
+
+Parameters and statistics are the same in all of them, so rank 0 alone writes them and all read them.
+Small values may differ: positions in the data, random streams. Every rank sends its own to rank 0,
+which stores them once if they are equal, and else one for each rank.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+try:
+    from ..distributed import preempted
+    from ..distributed._exchange import exchange
+    from ..distributed._group import rank, size
+except ImportError:
+
+    def rank():
+        return 0
+
+    def size():
+        return 1
+
+    def preempted(step):
+        return False
+
+
+from ..errors import CheckpointError
+from .plain import decode, encode
+
+PATIENCE = 1800.0
+"""Seconds to wait for rank 0's disk, and for reading."""
+
+MOST = 1 << 20
+"""Bytes that a rank may send: it travels through the coordinator."""
+
+
+def agree(what: str, mine: Any, error: Exception | None = None) -> list[Any]:
+    """Every rank's value; raises in all of them what went wrong in one."""
+    if size() == 1:
+        if error is not None:
+            raise error
+        return [mine]
+    text = json.dumps({"value": mine, "error": None if error is None else str(error)})
+    if len(text) > MOST:
+        refusal = CheckpointError(
+            f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
+            f"{MOST:,} can be exchanged; keep large state as arrays."
+        )
+        text = json.dumps({"value": None, "error": str(refusal)})
+        error = error or refusal
+    answers = [json.loads(answer) for answer in exchange(what, text, timeout=PATIENCE)]
+    if error is not None:
+        raise error
+    for i, answer in enumerate(answers):
+        if answer["error"] is not None:
+            raise CheckpointError(f"{answer['error']} (rank {i})")
+    return [answer["value"] for answer in answers]
+
+
+def own(states: list[dict[str, Any]], item: str) -> dict[str, Any]:
+    """This rank's small values of an item.
+
+    With the number of ranks that saved, each gets its own. With another number, what was equal on all
+    ranks is still right. A random stream of its own is what every rank must have and nothing more: rank r
+    continues that of the old rank r, and where there was none, rank 0's folded with r.
+
+    Raises:
+      CheckpointError: the ranks were in different places, and there is another number of them now.
+    """
+    if len(states) in (1, size()):
+        return states[rank() % len(states)].get(item, {})
+    found = {}
+    for name, first in states[0].get(item, {}).items():
+        theirs = [state[item][name] for state in states]
+        if all(entry == first for entry in theirs):
+            found[name] = first
+        elif not first["stream"]:
+            raise CheckpointError(
+                f"Checkpointer.restore: {item}: {name} was different on each of the {len(states)} ranks that "
+                f"saved it, and now there are {size()}. A place in one rank's part of the data has no "
+                f"meaning for another division: resume with {len(states)} processes, or restore without "
+                f"{item!r} and begin at the start of an epoch."
+            )
+        elif rank() < len(states):
+            found[name] = theirs[rank()]
+        else:
+            found[name] = _folded(first)
+    return found
+
+
+def _folded(entry: dict[str, Any]) -> dict[str, Any]:
+    value = decode(entry["value"])
+    if isinstance(value, np.ndarray):  # the count of a stream, whose key differs already
+        return entry
+    fold = jax.random.fold_in
+    for _ in value.shape:
+        fold = jax.vmap(fold, (0, None))
+    return entry | {"value": encode(fold(value, rank()), "stream")}
