@@ -21,6 +21,7 @@ from ._devices import device as device
 from ._devices import device_count as device_count
 from ._devices import devices as devices
 from ._devices import is_available as is_available
+from ._distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
 from ._each_device import each_device as each_device
 from ._estimate import Estimate as Estimate
 from ._estimate import Hardware as Hardware

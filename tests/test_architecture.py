@@ -34,6 +34,7 @@ FLOORS = [
     {"_program", "data"},
     {"_parallel_apply"},
     {"_data_parallel", "_on_device", "_each_device"},
+    {"_distributed_data_parallel"},
     {"_metrics", "_checkpointer"},
     {"_demo", "_memory_report", "_seeing", "_estimate", "_launch", "parity"},
     {"_cli", "_pytest_plugin"},

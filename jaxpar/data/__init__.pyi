@@ -1,0 +1,12 @@
+from ._collate import default_collate as default_collate
+from ._collate import default_convert as default_convert
+from ._data_loader import DataLoader as DataLoader
+from ._distributed_sampler import DistributedSampler as DistributedSampler
+from ._distributed_sampler import EvaluationSampler as EvaluationSampler
+from ._prefetch import prefetch as prefetch
+from ._samplers import BatchSampler as BatchSampler
+from ._samplers import RandomSampler as RandomSampler
+from ._samplers import SequentialSampler as SequentialSampler
+from ._samplers import SubsetRandomSampler as SubsetRandomSampler
+from ._tensor_dataset import TensorDataset as TensorDataset
+from ._weighted_sampler import WeightedRandomSampler as WeightedRandomSampler

@@ -1,0 +1,292 @@
+"""DataLoader: batches of a data set, in torch's order under a seed, as NumPy arrays.
+
+torch's loader copies the data set into processes; here workers are threads of this one (_workers.py
+says why). Its place can be saved and loaded in the middle of an epoch: what is kept is the state before
+the epoch's first draw and the number of batches since, so the draws are made again and no batch is read
+twice.
+
+Source: torch/utils/data/dataloader.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from ..random import Generator
+from ._collate import default_collate, default_convert
+from ._epoch import Epoch, Position, Reading, hiring
+from ._fetch import END, fetcher, is_stream
+from ._samplers import BatchSampler, RandomSampler, SequentialSampler
+from ._streams import default, from_text, given, to_text
+from ._workers import Workers
+
+_FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+
+
+class _Endless:
+    """The sampler of a data set that is only iterated over."""
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+
+class DataLoader:
+    """Batches of a data set.
+
+    Args:
+      dataset: anything with `__getitem__`, and `__len__` unless a sampler is given; or an iterable
+        without `__getitem__`, which is read in its own order.
+      batch_size: rows of a batch; None gives samples as they are.
+      shuffle: another order in each epoch.
+      sampler: the rows of an epoch. batch_sampler: the lists of rows.
+      num_workers: threads that read ahead; the caller reads with 0. An iterable is read by one
+        thread, however many there are.
+      collate_fn: makes a batch of a list of samples; `default_collate` if left out.
+      pin_memory, pin_memory_device, in_order: taken and not needed: `prefetch` copies to the devices
+        while they compute, and batches always come in order.
+      drop_last: whether a last batch of fewer rows is dropped.
+      timeout: seconds to wait for a batch of the workers; 0 waits as long as it takes.
+      worker_init_fn: called with the worker's number, in its thread, before it reads.
+      multiprocessing_context: none, since workers are threads.
+      generator: the `jaxpar.random.Generator` to draw from.
+      prefetch_factor: batches that each worker may be ahead; 2 if left out.
+      persistent_workers: whether threads are kept from one epoch to the next.
+      seed: in place of a generator, what stands for torch's default one: the order is that after
+        `torch.manual_seed(seed)`. Loaders that take turns share a `Generator`.
+
+    Raises:
+      ValueError, AssertionError, TypeError: for arguments, where torch raises them, in its words.
+      What a data set raises, with a note that names the row and the batch.
+
+    torch counterpart: `torch.utils.data.DataLoader` (torch-semantics 2.4).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | Generator | None = None,
+    ):
+        prefetch_factor = _check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
+        _check_context(multiprocessing_context, num_workers)
+        stream = is_stream(dataset)
+        _check_exclusive(stream, batch_size, shuffle, sampler, batch_sampler, drop_last)
+        self.generator = given(generator, "DataLoader")
+        if generator is not None and seed is not None:
+            raise ValueError("DataLoader: give either generator or seed (torch's default one), not both.")
+        self._draws = default(seed, "DataLoader") if self.generator is None else self.generator
+        if sampler is None:
+            if stream:
+                sampler = _Endless()
+            elif shuffle:
+                own = None if generator is not None else self._draws
+                sampler = RandomSampler(dataset, generator=generator, seed=own)
+            else:
+                sampler = SequentialSampler(dataset)
+        if batch_sampler is not None:
+            batch_size = None
+        elif batch_size is not None:
+            batch_sampler = BatchSampler(cast(Iterable[int], sampler), batch_size, drop_last)
+        self.dataset, self.num_workers, self.prefetch_factor = dataset, num_workers, prefetch_factor
+        self.pin_memory, self.pin_memory_device, self.in_order = pin_memory, pin_memory_device, in_order
+        self.timeout, self.worker_init_fn = timeout, worker_init_fn
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.sampler, self.batch_sampler = sampler, batch_sampler
+        self.collate_fn = collate_fn or (default_convert if batch_sampler is None else default_collate)
+        self.persistent_workers = persistent_workers
+        self._stream = stream
+        self._position: Position | None = None
+        self._resume: dict[str, Any] | None = None
+        # An iterable has one order, which one thread keeps.
+        make = functools.partial(Workers, 1 if stream else num_workers, worker_init_fn)
+        self._hire = hiring(make, persistent_workers)
+        self._ready = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and getattr(self, "_ready", False):
+            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(name, value)
+
+    @property
+    def _index_sampler(self) -> Any:
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        if not self._stream:
+            return len(self._index_sampler)
+        n = len(self.dataset)
+        if self.batch_size is None:
+            return n
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def __iter__(self) -> Epoch:
+        if self.timeout and not self.num_workers:
+            raise AssertionError("DataLoader: timeout is for workers; num_workers=0 requires timeout == 0")
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            self._check_epoch(resume)
+            self._restore(resume["start"])
+        self._position = position = Position(self._start() if resume is None else resume["start"])
+        index = iter(self._index_sampler)
+        self._draws.draw_seed()  # torch's workers' seed, which is drawn without workers too
+        fetch = fetcher(self.dataset, self.collate_fn, self.batch_sampler is not None, self.drop_last)
+        if resume is not None:
+            for number in range(resume["batches"]):
+                place = next(index, END)
+                if place is END or (self._stream and fetch(number, place) is END):
+                    raise ValueError(
+                        f"DataLoader: the state was saved after {resume['batches']} batches; the epoch has "
+                        f"{number}."
+                    )
+            position.batches = resume["batches"]
+            if resume["generator"] is not None:
+                from_text(self._draws, resume["generator"])
+        if not self.num_workers:
+            return Epoch(fetch, index, position, None)
+        ahead = (self.prefetch_factor or 1) * self.num_workers
+        return Epoch(
+            fetch, index, position, Reading(self._hire, ahead, self.timeout, self.persistent_workers)
+        )
+
+    # ------------------------------------------------------------------------------------ its place
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: the last epoch that was begun, and how many of its batches were given out.
+
+        JSON can keep it. Batches that workers have read ahead do not count. An epoch that was left with
+        `break` counts as begun.
+        """
+        if self._resume is not None:
+            return self._resume
+        position = self._position
+        if position is None or position.ended:
+            position = Position(self._start())
+        # Others may draw from a shared generator in the middle of an epoch; one that was given to the
+        # loader is its sampler's too, and is where it has to be when the epoch's draws are repeated.
+        shared = self.generator is None and position.batches > 0
+        return {
+            **self._form(),
+            "batches": position.batches,
+            "start": position.start,
+            "generator": to_text(self._draws) if shared else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next epoch goes on where `state_dict` was called: same rows, same order, same draws after it.
+
+        A sampler of another library is asked for its own `state_dict`; one without must give the same
+        order again. An iterable is read again up to the place.
+
+        Raises:
+          ValueError: the state is of a loader with other batches.
+        """
+        for name, mine in self._form().items():
+            if state[name] != mine:
+                raise ValueError(
+                    f"DataLoader: the state was saved with {name}={state[name]} and this loader has "
+                    f"{name}={mine}, so its batches are others. Make it as it was, or begin an epoch."
+                )
+        self._restore(state["start"])
+        self._position = None
+        self._resume = state if state["batches"] else None
+
+    def _form(self) -> dict[str, Any]:
+        rows = len(self.dataset) if hasattr(self.dataset, "__len__") else None
+        return {"rows": rows, "batch_size": self.batch_size, "drop_last": self.drop_last}
+
+    def _start(self) -> dict[str, Any]:
+        sampler = self._index_sampler
+        place = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
+        return {"generator": to_text(self._draws), "sampler": place}
+
+    def _restore(self, start: dict[str, Any]) -> None:
+        if start["sampler"]:
+            self._index_sampler.load_state_dict(start["sampler"])
+        from_text(self._draws, start["generator"])
+
+    def _check_epoch(self, resume: dict[str, Any]) -> None:
+        saved = resume["start"]["sampler"].get("epoch")
+        if saved is not None and (now := self._index_sampler.state_dict()["epoch"]) != saved:
+            raise ValueError(
+                f"DataLoader: the state was saved in the middle of epoch {saved} and set_epoch({now}) was "
+                f"called since. Go on with epoch {saved}."
+            )
+
+
+def _check_workers(n: int, timeout: float, factor: int | None, persistent: bool) -> int | None:
+    if n < 0:
+        raise ValueError(
+            "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing."
+        )
+    if timeout < 0:
+        raise ValueError("timeout option should be non-negative")
+    if n == 0 and factor is not None:
+        raise ValueError(
+            "prefetch_factor option could only be specified in multiprocessing."
+            "let num_workers > 0 to enable multiprocessing, otherwise set prefetch_factor to None."
+        )
+    if factor is not None and factor < 0:
+        raise ValueError("prefetch_factor option should be non-negative")
+    if factor == 0:
+        raise AssertionError("prefetch_factor must be greater than 0")
+    if persistent and n == 0:
+        raise ValueError("persistent_workers option needs num_workers > 0")
+    return 2 if n and factor is None else factor
+
+
+def _check_context(context: Any, n: int) -> None:
+    if context is None:
+        return
+    if not n:
+        raise ValueError(
+            "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
+            f"num_workers={n}"
+        )
+    raise ValueError(
+        f"multiprocessing_context={context!r}: workers are threads here, since a process that runs JAX must "
+        "not be forked; leave it out."
+    )
+
+
+def _check_exclusive(
+    stream: bool, batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool
+) -> None:
+    if stream:
+        what = "DataLoader with IterableDataset: expected unspecified"
+        if shuffle not in {False, None}:
+            raise ValueError(f"{what} shuffle option, but got shuffle={shuffle}")
+        if sampler is not None:
+            raise ValueError(f"{what} sampler option, but got sampler={sampler}")
+        if batch_sampler is not None:
+            raise ValueError(f"{what} batch_sampler option, but got batch_sampler={batch_sampler}")
+    if sampler is not None and shuffle:
+        raise ValueError("sampler option is mutually exclusive with shuffle")
+    if batch_sampler is not None:
+        if batch_size != 1 or shuffle or sampler is not None or drop_last:
+            raise ValueError(
+                "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+            )
+    elif batch_size is None and drop_last:
+        raise ValueError(
+            "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
+        )

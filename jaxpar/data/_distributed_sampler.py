@@ -1,0 +1,161 @@
+"""Which rows are a rank's own.
+
+`DistributedSampler` is torch's: every rank gets as many rows, and where they do not divide evenly
+some come twice or are dropped. That is right for training and wrong for a metric, so there is also
+`EvaluationSampler`, which gives every row to exactly one rank.
+
+Source: torch/utils/data/distributed.py; the order is `jaxpar.random.distributed_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from ..random import distributed_order
+
+
+class DistributedSampler:
+    """A rank's rows of an epoch.
+
+    Args:
+      dataset: the data set; its length counts.
+      num_replicas, rank: how many ranks there are and which one this is; those of
+        `jaxpar.distributed` if left out.
+      shuffle: whether the rows are permuted, by a generator of seed + epoch.
+      seed: the same number on all ranks.
+      drop_last: whether rows that do not divide evenly are dropped; else the first ones come twice.
+
+    Call `set_epoch(epoch)` before each epoch, or all have the same order.
+
+    Raises:
+      ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
+        process group.
+
+    torch counterpart: `torch.utils.data.DistributedSampler`, the same rows (torch-semantics 2.4).
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ):
+        self.dataset = dataset
+        self.num_replicas, self.rank = _group(num_replicas, rank)
+        self.shuffle, self.seed, self.drop_last, self.epoch = shuffle, seed, drop_last, 0
+        n, R = len(dataset), self.num_replicas
+        self.num_samples = n // R if drop_last else -(-n // R)
+        self.total_size = self.num_samples * R
+
+    def __iter__(self) -> Iterator[int]:
+        order = distributed_order(
+            len(self.dataset),
+            self.num_replicas,
+            self.rank,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            epoch=self.epoch,
+            drop_last=self.drop_last,
+        )
+        if len(order) != self.num_samples:
+            raise AssertionError(
+                f"Number of subsampled indices ({len(order)}) does not match num_samples "
+                f"({self.num_samples}): the data set has another length than when the sampler was made."
+            )
+        return iter(order.tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another epoch, another order."""
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and what the order depends on; equal on all ranks."""
+        return {
+            "epoch": self.epoch,
+            "num_replicas": self.num_replicas,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets the epoch.
+
+        Raises:
+          ValueError: the state is of a sampler with another order.
+        """
+        mine = self.state_dict()
+        for name in ("num_replicas", "shuffle", "seed", "drop_last"):
+            if state[name] != mine[name]:
+                raise ValueError(
+                    f"DistributedSampler: the state was saved with {name}={state[name]} and this sampler has "
+                    f"{name}={mine[name]}, so its rows are others. Make it as it was, or begin an epoch."
+                )
+        self.epoch = state["epoch"]
+
+
+class EvaluationSampler:
+    """A rank's rows such that each row of the data set is on exactly one rank.
+
+    Args:
+      dataset: the data set; its length counts.
+      num_replicas, rank: as for `DistributedSampler`.
+      interleaved: rows rank, rank + R, rank + 2R, ... instead of a run of rows for each rank, the
+        first ranks having the longer runs.
+
+    Ranks differ by one row at most. With fewer rows than ranks some have none. A rank may have a
+    batch more than another, so a loop over batches must not wait for the other ranks in each of them.
+
+    Raises:
+      ValueError: as `DistributedSampler`.
+
+    torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, and a metric over them
+    counts these twice (torch-semantics 2.4).
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        *,
+        interleaved: bool = False,
+    ):
+        self.dataset, self.interleaved = dataset, interleaved
+        self.num_replicas, self.rank = _group(num_replicas, rank)
+
+    def _rows(self) -> range:
+        n, R, r = len(self.dataset), self.num_replicas, self.rank
+        if self.interleaved:
+            return range(r, n, R)
+        each, more = divmod(n, R)
+        start = r * each + min(r, more)
+        return range(start, start + each + (r < more))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows())
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+
+def _group(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    if num_replicas is None or rank is None:
+        from .. import distributed
+
+        if not distributed.is_initialized():
+            raise ValueError(
+                "Default process group has not been initialized, please make sure to call init_process_group."
+            )
+        num_replicas = distributed.get_world_size() if num_replicas is None else num_replicas
+        rank = distributed.get_rank() if rank is None else rank
+    if not 0 <= rank < num_replicas:
+        raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
+    return num_replicas, rank

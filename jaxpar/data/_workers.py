@@ -1,0 +1,69 @@
+"""Worker threads: each has a queue, so that which worker makes which batch is the same in every run.
+
+Threads and not processes, as torch has them: reading files, decoding images and NumPy's large
+operations leave the interpreter to the others meanwhile, nothing has to be pickled, and a process
+that runs JAX must not be forked. They are daemons: a read that never returns does not keep the
+process from ending.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+Initialise = Callable[[int], Any]
+
+
+class Workers:
+    """n threads that live until `close()`, or until nobody holds this object."""
+
+    def __init__(self, n: int, initialise: Initialise | None):
+        self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(n)]
+        stopped = threading.Event()
+        self.close = weakref.finalize(self, _stop, stopped, self._queues)
+        for i, tasks in enumerate(self._queues):
+            threading.Thread(
+                target=_work, args=(i, tasks, stopped, initialise), name=f"DataLoader worker {i}", daemon=True
+            ).start()
+
+    @property
+    def alive(self) -> bool:
+        return self.close.alive
+
+    def submit(self, number: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Worker `number` modulo n will call the function."""
+        future: Future[Any] = Future()
+        self._queues[number % len(self._queues)].put((future, function, args))
+        return future
+
+
+def _stop(stopped: threading.Event, queues: list[queue.SimpleQueue[Any]]) -> None:
+    stopped.set()
+    for tasks in queues:
+        tasks.put(None)
+
+
+def _work(
+    worker: int, tasks: queue.SimpleQueue[Any], stopped: threading.Event, initialise: Initialise | None
+) -> None:
+    failed: BaseException | None = None
+    try:
+        if initialise is not None:
+            initialise(worker)
+    except BaseException as error:
+        failed = error
+        failed.add_note(f"DataLoader: raised by worker_init_fn({worker}).")
+    while (task := tasks.get()) is not None and not stopped.is_set():
+        future, function, args = task
+        if future.set_running_or_notify_cancel():
+            try:
+                if failed is not None:
+                    raise failed
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+        del task, future, function, args  # or they live until the next task comes
