@@ -224,7 +224,7 @@ def test_every_page_can_be_reached_from_the_index():
         page = todo.pop()
         if page not in seen:
             seen.add(page)
-            todo += re.findall(r"\]\((\w+\.md)", PAGES[page])
+            todo += re.findall(r"\]\(([\w-]+\.md)", PAGES[page])
     assert seen == set(PAGES)
 
 

@@ -28,6 +28,7 @@ def draw(found: Estimate, path: str | os.PathLike[str]) -> None:
     memory, times = figure.subplots(1, 2, width_ratios=(1, 2))
     _memory(memory, found)
     _times(times, found)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.suptitle(
         f"{found.model}, {found.rows} rows on each {found.hardware.name}: predicted, not measured"
     )
@@ -42,7 +43,6 @@ def _memory(panel: Any, found: Estimate) -> None:
         bottom += height
     panel.axhline(found.hardware.memory / 1e9, color="black", linestyle="--", linewidth=1)
     panel.set_ylabel("memory [GB]; dashed: there is")
-    panel.legend(frameon=False, fontsize=8)
     panel.set_xlim(-0.6, 0.6)
 
 
@@ -58,5 +58,3 @@ def _times(panel: Any, found: Estimate) -> None:
     right.plot(names, [100 * p.efficiency for p in found.points], "o-", color="black", label="efficiency")
     right.set_ylim(0, 105)
     right.set_ylabel("efficiency [%]")
-    handles = [*panel.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-    panel.legend(handles=handles, frameon=False, fontsize=8, loc="lower left")
