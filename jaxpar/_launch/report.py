@@ -1,0 +1,100 @@
+"""What a supervisor says: which rank failed first, how each ended, and that rank's last words."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+from .gang import Gang, Worker
+from .settings import DONE, PREEMPTED, Settings
+from .watch import Outcome
+
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):|Fatal Python error:")
+CHAIN = re.compile(r"(During handling of the above|The above exception was the direct cause)")
+STACKS = re.compile(r"(Current thread|Thread) 0x")
+SHOWN, WITHOUT_TRACEBACK = 60, 20
+
+
+def between(gang: Gang, outcome: Outcome, counted: int, settings: Settings, delay: float) -> str:
+    """One line before a restart."""
+    if outcome.code == PREEMPTED:
+        return f"preempted{_at(gang)}; restarting for free in {delay:g} s"
+    return f"{_headline(gang, outcome)}; restart {counted} of {settings.max_restarts} in {delay:g} s"
+
+
+def last(gang: Gang, outcome: Outcome, reason: str) -> str:
+    """The report at the end: a table of all ranks and, below it, the output of the one that failed first."""
+    if outcome.code == DONE:
+        return ""
+    if outcome.cause is None:
+        why = f"stopped by {signal.Signals(outcome.stopped).name}" if outcome.stopped else "preempted"
+        return "\n".join([f"{why}{_at(gang)}; {reason or f'exit code {outcome.code}'}", *_table(gang)])
+    rank = outcome.cause.rank
+    words = last_words(gang.output.last_words(rank))
+    said = (
+        [f"Rank {rank}, the end of its output:", "", *words] if words else [f"Rank {rank} printed nothing."]
+    )
+    return "\n".join([f"{_headline(gang, outcome)}; {reason}", *_table(gang), "", *said])
+
+
+def ending(worker: Worker) -> str:
+    """An exit code, or the name of a signal."""
+    code = worker.code
+    if code is None:
+        return "runs"
+    if code >= 0:
+        return f"exit code {code}" + " in the middle of its script" * worker.left
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name}, by jaxpar launch" if worker.killed else name
+
+
+def last_words(lines: list[str]) -> list[str]:
+    """The last traceback with those that led to it, the stacks of a rank that hung, or the last lines."""
+    starts = [i for i, line in enumerate(lines) if TRACEBACK.match(line)]
+    stacks = next((i for i, line in enumerate(lines) if STACKS.match(line)), None)
+    if stacks is not None and (not starts or starts[-1] < stacks):
+        return lines[stacks:][-SHOWN:]
+    if not starts:
+        return lines[-WITHOUT_TRACEBACK:]
+    start = starts.pop()
+    while starts and any(CHAIN.match(line) for line in lines[max(start - 3, 0) : start]):
+        start = starts.pop()
+    return (
+        lines[start:]
+        if len(lines) - start <= SHOWN
+        else [*lines[start:][: SHOWN // 2], "...", *lines[-SHOWN // 2 :]]
+    )
+
+
+def _headline(gang: Gang, outcome: Outcome) -> str:
+    cause = outcome.cause
+    assert cause is not None
+    where = f", after step {cause.step}" if cause.step >= 0 else ""
+    if outcome.silent:
+        return f"rank {cause.rank} made no step for {outcome.silent:.1f} s{where}"
+    after = cause.ended - gang.born
+    return f"rank {cause.rank} failed first, {after:.1f} s after the start{where}: {ending(cause)}"
+
+
+def _at(gang: Gang) -> str:
+    step = max(worker.step for worker in gang.workers)
+    return f" at step {step}" if step >= 0 else ""
+
+
+def _table(gang: Gang) -> list[str]:
+    """A row for each rank, in the order in which they ended."""
+    rows = [("rank", "pid", "time", "after", "step", "ended")]
+    for worker in sorted(gang.workers, key=lambda w: w.ended):
+        clock = time.strftime("%H:%M:%S", time.localtime(worker.ended))
+        step = str(worker.step) if worker.step >= 0 else "-"
+        after = f"{worker.ended - gang.born:.2f} s"
+        rows.append((str(worker.rank), str(worker.process.pid), clock, after, step, ending(worker)))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return [
+        "  " + "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[5]])
+        for row in rows
+    ]

@@ -1,0 +1,124 @@
+"""Gang after gang, until one is done, one may not be restarted, or somebody asks to stop."""
+
+from __future__ import annotations
+
+import queue
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from . import report
+from .environment import free_port, variables
+from .gang import Gang, plain_command
+from .settings import DONE, NEVER_RESTARTED, PREEMPTED, Settings
+from .watch import STOPS, Outcome, Signals, Watch
+
+
+def run(settings: Settings) -> int:
+    """Launches and watches; the exit code of `jaxpar launch`.
+
+    Raises:
+      DeviceError: there are GPUs, but not as many as all processes were promised.
+    """
+    with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
+        return Supervisor(settings, signals, Path(folder)).run()
+
+
+def dry(settings: Settings) -> int:
+    """Prints what would be started, one line for each process, to be pasted into a shell."""
+    port = free_port()
+    for rank in range(settings.n):
+        added = [f"{name}={value}" for name, value in variables(settings, rank, port, 0).items()]
+        print(shlex.join([*added, *plain_command(settings)]))
+    return DONE
+
+
+class Supervisor:
+    """Counts restarts, and those of them that led nowhere."""
+
+    def __init__(self, settings: Settings, signals: Signals, folder: Path) -> None:
+        self.settings, self.signals, self.folder = settings, signals, folder
+        self.restarts = self.counted = self.idle = 0
+        self.highest = -1
+        self.beats = False
+
+    def run(self) -> int:
+        while True:
+            gang = Gang(self.settings, self.restarts, self.folder)
+            outcome = Watch(gang, self.settings, self.signals).run()
+            self.judge(gang)
+            end = self._reason_to_end(outcome)
+            if end is not None:
+                self._say(report.last(gang, outcome, end))
+                return outcome.code
+            self.counted += outcome.code != PREEMPTED
+            delay = self.settings.delay(max(self.idle - 1, 0))
+            self._say(report.between(gang, outcome, self.counted, self.settings, delay))
+            if stop := self._sleep(delay):
+                self._say(f"stopped by {signal.Signals(stop).name} between two attempts")
+                return PREEMPTED if outcome.code == PREEMPTED else 128 + stop
+            self.restarts += 1
+
+    def judge(self, gang: Gang) -> None:
+        """Counts how often in a row an attempt got no further than those before it."""
+        self.idle = 0 if self._got_further(gang) else self.idle + 1
+
+    def _got_further(self, gang: Gang) -> bool:
+        step = max(worker.step for worker in gang.workers)
+        beats = any(worker.beats for worker in gang.workers)
+        further = step > self.highest
+        self.highest, self.beats = max(step, self.highest), self.beats or beats
+        if self.highest >= 0:
+            return further
+        return beats if self.beats else time.monotonic() - gang.clock > self.settings.lasting
+
+    def _reason_to_end(self, outcome: Outcome) -> str | None:
+        """None if another gang may try."""
+        if outcome.code == DONE or outcome.stopped:
+            return ""
+        if outcome.code in NEVER_RESTARTED:
+            return f"exit code {outcome.code} is never restarted: the same would happen again"
+        if outcome.code != PREEMPTED and self.counted >= self.settings.max_restarts:
+            return f"not restarted: --max-restarts is {self.settings.max_restarts}"
+        if self.idle > self.settings.patience:
+            where = f"beyond step {self.highest}" if self.highest >= 0 else "at all"
+            return f"gave up after {self.settings.patience} restarts in a row without progress {where}"
+        return None
+
+    def _sleep(self, seconds: float) -> int | None:
+        """Waits; the signal that asked to stop meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                number = self.signals.get(timeout=left)
+            except queue.Empty:
+                return None
+            if number in STOPS:
+                return number
+        return None
+
+    def _say(self, text: str) -> None:
+        if text:
+            print(f"jaxpar launch: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def listening() -> Iterator[Signals]:
+    """Signals to this process as entries of a queue."""
+    signals: Signals = queue.SimpleQueue()
+
+    def put(number: int, frame: FrameType | None) -> None:
+        signals.put(number)
+
+    before = {number: signal.signal(number, put) for number in (*STOPS, signal.SIGCHLD)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,144 @@
+"""One attempt, from the start of its gang to the end of its last process."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from dataclasses import dataclass
+
+from .gang import Gang, Worker
+from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, Settings
+
+Signals = queue.SimpleQueue[int]
+"""What handlers put their signals into: the one queue in Python that a handler may use."""
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOK = 0.05
+"""Seconds between two looks, where no child's death has asked for one before."""
+START = 10
+"""A gang that has not made its first step on all ranks may be silent for so many times `step_timeout`."""
+DUMPING = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: an exit code, the rank to blame, and the signal that asked to stop."""
+
+    code: int
+    cause: Worker | None = None
+    stopped: int | None = None
+    silent: float = 0
+    """For how long the rank to blame had made no step, if that was the reason."""
+
+
+class Pulse:
+    """Remembers when each worker last made a step."""
+
+    def __init__(self, workers: list[Worker], timeout: float | None, now: float) -> None:
+        self.workers, self.timeout = workers, timeout
+        self.seen = {worker.rank: (0, now) for worker in workers}
+        self.complete: float | None = None
+        """Since when all have made a step: until then the first ones have waited for the last one."""
+
+    def silent(self, now: float) -> tuple[Worker, float] | None:
+        """The worker that stopped first and for how long it has, once one has been silent for too long."""
+        started = [worker for worker in self.workers if worker.beats]
+        for worker in started:
+            if self.seen[worker.rank][0] != worker.beats:
+                self.seen[worker.rank] = worker.beats, now
+        if self.complete is None and len(started) == len(self.workers):
+            self.complete = now
+        if self.timeout is None:
+            return None
+        limit = START * self.timeout if self.complete is None else self.timeout
+        if not any(worker.code is None and self._silence(worker, now) > limit for worker in started):
+            return None
+        # Ranks that wait for another have made as many steps as it, or more.
+        suspects = [worker for worker in self.workers if worker.code is None or worker.left]
+        first = min(suspects, key=lambda worker: (not worker.left, self.seen[worker.rank]))
+        return first, self._silence(first, now)
+
+    def _silence(self, worker: Worker, now: float) -> float:
+        return now - max(self.seen[worker.rank][1], self.complete or 0)
+
+
+class Watch:
+    """Looks at a gang until it has ended."""
+
+    def __init__(self, gang: Gang, settings: Settings, signals: Signals) -> None:
+        self.gang, self.settings, self.signals = gang, settings, signals
+        self.pulse = Pulse(gang.workers, settings.step_timeout, time.monotonic())
+        self.stopped: int | None = None
+        self.deadline = float("inf")
+
+    def run(self) -> Outcome:
+        """Kills the gang when one rank fails, or is silent, or does not leave when it was asked to."""
+        try:
+            while (outcome := self._look()) is None:
+                pass
+        finally:
+            self.gang.kill()
+            self.gang.close()
+        return outcome
+
+    def _look(self) -> Outcome | None:
+        self._listen()
+        now = time.monotonic()
+        failed = [worker for worker in self.gang.look() if worker.code not in (DONE, PREEMPTED)]
+        if failed and not self.stopped:
+            left = [worker for worker in self.gang.workers if worker.left]
+            return self._failure((left or failed)[0])
+        if not self.gang.running:
+            return self._ended()
+        if now > self.deadline:
+            return self._overdue()
+        preempted = [worker for worker in self.gang.workers if worker.code == PREEMPTED]
+        if preempted:
+            self.deadline = min(self.deadline, now + self.settings.grace)
+        if not self.stopped and not preempted and (found := self.pulse.silent(now)):
+            return self._stall(*found)
+        return None
+
+    def _listen(self) -> None:
+        """Sleeps until something happens."""
+        try:
+            number = self.signals.get(timeout=LOOK)
+        except queue.Empty:
+            return
+        if number not in STOPS:
+            return
+        if self.stopped:
+            self.deadline = 0  # asked twice
+        else:
+            self.stopped = number
+            self.deadline = time.monotonic() + self.settings.grace
+            self.gang.signal(signal.SIGTERM)
+
+    def _failure(self, cause: Worker) -> Outcome:
+        assert cause.code is not None
+        if cause.left:
+            return Outcome(EXCEPTION, cause)
+        return Outcome(cause.code if cause.code > 0 else 128 - cause.code, cause)
+
+    def _stall(self, cause: Worker, silent: float) -> Outcome:
+        if cause.left:
+            return Outcome(EXCEPTION, cause)
+        self.gang.signal(signal.SIGUSR1)
+        time.sleep(DUMPING)
+        return Outcome(STALLED, cause, silent=silent)
+
+    def _ended(self) -> Outcome:
+        codes = {worker.code for worker in self.gang.workers}
+        if codes == {DONE}:
+            return Outcome(DONE)
+        if codes <= {DONE, PREEMPTED}:
+            return Outcome(PREEMPTED, stopped=self.stopped)
+        assert self.stopped is not None
+        return Outcome(128 + self.stopped, stopped=self.stopped)
+
+    def _overdue(self) -> Outcome:
+        """Not all have left in time: those that were asked to stop, or the peers of one that did."""
+        if self.stopped:
+            return Outcome(128 + self.stopped, stopped=self.stopped)
+        return Outcome(PREEMPTED)

@@ -1,0 +1,118 @@
+"""Signs of life: a training process says that it made a step, and a supervisor sees it.
+
+A rank that hangs looks healthy to JAX, whose heartbeats come from a thread of their own, and to
+torchrun, which waits for exit codes. What tells them apart is that no step is made any more. So every
+training function calls `beat()` once per step. Under `jaxpar launch` a beat is two stores into a file
+that the supervisor has mapped as well: no system call, no lock, and nothing that could be lost when the
+process is killed. Without a supervisor, `JAXPAR_STEP_TIMEOUT=S` makes the process watch itself: it shows
+where it stands and ends when S seconds pass between two beats.
+
+torch's counterpart is the watchdog of NCCL, which sees collectives only.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+from pathlib import Path
+
+STEP_TIMEOUT = "JAXPAR_STEP_TIMEOUT"
+BEAT_FILE = "JAXPAR_BEAT_FILE"
+LIFELINE = "JAXPAR_LIFELINE"
+"""The descriptor of a pipe whose other end the supervisor holds open for as long as it lives."""
+
+
+class Marks:
+    """What one process tells its supervisor: a file of four 64-bit integers that both have mapped.
+
+    An aligned store of 64 bits is seen completely or not at all.
+    """
+
+    BEATS, STEP, DONE, FAILED = range(4)
+    """Beats so far; the highest step named, -1 without; 1 at a proper end; when an exception left the
+    script, in nanoseconds of the monotonic clock."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with open(path, "r+b") as file:
+            self.cells = memoryview(mmap.mmap(file.fileno(), 32)).cast("q")
+
+    @classmethod
+    def create(cls, path: Path) -> Marks:
+        path.write_bytes(bytes(32))
+        marks = cls(path)
+        marks.cells[cls.STEP] = -1
+        return marks
+
+
+class _Process:
+    """What this process knows of its supervisor: one object, so that a test can have another."""
+
+    looked = False
+    marks: Marks | None = None
+    timeout: float | None = None
+
+
+_process = _Process()
+
+
+def beat(step: int | None = None) -> None:
+    """Tell a supervisor that this process has made a step.
+
+    `jaxpar.train_step` and `jaxpar.DistributedDataParallel` do it by themselves; a loop that uses neither
+    calls it once per step, and in whatever else takes long. It costs less than a microsecond under
+    `jaxpar launch`, and nothing worth measuring without it.
+
+    Args:
+      step: the number of the step, counted over all restarts. With it the supervisor can tell a job that
+        gets further from one that fails in the same place again and again.
+
+    Raises:
+      ValueError: `JAXPAR_STEP_TIMEOUT` is not a positive number of seconds.
+    """
+    if not _process.looked:
+        _look()
+    marks = _process.marks
+    if marks is not None:
+        cells = marks.cells
+        if step is not None:
+            cells[1] = max(cells[1], step)
+        elif cells[1] >= 0:
+            cells[1] += 1
+        cells[0] += 1
+    elif _process.timeout is not None:
+        faulthandler.dump_traceback_later(_process.timeout, exit=True)
+
+
+def reached(step: int) -> None:
+    """Say that this process stands at a step, as after restoring a checkpoint; beats count on from it.
+
+    It is no beat: what comes next may be a compilation, which takes as long as it takes.
+    """
+    if not _process.looked:
+        _look()
+    if _process.marks is not None:
+        cells = _process.marks.cells
+        cells[Marks.STEP] = max(cells[Marks.STEP], step)
+
+
+def _look() -> None:
+    path, seconds = os.environ.get(BEAT_FILE), os.environ.get(STEP_TIMEOUT, "").strip()
+    if path:
+        _process.marks = Marks(path)
+    elif seconds:
+        _process.timeout = _positive(seconds)
+    _process.looked = True
+
+
+def _positive(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(
+            f"beat: {STEP_TIMEOUT}={text!r} must be a positive number of seconds: the longest time between "
+            "two steps. Unset it to let a step take as long as it takes."
+        )
+    return seconds

@@ -1,0 +1,510 @@
+"""jaxpar launch: whatever happens to one process, all end, the first is named, the code says which kind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jaxpar import errors
+from jaxpar._launch import environment
+from jaxpar._launch.gang import Worker
+from jaxpar._launch.report import last_words
+from jaxpar._launch.settings import Settings
+from jaxpar._launch.supervise import Supervisor
+from jaxpar._watchdog import Marks
+
+WORKER = """
+    import os, signal, subprocess, sys, time
+    from pathlib import Path
+    from jaxpar import beat
+
+    folder, plan, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["JAXPAR_RESTART_COUNT"])
+    (folder / f"{attempt}-{rank}-{os.environ['MASTER_PORT']}").write_text(str(os.getpid()))
+
+    def die(how):
+        (folder / "died").write_text(str(time.time()))
+        if how == "raise":
+            raise RuntimeError("rank %d has had enough" % rank)
+        if how == "chain":
+            try:
+                {}["step"]
+            except KeyError as missing:
+                raise RuntimeError("no such step") from missing
+        if how == "hang":
+            while True:
+                time.sleep(60)  # stuck here
+        if how == "leave":
+            os._exit(0)
+        if how.startswith("exit"):
+            sys.exit(int(how[4:]))
+        if how == "say":
+            sys.exit("nothing to train on")
+        if how == "child":
+            child = subprocess.Popen(["sleep", "600"])
+            (folder / "child").write_text(str(child.pid))
+        else:
+            os.kill(os.getpid(), getattr(signal, how))
+
+    def save(number, frame):
+        print("saved")
+        sys.exit(75)
+
+    if plan == "saves":
+        signal.signal(signal.SIGTERM, save)
+    if plan == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    events = dict(event.split(":") for event in plan.split(",") if ":" in event)
+    print("begins")
+    for step in range(steps):
+        beat(step)
+        time.sleep(0.02)
+        how = events.get(f"{rank}.{step}.{attempt}") or events.get(f"{rank}.{step}")
+        if how:
+            die(how)
+    print("done")
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("launch") / "train.py"
+    path.write_text(textwrap.dedent(WORKER))
+    return path
+
+
+def start(script: Path, folder: Path, plan: str, *options: str, steps: int = 8) -> subprocess.Popen[str]:
+    line = ["-m", "jaxpar", "launch", "-n", "2", *options, str(script), str(folder), plan, str(steps)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *line], stdout=pipe, stderr=pipe, text=True)
+
+
+def launch(script: Path, folder: Path, plan: str, *options: str, steps: int = 8) -> tuple[int, str, str]:
+    """The exit code, what was printed, and what is left of stderr without the lines of the ranks."""
+    process = start(script, folder, plan, *options, steps=steps)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, "\n".join(line for line in err.splitlines() if line[:1] != "[")
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(file.read_text()) for file in folder.iterdir() if file.name != "died"]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+ENDS = {  # plan: options, exit code, what is said of it
+    "nothing": ([], 0, ""),
+    "1.3:raise": (
+        [],
+        1,
+        r"rank 1 failed first, .* after step 3: exit code 1; .*RuntimeError: rank 1 has had",
+    ),
+    "0.3:raise": (
+        [],
+        1,
+        r"rank 0 failed first, .* after step 3: exit code 1; .*RuntimeError: rank 0 has had",
+    ),
+    "1.0:chain": (
+        [],
+        1,
+        r"Rank 1, .*Traceback.*KeyError: 'step'.*The above.*Traceback.*RuntimeError: no such",
+    ),
+    "1.3:SIGKILL": ([], 137, r"rank 1 failed first, .*: SIGKILL; .*\n +1 .* SIGKILL\n +0 .* SIGKILL, by jax"),
+    "0.3:SIGSEGV": ([], 139, r"rank 0 failed first, .*: SIGSEGV; .*File .*train.py., line \d+ in die"),
+    "1.3:exit3": ([], 3, r"rank 1 failed first, .*: exit code 3;"),
+    "1.3:say": ([], 1, r"rank 1 failed first, .*: exit code 1;.*\n\nnothing to train on$"),
+    "1.3:exit2": (["--max-restarts", "2"], 2, r"exit code 2; exit code 2 is never restarted"),
+    "1.3:exit78": (["--max-restarts", "2"], 78, r"exit code 78; exit code 78 is never restarted"),
+    "1.3:leave,0.6:raise": ([], 1, r"rank 1 failed first, .*: exit code 0 in the middle of its script; "),
+    "1.3:hang": (
+        ["--step-timeout", "0.5"],
+        70,
+        r"rank 1 made no step for 0.[5-9] s, after .*line \d+ in die",
+    ),
+    "1.3:leave,0.3:hang": (["--step-timeout", "0.5"], 1, r"rank 1 failed first, .* in the middle of its scr"),
+    "1.3.0:SIGKILL": (["--max-restarts", "1"], 0, r"SIGKILL; restart 1 of 1 in 1 s$"),
+    "1.3:raise,0.0.1:raise": (
+        ["--max-restarts", "1"],
+        1,
+        r"rank 1 fa.*1 in 1 s.*rank 0.*--max-restarts is 1",
+    ),
+    "0.3.0:exit75,1.3.0:exit75": ([], 0, r"preempted at step 3; restarting for free in 1 s$"),
+    "0.3.0:exit75,1.3.0:hang": (["--grace", "0.3"], 0, r"preempted at step 3; restarting for free in 1 s$"),
+    "0.3.0:exit75,1.5.0:SIGABRT": ([], 134, r"rank 1 failed first, .*: SIGABRT; not restarted"),
+}
+
+
+@pytest.mark.parametrize("plan", ENDS)
+def test_every_kind_of_end(plan, script, tmp_path):
+    options, code, said = ENDS[plan]
+    ended, out, err = launch(script, tmp_path, plan, *options)
+    assert ended == code, err
+    assert re.search(said, err, re.S), err
+    assert said or not err
+    assert out.count("] begins\n") == 2 * (1 + len(re.findall(r"restart \d of|restarting", err)))
+    assert not any(map(alive, pids(tmp_path)))
+    assert (code == 0) == ("[0] done" in out and "[1] done" in out)
+
+
+def test_every_attempt_has_a_port_of_its_own(script, tmp_path):
+    launch(script, tmp_path, "0.0.0:raise,1.0.1:raise", "--max-restarts", "2", steps=1)
+    found = {tuple(map(int, file.name.split("-"))) for file in tmp_path.glob("*-*-*")}
+    assert {(attempt, rank) for attempt, rank, _ in found} == {(a, r) for a in range(3) for r in range(2)}
+    ports = {attempt: {port for a, _, port in found if a == attempt} for attempt in range(3)}
+    assert [len(p) for p in ports.values()] == [1, 1, 1]
+    assert len(set.union(*ports.values())) == 3
+
+
+def test_a_dead_process_is_noticed_at_once(script, tmp_path):
+    launch(script, tmp_path, "1.3:SIGKILL")
+    # Seconds on a quiet machine: 0.01 to notice and kill, 0.05 for this process to be told.
+    assert time.time() - float((tmp_path / "died").read_text()) < 2
+
+
+STOPS = {  # what the workers do, signals to the supervisor: exit code, what is said
+    "saves, SIGTERM": (75, r"^jaxpar launch: stopped by SIGTERM at step \d+; exit code 75\n"),
+    "saves, SIGINT": (75, r"stopped by SIGINT at step \d+; exit code 75\n"),
+    "saves, SIGHUP": (75, r"stopped by SIGHUP"),
+    "dies, SIGTERM": (143, r"exit code 143\n.*\n +\d .* SIGTERM\n +\d .* SIGTERM$"),
+    "dies, SIGINT": (130, r"exit code 130\n.*\n +\d .* SIGTERM\n +\d .* SIGTERM$"),
+    "deaf, SIGTERM": (143, r"exit code 143\n.*\n +\d .* SIGKILL, by jaxpar launch"),
+    "deaf, SIGINT, SIGINT": (130, r"exit code 130\n.*\n +\d .* SIGKILL, by jaxpar launch"),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_a_supervisor_that_is_asked_to_stop(case, script, tmp_path):
+    code, said = STOPS[case]
+    plan, *numbers = case.split(", ")
+    grace = "60" if len(numbers) > 1 else "0.5" if plan == "deaf" else "20"
+    process = start(script, tmp_path, plan, "--grace", grace, "--max-restarts", "3", steps=3000)
+    begun = [process.stdout.readline(), process.stdout.readline()]
+    assert sorted(begun) == ["[0] begins\n", "[1] begins\n"]
+    for number in numbers:
+        process.send_signal(getattr(signal, number))
+        time.sleep(0.2)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert re.search(said, err.strip()), err
+    assert out.count("saved\n") == (2 if plan == "saves" else 0)
+    assert not any(map(alive, pids(tmp_path)))
+
+
+def test_a_signal_between_two_attempts(script, tmp_path):
+    process = start(script, tmp_path, "0.0:raise", "--max-restarts", "3")
+    while "restart 1 of 3" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "jaxpar launch: stopped by SIGTERM between two attempts\n")
+
+
+@pytest.mark.parametrize("how", ["supervisor killed", "rank killed", "asked to stop"])
+def test_nothing_is_left_behind(how, script, tmp_path):
+    events = "1.0:child,1.50:SIGKILL" if how == "rank killed" else "1.0:child"
+    process = start(script, tmp_path, events, steps=3000)
+    until((tmp_path / "child").exists)
+    until(lambda: len(pids(tmp_path)) == 3)
+    children = pids(tmp_path)
+    assert all(map(alive, children))
+    if how == "supervisor killed":
+        process.kill()
+    elif how == "asked to stop":
+        process.terminate()
+    process.communicate(timeout=30)
+    until(lambda: not any(map(alive, children)))
+
+
+def test_the_thread_that_follows_a_supervisor_where_the_kernel_cannot(tmp_path):
+    code = """
+        import fcntl, os, sys, time
+        del fcntl.F_SETSIG
+        from jaxpar._launch.worker import hold
+        hold(int(sys.argv[1]))
+        print("holds", flush=True)
+        while True:
+            time.sleep(0.01)
+    """
+    reading, writing = os.pipe()
+    line = [sys.executable, "-c", textwrap.dedent(code), str(reading)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, pass_fds=(reading,), process_group=0) as process:
+        os.close(reading)
+        assert process.stdout.readline() == b"holds\n"
+        assert process.poll() is None
+        os.close(writing)
+        assert process.wait(10) == -signal.SIGKILL
+
+
+# ------------------------------------------------------------------------------- what a worker gets
+
+
+def run(path: Path, source: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[str, str]:
+    script = path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    line = [sys.executable, "-m", "jaxpar", "launch", *options]
+    target = ["-m", "script"] if "-m" in options else [str(script)]
+    line = [*line[: len(line) - ("-m" in options)], *target, *arguments]
+    ended = subprocess.run(line, capture_output=True, text=True, errors="replace", cwd=path, check=False)
+    return ended.stdout, ended.stderr
+
+
+SHOW = """
+    import json, os, sys
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "JAXPAR_DEVICES",
+             "TORCHELASTIC_RESTART_COUNT", "JAXPAR_RESTART_COUNT", "JAXPAR_STEP_TIMEOUT")
+    class Here: pass
+    seen = {name: os.environ.get(name) for name in names}
+    seen |= {"argv": sys.argv[1:], "name": __name__, "file": __file__, "path": sys.path[0]}
+    seen |= {"pickles": Here.__module__ == "__main__" and sys.modules["__main__"].Here is Here}
+    seen["lifeline"] = "JAXPAR_LIFELINE" in os.environ
+    seen["heavy"] = sorted({"jax", "numpy", "click"} & set(sys.modules))
+    print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_a_worker_sees_what_torchrun_would_show_it(how, tmp_path):
+    import json
+
+    options = ["-n", "2", "--devices-per-process", "3", "--step-timeout", "9.5", *["-m"] * (how == "module")]
+    out, err = run(tmp_path, SHOW, *options, arguments=("-n", "7", "--lr=1", "two words"))
+    assert err == ""
+    lines = dict(line.split(" ", 1) for line in out.splitlines())
+    assert sorted(lines) == ["[0]", "[1]"]
+    for rank in range(2):
+        assert json.loads(lines[f"[{rank}]"]) == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "JAXPAR_DEVICES": "3",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "JAXPAR_RESTART_COUNT": "0",
+            "JAXPAR_STEP_TIMEOUT": "9.5",
+            "argv": ["-n", "7", "--lr=1", "two words"],
+            "name": "__main__",
+            "file": str(tmp_path / "script.py"),
+            "path": str(tmp_path),
+            "pickles": True,
+            "lifeline": False,
+            "heavy": [],
+        }
+
+
+GPUS = {  # CUDA_VISIBLE_DEVICES, JAX_PLATFORMS, n, k: the shares
+    "two each": ("4,5,6,7", None, 2, 2, ["4,5", "6,7"]),
+    "some are left": ("0,1,2,3", "cuda,cpu", 3, 1, ["0", "1", "2"]),
+    "names": ("GPU-a, GPU-b", None, 2, 1, ["GPU-a", "GPU-b"]),
+    "hidden": ("", None, 2, 2, [None, None]),
+    "off": ("-1", None, 2, 2, [None, None]),
+    "not for JAX": ("0,1", "cpu", 2, 2, [None, None]),
+    "not asked for": ("0,1", None, 2, None, [None, None]),
+}
+
+
+def see(monkeypatch: pytest.MonkeyPatch, visible: str | None, platforms: str | None) -> None:
+    for name, value in {"CUDA_VISIBLE_DEVICES": visible, "JAX_PLATFORMS": platforms}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("case", GPUS)
+def test_shares_of_gpus(case, monkeypatch):
+    visible, platforms, n, k, shares = GPUS[case]
+    see(monkeypatch, visible, platforms)
+    settings = Settings(n, "train.py", devices_per_process=k)
+    found = [environment.variables(settings, rank, 1, 0) for rank in range(n)]
+    assert [variables.get("CUDA_VISIBLE_DEVICES") for variables in found] == shares
+    assert [variables.get("JAXPAR_DEVICES") for variables in found] == [str(k) if k else None] * n
+
+
+def test_too_few_gpus(monkeypatch):
+    see(monkeypatch, "0,1,2", None)
+    said = "2 processes with 2 devices each need 4 GPUs, and there are 3 \\(0, 1, 2\\)"
+    with pytest.raises(errors.DeviceError, match=said):
+        environment.variables(Settings(2, "train.py", devices_per_process=2), 0, 1, 0)
+
+
+def test_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\necho "GPU 0: H100 (UUID: a)"\necho "  MIG 1g"\necho "GPU 1: H100 (UUID: b)"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    see(monkeypatch, None, None)
+    environment._listed.cache_clear()
+    assert environment.visible_gpus() == ("0", "1")
+    environment._listed.cache_clear()
+
+
+# ------------------------------------------------------------------------------ what is printed where
+
+TALK = r"""
+    import sys
+    sys.stdout.write("no end of line")
+    sys.stderr.buffer.write(b"\xff bytes\n" + b"x" * 70000 + b"\n")
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--log-dir", "logs"], ["--log-dir", "logs", "--no-tee"]])
+def test_output_goes_to_the_terminal_and_to_files(options, tmp_path):
+    out, err = run(tmp_path, TALK, "-n", "2", *options)
+    if "--no-tee" in options:
+        assert (out, err) == ("", "")
+    else:
+        assert sorted(out.splitlines()) == ["[0] no end of line", "[1] no end of line"]
+        assert all(line[:4] in ("[0] ", "[1] ") for line in err.splitlines())
+        assert err.count("x" * 1000) >= 2
+        assert err.count("x") == 140000
+    if options:
+        logs = sorted((tmp_path / "logs").rglob("*.log"))
+        assert [str(log.relative_to(tmp_path)) for log in logs] == [
+            f"logs/attempt_0/rank_{rank}.log" for rank in range(2)
+        ]
+        for log in logs:
+            data = log.read_bytes()
+            assert data.count(b"x") == 70000
+            assert b"no end of line" in data
+            assert b"\xff bytes\n" in data
+
+
+MISUSE = {
+    "no such script": (["-n", "2", "nowhere.py"], "There is no script 'nowhere.py'"),
+    "no number": (["train.py"], "Missing option '-n'"),
+    "nobody": (["-n", "0", "train.py"], "0 is not in the range x>=1"),
+    "lost output": (["-n", "1", "--no-tee", __file__], "--no-tee needs --log-dir"),
+    "no time": (["-n", "1", "--step-timeout", "0", __file__], "0.0 is not in the range x>0"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSE)
+def test_misuse_exits_with_2(case):
+    line, said = MISUSE[case]
+    ended = subprocess.run([sys.executable, "-m", "jaxpar", "launch", *line], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_dry_run_prints_and_starts_nothing_and_the_supervisor_loads_no_jax(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it ran')")
+    code = (
+        "import sys\nfrom jaxpar._cli import cli\n"
+        f"try: cli(['launch', '-n', '2', '--dry-run', {str(script)!r}, '--lr', '1e-3'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'jax', 'flax', 'torch', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second, heavy = ended.stdout.splitlines()
+    assert heavy == "[]"
+    assert first.startswith("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 ")
+    assert second.startswith("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 ")
+    assert second.endswith(f" {script} --lr 1e-3")
+
+
+# ------------------------------------------------------------------------------ who, and how often
+
+
+def marks(path: Path, **cells: int) -> Marks:
+    found = Marks.create(path)
+    for name, value in cells.items():
+        found.cells[getattr(Marks, name)] = value
+    return found
+
+
+def test_causes_come_before_what_they_cause(tmp_path):
+    ends = [(-6, 0), (1, 0), (1, 900), (1, 700), (-9, 0)]
+    workers = [
+        Worker(i, SimpleNamespace(pid=i), marks(tmp_path / str(i), FAILED=raised), code)
+        for i, (code, raised) in enumerate(ends)
+    ]
+    assert [w.rank for w in sorted(workers, key=Worker.ending)] == [4, 3, 2, 0, 1]
+
+
+PROGRESS = {  # per attempt (steps, beats, seconds); restarts in a row without progress, after each
+    "further each time": ([(3, 4, 1), (5, 3, 1), (6, 2, 1)], [0, 0, 0]),
+    "the same place": ([(3, 4, 1), (3, 4, 1), (3, 4, 1), (2, 3, 1)], [0, 1, 2, 3]),
+    "never starts again": ([(3, 4, 1), (-1, 0, 1), (-1, 0, 99), (4, 5, 1)], [0, 1, 2, 0]),
+    "beats without numbers": ([(-1, 4, 1), (-1, 4, 1), (-1, 0, 99)], [0, 0, 1]),
+    "never beats, dies young": ([(-1, 0, 1), (-1, 0, 1)], [1, 2]),
+    "never beats, lives long": ([(-1, 0, 99), (-1, 0, 99), (-1, 0, 1)], [0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("case", PROGRESS)
+def test_restarts_without_progress_are_counted(case, tmp_path):
+    attempts, expected = PROGRESS[case]
+    supervisor = Supervisor(Settings(2, "train.py"), None, tmp_path)
+    counts = []
+    for step, beats, seconds in attempts:
+        worker = SimpleNamespace(step=step, beats=beats)
+        supervisor.judge(SimpleNamespace(workers=[worker], clock=time.monotonic() - seconds))
+        counts.append(supervisor.idle)
+    assert counts == expected
+
+
+def test_it_gives_up_without_progress(script, tmp_path, monkeypatch, capfd):
+    from jaxpar._launch.supervise import run
+
+    monkeypatch.setattr(Settings, "delay", lambda self, idle: 0.01)
+    arguments = (str(tmp_path), "0.0:exit75,1.0:exit75", "1")
+    settings = Settings(2, str(script), arguments, max_restarts=9, patience=2)
+    assert run(settings) == 75
+    assert len(list(tmp_path.glob("*-0-*"))) == 4
+    assert (
+        "preempted at step 0; gave up after 2 restarts in a row without progress beyond step 0"
+        in capfd.readouterr().err
+    )
+
+
+def test_delays_double_and_stay():
+    assert [Settings(1, "").delay(idle) for idle in range(5)] == [1, 2, 4, 4, 4]
+
+
+WORDS = {
+    "nothing special": (["a"] * 30, ["a"] * 20),
+    "one": (
+        ["a", "Traceback (most recent call last):", " x", "E: y"],
+        ["Traceback (most recent call last):", " x", "E: y"],
+    ),
+    "what came after it": (
+        ["Traceback (most recent call last):", "E", "b"],
+        ["Traceback (most recent call last):", "E", "b"],
+    ),
+    "nothing": ([], []),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_last_words(case):
+    lines, words = WORDS[case]
+    assert last_words(lines) == words
