@@ -140,7 +140,8 @@ def _sequence(like: Sequence[Any], made: list[Any]) -> Any:
     try:
         if isinstance(like, MutableSequence):
             clone = copy.copy(like)
-            clone[:] = made
+            for i, item in enumerate(made):
+                clone[i] = item
             return clone
         return type(like)(made)  # type: ignore[call-arg]
     except TypeError:

@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax  # noqa: F401
+import jax
+import numpy as np
 
 from .._placement import Placement
 from .._typing import DeviceLike, PyTree
@@ -69,8 +70,9 @@ class Prefetch:
         rows = iter(self._iterable)
         if self._resume is not None:
             rows.set_state(self._resume)  # type: ignore[attr-defined]
-        self._resume, self._place = None, []
-        one = _Pass(_Feed(self._size), rows, self._sender, _reader(self._iterable, rows), self._place)
+        read = _reader(self._iterable, rows)
+        self._resume, self._place = None, [None if read is None else read()]
+        one = _Pass(_Feed(self._size), rows, self._sender, read, self._place)
         self._passes.add(one)
         return one
 
@@ -168,8 +170,10 @@ class _Pass:
         self.feed, self._place = feed, place
         self._error: BaseException | None = None
         weakref.finalize(self, feed.end).atexit = False
+        # A `with` may have set it for the caller's thread alone.
+        x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
         feed.thread = threading.Thread(
-            target=_run, args=(feed, rows, send, read), name="prefetch", daemon=True
+            target=_run, args=(feed, rows, send, read, x64), name="prefetch", daemon=True
         )
         _feeds.add(feed)
         feed.thread.start()
@@ -198,7 +202,7 @@ class _Pass:
         return batch
 
 
-def _run(feed: _Feed, rows: Iterator[PyTree], send: Send, read: Any) -> None:
+def _run(feed: _Feed, rows: Iterator[PyTree], send: Send, read: Any, x64: bool) -> None:
     last: BaseException | None = None
     try:
         for number in itertools.count():
@@ -212,7 +216,8 @@ def _run(feed: _Feed, rows: Iterator[PyTree], send: Send, read: Any) -> None:
                     break
                 place = None if read is None else read()
                 what = "sent to the devices"
-                batch = send(batch)
+                with jax.enable_x64(x64):
+                    batch = send(batch)
             except BaseException as error:
                 error.add_note(f"prefetch: raised while batch {number} was {what}.")
                 last = error
