@@ -25,13 +25,21 @@ from jaxpar._watchdog import Marks
 WORKER = """
     import os, signal, subprocess, sys, time
     from pathlib import Path
-    from jaxpar import beat
+    from jaxpar import beat, errors
 
     folder, plan, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     rank, attempt = int(os.environ["RANK"]), int(os.environ["JAXPAR_RESTART_COUNT"])
     (folder / f"{attempt}-{rank}-{os.environ['MASTER_PORT']}").write_text(str(os.getpid()))
 
+    def until(condition):
+        while not condition():
+            time.sleep(0.01)
+
     def die(how):
+        if how.endswith("+"):  # after the other one
+            until((folder / "died").exists)
+            time.sleep(0.1)
+            how = how[:-1]
         (folder / "died").write_text(str(time.time()))
         if how == "raise":
             raise RuntimeError("rank %d has had enough" % rank)
@@ -43,8 +51,13 @@ WORKER = """
         if how == "hang":
             while True:
                 time.sleep(60)  # stuck here
-        if how == "leave":
-            os._exit(0)
+        if how == "wrong":
+            raise errors.GroupError("RANK is nonsense")
+        if how == "slow":  # jaxpar.distributed tells the others first
+            sys.excepthook = lambda *error: (time.sleep(0.2), sys.__excepthook__(*error))
+            raise RuntimeError("slow to leave")
+        if how in ("leave", "follow"):
+            os._exit(how == "follow")
         if how.startswith("exit"):
             sys.exit(int(how[4:]))
         if how == "say":
@@ -65,6 +78,7 @@ WORKER = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     events = dict(event.split(":") for event in plan.split(",") if ":" in event)
     print("begins")
+    until(lambda: len(list(folder.glob(f"{attempt}-*-*"))) == int(os.environ["WORLD_SIZE"]))
     for step in range(steps):
         beat(step)
         time.sleep(0.02)
@@ -140,22 +154,32 @@ ENDS = {  # plan: options, exit code, what is said of it
     "1.3:say": ([], 1, r"rank 1 failed first, .*: exit code 1;.*\n\nnothing to train on$"),
     "1.3:exit2": (["--max-restarts", "2"], 2, r"exit code 2; exit code 2 is never restarted"),
     "1.3:exit78": (["--max-restarts", "2"], 78, r"exit code 78; exit code 78 is never restarted"),
-    "1.3:leave,0.6:raise": ([], 1, r"rank 1 failed first, .*: exit code 0 in the middle of its script; "),
+    "1.3:wrong": (
+        ["--max-restarts", "2"],
+        78,
+        r"exit code 78; exit code 78 is never restarted.*RANK is nons",
+    ),
+    "1.3:slow,0.3:follow+": ([], 1, r"rank 1 failed first, .*: exit code 1;.*RuntimeError: slow to leave"),
+    "1.3:leave,0.3:raise+": ([], 1, r"rank 1 failed first, .*: exit code 0 in the middle of its script; "),
     "1.3:hang": (
         ["--step-timeout", "0.5"],
         70,
         r"rank 1 made no step for 0.[5-9] s, after .*line \d+ in die",
     ),
-    "1.3:leave,0.3:hang": (["--step-timeout", "0.5"], 1, r"rank 1 failed first, .* in the middle of its scr"),
+    "1.3:leave,0.3:hang+": (
+        ["--step-timeout", "0.5"],
+        1,
+        r"rank 1 failed first, .* in the middle of its scr",
+    ),
     "1.3.0:SIGKILL": (["--max-restarts", "1"], 0, r"SIGKILL; restart 1 of 1 in 1 s$"),
     "1.3:raise,0.0.1:raise": (
         ["--max-restarts", "1"],
         1,
         r"rank 1 fa.*1 in 1 s.*rank 0.*--max-restarts is 1",
     ),
-    "0.3.0:exit75,1.3.0:exit75": ([], 0, r"preempted at step 3; restarting for free in 1 s$"),
-    "0.3.0:exit75,1.3.0:hang": (["--grace", "0.3"], 0, r"preempted at step 3; restarting for free in 1 s$"),
-    "0.3.0:exit75,1.5.0:SIGABRT": ([], 134, r"rank 1 failed first, .*: SIGABRT; not restarted"),
+    "0.3.0:exit75,1.3.0:exit75+": ([], 0, r"preempted at step 3; restarting for free in 1 s$"),
+    "0.3.0:exit75,1.3.0:hang+": (["--grace", "0.3"], 0, r"preempted at step 3; restarting for free in 1 s$"),
+    "0.3.0:exit75,1.3.0:SIGABRT+": ([], 134, r"rank 1 failed first, .*: SIGABRT; not restarted"),
 }
 
 
@@ -501,6 +525,10 @@ WORDS = {
         ["Traceback (most recent call last):", "E", "b"],
     ),
     "nothing": ([], []),
+    "with the rank": (
+        ["a", "[rank 1] Traceback (most recent call last):", "[rank 1] E"],
+        ["[rank 1] Traceback (most recent call last):", "[rank 1] E"],
+    ),
 }
 
 

@@ -57,17 +57,20 @@ class Worker:
         """Whether it ended with 0 in the middle of its script."""
         return self.code == 0 and not self.marks.cells[Marks.DONE]
 
+    @property
+    def raised(self) -> int:
+        """When an exception left its script, in nanoseconds; 0 without."""
+        return self.marks.cells[Marks.FAILED]
+
     def ending(self) -> tuple[int, int]:
         """Sorts workers whose ends were noticed together: causes before what they may have caused.
 
         Nobody dies of SIGKILL or a segmentation fault because of a peer; an exception has its time; an
-        abort is how JAX and NCCL end a process that has lost one.
+        abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a process that lost one.
         """
-        assert self.code is not None
-        if self.code < 0 and self.code != -signal.SIGABRT:
+        if self.code is not None and self.code < 0 and self.code != -signal.SIGABRT:
             return 0, 0
-        raised = self.marks.cells[Marks.FAILED]
-        return (1, raised) if raised else (2, 0)
+        return (1, self.raised) if self.raised else (2, 0)
 
 
 class Gang:

@@ -10,8 +10,9 @@ from .gang import Gang, Worker
 from .settings import DONE, PREEMPTED, Settings
 from .watch import Outcome
 
-TRACEBACK = re.compile(r"Traceback \(most recent call last\):|Fatal Python error:")
-CHAIN = re.compile(r"(During handling of the above|The above exception was the direct cause)")
+RANK = r"(\[rank \d+\] )?"
+TRACEBACK = re.compile(RANK + r"(Traceback \(most recent call last\):|Fatal Python error:)")
+CHAIN = re.compile(RANK + r"(During handling of the above|The above exception was the direct cause)")
 STACKS = re.compile(r"(Current thread|Thread) 0x")
 SHOWN, WITHOUT_TRACEBACK = 60, 20
 

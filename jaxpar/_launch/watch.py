@@ -18,7 +18,8 @@ LOOK = 0.05
 """Seconds between two looks, where no child's death has asked for one before."""
 START = 10
 """A gang that has not made its first step on all ranks may be silent for so many times `step_timeout`."""
-DUMPING = 1.0
+LAST_WORDS = 1.0
+"""Seconds for a worker to show where it hangs, or to end after its exception."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,7 @@ class Watch:
         now = time.monotonic()
         failed = [worker for worker in self.gang.look() if worker.code not in (DONE, PREEMPTED)]
         if failed and not self.stopped:
-            left = [worker for worker in self.gang.workers if worker.left]
-            return self._failure((left or failed)[0])
+            return self._failure(failed)
         if not self.gang.running:
             return self._ended()
         if now > self.deadline:
@@ -115,17 +115,25 @@ class Watch:
             self.deadline = time.monotonic() + self.settings.grace
             self.gang.signal(signal.SIGTERM)
 
-    def _failure(self, cause: Worker) -> Outcome:
-        assert cause.code is not None
-        if cause.left:
-            return Outcome(EXCEPTION, cause)
-        return Outcome(cause.code if cause.code > 0 else 128 - cause.code, cause)
+    def _failure(self, failed: list[Worker]) -> Outcome:
+        """Blames a worker that left in silence, or whose exception came first, rather than who has ended."""
+        left = [worker for worker in self.gang.workers if worker.left]
+        if left:
+            return Outcome(EXCEPTION, left[0])
+        raising = [worker for worker in self.gang.running if worker.raised]
+        cause = min(failed + raising, key=Worker.ending)
+        end = time.monotonic() + LAST_WORDS
+        while cause.code is None and time.monotonic() < end:
+            self.gang.look()
+            time.sleep(0.01)
+        code = EXCEPTION if cause.code is None else cause.code
+        return Outcome(code if code > 0 else 128 - code, cause)
 
     def _stall(self, cause: Worker, silent: float) -> Outcome:
         if cause.left:
             return Outcome(EXCEPTION, cause)
         self.gang.signal(signal.SIGUSR1)
-        time.sleep(DUMPING)
+        time.sleep(LAST_WORDS)
         return Outcome(STALLED, cause, silent=silent)
 
     def _ended(self) -> Outcome:

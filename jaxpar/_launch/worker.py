@@ -56,7 +56,7 @@ def main() -> None:
         marks.cells[Marks.FAILED] = time.monotonic_ns()
         error.__traceback__ = own(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        leave(130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+        leave(code_of(error))
 
 
 def leave(code: object) -> None:
@@ -67,6 +67,14 @@ def leave(code: object) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code & 255)
+
+
+def code_of(error: BaseException) -> int:
+    from jaxpar.errors import GroupError
+
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 78 if isinstance(error, GroupError) else 1  # wrong variables stay wrong in the next attempt
 
 
 def own(trace: types.TracebackType | None) -> types.TracebackType | None:
