@@ -15,6 +15,7 @@ import numpy as np
 from flax import linen, nnx
 
 from .._data_parallel import DataParallel
+from .._distributed_data_parallel import DistributedDataParallel
 from .._tree import is_array
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -53,7 +54,7 @@ def item_of(name: str, given: Any) -> Item:
       CheckpointError: its state cannot be had.
     """
     inner = given
-    while isinstance(inner, DataParallel):
+    while isinstance(inner, (DataParallel, DistributedDataParallel)):
         inner = inner.module  # so that a checkpoint does not depend on the wrapper
     if isinstance(inner, nnx.Pytree):
         return NNXItem(name, inner)

@@ -13,22 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-try:
-    from ..distributed import preempted
-    from ..distributed._exchange import exchange
-    from ..distributed._group import rank, size
-except ImportError:
-
-    def rank():
-        return 0
-
-    def size():
-        return 1
-
-    def preempted(step):
-        return False
-
-
+from ..distributed import preempted as preempted
+from ..distributed._exchange import exchange
+from ..distributed._group import rank, size
 from ..errors import CheckpointError
 from .plain import decode, encode
 
