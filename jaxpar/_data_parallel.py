@@ -58,12 +58,13 @@ def data_parallel(
     """
     placement = place(device_ids, output_device, dim, function="data_parallel")
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    return _forward(module, args, module_kwargs or {}, placement, backend)
+    return forward(module, args, module_kwargs or {}, placement, backend)
 
 
-def _forward(
+def forward(
     module: Module, args: tuple, kwargs: dict[str, Any], placement: Placement, backend: str
 ) -> PyTree:
+    """The four verbs in one sentence."""
     if not placement.devices:
         return module(*args, **kwargs)
     _refuse_nesting()
@@ -198,7 +199,7 @@ class _NNXDataParallel(_Remembers, nnx.Module):
         _settle(module, placement)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return _forward(self.module, inputs, kwargs, self.placement, self.backend)
+        return forward(self.module, inputs, kwargs, self.placement, self.backend)
 
 
 class _LinenDataParallel(_Remembers, linen.Module):
@@ -209,7 +210,7 @@ class _LinenDataParallel(_Remembers, linen.Module):
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         if self.is_initializing():
             return self.module(*inputs, **kwargs)  # shapes only matter, and no device is asked for
-        return _forward(self.module, inputs, kwargs, self.placement, self.backend)
+        return forward(self.module, inputs, kwargs, self.placement, self.backend)
 
 
 class _FunctionDataParallel(_Remembers):
@@ -218,7 +219,7 @@ class _FunctionDataParallel(_Remembers):
         view(module)  # says now, not at the first call, if it cannot be used
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return _forward(self.module, inputs, kwargs, self.placement, self.backend)
+        return forward(self.module, inputs, kwargs, self.placement, self.backend)
 
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):

@@ -79,11 +79,12 @@ def place(
     dim: int = 0,
     *,
     function: str = "DataParallel",
+    one_is_none: bool = True,
 ) -> Placement:
     """Reads what a user wrote. Defaults: all devices, results on the first one.
 
     A host with one CPU device and no accelerator gives a placement without devices, whatever the
-    ids say: torch without a GPU does the same (torch-semantics 1.1 #2).
+    ids say: torch without a GPU does the same (torch-semantics 1.1 #2). Not so with `one_is_none=False`.
     """
     if isinstance(device_ids, Placement):
         if output_device is not None or dim != 0:
@@ -98,7 +99,7 @@ def place(
         raise TypeError(
             f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}]."
         )
-    if _devices.device_count() == 0:
+    if one_is_none and _devices.device_count() == 0:
         return Placement((), dim)
     wanted = _devices.devices() if device_ids is None else list(device_ids)
     if not wanted:

@@ -27,23 +27,30 @@ def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
     replicas did to theirs (torch-semantics 1.3 #39). A sum in which all but one term are zero is
     the same and, unlike a broadcast, joins the gradients' all-reduce.
     """
-    return jax.tree.map(functools.partial(_from_zero, index), tree)
+    return from_replica(0, tree, index)
 
 
-def _from_zero(index: jax.Array, x: jax.Array) -> jax.Array:
+def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
+    """The same with the values of replica `source`."""
+    return jax.tree.map(functools.partial(_from, index == source), tree)
+
+
+def _from(is_source: jax.Array, x: jax.Array) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _from_zero(index, jax.random.key_data(x))
+        data = _from(is_source, jax.random.key_data(x))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return _pick(index, x)
+        return _pick(is_source, x)
     if x.dtype.itemsize <= 4 and x.size <= _FEW:
-        return _decode(_pick(index, _encode(x)), x.dtype)
-    return _pick(index, x.astype(jnp.int32)).astype(x.dtype) if x.dtype == jnp.bool_ else _pick(index, x)
+        return _decode(_pick(is_source, _encode(x)), x.dtype)
+    if x.dtype == jnp.bool_:
+        return _pick(is_source, x.astype(jnp.int32)).astype(x.dtype)
+    return _pick(is_source, x)
 
 
-def _pick(index: jax.Array, x: jax.Array) -> jax.Array:
+def _pick(is_source: jax.Array, x: jax.Array) -> jax.Array:
     # where, not a product: another replica's NaN must not come through.
-    return lax.psum(jnp.where(index == 0, x, jnp.zeros_like(x)), REPLICA)
+    return lax.psum(jnp.where(is_source, x, jnp.zeros_like(x)), REPLICA)
 
 
 def _encode(x: jax.Array) -> jax.Array:

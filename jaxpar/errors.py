@@ -147,6 +147,22 @@ class ParametersError(JaxparError, RuntimeError):
     """
 
 
+class GradientError(JaxparError, RuntimeError):
+    """A gradient was asked for where nothing would average it over the replicas.
+
+    Cause: `nnx.grad(lambda net: loss(net(x), y))(net)` with a DistributedDataParallel.
+    Cure: `net.value_and_grad(loss_fn)(x, y)`, which takes the mean over all replicas of all processes.
+    """
+
+
+class StagedError(JaxparError, RuntimeError):
+    """Something that works between compiled programs was called inside of one (`jax.jit`, `nnx.jit`).
+
+    Cause: `net.value_and_grad(loss_fn)(x)` in a jitted function, with several processes or `no_sync()`.
+    Cure: call it outside, or use `jaxpar.train_step`, which compiles the whole step.
+    """
+
+
 class MatchError(JaxparError, RuntimeError):
     """Weights and a module do not fit together: names, shapes, dtypes, or a value without a place.
 

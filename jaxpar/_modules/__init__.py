@@ -20,7 +20,7 @@ from flax import linen, nnx
 
 from .._placement import Placement
 from .._typing import PyTree
-from .function_view import FunctionView
+from .function_view import Applied, AppliedView, FunctionView
 from .linen_view import LinenView
 from .nnx_view import view_nnx
 
@@ -74,4 +74,4 @@ def view(module: Module) -> View:
         return view_nnx(module)
     if isinstance(module, linen.Module):
         return LinenView(module)
-    return FunctionView(module)
+    return AppliedView(module) if isinstance(module, Applied) else FunctionView(module)

@@ -14,6 +14,8 @@ import jax
 from flax import nnx
 
 from .._placement import Placement
+from .._spread import spread
+from .._tree import check_alive, is_staged, paths
 from .._typing import PyTree, Static
 
 
@@ -53,6 +55,55 @@ class FunctionView:
 
     def commit(self, changes: dict[Any, PyTree]) -> None:
         del changes
+
+
+@dataclasses.dataclass(frozen=True)
+class ParametersDefinition:
+    function: Static
+
+    def __call__(
+        self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: PyTree,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        del replica
+        return function(functools.partial(self.function.value, values), *args, **kwargs), {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Applied:
+    """A function whose first argument is its parameters, any tree of arrays, with these."""
+
+    function: Callable[..., Any]
+    parameters: PyTree
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        return self.function(self.parameters, *args, **kwargs)
+
+
+class AppliedView(FunctionView):
+    """A function with parameters: these are data, and the function is the program."""
+
+    def __init__(self, applied: Applied):
+        super().__init__(applied.function)
+        self.definition = ParametersDefinition(Static(applied.function))  # type: ignore[assignment]
+        self.parameters = applied.parameters
+
+    def values(self, placement: Placement) -> PyTree:
+        leaves, form = jax.tree.flatten(self.parameters)
+        names = paths(self.parameters, "parameters")
+        check_alive(leaves, names, "DistributedDataParallel")
+        if is_staged() or any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return self.parameters
+        return jax.tree.unflatten(form, spread(leaves, names, placement))
 
 
 def refuse_hidden_module(value: Any) -> None:
