@@ -9,6 +9,7 @@ import pytest
 from comparing import assert_equal_numbers, assert_equal_trees
 from flax import linen, nnx
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxpar
 from jaxpar.nn import functional as F
@@ -160,6 +161,28 @@ def test_one_product_in_the_loop(net):
     graph, state = nnx.split(net)
     backward = jax.make_jaxpr(jax.grad(lambda s: (nnx.merge(graph, s)(X)[0] ** 2).sum()))(state).jaxpr
     assert [str(scan.params["jaxpr"]).count("dot_general[") for scan in scans(backward)] == [1] * 8
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_batch_that_is_divided_stays_divided(batch_first):
+    """Only gradients of weights meet; a product with steps and sequences in one axis gathers everything."""
+    lstm = jaxpar.nn.LSTM(3, 2, batch_first=batch_first, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(lstm)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    by_row = NamedSharding(mesh, PartitionSpec(*[None] * (not batch_first), "data"))
+
+    def program(flatten):
+        def loss(state, x):
+            return (nnx.merge(graph, state)(flatten(x))[0] ** 2).sum()
+
+        x = jax.ShapeDtypeStruct((8, 8, 3), float, sharding=by_row)
+        return jax.jit(jax.grad(loss)).lower(state, x).compile().as_text()
+
+    text = program(lambda x: x)
+    assert "all-reduce" in text
+    assert "all-gather" not in text
+    if not batch_first:
+        assert "all-gather" in program(lambda x: (x.reshape(-1, 3) @ np.eye(3)).reshape(x.shape))
 
 
 def test_all_kinds_of_derivatives(net):

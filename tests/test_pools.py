@@ -113,9 +113,26 @@ def test_half_precision_is_summed_in_float32():
 
 def test_derivatives_in_both_directions():
     x = jnp.asarray(np.random.RandomState(0).randn(1, 7, 6, 2))
-    for pool in (lambda x: F.max_pool(x, 3, 2, 1), lambda x: F.avg_pool(x, 3, 2, 1)):
+    for pool in (
+        lambda x: F.max_pool(x, 3, 2, 1),
+        lambda x: F.avg_pool(x, 3, 2, 1),
+        lambda x: F.avg_pool(x, (2, 4), ceil_mode=True),
+    ):
         forward, backward = jax.jit(jax.jacfwd(pool))(x), jax.jit(jax.jacrev(pool))(x)
         assert_equal_numbers("Jacobian", forward, np.asarray(backward))
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("kernel_size", [1, 2, 3, (2, 4)])
+def test_a_mean_is_linear(kernel_size, ceil_mode):
+    """Its derivative, which is written out for windows side by side, is the function itself."""
+    x, dx = np.random.RandomState(0).randn(2, 1, 7, 6, 2)
+
+    def pool(x):
+        return F.avg_pool(x, kernel_size, ceil_mode=ceil_mode)
+
+    change = jax.jvp(pool, (jnp.asarray(x),), (jnp.asarray(dx),))[1]
+    assert_equal_numbers("change", change, np.asarray(pool(jnp.asarray(dx))))
 
 
 def test_shapes_that_are_no_pictures():

@@ -99,10 +99,37 @@ def _avg_pool(
     for axis, window in enumerate(over, x.ndim - 1 - len(over)):
         counts = _counts(x.shape[axis], window, count_include_pad)
         divisor = divisor * np.expand_dims(counts, list(range(1, x.ndim - axis)))
-        y = functools.reduce(jnp.add, elements(y, axis, window, 0))
+        tiled = window.stride == window.size and not window.padding
+        y = (_tile_sums if tiled else _sums)(y, axis, window)
     divisor = divisor if divisor_override is None else divisor_override
     # Integers are cut towards zero, as in torch.
     return jax.lax.div(y, jnp.broadcast_to(jnp.asarray(divisor, y.dtype), y.shape)).astype(x.dtype)
+
+
+def _sums(x: jax.Array, axis: int, window: Window) -> jax.Array:
+    """The sum of each window along an axis."""
+    return functools.reduce(jnp.add, elements(x, axis, window, 0))
+
+
+_tile_sums = functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))(_sums)
+
+
+@_tile_sums.defjvp
+def _tile_sums_jvp(
+    axis: int, window: Window, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Windows side by side are the rows of a reshaped array.
+
+    So the gradient is repeated and no more. Backwards through slices, JAX would pad it once for each
+    element of a window and add that up.
+    """
+    ((x,), (dx,)) = primals, tangents
+    n = x.shape[axis]
+    edges = [(0, 0, 0)] * x.ndim
+    edges[axis] = (0, window.end(n), 0)
+    whole = jax.lax.pad(dx, jnp.zeros((), dx.dtype), edges)
+    tiles = whole.reshape(*x.shape[:axis], window.count(n), window.size, *x.shape[axis + 1 :])
+    return _tile_sums(x, axis, window), tiles.sum(axis + 1)
 
 
 def _counts(n: int, window: Window, count_include_pad: bool) -> np.ndarray:

@@ -36,9 +36,25 @@ class Form:
     def add_state(self, gates: Gates, weight_hh: jax.Array, h: jax.Array) -> Gates:
         """The gates, and the state's product with its weights at their places."""
         whole = list(gates)
-        for place, part in zip(self.places, jnp.split(h @ weight_hh, self.blocks, axis=-1), strict=True):
+        for place, part in zip(
+            self.places, jnp.split(product(h, weight_hh), self.blocks, axis=-1), strict=True
+        ):
             whole[place] = whole[place] + part
         return tuple(whole)
+
+
+def product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x @ weight, for one step, [B, I] or [I], or all of them at once, [T, B, I].
+
+    All steps become the rows of one matrix: the gradient of a product over two axes takes XLA two
+    transposed copies and its slow kernel on CPUs. B is the major part of the merged axis, since only
+    there it may be divided over devices without being gathered first.
+    """
+    if x.ndim < 3:
+        return x @ weight
+    T, B, I = x.shape
+    rows = x.swapaxes(0, 1).reshape(B * T, I) @ weight
+    return rows.reshape(B, T, weight.shape[1]).swapaxes(0, 1)
 
 
 # Each gate is an array of its own: a loop that cuts a step and a gate out of one array for all is
@@ -47,7 +63,7 @@ class Form:
 
 def _plain(blocks: int) -> Callable[[Weights, jax.Array], Gates]:
     def gates(weights: Weights, x: jax.Array) -> Gates:
-        whole = x @ weights["weight_ih"]
+        whole = product(x, weights["weight_ih"])
         if "bias_ih" in weights:
             whole = whole + (weights["bias_ih"] + weights["bias_hh"])
         return tuple(jnp.split(whole, blocks, axis=-1))
@@ -57,7 +73,7 @@ def _plain(blocks: int) -> Callable[[Weights, jax.Array], Gates]:
 
 def _reset(weights: Weights, x: jax.Array) -> Gates:
     """r, z and n, and behind them what r is multiplied by: b_hn, to which the state's part is added."""
-    r, z, n = jnp.split(x @ weights["weight_ih"], 3, axis=-1)
+    r, z, n = jnp.split(product(x, weights["weight_ih"]), 3, axis=-1)
     inner = jnp.zeros(n.shape[-1:], n.dtype)
     if "bias_ih" in weights:
         (a, b, c), (d, e, inner) = (jnp.split(weights[name], 3) for name in ("bias_ih", "bias_hh"))
