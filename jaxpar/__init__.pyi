@@ -6,6 +6,7 @@ from . import nn as nn
 from . import optim as optim
 from . import random as random
 from . import parity as parity
+from ._check_replicas import check_replicas as check_replicas
 from ._checkpointer import Checkpointer as Checkpointer
 from ._checkpointer import Restored as Restored
 from ._current import DeviceProperties as DeviceProperties

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any
 
 from ..errors import DistributedError
-from ._group import Group, current
+from ._group import current
 
 PREFIX = "jaxpar"
 
@@ -36,6 +36,19 @@ def exchange(what: str, text: str, timeout: float = 60) -> list[str]:
     Raises:
       DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
     """
+    texts = collect(what, text, timeout)
+    there = [text for text in texts if text is not None]
+    if len(there) == len(texts):
+        return there
+    raise DistributedError(
+        f"exchange {what!r}: {ranks_text(_of(texts, False))} did not come within {timeout:g} s; "
+        f"{ranks_text(_of(texts, True))} did. Ranks that are missing have ended, hang, or run another "
+        "program: look at their output first."
+    )
+
+
+def collect(what: str, text: str, timeout: float) -> list[str | None]:
+    """`exchange` that returns None for the ranks that did not come, instead of raising."""
     group = current()
     if group is None or group.size == 1:
         return [text]
@@ -43,17 +56,16 @@ def exchange(what: str, text: str, timeout: float = 60) -> list[str]:
         _calls[group.generation, what] += 1
         call = _calls[group.generation, what]
     folder = f"{PREFIX}/{group.generation}/{what}"
-    started = time.monotonic()
+    deadline = time.monotonic() + timeout
     put(f"{folder}/{call}/{group.rank}", text)
-    texts = []
-    for rank in range(group.size):
-        found = take(f"{folder}/{call}/{rank}", timeout - (time.monotonic() - started))
-        if found is None:
-            raise _missing(group, what, f"{folder}/{call}", timeout)
-        texts.append(found)
-    if call > 1:
+    texts = [take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) for rank in range(group.size)]
+    if call > 1 and None not in texts:
         delete(f"{folder}/{call - 1}/{group.rank}")
     return texts
+
+
+def _of(texts: list[str | None], there: bool) -> list[int]:
+    return [rank for rank, text in enumerate(texts) if (text is not None) is there]
 
 
 def put(key: str, text: str) -> None:
@@ -77,29 +89,11 @@ def count(key: str) -> int:
     return int(_call("key_value_increment", key, 1))
 
 
-def _present(folder: str) -> list[int]:
-    return sorted(int(key.rsplit("/", 1)[1]) for key, _ in _call("key_value_dir_get", folder + "/"))
-
-
-def _missing(group: Group, what: str, folder: str, timeout: float) -> DistributedError:
-    there = _present(folder)
-    missing = [rank for rank in range(group.size) if rank not in there]
-    return DistributedError(
-        f"exchange {what!r}: {ranks_text(missing)} did not come within {timeout:g} s; "
-        f"{ranks_text(there)} did, and this is rank {group.rank} of {group.size}. The ranks that are "
-        "missing have ended, hang, or run another program: look at their output first."
-    )
-
-
 def ranks_text(ranks: list[int]) -> str:
     """`rank 1`, `ranks 0, 2`, `no rank`."""
     if not ranks:
         return "no rank"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def connected() -> bool:
-    return _client() is not None
 
 
 def _client() -> Any:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import logging
 import os
+import threading
 
 from .. import _virtual
 from ..errors import BackendError, DistributedError, GroupError
-from . import _bus, _departure
+from . import _bus, _departure, _ledger
 from ._environment import Start, find
 from ._exchange import exchange
 from ._group import Group, current, default_group, enter, leave
@@ -24,6 +26,8 @@ BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
 """torch's names, and the platform on which JAX uses that library."""
 TIMEOUT = datetime.timedelta(seconds=300)
 SHUTDOWN = 15
+
+_log = logging.getLogger("jaxpar")
 
 
 def init_process_group(
@@ -117,8 +121,9 @@ def _join(start: Start, timeout: float) -> None:
     finally:
         if meeting.hold is not None:
             meeting.hold.close()
-    _bus.start(group)
+    _bus.on("question", _ledger.hear)
     _departure.watch()
+    _bus.start(group)
     atexit.register(_at_end)
 
 
@@ -175,10 +180,18 @@ def _part(group: Group) -> None:
     """All ranks are at their end; then JAX's own shutdown does not have to wait, nor to abort."""
     import jax
 
-    exchange("end", "", group.timeout)
+    text = "rank %s is at its end and waits for the others, which it would end by leaving."
+    reminder = threading.Timer(SHUTDOWN, _log.warning, (text, group.rank))
+    reminder.daemon = True
+    reminder.start()
+    try:
+        exchange("end", "", group.timeout)
+    finally:
+        reminder.cancel()
     atexit.unregister(_at_end)
     _bus.stop()
     _departure.forget()
+    _ledger.forget()
     jax.distributed.shutdown()
 
 

@@ -16,6 +16,7 @@ import os
 import selectors
 import socket
 import time
+from importlib import metadata
 from typing import Any, NamedTuple
 
 from ..errors import DistributedError
@@ -43,7 +44,7 @@ def hello(start: Start) -> dict[str, Any]:
     import jaxlib
 
     return {
-        "jaxpar": _version(),
+        "jaxpar": version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "rank": start.rank,
@@ -53,12 +54,11 @@ def hello(start: Start) -> dict[str, Any]:
     }
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
+def version() -> str:
+    """jaxpar's own."""
     try:
-        return version("jaxpar")
-    except PackageNotFoundError:
+        return metadata.version("jaxpar")
+    except metadata.PackageNotFoundError:
         return "unknown"
 
 
@@ -240,7 +240,7 @@ def listen(start: Start, mine: dict[str, Any], patience: float) -> socket.socket
 def _wildcard(start: Start) -> tuple[int, tuple]:
     """Where rank 0 listens: on the loopback address it was given, or on all interfaces."""
     family, _, _, _, where = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)[0]
-    if loopback(where[0]):
+    if loopback(str(where[0])):
         return family, where
     return (socket.AF_INET6, ("::", start.port)) if socket.has_ipv6 else (socket.AF_INET, ("", start.port))
 
