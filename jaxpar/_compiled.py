@@ -22,6 +22,7 @@ class Program:
 
     Attributes:
       results: what it returns, as shapes with the shardings that the compiler chose.
+      arguments: bytes on each device of what it is given.
       temporary: bytes on each device that are neither arguments nor results.
       everything: bytes on each device for arguments, results and temporaries together.
       flops, accessed: floating-point operations of each device, and bytes it reads and writes; a
@@ -48,6 +49,7 @@ class Program:
         self.accessed = float(cost.get("bytes accessed", 0))
         self.text = compiled.as_text() or ""
         self.results = jax.tree.map(_with_sharding, lowered.out_info, compiled.output_shardings)
+        self.arguments = int(told.argument_size_in_bytes)
         self.temporary = int(told.temp_size_in_bytes)
         self.everything = int(
             told.argument_size_in_bytes
