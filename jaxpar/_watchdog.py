@@ -64,8 +64,8 @@ def beat(step: int | None = None) -> None:
     `jaxpar launch`, and nothing worth measuring without it.
 
     Args:
-      step: the number of the step, counted over all restarts. With it the supervisor can tell a job that
-        gets further from one that fails in the same place again and again.
+      step: the number of the step, if it goes on from where the last checkpoint was: so the supervisor can
+        tell a job that gets further from one that fails in the same place again and again.
 
     Raises:
       ValueError: `JAXPAR_STEP_TIMEOUT` is not a positive number of seconds.
@@ -75,17 +75,15 @@ def beat(step: int | None = None) -> None:
     marks = _process.marks
     if marks is not None:
         cells = marks.cells
-        if step is not None:
-            cells[1] = max(cells[1], step)
-        elif cells[1] >= 0:
-            cells[1] += 1
+        if step is not None and step > cells[1]:
+            cells[1] = step
         cells[0] += 1
     elif _process.timeout is not None:
         faulthandler.dump_traceback_later(_process.timeout, exit=True)
 
 
 def reached(step: int) -> None:
-    """Say that this process stands at a step, as after restoring a checkpoint; beats count on from it.
+    """Say that this step is safe: a checkpoint of it was written, or restored.
 
     It is no beat: what comes next may be a compilation, which takes as long as it takes.
     """

@@ -19,6 +19,7 @@ from jaxpar._launch import environment
 from jaxpar._launch.gang import Worker
 from jaxpar._launch.report import last_words
 from jaxpar._launch.settings import Settings
+from jaxpar._launch.stacks import frames, waits
 from jaxpar._launch.supervise import Supervisor
 from jaxpar._watchdog import Marks
 
@@ -164,7 +165,7 @@ ENDS = {  # plan: options, exit code, what is said of it
     "1.3:hang": (
         ["--step-timeout", "0.5"],
         70,
-        r"rank 1 made no step for 0.[5-9] s, after .*line \d+ in die",
+        r"rank 1 made no step for .*Rank 1 stands at .*line \d+ in die",
     ),
     "1.3:leave,0.3:hang+": (
         ["--step-timeout", "0.5"],
@@ -367,6 +368,8 @@ def test_shares_of_gpus(case, monkeypatch):
     found = [environment.variables(settings, rank, 1, 0) for rank in range(n)]
     assert [variables.get("CUDA_VISIBLE_DEVICES") for variables in found] == shares
     assert [variables.get("JAXPAR_DEVICES") for variables in found] == [str(k) if k else None] * n
+    own = ",".join(map(str, range(k))) if shares[0] else None
+    assert [variables.get("JAX_LOCAL_DEVICE_IDS") for variables in found] == [own] * n
 
 
 def test_too_few_gpus(monkeypatch):
@@ -536,3 +539,44 @@ WORDS = {
 def test_last_words(case):
     lines, words = WORDS[case]
     assert last_words(lines) == words
+
+
+def test_where_a_process_stands():
+    def frame(file):
+        return f'  File "{file}", line 3 in step'
+
+    ours = [frame("<frozen runpy>"), frame("/lib/jaxpar/_launch/worker.py")]
+    dump = ["Thread 0x01 (most recent call first):", frame("/lib/threading.py"), ""]
+    head = "Current thread 0x02 (most recent call first):"
+    stack = frames(
+        ["loss 3", head, frame("old.py"), *dump, head, frame("a.py"), frame("b.py"), *ours, "more"]
+    )
+    assert stack == [frame("a.py"), frame("b.py")]
+    assert frames(["loss 3", *dump]) == []
+    found = {file: waits([frame(file)]) for file in ("/lib/jax/_src/array.py", "/home/me/train.py")}
+    assert found == {"/lib/jax/_src/array.py": True, "/home/me/train.py": False}
+    assert not waits([])
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_of_ranks_that_stopped_together_the_one_outside_of_jax_is_blamed(stuck, tmp_path):
+    source = f"""
+        import os, sys, time
+        from jaxpar import beat
+        sys.path.insert(0, {str(tmp_path)!r})
+        import jax.wait
+        open({str(tmp_path)!r} + "/at" + os.environ["RANK"], "w").close()
+        while len([name for name in os.listdir({str(tmp_path)!r}) if name[:2] == "at"]) < 2:
+            time.sleep(0.01)
+        beat()
+        if os.environ["RANK"] == "{stuck}":
+            time.sleep(60)  # for a file that never comes
+        jax.wait.forever()
+    """
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").touch()
+    (tmp_path / "jax" / "wait.py").write_text("import time\ndef forever():\n    time.sleep(60)\n")
+    _, err = run(tmp_path, source, "-n", "2", "--step-timeout", "0.3")
+    assert f"rank {stuck} made no step for" in err
+    assert re.search(rf'Rank {1 - stuck} stands at File ".*/jax/wait.py", line 3 in forever', err)
+    assert err.rstrip().endswith('script.py", line 12 in <module>')

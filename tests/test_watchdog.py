@@ -35,11 +35,12 @@ CALLS = {  # calls: beats, the highest step
     "none": ([], 0, -1),
     "without numbers": ([None, None, None], 3, -1),
     "with numbers": ([7, 8, 9], 3, 9),
-    "a number, then none": ([7, None, None], 3, 9),
+    "a number, then none": ([7, None, None], 3, 7),
     "the same step twice": ([7, 7], 2, 7),
     "a second epoch that counts from 0": ([0, 1, 2, 0, 1], 5, 2),
-    "after a checkpoint": ([("reached", 40), None, None], 2, 42),
-    "a checkpoint in between": ([("reached", 40), None, ("reached", 41), None], 2, 42),
+    "after a checkpoint": ([("reached", 40), None, None], 2, 40),
+    "a checkpoint in between": ([("reached", 40), None, ("reached", 41), None], 2, 41),
+    "numbers beyond the checkpoint": ([("reached", 40), 41, 42], 2, 42),
     "step 0": ([0], 1, 0),
 }
 
@@ -153,7 +154,7 @@ def test_a_mark_outlives_its_process(tmp_path):
     code = (
         "import jaxpar, os, sys\n"
         f"os.environ['JAXPAR_BEAT_FILE'] = {str(file)!r}\n"
-        "jaxpar.beat(41)\njaxpar.beat()\nos.kill(os.getpid(), 9)"
+        "jaxpar.beat(41)\njaxpar.beat(42)\nos.kill(os.getpid(), 9)"
     )
     start = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

@@ -47,6 +47,9 @@ def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[st
         found["JAXPAR_DEVICES"] = k  # where there are GPUs, JAX prefers them
         if (gpus := visible_gpus()) is not None:
             found[VISIBLE] = ",".join(share(gpus, rank, n, k))
+            found["JAX_LOCAL_DEVICE_IDS"] = ",".join(
+                map(str, range(k))
+            )  # all of them, not that of LOCAL_RANK
     return {name: str(value) for name, value in found.items()}
 
 

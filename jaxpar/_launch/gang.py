@@ -28,7 +28,7 @@ def plain_command(settings: Settings) -> list[str]:
     return [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """One process. `code` is negative for a signal, as in `subprocess`; None while it runs."""
 

@@ -8,12 +8,12 @@ import time
 
 from .gang import Gang, Worker
 from .settings import DONE, PREEMPTED, Settings
+from .stacks import frames
 from .watch import Outcome
 
 RANK = r"(\[rank \d+\] )?"
 TRACEBACK = re.compile(RANK + r"(Traceback \(most recent call last\):|Fatal Python error:)")
 CHAIN = re.compile(RANK + r"(During handling of the above|The above exception was the direct cause)")
-STACKS = re.compile(r"(Current thread|Thread) 0x")
 SHOWN, WITHOUT_TRACEBACK = 60, 20
 
 
@@ -25,18 +25,30 @@ def between(gang: Gang, outcome: Outcome, counted: int, settings: Settings, dela
 
 
 def last(gang: Gang, outcome: Outcome, reason: str) -> str:
-    """The report at the end: a table of all ranks and, below it, the output of the one that failed first."""
+    """The report at the end: a table of all ranks, and the last words of the one that failed first."""
     if outcome.code == DONE:
         return ""
-    if outcome.cause is None:
+    cause = outcome.cause
+    if cause is None:
         why = f"stopped by {signal.Signals(outcome.stopped).name}" if outcome.stopped else "preempted"
         return "\n".join([f"{why}{_at(gang)}; {reason or f'exit code {outcome.code}'}", *_table(gang)])
-    rank = outcome.cause.rank
-    words = last_words(gang.output.last_words(rank))
-    said = (
-        [f"Rank {rank}, the end of its output:", "", *words] if words else [f"Rank {rank} printed nothing."]
-    )
-    return "\n".join([f"{_headline(gang, outcome)}; {reason}", *_table(gang), "", *said])
+    words = _stalled(gang, cause) if outcome.silent else _failed(gang, cause)
+    return "\n".join([f"{_headline(gang, outcome)}; {reason}", *_table(gang, cause), "", *words])
+
+
+def _failed(gang: Gang, cause: Worker) -> list[str]:
+    words = last_words(gang.output.last_words(cause.rank))
+    if not words:
+        return [f"Rank {cause.rank} printed nothing."]
+    return [f"Rank {cause.rank}, the end of its output:", "", *words]
+
+
+def _stalled(gang: Gang, cause: Worker) -> list[str]:
+    stacks = {worker: frames(gang.output.last_words(worker.rank)) for worker in gang.workers if worker.killed}
+    others = [(worker.rank, stack) for worker, stack in stacks.items() if worker is not cause and stack]
+    waiting = [f"Rank {rank} stands at {stack[0].strip()}" for rank, stack in others]
+    mine = stacks.get(cause) or ["  nowhere in Python: it did not answer"]
+    return [*waiting, *[""] * bool(waiting), f"Rank {cause.rank} stands at (innermost first):", "", *mine]
 
 
 def ending(worker: Worker) -> str:
@@ -54,21 +66,16 @@ def ending(worker: Worker) -> str:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """The last traceback with those that led to it, the stacks of a rank that hung, or the last lines."""
+    """The last traceback with those that led to it, or the last lines."""
     starts = [i for i, line in enumerate(lines) if TRACEBACK.match(line)]
-    stacks = next((i for i, line in enumerate(lines) if STACKS.match(line)), None)
-    if stacks is not None and (not starts or starts[-1] < stacks):
-        return lines[stacks:][-SHOWN:]
     if not starts:
         return lines[-WITHOUT_TRACEBACK:]
     start = starts.pop()
     while starts and any(CHAIN.match(line) for line in lines[max(start - 3, 0) : start]):
         start = starts.pop()
-    return (
-        lines[start:]
-        if len(lines) - start <= SHOWN
-        else [*lines[start:][: SHOWN // 2], "...", *lines[-SHOWN // 2 :]]
-    )
+    words = lines[start:]
+    half = SHOWN // 2
+    return words if len(words) <= SHOWN else [*words[:half], "...", *words[-half:]]
 
 
 def _headline(gang: Gang, outcome: Outcome) -> str:
@@ -86,10 +93,10 @@ def _at(gang: Gang) -> str:
     return f" at step {step}" if step >= 0 else ""
 
 
-def _table(gang: Gang) -> list[str]:
-    """A row for each rank, in the order in which they ended."""
+def _table(gang: Gang, cause: Worker | None = None) -> list[str]:
+    """A row for each rank: the one to blame, then the others in the order in which they ended."""
     rows = [("rank", "pid", "time", "after", "step", "ended")]
-    for worker in sorted(gang.workers, key=lambda w: w.ended):
+    for worker in sorted(gang.workers, key=lambda w: (w is not cause, w.ended)):
         clock = time.strftime("%H:%M:%S", time.localtime(worker.ended))
         step = str(worker.step) if worker.step >= 0 else "-"
         after = f"{worker.ended - gang.born:.2f} s"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .gang import Gang, Worker
 from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, Settings
+from .stacks import frames, waits
 
 Signals = queue.SimpleQueue[int]
 """What handlers put their signals into: the one queue in Python that a handler may use."""
@@ -134,6 +135,11 @@ class Watch:
             return Outcome(EXCEPTION, cause)
         self.gang.signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS)
+        # Where every step ends with all ranks waiting for each other, only the stacks tell them apart.
+        equal = [worker for worker in self.gang.running if worker.beats == cause.beats]
+        busy = [worker for worker in equal if not waits(frames(self.gang.output.last_words(worker.rank)))]
+        if busy and cause not in busy:
+            cause = busy[0]
         return Outcome(STALLED, cause, silent=silent)
 
     def _ended(self) -> Outcome:
