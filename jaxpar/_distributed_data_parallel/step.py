@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._backends import backend as _backend
 from .._gather import assemble
+from .._loss import Loss
 from .._program import Kind
 from .._tree import is_staged
 from .._typing import PyTree, Static
@@ -31,8 +32,7 @@ class Settings:
     backend: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     """What all ranks know of one step: every replica's rows, the divisor, whose buffers all get."""
 
     kinds: tuple[Kind | None, ...]
@@ -57,9 +57,10 @@ def evaluate(
 
     def run(held: Held, rows: Rows, agreed: Agreement) -> tuple[Step, Plan]:
         hook = memory.hook if memory.synchronises else None
-        plan = make_plan(held, loss_fn, has_aux, agreed, world, hook, settings)
+        loss = Loss(held.definition, held.form, held.parameters, Static(loss_fn), has_aux)
+        plan = Plan(loss, *agreed, hook, world.everywhere, _backend(settings.backend))
         own = memory.own or first_own(memory, held, world)
-        done = compiled(plan)(world.shared(held.values), (), own, world.stacked(rows.batch))
+        done = compiled(plan)(world.shared(held.values), {}, own, world.stacked(rows.batch))
         if not staged:
             memory.own = done.own
             memory.steps += 1
@@ -78,32 +79,6 @@ def evaluate(
     if plan.hook is None:
         return loss, None, committed
     return loss, held.gradients(world.local_shared(done.gradients)), committed
-
-
-def make_plan(
-    held: Held,
-    loss_fn: Callable[..., Any],
-    has_aux: bool,
-    agreed: Agreement,
-    world: World,
-    hook: Any,
-    settings: Settings,
-    then: Any = None,
-) -> Plan:
-    return Plan(
-        held.definition,
-        held.form,
-        held.parameters,
-        Static(loss_fn),
-        has_aux,
-        agreed.kinds,
-        agreed.divisor,
-        hook,
-        agreed.source,
-        world.everywhere,
-        _backend(settings.backend),
-        then,
-    )
 
 
 def first_own(memory: Memory, held: Held, world: World) -> Own:
