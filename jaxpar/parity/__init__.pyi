@@ -1,3 +1,5 @@
+from ._checkpoints import load_checkpoint as load_checkpoint
+from ._checkpoints import save_checkpoint as save_checkpoint
 from ._compare import Stopped as Stopped
 from ._compare import assert_parity as assert_parity
 from ._compare import compare as compare

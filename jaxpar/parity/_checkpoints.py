@@ -1,0 +1,250 @@
+"""Checkpoints of a torch training script: weights and optimizer, here and back.
+
+What such scripts write is a dict, `{"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+"epoch": 3}`, with `module.` before every name where the model was wrapped in DataParallel or
+DistributedDataParallel. The weights go by `load_torch` and `to_torch`; the optimizer's state goes by
+the same links, since a moment lies as its parameter does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from flax import nnx
+
+import jaxpar
+
+from ..errors import FileError, MatchError
+from ._files import read_weights
+from ._files.path import written
+from ._weights import links_of, load_torch, to_torch
+from ._weights.links import Links
+
+Path: TypeAlias = "str | os.PathLike[str]"
+KEYS = ("model", "optimizer")
+PREFIX = "module."
+
+
+def load_checkpoint(
+    path: Path,
+    net: nnx.Module,
+    optimizer: nnx.Optimizer | None = None,
+    *,
+    mapping: Mapping[str, Any] | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    names: Sequence[str] | None = None,
+    step: int | None = None,
+    lossy: bool = False,
+    keys: tuple[str, str] = KEYS,
+) -> dict[str, Any]:
+    """Continues a torch run: its weights into `net`, its optimizer's state into `optimizer`.
+
+    Args:
+      path: what `torch.save` wrote; read without running any code in it.
+      net: an NNX module, also in DataParallel or the like; updated in place.
+      optimizer: with a `tx` of `jaxpar.optim` that has the options of the torch optimizer, for all of
+        the parameters; updated in place. The file's hyperparameters are not taken.
+      mapping, ignore_torch, ignore_flax: as in `load_torch`.
+      names: of torch's parameters in the order in which its optimizer got them. Without it the file's own
+        "param_names", or else the order of the weights, which holds for `model.parameters()`.
+      step: the number of steps taken, which torch.optim.SGD does not keep.
+      lossy: allows weights to change when they are converted to a leaf's element type.
+      keys: where the two state_dicts are in the file.
+
+    Returns:
+      The rest of the file: the epoch and the like.
+
+    Raises:
+      FileError: no such file, damaged, or something else in it. MatchError: the weights do not fit.
+      ValueError: the optimizer's state does not fit. Nothing has changed then.
+
+    torch counterpart: `torch.load` and two calls of `load_state_dict`.
+    """
+    file = read_weights(path)
+    net = _bare(net)
+    model = _entry(file, keys[0], path)
+    links: dict[str, Any] = {
+        "mapping": mapping,
+        "ignore_torch": tuple(ignore_torch),
+        "ignore_flax": tuple(ignore_flax),
+    }
+    state, taken = None, 0
+    if optimizer is not None:
+        theirs = _entry(file, keys[1], path)
+        found = links_of(net, model, **links)
+        state = jaxpar.optim.state_from_torch(
+            optimizer.tx,
+            nnx.as_pure(nnx.state(net, optimizer.wrt)),
+            theirs,
+            _layout(found),
+            names=_names(found, model, theirs, names),
+            step=step,
+        )
+        taken = max((int(entry["step"]) for entry in theirs["state"].values() if "step" in entry), default=0)
+    load_torch(net, model, lossy=lossy, **links)
+    if optimizer is not None:
+        _put(optimizer, state, step or taken)
+    return {key: value for key, value in file.items() if key not in keys}
+
+
+def save_checkpoint(
+    path: Path,
+    net: nnx.Module,
+    optimizer: nnx.Optimizer | None = None,
+    *,
+    like: Path | Mapping[str, Any] | None = None,
+    module_prefix: bool = False,
+    mapping: Mapping[str, Any] | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    names: Sequence[str] | None = None,
+    keys: tuple[str, str] = KEYS,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes what a torch script goes on from; the file appears when it is complete.
+
+    Args:
+      path: ending in `.pt`, `.pth` or `.bin`.
+      net, optimizer, mapping, ignore_torch, ignore_flax, names, keys: as in `load_checkpoint`.
+      like: a checkpoint of the torch script, read or not: its names and their order, and the optimizer's
+        "param_groups", without which torch cannot go on. Needed with `optimizer`.
+      module_prefix: puts `module.` before every name, for a script that loads into the wrapper.
+      extra: further entries, such as the epoch: numbers, texts, and containers of these.
+
+    Raises:
+      MatchError: the names of `like` are not the model's. ValueError: the optimizer's state does not fit.
+      FileError: `like` cannot be read. OSError: the file cannot be written; what was there still is.
+
+    torch counterpart: `torch.save({"model": ..., "optimizer": ...}, path)`.
+    """
+    import torch
+
+    if optimizer is not None and like is None:
+        raise ValueError(
+            "save_checkpoint: torch's optimizer needs its hyperparameters from the file, and they are not in "
+            "the state here. Pass like=, a checkpoint of the torch script or {'model': model.state_dict(), "
+            "'optimizer': optimizer.state_dict()}."
+        )
+    given = like if like is None or isinstance(like, Mapping) else read_weights(like)
+    where = "like" if isinstance(like, Mapping) or like is None else like
+    model = None if given is None else _entry(given, keys[0], where)
+    net = _bare(net)
+    links: dict[str, Any] = {
+        "mapping": mapping,
+        "ignore_torch": tuple(ignore_torch),
+        "ignore_flax": tuple(ignore_flax),
+    }
+    tensors = to_torch(net, like=model, **links)
+    content: dict[str, Any] = {keys[0]: _prefixed(tensors, module_prefix)}
+    if optimizer is not None:
+        theirs = _entry(given or {}, keys[1], where)
+        found = links_of(net, tensors, **links)
+        content[keys[1]] = jaxpar.optim.state_to_torch(
+            nnx.as_pure(optimizer.opt_state),
+            theirs,
+            _layout(found),
+            names=_names(found, tensors, theirs, names),
+            tensor=torch.from_numpy,
+        )
+    with written(os.fspath(path)) as temporary:
+        torch.save(content | dict(extra or {}), temporary)
+
+
+def _bare(net: Any) -> nnx.Module:
+    while isinstance(net, (jaxpar.DataParallel, jaxpar.DistributedDataParallel)):
+        net = net.module
+    if not isinstance(net, nnx.Module):
+        raise TypeError(
+            f"{type(net).__name__} is no NNX module. For Linen, use load_torch and "
+            "jaxpar.optim.state_from_torch, which work on variables."
+        )
+    return net
+
+
+def _entry(file: Mapping[str, Any], key: str, path: Any) -> Mapping[str, Any]:
+    if not isinstance(file.get(key), Mapping):
+        held = ", ".join(map(str, list(file)[:8]))
+        raise FileError(f"{os.fspath(path)}: there is no state_dict called {key!r} in it; it has {held}.")
+    return file[key]
+
+
+def _names(
+    links: Links, model: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str] | None
+) -> list[str] | None:
+    """The parameters' names in the optimizer's order, as they are in the weights."""
+    groups = theirs["param_groups"]
+    own = [called for group in groups for called in group.get("param_names", ())]
+    count = sum(len(group["params"]) for group in groups)
+    found: dict[str, str] = {}
+    for part in links.parts:
+        if all(links.leaves[leaf].parameter for leaf in part.flax):
+            found |= {_without(name): name for name in part.torch}
+    if names is not None or own:
+        return [_called(found, name) for name in (names if names is not None else own)]
+    ordered = [name for name in model if found.get(_without(name)) == name]
+    if len(groups) > 1:
+        raise ValueError(
+            f"the torch optimizer has {len(groups)} groups, and the file does not say which parameter is in "
+            "which; pass names=, in the order in which the groups got them."
+        )
+    if len(ordered) != count:
+        raise ValueError(
+            f"the torch optimizer has {count} parameters and the model {len(ordered)}; pass names=, in the "
+            "order in which it got them."
+        )
+    return ordered
+
+
+def _called(found: Mapping[str, str], name: str) -> str:
+    return found.get(_without(name), name)
+
+
+def _without(name: str) -> str:
+    return ".".join(word for word in name.split(".") if word != "module")
+
+
+def _layout(links: Links) -> Any:
+    """For each parameter its torch parameter and the way there and back."""
+    places = {}
+    for part in links.parts:
+        for i, leaf in enumerate(part.flax):
+            places[_without(leaf)] = (part, i)
+
+    def layout(path: str) -> Any:
+        leaf = _without(path.replace("/", "."))
+        if leaf not in places:
+            raise ValueError(f"the optimizer has a state for {leaf}, which is no parameter of the model.")
+        part, i = places[leaf]
+        if len(part.torch) > 1:
+            raise MatchError(
+                f"{leaf} is made of {', '.join(part.torch)}: torch's optimizer has a state for each of them, "
+                "which one leaf cannot hold. jaxpar.nn has layers with torch's own parameters."
+            )
+        shapes = [links.leaves[other].shape for other in part.flax]
+
+        def to_flax(array: np.ndarray) -> np.ndarray:
+            return part.forth([array], False)[i]
+
+        def to_torch(array: Any) -> np.ndarray:
+            array = np.asarray(array)
+            whole = [np.zeros(shape, array.dtype) for shape in shapes]
+            whole[i] = array
+            return part.back(whole, False)[0]
+
+        return jaxpar.optim.TorchParam(part.torch[0], to_flax, to_torch)
+
+    return layout
+
+
+def _put(optimizer: nnx.Optimizer, state: Any, step: int) -> None:
+    nnx.update(optimizer.opt_state, nnx.state(state))
+    optimizer.step[...] = np.asarray(step, optimizer.step.dtype)
+
+
+def _prefixed(tensors: Mapping[str, Any], prefix: bool) -> dict[str, Any]:
+    bare = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    return {PREFIX + name: tensor for name, tensor in bare.items()} if prefix else bare
