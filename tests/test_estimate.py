@@ -144,6 +144,11 @@ def test_memory_and_exchange_are_those_of_a_data_parallel_step_on_8_devices():
     assert told.traffic.bytes >= m.gradients
 
 
+def test_a_wrapper_is_its_module(found):
+    wrapped = estimate(jaxpar.DataParallel(Net()), optax.adam(1e-3), loss_fn, *rows(ROWS, 5, 3))
+    assert wrapped == found
+
+
 def test_with_one_device_the_exchange_is_that_of_the_shapes(monkeypatch, found):
     one = jaxpar.devices()[:1]
     monkeypatch.setattr(jaxpar._devices, "devices", lambda: one)

@@ -14,6 +14,7 @@ from flax import linen, nnx
 
 from .._compiled import shapes
 from .._data_parallel import DataParallel
+from .._distributed_data_parallel import DistributedDataParallel
 from .._placement import Placement
 from .._typing import PyTree
 from ..errors import NoRowsError
@@ -105,7 +106,7 @@ def plan(net: Any, loss_fn: Callable[..., Any], batch: tuple, tx: Any) -> Step:
             "estimate: optimizer must be an optax transformation (optax.adam(1e-3)) or an nnx.Optimizer, "
             f"not a {type(tx).__name__}."
         )
-    if isinstance(net, DataParallel):
+    if isinstance(net, (DataParallel, DistributedDataParallel)):
         inner: Any = net
         net = inner.module
     graphdef, params, buffers = nnx.split(net, nnx.Param, ...)

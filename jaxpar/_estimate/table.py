@@ -64,10 +64,13 @@ def _notes(found: Estimate) -> list[str]:
     room = "" if found.fits else f" This is more than the {number(hardware.memory, 'B')} of one device."
     link = f"link {number(hardware.link, 'B/s')} and {number(hardware.latency, 's')}"
     network = f"{number(hardware.network, 'B/s')} and {number(hardware.network_latency, 's')}"
+    operations = number(work.flops / hardware.rate(work.kind), "s")
+    traffic_alone = number(work.bytes / hardware.bandwidth, "s")
     return [
         f"XLA's sum for the whole compiled step: {number(found.memory.compiled_step, 'B')}.{room}",
-        f"A step is {number(work.flops, 'FLOP')} in {work.kind} and {number(work.bytes, 'B')} of memory "
-        f"traffic; all-reduces: {traffic.count} with {number(traffic.bytes, 'B')}, from {source}.",
+        f"A step is {number(work.flops, 'FLOP')} in {work.kind}, {operations} at the peak, and "
+        f"{number(work.bytes, 'B')} of memory traffic, {traffic_alone} at the peak; "
+        f"all-reduces: {traffic.count} with {number(traffic.bytes, 'B')}, from {source}.",
         f"Rates: {number(hardware.rate(work.kind), 'FLOP/s')}, memory {number(hardware.bandwidth, 'B/s')}, "
         f"{link}, network of {hardware.per_host} devices {network}; efficiency {found.efficiency:g}, "
         f"overlap {found.overlap:g}.",
