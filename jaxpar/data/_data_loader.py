@@ -17,13 +17,16 @@ from typing import Any, cast
 
 from ..random import Generator
 from ._collate import default_collate, default_convert
+from ._distributed_sampler import DistributedSampler
 from ._epoch import Epoch, Position, Reading, hiring
-from ._fetch import END, fetcher, is_stream
+from ._fetch import END, LookUp, fetcher, is_stream
 from ._samplers import BatchSampler, RandomSampler, SequentialSampler
 from ._streams import default, from_text, given, to_text
 from ._workers import Workers
 
 _FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+
+_IN_BLOCKS = (SequentialSampler, RandomSampler, DistributedSampler)
 
 
 class _Endless:
@@ -147,9 +150,9 @@ class DataLoader:
             self._check_epoch(resume)
             self._restore(resume["start"])
         self._position = position = Position(self._start() if resume is None else resume["start"])
-        index = iter(self._index_sampler)
-        self._draws.draw_seed()  # torch's workers' seed, which is drawn without workers too
         fetch = fetcher(self.dataset, self.collate_fn, self.batch_sampler is not None, self.drop_last)
+        index = self._index(isinstance(fetch, LookUp))
+        self._draws.draw_seed()  # torch's workers' seed, which is drawn without workers too
         if resume is not None:
             for number in range(resume["batches"]):
                 place = next(index, END)
@@ -167,6 +170,14 @@ class DataLoader:
         return Epoch(
             fetch, index, position, Reading(self._hire, ahead, self.timeout, self.persistent_workers)
         )
+
+    def _index(self, arrays: bool) -> Iterator[Any]:
+        """The rows of each batch, as an array where the data set takes one and the samplers have them so."""
+        batches: Any = self.batch_sampler
+        if arrays and type(batches) is BatchSampler and type(batches.sampler) in _IN_BLOCKS:
+            sampler: Any = batches.sampler
+            return batches.arrays(sampler.blocks())
+        return iter(self._index_sampler)
 
     # ------------------------------------------------------------------------------------ its place
 

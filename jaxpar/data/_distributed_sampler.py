@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from typing import Any
 
+import numpy as np
+
 from ..random import distributed_order
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class DistributedSampler:
@@ -52,6 +56,10 @@ class DistributedSampler:
         self.total_size = self.num_samples * R
 
     def __iter__(self) -> Iterator[int]:
+        return iter(next(self.blocks()).tolist())
+
+    def blocks(self) -> Iterator[Array]:
+        """All rows at once."""
         order = distributed_order(
             len(self.dataset),
             self.num_replicas,
@@ -66,7 +74,7 @@ class DistributedSampler:
                 f"Number of subsampled indices ({len(order)}) does not match num_samples "
                 f"({self.num_samples}): the data set has another length than when the sampler was made."
             )
-        return iter(order.tolist())
+        yield order
 
     def __len__(self) -> int:
         return self.num_samples

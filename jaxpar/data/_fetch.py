@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ._collate import default_collate
+from ._collate import default_collate, is_numeric
 from ._tensor_dataset import TensorDataset
 
 Collate = Callable[[Any], Any]
@@ -35,21 +35,24 @@ def fetcher(dataset: Any, collate: Collate, together: bool, drop_last: bool) -> 
         return _Stream(dataset, collate, together, drop_last)
     if together and collate is default_collate:
         # One look-up for each array gives what collating the rows one by one would.
-        if type(dataset) is TensorDataset and dataset._numeric:
-            return _noting(lambda number, rows: dataset.gather(rows))
-        if type(dataset) is np.ndarray and dataset.ndim and dataset.dtype.kind in "biufc":
-            return _noting(lambda number, rows: dataset.take(np.asarray(rows), axis=0))
+        if type(dataset) is TensorDataset and dataset.numeric:
+            return LookUp(dataset.gather)
+        if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):
+            return LookUp(lambda rows: TensorDataset(dataset).gather(rows)[0])
     return _Rows(dataset, collate, together)
 
 
-def _noting(fetch: Fetch) -> Fetch:
-    def noting(number: int, rows: Any) -> Any:
+class LookUp:
+    """Arrays in memory, which are asked for all rows of a batch at once."""
+
+    def __init__(self, gather: Callable[[Any], Any]):
+        self.gather = gather
+
+    def __call__(self, number: int, rows: Any) -> Any:
         try:
-            return fetch(number, rows)
+            return self.gather(rows)
         except Exception as error:
             _fail(error, f"in batch {number}")
-
-    return noting
 
 
 def _fail(error: Exception, where: str) -> NoReturn:

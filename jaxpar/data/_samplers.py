@@ -12,8 +12,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
+import numpy as np
+
 from ..random import Generator
 from ._streams import default, from_text, given, to_text
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class SequentialSampler:
@@ -27,6 +31,10 @@ class SequentialSampler:
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.data_source)))
+
+    def blocks(self) -> Iterator[Array]:
+        """All rows at once."""
+        yield np.arange(len(self.data_source))
 
     def __len__(self) -> int:
         return len(self.data_source)
@@ -102,18 +110,22 @@ class RandomSampler(Drawing):
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
     def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(block.tolist() for block in self.blocks())
+
+    def blocks(self) -> Iterator[Array]:
+        """The rows in the portions that torch draws, each when its first row is asked for."""
         n, k = len(self.data_source), self.num_samples
         # Without a generator of its own, a sampler makes one in each epoch.
         g = Generator(self._source.draw_seed()) if self.generator is None else self.generator
         if self.replacement:
             for _ in range(k // 32):
-                yield from g.randint(n, (32,)).tolist()
-            yield from g.randint(n, (k % 32,)).tolist()
+                yield g.randint(n, (32,))
+            yield g.randint(n, (k % 32,))
         else:
             for _ in range(k // n):
-                yield from g.randperm(n).tolist()
+                yield g.randperm(n)
             # Also drawn where nothing is taken of it.
-            yield from g.randperm(n)[: k % n].tolist()
+            yield g.randperm(n)[: k % n]
 
     def __len__(self) -> int:
         return self.num_samples
@@ -180,6 +192,17 @@ class BatchSampler:
     def __len__(self) -> int:
         n: int = len(self.sampler)  # type: ignore[arg-type]
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def arrays(self, blocks: Iterable[Array]) -> Iterator[Array]:
+        """The batches as arrays, of a sampler's rows in blocks, and at the same moments."""
+        rest = np.empty(0, np.intp)
+        for block in blocks:
+            rest = np.concatenate([rest, block]) if len(rest) else block
+            for end in range(self.batch_size, len(rest) + 1, self.batch_size):
+                yield rest[end - self.batch_size : end]
+            rest = rest[len(rest) - len(rest) % self.batch_size :]
+        if len(rest) and not self.drop_last:
+            yield rest
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's own state; empty if it has none."""

@@ -48,7 +48,7 @@ class TensorDataset:
                     f"rows and arrays[{i}] with {x.shape[0]}. Row i of each is sample i: cut them alike."
                 )
         self.arrays: tuple[Array, ...] = tuple(np.asarray(x) for x in arrays)
-        self._numeric = all(is_numeric(x.dtype) for x in self.arrays)
+        self.numeric = all(is_numeric(x.dtype) for x in self.arrays)
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
         return tuple(x[index] for x in self.arrays)
