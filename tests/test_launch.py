@@ -579,4 +579,4 @@ def test_of_ranks_that_stopped_together_the_one_outside_of_jax_is_blamed(stuck, 
     _, err = run(tmp_path, source, "-n", "2", "--step-timeout", "0.3")
     assert f"rank {stuck} made no step for" in err
     assert re.search(rf'Rank {1 - stuck} stands at File ".*/jax/wait.py", line 3 in forever', err)
-    assert err.rstrip().endswith('script.py", line 12 in <module>')
+    assert err.rstrip().endswith('script.py", line 11 in <module>')

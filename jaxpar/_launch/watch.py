@@ -17,8 +17,8 @@ Signals = queue.SimpleQueue[int]
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK = 0.05
 """Seconds between two looks, where no child's death has asked for one before."""
-START = 10
-"""A gang that has not made its first step on all ranks may be silent for so many times `step_timeout`."""
+WARM, START = 3, 10
+"""Until all ranks have beaten so often, they may be silent for so many times `step_timeout`: they compile."""
 LAST_WORDS = 1.0
 """Seconds for a worker to show where it hangs, or to end after its exception."""
 
@@ -41,7 +41,7 @@ class Pulse:
         self.workers, self.timeout = workers, timeout
         self.seen = {worker.rank: (0, now) for worker in workers}
         self.complete: float | None = None
-        """Since when all have made a step: until then the first ones have waited for the last one."""
+        """Since when all are warm: until then the first ones may have waited for the last one."""
 
     def silent(self, now: float) -> tuple[Worker, float] | None:
         """The worker that stopped first and for how long it has, once one has been silent for too long."""
@@ -49,7 +49,7 @@ class Pulse:
         for worker in started:
             if self.seen[worker.rank][0] != worker.beats:
                 self.seen[worker.rank] = worker.beats, now
-        if self.complete is None and len(started) == len(self.workers):
+        if self.complete is None and all(worker.beats >= WARM for worker in self.workers):
             self.complete = now
         if self.timeout is None:
             return None
