@@ -1,6 +1,7 @@
 # The table of contents, in the order in which data meets the names. Imports only.
 from . import distributed as distributed
 from . import errors as errors
+from . import comm_hooks as comm_hooks
 from . import data as data
 from . import nn as nn
 from . import optim as optim
@@ -45,6 +46,10 @@ from ._replicate import replicate as replicate
 from ._scatter import scatter as scatter
 from ._scatter import scatter_kwargs as scatter_kwargs
 from ._shards import Shards as Shards
+from ._precision import Precision as Precision
+from ._train_step import TrainStep as TrainStep
+from ._train_step import eval_step as eval_step
+from ._train_step import train_step as train_step
 from ._virtual import virtual_devices as virtual_devices
 from ._watchdog import beat as beat
 from .nn import convert_sync_batchnorm as convert_sync_batchnorm

@@ -19,7 +19,7 @@ from .._program import Kind, Local
 from .._reduce import from_replica
 from .._shards import Shards
 from .._typing import REPLICA, PyTree
-from .reduction import Bucket, CommHook
+from ..comm_hooks._hook import Bucket, CommHook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Plan:
       divisor: what the sum of the gradients is divided by.
       source: the replica whose buffers all get; None leaves each process its own.
       hook: how gradients are reduced; None leaves them on their replicas, to be added to.
-      then: `then(values, extra, gradients) -> (values, extra)` in the same program, if anything.
+      then: `then(values, extra, gradients, changes) -> (values, extra)` in the same program, if anything.
     """
 
     loss: Loss
@@ -128,5 +128,6 @@ def _finish(
     loss = lax.psum(loss / len(plan.active), REPLICA)
     state, gradients = plan.hook.reduce(own.hook, Bucket(gradients, plan.divisor, REPLICA, index))
     if plan.then is not None:
-        gradients, extra = plan.then(values, extra, gradients)
+        gradients, extra = plan.then(values, extra, gradients, changes)
+        changes = ()
     return (loss, gradients, changes, extra), _Kept((), mine, Own((), state))

@@ -44,7 +44,7 @@ def hold_nnx(net: nnx.Module, wrt: Any, placement: Placement, known: dict) -> He
     values = split.values(placement)
     key = (split.definition, Static(wrt))
     if key not in known:
-        known[key] = split.parameters(wrt), _order(net, wrt, split)
+        known[key] = split.parameters(wrt), order_of_gradients(net, wrt, split)
     parameters, (form, order) = known[key]
 
     def gradients(flat: list) -> PyTree:
@@ -54,15 +54,18 @@ def hold_nnx(net: nnx.Module, wrt: Any, placement: Placement, known: dict) -> He
     return Held(split.definition, values, structure, split.names, parameters, gradients, split.commit)
 
 
-def _order(net: nnx.Module, wrt: Any, split: Any) -> tuple[Any, list[int]]:
-    """The structure of `nnx.state(net, wrt)`, and which of the gradients stands where in it."""
+def order_of_gradients(net: nnx.Module, wrt: Any, split: Any, root: int = 1) -> tuple[Any, list[int]]:
+    """The structure of `nnx.state(net, wrt)`, and which of the gradients stands where in it.
+
+    `split` is the view of `net`, or of a module in it that is `root` names down.
+    """
     paths = [split.definition.paths[i] for i in split.parameters(wrt)]
     state = nnx.from_flat_state(
-        (path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(net, wrt)) if path[1:] in paths
+        (path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(net, wrt)) if path[root:] in paths
     )
     form: Any = jax.tree.structure(state)
     numbered = nnx.to_flat_state(form.unflatten(range(form.num_leaves)))
-    at = {variable.get_raw_value(): path[1:] for path, variable in numbered}
+    at = {variable.get_raw_value(): path[root:] for path, variable in numbered}
     return form, [paths.index(at[i]) for i in range(form.num_leaves)]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..comm_hooks._hook import CommHook
+from ..comm_hooks._plain import mean
 from .gradient import Own
-from .reduction import MEAN, CommHook
 
 
 class Memory:
@@ -23,7 +24,7 @@ class Memory:
 
     def __init__(self, hook: CommHook | None):
         self.own: Own | None = None
-        self.hook: CommHook = hook or MEAN
+        self.hook: CommHook = hook or mean
         self.registered = hook is not None
         self.synchronises = True
         self.join: Any = None

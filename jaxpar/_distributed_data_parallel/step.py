@@ -68,11 +68,11 @@ def evaluate(
         return done, plan
 
     if memory.join is None:
-        done, plan = run(held, rows, _agree(rows, world, memory, settings))
+        done, plan = run(held, rows, agree(rows, world, memory, settings))
     else:
         done, plan = memory.join.step(rows, held, run)
-    loss: Any = _loss(done, plan, world)
-    committed = held.commit(_changes(done, plan, world))
+    loss: Any = loss_of(done, plan, world)
+    committed = held.commit(changes_of(done, plan, world))
     if has_aux:
         shards = outputs(done.aux, plan.active, rows, world)
         loss = loss, assemble(shards, None if staged else world.local.output_device)
@@ -91,7 +91,7 @@ def first_own(memory: Memory, held: Held, world: World) -> Own:
     return Own((), world.stacked(stacked))
 
 
-def _agree(rows: Rows, world: World, memory: Memory, settings: Settings) -> Agreement:
+def agree(rows: Rows, world: World, memory: Memory, settings: Settings) -> Agreement:
     """Outside of join all ranks bring rows of the same shapes."""
     kinds = rows.kinds * world.size
     active = sum(kind is not None for kind in kinds)
@@ -111,14 +111,14 @@ def _check_staged(staged: bool, world: World, memory: Memory) -> None:
         )
 
 
-def _loss(done: Step, plan: Plan, world: World) -> jax.Array:
+def loss_of(done: Step, plan: Plan, world: World) -> jax.Array:
     if plan.hook is not None:
         return world.local_shared(done.loss)
     mine = [i for i in range(world.local.N) if plan.kinds[world.first + i] is not None]
     return jnp.mean(world.local_stacked(done.loss)[jnp.array(mine)])
 
 
-def _changes(done: Step, plan: Plan, world: World) -> PyTree:
+def changes_of(done: Step, plan: Plan, world: World) -> PyTree:
     if plan.source is not None:
         return world.local_shared(done.changes)
     first = next((i for i in range(world.local.N) if plan.kinds[world.first + i] is not None), None)

@@ -15,11 +15,11 @@ from .._data_parallel import forward
 from .._modules.function_view import Applied, FunctionView
 from .._placement import Placement
 from .._typing import DeviceLike, PyTree
+from ..comm_hooks._hook import CommHook
 from ..errors import GradientError, ParametersError
 from .held import Held, hold_function, hold_linen, hold_nnx
 from .join import Join
 from .memory import Memory
-from .reduction import CommHook
 from .start import settle
 from .step import Settings, evaluate
 from .world import World, make_world

@@ -1,20 +1,19 @@
-"""reduction: the gradients of all replicas become their mean, in one all-reduce.
+"""CommHook: what a hook is, and Bucket, what it is given.
 
-torch cuts them into buckets of 25 MiB, so that communicating can begin before the backward pass has ended
-(torch-semantics 2.1 D19). Here all of them are one expression: XLA fuses and schedules it.
+torch's hook is a function of a state, which it changes, and of a bucket, and returns a future. Here it is a
+pair of pure functions, as in optax: what a replica remembers goes in and comes out, and the reduction is
+traced into the step, where XLA decides when it is sent (torch-semantics 2.2 H1).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from .._typing import REPLICA, PyTree
+from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Bucket:
       replicas: the number that a mean divides by.
       axis_name: the mesh axis over which to communicate, for `jax.lax.psum` and the like.
       index: which replica this is, a scalar on the device.
+
+    torch counterpart: `torch.distributed.GradBucket`; there is one of them for all parameters.
     """
 
     gradients: list[jax.Array]
@@ -41,22 +42,9 @@ class CommHook(NamedTuple):
       init: `init(parameters) -> state`, a tree of arrays that every replica keeps for itself.
       reduce: `reduce(state, bucket) -> (state, gradients)`, traced into the step on every replica; the
         gradients that it returns must be equal on all of them.
+
+    torch counterpart: the pair `(state, hook)` of `register_comm_hook` (torch-semantics 2.2 H1).
     """
 
     init: Callable[[list[jax.Array]], PyTree]
     reduce: Callable[[PyTree, Bucket], tuple[PyTree, list[jax.Array]]]
-
-
-def mean(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
-    """The default: scaled first and summed then, as torch does it (torch-semantics 2.1 D4)."""
-    return state, jax.tree.map(
-        lambda g: lax.psum(g * _inverse(bucket.replicas, g.dtype), REPLICA), bucket.gradients
-    )
-
-
-def _inverse(n: int, dtype: Any) -> jax.Array:
-    # torch multiplies by a float32 1/W, which for a W that is no power of two is not a division by W.
-    return jnp.asarray(1 / n, dtype)
-
-
-MEAN = CommHook(lambda parameters: (), mean)

@@ -1,0 +1,48 @@
+"""Hooks that send what there is.
+
+torch cuts gradients into buckets of 25 MiB, so that communicating can begin before the backward pass has
+ended (torch-semantics 2.1 D19). Here all of them are one expression: XLA fuses and schedules it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._typing import PyTree
+from ._hook import Bucket, CommHook
+
+
+def _nothing(parameters: list[jax.Array]) -> PyTree:
+    del parameters
+    return ()
+
+
+def _mean(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
+    # Scaled first and summed then; 1/W is rounded before it multiplies, in the gradient's dtype.
+    return state, [
+        lax.psum(g * jnp.asarray(1 / bucket.replicas, g.dtype), bucket.axis_name) for g in bucket.gradients
+    ]
+
+
+def _divided(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
+    return state, [lax.psum(g / bucket.replicas, bucket.axis_name) for g in bucket.gradients]
+
+
+def _own(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
+    return state, bucket.gradients
+
+
+mean = CommHook(_nothing, _mean)
+"""The default. torch counterpart: DistributedDataParallel without a hook (torch-semantics 2.1 D4)."""
+
+allreduce = CommHook(_nothing, _divided)
+"""The mean by division: for a W that is no power of two its last bit differs from the default's.
+
+torch counterpart: `allreduce_hook` (torch-semantics 2.2 H2)."""
+
+noop = CommHook(_nothing, _own)
+"""Nothing is sent, so replicas part: only for measuring what communication costs.
+
+torch counterpart: `noop_hook` (torch-semantics 2.2 H8)."""
