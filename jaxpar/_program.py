@@ -22,11 +22,12 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from . import _devices
 from ._backends import Backend
 from ._convolution import for_branch
+from ._lift import communicates, switch, traced, zeros
 from ._placement import Placement
 from ._shards import combine, crop, separate
 from ._tree import is_array, paths
-from ._typing import REPLICA, PyTree, Shape
-from .errors import CollectiveError, GatherError, GatherTypeError
+from ._typing import PyTree, Shape
+from .errors import GatherError, GatherTypeError
 
 Kind = tuple[Shape, ...]
 """The shapes of one replica's pieces; replicas of one kind share a branch."""
@@ -103,7 +104,8 @@ def run(
     order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
     stacks, statics, treedef = separate(batch)
     owned, own_form = jax.tree.flatten(own)
-    alone = sum(kind is not None for kind in kinds) == 1
+    k = sum(kind is not None for kind in kinds)
+    uneven = len(set(kinds)) > 1
     found: list[tuple[Any, tuple[tuple[Shape, ...], ...], Any]] = []
 
     def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
@@ -114,21 +116,19 @@ def run(
         def one(kind: Kind, index: jax.Array, shared: PyTree, mine: PyTree, pieces: list[jax.Array]) -> Local:
             cropped = [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)]
             args, kwargs = combine(cropped, statics, treedef)
-            local = replica(shared, mine, None if alone else index, args, kwargs)
+            local = replica(shared, mine, None if k == 1 else index, args, kwargs)
             check_outputs(local.outputs)
             return local
 
         branches = [
-            _trace(
-                functools.partial(one, kind), data, placement.devices[kinds.index(kind)], kinds.index(kind)
-            )
+            _trace(functools.partial(one, kind), data, placement, kinds.index(kind), k if uneven else None)
             for kind in order
         ]
-        if placement.devices[0].platform == "cpu" and len(set(kinds)) > 1:
+        if placement.devices[0].platform == "cpu" and uneven:
             branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
         table = [len(order) if kind is None else order.index(kind) for kind in kinds]
         shapes = _output_shapes(branches, table)
-        local = _choose(branches, table, source, shapes, data)
+        local = _choose(branches, table, source, shapes, data, k)
         shared, mine = finish(index, shared, mine, local)
         kept, form = jax.tree.flatten(mine)
         found.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
@@ -150,12 +150,17 @@ class _Branch:
     local: Local
 
 
-def _trace(one: Callable[..., Local], data: PyTree, device: jax.Device, replica: int) -> _Branch:
+def _trace(
+    one: Callable[..., Local], data: PyTree, placement: Placement, replica: int, k: int | None
+) -> _Branch:
     try:
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
+        if k is not None and communicates(jaxpr):
+            jaxpr = traced(one, data, k)
     except Exception as error:
+        device = _devices.name(placement.devices[replica])
         error.add_note(
-            f"Caught {type(error).__name__} in replica {replica} on device {_devices.name(device)}"
+            f"Caught {type(error).__name__} in replica {replica} on device {device}"
             " (replicas with the same number of rows are traced once)."
         )
         raise
@@ -200,6 +205,7 @@ def _choose(
     source: int,
     shapes: tuple[tuple[Shape, ...], ...],
     data: PyTree,
+    k: int,
 ) -> Local:
     """One device's part: take its branch and fill up what it returns. All branches return the same shapes."""
     kept = branches[table[source]]
@@ -214,12 +220,12 @@ def _choose(
         rows = [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)]
         if branch is kept:
             return rows, list(out[n:])
-        return rows, [*out[n : n + m], *(_zeros(a.shape, a.dtype) for a in rest[m:])]
+        return rows, [*out[n : n + m], *(zeros(a.shape, a.dtype) for a in rest[m:])]
 
     def idle(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         del flat
-        rows = [_zeros(shape, a.dtype) for shape, a in zip(common, outputs, strict=True)]
-        return rows, [_zeros(a.shape, a.dtype) for a in rest]
+        rows = [zeros(shape, a.dtype) for shape, a in zip(common, outputs, strict=True)]
+        return rows, [zeros(a.shape, a.dtype) for a in rest]
 
     choices: list[Callable[..., Any]] = [functools.partial(take, branch) for branch in branches]
     choices += [idle] * (len(branches) in table)
@@ -227,26 +233,15 @@ def _choose(
     if len(choices) == 1:
         rows, others = take(kept, flat)
     else:
-        _check_no_collective(branches)
-        rows, others = jax.lax.switch(jnp.array(table)[data[0]], choices, flat)
+        choice = jnp.array(table)[data[0]]
+        if any(communicates(branch.jaxpr) for branch in branches):
+            programs = [jax.make_jaxpr(take)(flat) for take in choices]
+            made = switch(choice, programs, flat, k, idle=len(branches) in table)
+            rows, others = made[:n], made[n:]
+        else:
+            rows, others = jax.lax.switch(choice, choices, flat)
     terms, changes = jax.tree.unflatten(rest_form, others)
     return Local(jax.tree.unflatten(form, rows), terms, changes)
-
-
-def _check_no_collective(branches: list[_Branch]) -> None:
-    for effect in (effect for branch in branches for effect in branch.jaxpr.effects):
-        if getattr(effect, "name", None) == REPLICA:
-            raise CollectiveError(
-                "parallel_apply: the module uses a collective over the replicas (psum, all_gather, "
-                "BatchNorm with axis_name) and the replicas have different numbers of rows, so they would "
-                "wait for each other for ever. Make B a multiple of the number of devices."
-            )
-
-
-def _zeros(shape: Shape, dtype: Any) -> jax.Array:
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(dtype)), shape)
-    return jnp.zeros(shape, dtype)
 
 
 def _pad(x: jax.Array, shape: Shape) -> jax.Array:

@@ -121,8 +121,10 @@ class NestedError(JaxparError, RuntimeError):
 class CollectiveError(JaxparError, RuntimeError):
     """A module communicates between replicas while these have different numbers of rows.
 
-    Every replica would wait for the others in a different place of its program, for ever.
-    Cure: give all replicas the same number of rows, or take the collective out of the module.
+    Cause: `pmax` or `all_gather`, for which every replica would wait in a different place of its
+    program for ever; `pmean`, which would take a mean of means for the mean.
+    Cure: `psum`, also of the counts; the same number of rows for all replicas; or take the collective
+    out of the module.
     """
 
 
@@ -144,6 +146,30 @@ class ParametersError(JaxparError, RuntimeError):
 
     Cause: a module without `nnx.Param`; ranks that build models of different sizes.
     Cure: wrap what has parameters; build the same module on every rank (values need not be equal).
+    """
+
+
+class BatchError(JaxparError, ValueError):
+    """A batch without rows, or with another structure than the batches before it.
+
+    Cause: a dict with a key more than at the first step; an empty last batch.
+    Cure: give every batch the same structure; leave empty ones out.
+    """
+
+
+class OptimizerError(JaxparError, ValueError):
+    """An optimizer that was not made for the module it is to train.
+
+    Cause: `nnx.Optimizer(net, tx)` before `net = jaxpar.DataParallel(net)`.
+    Cure: make the optimizer from the very object that is given to `train_step`.
+    """
+
+
+class NonFiniteError(JaxparError, FloatingPointError):
+    """A gradient was infinite or not a number; the message names the first one and the update.
+
+    Cause: a learning rate that is too high; `jnp.log(0)`; float16 without loss scaling.
+    Cure: what the message says; `on_nonfinite="skip"` leaves such updates out.
     """
 
 

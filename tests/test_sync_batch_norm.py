@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpar
 from jaxpar._typing import REPLICA
-from jaxpar.errors import CollectiveError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
 from jaxpar.nn.functional import batch_norm
 
@@ -179,11 +178,6 @@ def test_gradients_with_and_without_check_vma(check_vma):
     assert_equal_trees("gradient", {"dx": got}, {"dx": jax.jit(jax.grad(objective))(x, w)}, 1e-12)
 
 
-def test_an_uneven_batch_in_data_parallel_is_refused():
-    with pytest.raises(CollectiveError, match="the replicas have different numbers of rows"):
-        jaxpar.DataParallel(SyncBatchNorm(C), [0, 1])(np.ones((5, C)))
-
-
 def test_in_evaluation_nothing_is_synchronised():
     layer = SyncBatchNorm(C, track_running_stats=False)
     layer.eval()
@@ -192,6 +186,7 @@ def test_in_evaluation_nothing_is_synchronised():
     np.testing.assert_allclose(y[3:], layer(jnp.asarray(x[3:])), atol=1e-12)
 
 
+# With different numbers of rows: test_lift.py.
 def test_in_data_parallel_it_takes_the_whole_batch():
     x = np.random.RandomState(0).randn(8, C)
     want = BatchNorm(C)

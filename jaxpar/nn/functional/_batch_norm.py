@@ -9,6 +9,8 @@ replicas' means, which is what Flax takes, is another number when their counts d
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -75,7 +77,8 @@ def batch_norm(
     else:
         axes = tuple(range(x.ndim - 1))
         count = count_of(wide, mask, axes, axis_name)
-        if isinstance(count, int) and count == 1:
+        alone = axis_name is None or jax.lax.axis_size(axis_name) == 1
+        if mask is None and alone and math.prod(x.shape[:-1]) == 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {x.shape}"
             )

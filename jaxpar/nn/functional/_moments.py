@@ -26,10 +26,13 @@ def widened(function: str, x: jax.Array) -> jax.Array:
 
 
 def count_of(x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: Axis) -> int | jax.Array:
-    """How many values one mean is of; known while tracing unless there is a mask."""
+    """How many values one mean is of; a number only where nothing is masked or spread.
+
+    Replicas may have different numbers of rows, so theirs are added up and not multiplied.
+    """
     if mask is None:
-        replicas = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-        return math.prod(x.shape[i] for i in axes) * replicas
+        here = math.prod(x.shape[i] for i in axes)
+        return here if axis_name is None else _everywhere(jax.lax.full((), here, x.dtype), axis_name)
     each = math.prod(x.shape[i] for i in axes if mask.shape[i] == 1)
     return _everywhere(mask.sum(dtype=x.dtype) * each, axis_name)
 
