@@ -51,7 +51,8 @@ def all_reduce(x: PyTree, op: str = "sum") -> PyTree:
     torch counterpart: `torch.distributed.all_reduce`, which works in place; `"mean"` is ReduceOp.AVG.
     """
     _check_op(op, "all_reduce")
-    return _run("all_reduce", _reduce, op, x, _cannot)
+    total = _run("all_reduce", _reduce, op, x, _cannot)
+    return _divided(total) if op == "mean" else total
 
 
 def all_gather(x: PyTree) -> list[PyTree]:
@@ -99,8 +100,9 @@ def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
                 f"reduce_scatter: a list of {len(x)} for {group.size} ranks; one piece for each."
             )
         stacked = jax.tree.map(lambda *pieces: jnp.stack(pieces), *x)
-        mine = _run("reduce_scatter", _reduce_scatter, op, stacked, _cannot)
-        return jax.tree.map(lambda y: y.reshape(y.shape[1:]), mine)
+        rows = _run("reduce_scatter", _reduce_scatter, op, stacked, _cannot)
+        mine = jax.tree.map(lambda y: y.reshape(y.shape[1:]), rows)
+        return _divided(mine) if op == "mean" else mine
     for leaf, name in zip(jax.tree.leaves(x), paths(x, "x"), strict=True):
         shape = np.shape(leaf)
         if not shape or shape[0] % group.size:
@@ -108,7 +110,20 @@ def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
                 f"reduce_scatter: {name} has shape {shape}, whose rows cannot be shared out evenly to "
                 f"{group.size} ranks; pass a list of {group.size} pieces of one shape, or fill it up."
             )
-    return _run("reduce_scatter", _reduce_scatter, op, x, _cannot)
+    mine = _run("reduce_scatter", _reduce_scatter, op, x, _cannot)
+    return _divided(mine) if op == "mean" else mine
+
+
+def _divided(total: PyTree) -> PyTree:
+    """By W, rounded once. Inside the program XLA would know W and multiply by a rounded 1 / W."""
+    return jax.tree.map(lambda y: _quotient(y, float(default_group().size)), total)
+
+
+@jax.jit
+def _quotient(x: jax.Array, n: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jax.lax.complex(x.real / n.astype(x.real.dtype), x.imag / n.astype(x.real.dtype))
+    return x / n.astype(x.dtype)
 
 
 # --------------------------------------------------------------------------- what a program does
@@ -123,8 +138,7 @@ def _reduce(x: jax.Array, W: int, op: str) -> jax.Array:
         return (jax.lax.pmax if op == "max" else jax.lax.pmin)(x, RANK)
     if op == "product":
         return jnp.prod(jax.lax.all_gather(x, RANK), 0, dtype=x.dtype)
-    total = jax.lax.psum(x, RANK)
-    return total / W if op == "mean" else total
+    return jax.lax.psum(x, RANK)
 
 
 def _gather(x: jax.Array, W: int, option: str) -> list[jax.Array]:
@@ -141,8 +155,7 @@ def _send(x: jax.Array, W: int, src: str) -> jax.Array:
 
 def _reduce_scatter(x: jax.Array, W: int, op: str) -> jax.Array:
     if op in ("sum", "mean") and x.dtype != bool:
-        total = jax.lax.psum_scatter(x, RANK, scatter_dimension=0, tiled=True)
-        return total / W if op == "mean" else total
+        return jax.lax.psum_scatter(x, RANK, scatter_dimension=0, tiled=True)
     k = x.shape[0] // W
     return jax.lax.dynamic_slice_in_dim(_reduce(x, W, op), jax.lax.axis_index(RANK) * k, k)
 

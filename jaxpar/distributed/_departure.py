@@ -7,6 +7,7 @@ without a word of why. torch's ranks get an exception from the collective; XLA's
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -15,10 +16,13 @@ from types import TracebackType
 
 from ..errors import DistributedError
 from . import _bus
-from ._group import rank, size
+from ._exchange import PREFIX, put, take
+from ._group import current, rank, size
 
 LAST_WORDS = 4000
 """Characters of a traceback that the other ranks print."""
+PATIENCE = 2.0
+"""Seconds that rank 0 waits for the others to end."""
 
 _before = None
 
@@ -40,13 +44,9 @@ def forget() -> None:
 def go(text: str, code: int = 1) -> None:
     """Ends this process and tells the others."""
     _say(text)
-    try:
-        _bus.send("left", text=text[-LAST_WORDS:], code=code)
-        if rank() == 0:
-            time.sleep(0.2)  # the others hear of it through this process
-    except DistributedError:
-        pass
-    os._exit(code)
+    with contextlib.suppress(DistributedError):
+        _bus.send("left", text=text[-LAST_WORDS:])
+    _end(code)
 
 
 def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -61,7 +61,23 @@ def _follow(message: _bus.Message) -> None:
         return
     last = message["text"].strip().splitlines()[-1]
     _say(f"rank {rank()} of {size()} ends because rank {message['rank']} has ended: {last}")
-    os._exit(1)
+    _end(1)
+
+
+def _end(code: int) -> None:
+    """Rank 0 ends last: the others hear of everything through it, and JAX aborts them when it is gone."""
+    group = current()
+    assert group is not None
+    folder = f"{PREFIX}/{group.generation}/gone"
+    with contextlib.suppress(DistributedError):
+        if group.rank:
+            put(f"{folder}/{group.rank}", "")
+        else:
+            deadline = time.monotonic() + PATIENCE
+            for other in range(1, group.size):
+                take(f"{folder}/{other}", deadline - time.monotonic())
+            time.sleep(0.1)
+    os._exit(code)
 
 
 def _say(text: str) -> None:

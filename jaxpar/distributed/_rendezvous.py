@@ -156,7 +156,7 @@ class _Host:
         if b"\n" not in line:
             return ""
         said = read(line)
-        if said is None or "rank" not in said:
+        if said is None or not isinstance(said.get("rank"), int) or "world" not in said:
             self._forget(connection)
             return ""
         return self._join(connection, said)
