@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401, it must be there before `_finish` is registered below
 import sys
 import threading
 import weakref
@@ -51,5 +52,5 @@ def _finish() -> None:
 
 
 # atexit would be too late: the pools that orbax writes with are closed before its functions run. This
-# is what concurrent.futures itself uses, and the last one to register is the first one to be called.
+# is what concurrent.futures itself uses; the last one to register is the first one to be called.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]

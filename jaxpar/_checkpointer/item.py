@@ -6,7 +6,7 @@ small and may differ between processes, so they go into the manifest, see `ranks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -66,13 +66,14 @@ def item_of(name: str, given: Any) -> Item:
     for give, take in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
         if callable(getattr(given, give, None)) and callable(getattr(given, take, None)):
             return StatefulItem(name, given, give, take)
-    leaves = jax.tree.leaves(given, is_leaf=lambda node: isinstance(node, nnx.Pytree))
+    stuck = isinstance(given, Iterator)
+    leaves = [] if stuck else jax.tree.leaves(given, is_leaf=lambda node: isinstance(node, nnx.Pytree))
     if any(isinstance(leaf, nnx.Pytree) for leaf in leaves):
         raise CheckpointError(
             f"Checkpointer: {name} is a tree with an NNX object in it; pass that as an item of its own, it "
             "is updated in place."
         )
-    if len(leaves) == 1 and leaves[0] is given and not _is_value(given):
+    if stuck or (len(leaves) == 1 and leaves[0] is given and not _is_value(given)):
         raise CheckpointError(
             f"Checkpointer: {name} is a {type(given).__module__}.{type(given).__qualname__}, which has "
             "neither state_dict and load_state_dict nor get_state and set_state. Its position cannot be "

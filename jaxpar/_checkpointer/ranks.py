@@ -19,7 +19,7 @@ from ..distributed._group import rank, size
 from ..errors import CheckpointError
 from .plain import decode, encode
 
-PATIENCE = 1800.0
+PATIENCE = 600.0
 """Seconds to wait for rank 0's disk, and for reading."""
 
 MOST = 1 << 20
