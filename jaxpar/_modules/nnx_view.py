@@ -45,6 +45,15 @@ class NNXDefinition:
     ) -> tuple[PyTree, dict[int, PyTree]]:
         return self.apply(operator.call, values, replica, args, kwargs)
 
+    def merge(self, values: Sequence[Any]) -> Any:
+        """The object with these values."""
+        state = nnx.from_flat_state(zip(self.paths, values, strict=True))
+        return nnx.merge(self.graphdef.value, state)
+
+    def read(self, module: Any) -> list:
+        """The values of an object that `merge` made, in their order."""
+        return [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in _leaves(module)]
+
     def apply(
         self,
         function: Callable[..., Any],
@@ -57,8 +66,7 @@ class NNXDefinition:
             fold(value, replica) if kind == "key" and replica is not None else value
             for value, kind in zip(values, self.kinds, strict=True)
         ]
-        state = nnx.from_flat_state(zip(self.paths, started, strict=True))
-        module = nnx.merge(self.graphdef.value, state)
+        module = self.merge(started)
         leaves = _leaves(module)
         outputs = function(module, *args, **kwargs)
         return outputs, {

@@ -1,0 +1,119 @@
+"""update: from gradients to the next parameters, and what is done when they are not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._precision import Precision
+
+NONE = -1
+"""In `Trouble.leaf`: all gradients were finite so far."""
+
+
+class Trouble(NamedTuple):
+    """The first gradient that was not finite: its number among the parameters, and the update, from 0."""
+
+    leaf: jax.Array
+    update: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Update:
+    """What a step does with gradients. Traced; one for each TrainStep, compared by identity.
+
+    Attributes:
+      net, optimizer: definitions; parameters: which of the net's values are trained.
+      gradients: puts the list of gradients into the form that `optimizer.update` takes.
+      accumulate: gradients are those of this many calls.
+      on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
+      precision: says whether the gradients are scaled.
+    """
+
+    net: Any
+    optimizer: Any
+    parameters: tuple[int, ...]
+    gradients: Callable[[list], Any]
+    accumulate: int
+    on_nonfinite: str
+    precision: Precision | None
+
+    def start(self) -> dict[str, Any]:
+        """The state beside net and optimizer, before the first step."""
+        if self.precision is not None and self.precision.loss_scale is not None:
+            # A scale that is too large is found by an overflow, which is no trouble then.
+            return {"scale": jnp.float32(self.precision.loss_scale), "good": jnp.int32(0)}
+        if self.on_nonfinite == "ignore":
+            return {}
+        return {"trouble": Trouble(jnp.int32(NONE), jnp.int32(0))}
+
+    def __call__(
+        self, values: list, extra: dict[str, Any], gradients: list, changes: dict[int, Any]
+    ) -> tuple[list, dict[str, Any]]:
+        """All of the net's values after the step, and the rest of the state with the next optimizer."""
+        factor = 1 / self.accumulate
+        if "scale" in extra:
+            factor = factor / extra["scale"]
+        if "scale" in extra or self.accumulate > 1:
+            gradients = [g * jnp.asarray(factor, g.dtype) for g in gradients]
+        old = list(values), extra["optimizer"]
+        parameters, optimizer = self._advance(values, extra["optimizer"], gradients)
+        after = list(values)
+        for i, value in [*zip(self.parameters, parameters, strict=True), *dict(changes).items()]:
+            after[i] = value
+        new, extra = (after, optimizer), dict(extra)
+        if "trouble" in extra or "scale" in extra:
+            finite = jnp.stack([jnp.isfinite(g).all() for g in gradients])
+            good, extra = self._judge(finite, extra)
+            new = jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
+        after, extra["optimizer"] = new
+        return after, extra
+
+    def report(self, extra: dict[str, Any]) -> jax.Array | None:
+        """`Trouble` as one array that is not donated to the next step."""
+        return jnp.stack(extra["trouble"]) if "trouble" in extra else None
+
+    def _advance(self, values: list, optimizer_values: list, gradients: list) -> tuple[list, list]:
+        net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
+        optimizer.update(net, self.gradients(gradients))
+        after = self.net.read(net)
+        return [after[i] for i in self.parameters], self.optimizer.read(optimizer)
+
+    def _judge(self, finite: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
+        """Whether this update counts, and the state that remembers it."""
+        good = finite.all()
+        if "scale" in extra:
+            assert self.precision is not None
+            grown = extra["good"] + 1 >= self.precision.growth_interval
+            larger = jnp.where(grown, extra["scale"] * 2, extra["scale"])
+            extra["scale"] = jnp.where(good, larger, extra["scale"] / 2)
+            extra["good"] = jnp.where(good & ~grown, extra["good"] + 1, 0)
+        elif self.on_nonfinite == "raise":
+            # Once there was trouble nothing moves any more until it is reported, some steps later.
+            good &= extra["trouble"].leaf == NONE
+        if "trouble" in extra:
+            leaf, update = extra["trouble"]
+            first = jnp.where(finite.all(), NONE, jnp.argmin(finite)).astype(jnp.int32)
+            leaf = jnp.where(leaf == NONE, first, leaf)
+            extra["trouble"] = Trouble(leaf, jnp.where(leaf == NONE, update + 1, update))
+        return good, extra
+
+
+def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:
+    """Whether an optimizer fits a module: None, or what does not."""
+    gradients = [values[i] for i in update.parameters]
+    try:
+        new, after = jax.eval_shape(update._advance, values, optimizer_values, gradients)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return str(error).split("\n")[0]
+    for i, x in zip(update.parameters, new, strict=True):
+        if x.shape != values[i].shape:
+            return f"{names[i]} would change its shape from {values[i].shape} to {x.shape}"
+    for x, y in zip(optimizer_values, after, strict=True):
+        if jnp.shape(x) != y.shape:
+            return f"a state of shape {jnp.shape(x)} would become one of {y.shape}"
+    return None
