@@ -68,7 +68,7 @@ def evaluate(
         return done, plan
 
     if memory.join is None:
-        done, plan = run(held, rows, agree(rows, world, memory, settings))
+        done, plan = run(held, rows, agree(rows, held, loss_fn, world, memory, settings))
     else:
         done, plan = memory.join.step(rows, held, run)
     loss: Any = loss_of(done, plan, world)
@@ -91,7 +91,9 @@ def first_own(memory: Memory, held: Held, world: World) -> Own:
     return Own((), world.stacked(stacked))
 
 
-def agree(rows: Rows, world: World, memory: Memory, settings: Settings) -> Agreement:
+def agree(
+    rows: Rows, held: Held, loss_fn: Callable[..., Any], world: World, memory: Memory, settings: Settings
+) -> Agreement:
     """Outside of join all ranks bring rows of the same shapes."""
     kinds = rows.kinds * world.size
     active = sum(kind is not None for kind in kinds)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from .._data_parallel import DataParallel
 from .._distributed_data_parallel import DistributedDataParallel
+from .._placement import Placement
 from .._precision import Precision
 from .._shards import combine, separate
 from .._typing import PyTree, Static
@@ -36,11 +37,7 @@ def eval_step(
     """
     if not isinstance(net, nnx.Module):
         raise TypeError(f"eval_step: net must be an nnx.Module, not {type(net).__name__}.")
-    wrapped = isinstance(net, (DataParallel, DistributedDataParallel))
-    placement = (
-        net.world.local if isinstance(net, DistributedDataParallel) else getattr(net, "placement", None)
-    )
-    placement = placement if wrapped and placement.devices else None
+    placement = _placement(net)
     state, send = State(net, placement), sender(placement) if placement is not None else None
     run_with = _call if function is None else function
 
@@ -51,6 +48,14 @@ def eval_step(
         return program(values, arrays if send is None else send(arrays))
 
     return evaluate
+
+
+def _placement(net: Any) -> Placement | None:
+    if isinstance(net, DistributedDataParallel):
+        return net.world.local  # type: ignore[attr-defined]
+    if isinstance(net, DataParallel) and net.placement.devices:  # type: ignore[attr-defined]
+        return net.placement  # type: ignore[attr-defined]
+    return None
 
 
 def _call(net: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:

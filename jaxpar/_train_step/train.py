@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -106,7 +105,7 @@ class TrainStep:
             net, optimizer, loss_fn, has_aux, precision, make
         )
         self._batches = Batches()
-        self._reports: deque[jax.Array] = deque()
+        self._reports: deque[Any] = deque()
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""

@@ -32,7 +32,8 @@ class Whole:
         precision: Precision | None,
         make: Callable[[], Update],
     ):
-        placement = net.placement if isinstance(net, DataParallel) and net.placement.devices else None
+        placement: Any = net.placement if isinstance(net, DataParallel) else None  # type: ignore[attr-defined]
+        placement = placement if placement and placement.devices else None
         self._placement = placement
         self._net, self._optimizer = State(net, placement), State(optimizer, placement)
         self._send = sender(placement) if placement is not None else lambda tree: tree
