@@ -392,6 +392,38 @@ def test_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch, tmp_path):
     environment._listed.cache_clear()
 
 
+JOB = """
+    import os
+    import jaxpar
+    from jaxpar import distributed
+
+    distributed.init_process_group()
+    rank, attempt = distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    total = float(distributed.all_reduce(1.0 + rank))
+    jaxpar.beat()
+    if attempt == 0 and rank == 1:
+        raise RuntimeError("the first attempt")
+    print("attempt", attempt, "total", total)
+"""
+
+
+def test_a_script_runs_and_restarts_under_torchrun(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(JOB))
+    line = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    line += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    taken = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    env = {k: v for k, v in os.environ.items() if k not in taken and "PJRT_NPROC" not in k}
+    env |= {"JAX_PLATFORMS": "cpu", "JAXPAR_DEVICES": "1"}
+    ended = subprocess.run(
+        [sys.executable, *line, str(script)], capture_output=True, text=True, env=env, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("attempt 1 total 3.0") == 2
+    assert "RuntimeError: the first attempt" in ended.stderr
+
+
 # ------------------------------------------------------------------------------ what is printed where
 
 TALK = r"""
