@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 from ._interrupt import between_steps
 from ._scalar import check_scalar, is_ready, read
+from .distributed._group import current
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -185,8 +186,9 @@ class _Latest:
 
 
 def is_first() -> bool:
-    """Whether this is process 0, of one or of many."""
-    return os.environ.get("RANK", "0") in ("", "0")
+    """Whether this is process 0, of one or of many. Before there is a group, a launcher's RANK says it."""
+    group = current()
+    return group.rank == 0 if group else os.environ.get("RANK", "0") in ("", "0")
 
 
 def _view(of: Progress[Any]) -> _Silence:

@@ -77,6 +77,24 @@ def test_sync_batch_norm_is_one_batch_norm_on_all_rows(B):
             assert_equal_trees("planted", step(jaxpar.DataParallel(Net(BatchNorm), IDS), x), want, 1e-2)
 
 
+# torch-semantics 2.5 B3
+def test_gradients_that_are_taken_in_the_replica():
+    """DistributedDataParallel's: the transpose of a sum is a sum, to which others add terms too."""
+    x = batch(10, SPACE, C)
+    net = jaxpar.DistributedDataParallel(Net(SyncBatchNorm), IDS)
+    loss, gradients = net.value_and_grad(lambda net, x: (net(x) ** 3).mean())(x)
+
+    def mean_of_losses(net, x):
+        pieces = jnp.split(net(x), np.cumsum(ROWS[10])[:-1])
+        return sum((piece**3).mean() for piece in pieces) / N
+
+    alone = Net(BatchNorm)
+    want_loss, want = nnx.jit(nnx.value_and_grad(mean_of_losses))(alone, x)
+    got = {"loss": loss, **dict(enumerate(jax.tree.leaves(gradients)))}
+    assert_equal_trees("inside", got, {"loss": want_loss, **dict(enumerate(jax.tree.leaves(want)))}, 1e-12)
+    np.testing.assert_allclose(net.module.second.var[...], alone.second.var[...], rtol=1e-12)
+
+
 def test_a_single_value_per_channel_is_refused():
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
         jaxpar.DataParallel(SyncBatchNorm(C), IDS)(batch(1, C))
@@ -123,8 +141,7 @@ def first(y):
 
 FUNCTIONS = {
     "as written": (normal, normal_alone),
-    "in jit": (jax.jit(normal), normal_alone),
-    "in checkpoint": (jax.checkpoint(normal), normal_alone),
+    "in checkpoint and jit": (jax.checkpoint(jax.jit(normal)), normal_alone),
     "called twice": (lambda x: jax.jit(normal)(jax.jit(normal)(x)), lambda x: normal_alone(normal_alone(x))),
     "masked by random numbers": (
         lambda x: normal(x) * jax.random.bernoulli(jax.random.key(len(x) * 0), shape=(C,)),
@@ -160,18 +177,6 @@ def test_the_derivative_of_a_derivative():
 
     got, want = second(jaxpar.DataParallel(normal, IDS), x), second(normal_alone, x)
     assert_equal_trees("second", {"ddx": got}, {"ddx": want}, 1e-12)
-
-
-def test_gradients_that_are_taken_in_the_replica():
-    """As DistributedDataParallel does: the transpose of a sum is a sum, of which others hold terms too."""
-    x = batch(10, C)
-
-    def gradient(x):
-        return jax.grad(lambda x: (normal(x) ** 3).sum())(x)
-
-    got = jax.jit(jaxpar.DataParallel(gradient, IDS))(x)
-    want = jax.grad(lambda x: (normal_alone(x) ** 3).sum())(x)
-    assert_equal_trees("inside", {"dx": got}, {"dx": want}, 1e-12)
 
 
 def test_the_rule_of_a_function_in_a_branch_holds():
