@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 
 KINDS = ("SIGKILL", "exception", "hang", "SIGTERM")
-STEPS, EVERY = 24, 2
+STEPS, EVERY, PAUSE = 40, 2, 0.1
+"""Seconds between two steps, as if data were loaded: a SIGTERM takes one or two to reach all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,7 @@ def train(folder: Path, failure: Failure | None) -> None:
         loss, gradients = net.value_and_grad(loss_fn)(x, y)
         update(optimizer, net, gradients)
         jaxpar.beat(step)
+        time.sleep(PAUSE)
         if step == start:
             jax.block_until_ready(loss)
             write(folder / f"first-{attempt}-{rank}", f"{start} {time.time()}")
@@ -137,6 +139,7 @@ class Result:
     """What became of a trial; times are seconds, None where there was nothing to measure."""
 
     same: bool
+    """The job was restarted, came to its end, and all ranks ended with the expected bits."""
     code: int
     noticed: float | None
     resumed: float | None
@@ -190,7 +193,8 @@ def trial(bench: Bench, failure: Failure, expected: list[str]) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         code, spoke, said = launch(bench, failure.n, folder, failure)
-        same = code == 0 and finals(folder, failure.n) == expected
+        restarted = len(list(folder.glob("first-1-*"))) == failure.n
+        same = code == 0 and restarted and finals(folder, failure.n) == expected
         if bench.keep and not same:
             bench.keep.mkdir(parents=True, exist_ok=True)
             (bench.keep / f"{failure.n}-{failure.rank}-{failure.step}-{failure.kind}.log").write_text(said)
@@ -211,8 +215,8 @@ def failures(count: int, sizes: list[int], seed: int) -> list[Failure]:
     found = []
     for i in range(count):
         n = sizes[i // len(KINDS) % len(sizes)]
-        place = draw.randrange(n), draw.randrange(1, STEPS - 3)
-        found.append(Failure(n, *place, KINDS[i % len(KINDS)], round(draw.uniform(0, 0.02), 4)))
+        place = draw.randrange(n), draw.randrange(1, STEPS // 2)
+        found.append(Failure(n, *place, KINDS[i % len(KINDS)], round(draw.uniform(0, 0.2), 4)))
     return found
 
 

@@ -240,6 +240,16 @@ def test_a_supervisor_that_is_asked_to_stop(case, script, tmp_path):
     assert not any(map(alive, pids(tmp_path)))
 
 
+def test_what_is_ignored_stays_ignored(script, tmp_path):
+    line = [sys.executable, "-m", "jaxpar", "launch", "-n", "2", str(script), str(tmp_path), "nothing", "20"]
+    shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *line]
+    with subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() in ("[0] begins\n", "[1] begins\n")
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out.count("done"), err) == (0, 2, "")
+
+
 def test_a_signal_between_two_attempts(script, tmp_path):
     process = start(script, tmp_path, "0.0:raise", "--max-restarts", "3")
     while "restart 1 of 3" not in process.stderr.readline():

@@ -58,7 +58,7 @@ class Output:
         assert err is not None
         file = None
         if self.folder:
-            file = open(self.folder / f"rank_{rank}.log", "wb", buffering=0)  # noqa: SIM115
+            file = open(self.folder / f"rank_{rank}.log", "ab", buffering=0)  # noqa: SIM115
             self.files.append(file)
         echoes = (sys.stdout.buffer, sys.stderr.buffer) if self.tee else (None, None)
         pair = (Stream(rank, out, echoes[0], file), Stream(rank, err, echoes[1], file))

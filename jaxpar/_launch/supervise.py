@@ -116,7 +116,9 @@ def listening() -> Iterator[Signals]:
     def put(number: int, frame: FrameType | None) -> None:
         signals.put(number)
 
-    before = {number: signal.signal(number, put) for number in (*STOPS, signal.SIGCHLD)}
+    # What is ignored stays so: nohup ignores SIGHUP, a shell SIGINT for what runs in the background.
+    heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, put) for number in (*heard, signal.SIGCHLD)}
     try:
         yield signals
     finally:
