@@ -54,8 +54,10 @@ def decode(text: Any) -> Any:
     """The value that `encode` wrote."""
     if not isinstance(text, dict):
         return text
-    ((kind, inside),) = ((k, v) for k, v in text.items() if k in READERS)
-    return READERS[kind](inside, text)
+    kind = next(iter(text))
+    if kind not in READERS:
+        raise ValueError(f"{kind!r} is no kind of value")
+    return READERS[kind](text[kind], text)
 
 
 def spec(text: Any) -> tuple[tuple[int, ...], str] | None:

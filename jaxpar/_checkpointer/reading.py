@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..errors import CheckpointError
 from .fit import fit, like, saved_specs
@@ -64,31 +63,36 @@ def _values(store: Store, step: int, held: Mapping[str, Item], strict: bool) -> 
         raise CheckpointError(
             f"Checkpointer.restore: {path} was not written by jaxpar.Checkpointer: it has no manifest."
         ) from None
-    absent = [name for name in held if name not in manifest["items"]]
-    if absent:
-        raise CheckpointError(
-            f"Checkpointer.restore: {path} has no item {absent[0]!r}; it has "
-            f"{', '.join(map(repr, manifest['items']))}."
-        )
-    leaves, names, small = {}, {}, {}
-    for name, item in held.items():
-        leaves[name] = item.leaves()
-        small[name] = own(manifest["states"], name)
-        saved = saved_specs(manifest["items"][name]["arrays"], small[name])
-        names[name] = fit(name, leaves[name], saved, str(path), strict)
-    arrays = store.arrays(step, manifest, list(held))
+    leaves = {name: item.leaves() for name, item in held.items()}
+    with _well_formed():
+        absent = [name for name in held if name not in manifest["items"]]
+        if absent:
+            raise CheckpointError(
+                f"Checkpointer.restore: {path} has no item {absent[0]!r}; it has "
+                f"{', '.join(map(repr, manifest['items']))}."
+            )
+        small = {name: own(manifest["states"], name) for name in held}
+        saved = {name: saved_specs(manifest["items"][name]["arrays"], small[name]) for name in held}
+        values = {name: {leaf: decode(at["value"]) for leaf, at in small[name].items()} for name in held}
+    names = {name: fit(name, leaves[name], saved[name], str(path), strict) for name in held}
+    for name, arrays in store.arrays(step, manifest, list(held)).items():
+        values[name] |= arrays
     return {
-        name: {
-            leaf: _value(arrays.get(name, {}), small[name], names[name][leaf], old)
-            for leaf, old in leaves[name].items()
-        }
+        name: {leaf: _fitted(values[name][names[name][leaf]], old) for leaf, old in leaves[name].items()}
         for name in held
     }
 
 
-def _value(arrays: Mapping[str, np.ndarray], small: Mapping[str, Any], name: str, old: Leaf) -> Any:
-    new = arrays[name] if name in arrays else decode(small[name]["value"])
+def _fitted(new: Any, old: Leaf) -> Any:
     return new if old.whole else like(old.value, new)
+
+
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise Damage(f"its manifest makes no sense: {type(error).__name__}: {error}") from None
 
 
 def _holds(directory: Path) -> str:

@@ -1,13 +1,13 @@
 """Steps in a directory, by orbax: written whole or not at all, read and checked.
 
-Only rank 0 writes, so orbax is told of one process and needs no barrier; reading goes straight to
-its handler, in every process for itself. orbax's own errors are pages of TensorStore's state, so
-what leaves here is their first words.
+Only rank 0 writes, so orbax is told of one process and needs no barrier; every process reads for
+itself, by TensorStore. The errors of both are pages of state, so what leaves here is their first words.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +19,15 @@ import tensorstore as ts
 
 from ..errors import CheckpointError
 from .manifest import ARRAYS, MANIFEST, Damage, ManifestArgs, ManifestHandler, check_files, digest
-from .plain import dtype_of
 
 ALONE = ocp.options.MultiprocessingOptions(
     primary_host=0, active_processes={0}, barrier_sync_key_prefix="jaxpar"
 )
 MOST = 3
 """Damaged leaves that an error lists."""
+
+CACHE = 1 << 26
+"""Bytes of the index that are kept while one step is read."""
 
 MARGIN = 1 << 20
 """Bytes for what is written beside the arrays."""
@@ -152,31 +154,22 @@ class Store:
             raise Damage(f"{damage}{self._leaves_hurt(step, entries)}") from None
         return self._read(step, entries) if entries else {}
 
-    def _read(self, step: int, entries: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=ALONE)
-        folder = self.path(step) / ARRAYS
-        try:
-            _check_claims(handler.metadata(folder), entries)
-            names = {item: dict.fromkeys(leaves, 0) for item, leaves in entries.items()}
-            as_numpy = {
-                item: dict.fromkeys(leaves, ocp.RestoreArgs(restore_type=np.ndarray))
-                for item, leaves in names.items()
-            }
-            wanted = ocp.args.PyTreeRestore(item=names, restore_args=as_numpy, partial_restore=True)
-            with _Quiet():
-                found = handler.restore(folder, args=wanted)
-        except Damage:
-            raise
-        except Exception as error:
-            raise Damage(f"its arrays cannot be read: {_short(error)}") from None
-        finally:
-            handler.close()
-        for item, leaves in entries.items():
-            for name, entry in leaves.items():
-                array = found[item][name]
-                fits = array.dtype.name == entry["dtype"] and list(array.shape) == entry["shape"]
-                if not fits or digest(array) != entry["sha256"]:
-                    raise Damage(f"{item}: {name} has other values than were saved")
+    def _read(self, step: int, entries: Mapping[str, Any]) -> Values:
+        """All at once by TensorStore, as orbax reads them, but without its event loop: where one leaf
+        cannot be read, that prints pages about all the others."""
+        folder, context = self.path(step) / ARRAYS, ts.Context({"cache_pool": {"total_bytes_limit": CACHE}})
+        leaves = {(item, name): entry for item, each in entries.items() for name, entry in each.items()}
+        opening = {key: ts.open(_spec(folder, ".".join(key)), context=context) for key in leaves}
+        opened = {key: _result(key, future) for key, future in opening.items()}
+        for key, array in opened.items():
+            _check_claims(key, array, leaves[key])
+        reading = {key: array.read() for key, array in opened.items()}
+        found: Values = {item: {} for item in entries}
+        for key, future in reading.items():
+            item, name = key
+            found[item][name] = _result(key, future)
+            if digest(found[item][name]) != leaves[key]["sha256"]:
+                raise Damage(f"{item}: {name} has other values than were saved")
         return found
 
     def _leaves_hurt(self, step: int, entries: Mapping[str, Any]) -> str:
@@ -184,39 +177,42 @@ class Store:
         hurt = []
         for item, leaves in entries.items():
             for name, entry in leaves.items():
-                if not _reads_well(self.path(step) / ARRAYS, f"{item}.{name}", entry):
+                try:
+                    self._read(step, {item: {name: entry}})
+                except Damage:
                     hurt.append(f"{item}: {name}")
                 if len(hurt) > MOST:
                     return f" (leaves {', '.join(hurt[:MOST])} and more)"
         return f" (leaf {', '.join(hurt)})" if hurt else " (bytes that none of these leaves is in)"
 
 
-def _reads_well(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """One leaf by TensorStore alone: where many are read at once, it prints pages about the others."""
+def _spec(folder: Path, name: str) -> dict[str, Any]:
+    """Where orbax keeps a leaf."""
     kvstore = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"{name}/"}
+    return {"driver": "zarr", "kvstore": kvstore}
+
+
+def _result(key: tuple[str, str], future: Any) -> Any:
     try:
-        found = ts.open({"driver": "zarr", "kvstore": kvstore}, open=True).result()
-        return list(found.shape) == entry["shape"] and digest(found.read().result()) == entry["sha256"]
-    except Exception:
-        return False
+        return future.result()
+    except Exception as error:
+        raise Damage(f"{key[0]}: {key[1]} cannot be read: {_short(error)}") from None
 
 
-def _check_claims(metadata: Any, entries: Mapping[str, Any]) -> None:
-    """What the arrays' own headers say, against the manifest, before anything is allocated."""
-    tree = metadata.tree if hasattr(metadata, "tree") else metadata
-    for item, leaves in entries.items():
-        for name, entry in leaves.items():
-            claim = tree.get(item, {}).get(name)
-            if claim is None:
-                raise Damage(f"{item}: {name} is missing")
-            if list(claim.shape) != entry["shape"] or np.dtype(claim.dtype) != dtype_of(entry["dtype"]):
-                raise Damage(
-                    f"{item}: {name} claims to be {np.dtype(claim.dtype).name}{list(claim.shape)} and was "
-                    f"saved as {entry['dtype']}{entry['shape']}"
-                )
-            chunk = claim.storage.chunk_shape if claim.storage else None
-            if chunk and np.prod(chunk, dtype=float) > np.prod(claim.shape, dtype=float):
-                raise Damage(f"{item}: {name} claims chunks of {list(chunk)} for {list(claim.shape)}")
+def _check_claims(key: tuple[str, str], array: Any, entry: Mapping[str, Any]) -> None:
+    """What an array's own header says, against the manifest, before anything is allocated.
+
+    TensorStore ends the process where it cannot allocate.
+    """
+    item, name = key
+    shape, chunk = list(array.shape), list(array.chunk_layout.read_chunk.shape or ())
+    dtype = array.dtype.numpy_dtype.name
+    if shape != entry["shape"] or dtype != entry["dtype"]:
+        raise Damage(
+            f"{item}: {name} claims to be {dtype}{shape} and was saved as {entry['dtype']}{entry['shape']}"
+        )
+    if math.prod(chunk) > math.prod(shape):
+        raise Damage(f"{item}: {name} claims chunks of {chunk} for {shape}")
 
 
 class _Quiet(logging.Filter):
