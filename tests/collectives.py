@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = (
-    *("float64", "float32", "float16", "bfloat16", "complex128", "complex64"),
-    *("int64", "int32", "int16", "int8", "uint8", "uint32", "bool"),
+    *("float64", "float32", "float16", "bfloat16", "complex128"),
+    *("int64", "int32", "int8", "uint8", "bool"),
 )
-FLOATS = DTYPES[:6]
+FLOATS = DTYPES[:5]
 
 
 def value(dtype: str, rank: int) -> np.ndarray:

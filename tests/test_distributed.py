@@ -206,6 +206,26 @@ def test_a_group_from_beginning_to_end():
     assert "END" in one
 
 
+OTHERS = """
+import time
+import jaxpar.distributed as dist
+dist.init_process_group(timeout=60)
+r = dist.get_rank()
+for i in range(5):
+    x = [1.0] * 7 if (i, r) == (3, 1) else [1.0] * 6
+    dist.all_reduce({"grad": __import__("numpy").array(x)})
+print("END")
+"""
+
+
+def test_other_shapes_on_another_rank():
+    for one in ranks(2, OTHERS):
+        assert one.code == 1
+        assert "END" not in one.out
+        assert "step 4 of collectives: the ranks differ in x['grad']" in one.err
+        assert "rank 0 has float64[6], rank 1 has float64[7]" in one.err
+
+
 # ----------------------------------------------------------------------------------- a world of one
 
 
@@ -250,7 +270,7 @@ def test_without_a_group_torchs_error():
         lambda: dist.broadcast(1.0),
         lambda: dist.reduce_scatter([1.0]),
     ):
-        with pytest.raises(ValueError, match="^Default process group has not been initialized"):
+        with pytest.raises(ValueError, match=r"^Default process group has not been initialized"):
             call()
     assert not dist.is_initialized()
 

@@ -51,8 +51,7 @@ def all_reduce(x: PyTree, op: str = "sum") -> PyTree:
     torch counterpart: `torch.distributed.all_reduce`, which works in place; `"mean"` is ReduceOp.AVG.
     """
     _check_op(op, "all_reduce")
-    total = _run("all_reduce", _reduce, op, x, _cannot)
-    return _divided(total) if op == "mean" else total
+    return _run("all_reduce", _reduce, op, x, _cannot)
 
 
 def all_gather(x: PyTree) -> list[PyTree]:
@@ -100,9 +99,8 @@ def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
                 f"reduce_scatter: a list of {len(x)} for {group.size} ranks; one piece for each."
             )
         stacked = jax.tree.map(lambda *pieces: jnp.stack(pieces), *x)
-        rows = _run("reduce_scatter", _reduce_scatter, op, stacked, _cannot)
-        mine = jax.tree.map(lambda y: y.reshape(y.shape[1:]), rows)
-        return _divided(mine) if op == "mean" else mine
+        mine = _run("reduce_scatter", _reduce_scatter, op, stacked, _cannot)
+        return jax.tree.map(lambda y: y.reshape(y.shape[1:]), mine)
     for leaf, name in zip(jax.tree.leaves(x), paths(x, "x"), strict=True):
         shape = np.shape(leaf)
         if not shape or shape[0] % group.size:
@@ -110,20 +108,7 @@ def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
                 f"reduce_scatter: {name} has shape {shape}, whose rows cannot be shared out evenly to "
                 f"{group.size} ranks; pass a list of {group.size} pieces of one shape, or fill it up."
             )
-    mine = _run("reduce_scatter", _reduce_scatter, op, x, _cannot)
-    return _divided(mine) if op == "mean" else mine
-
-
-def _divided(total: PyTree) -> PyTree:
-    """By W, rounded once. Inside the program XLA would know W and multiply by a rounded 1 / W."""
-    return jax.tree.map(lambda y: _quotient(y, float(default_group().size)), total)
-
-
-@jax.jit
-def _quotient(x: jax.Array, n: jax.Array) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return jax.lax.complex(x.real / n.astype(x.real.dtype), x.imag / n.astype(x.real.dtype))
-    return x / n.astype(x.dtype)
+    return _run("reduce_scatter", _reduce_scatter, op, x, _cannot)
 
 
 # --------------------------------------------------------------------------- what a program does
@@ -138,7 +123,15 @@ def _reduce(x: jax.Array, W: int, op: str) -> jax.Array:
         return (jax.lax.pmax if op == "max" else jax.lax.pmin)(x, RANK)
     if op == "product":
         return jnp.prod(jax.lax.all_gather(x, RANK), 0, dtype=x.dtype)
-    return jax.lax.psum(x, RANK)
+    total = jax.lax.psum(x, RANK)
+    return _divided(total, W) if op == "mean" else total
+
+
+def _divided(total: jax.Array, W: int) -> jax.Array:
+    """By W, rounded once. XLA would multiply by 1 / W, which is rounded itself, if it saw the constant."""
+    if jnp.issubdtype(total.dtype, jnp.complexfloating):
+        return jax.lax.complex(_divided(total.real, W), _divided(total.imag, W))
+    return total / jax.lax.optimization_barrier(jnp.full(total.shape, W, total.dtype))
 
 
 def _gather(x: jax.Array, W: int, option: str) -> list[jax.Array]:
@@ -155,7 +148,8 @@ def _send(x: jax.Array, W: int, src: str) -> jax.Array:
 
 def _reduce_scatter(x: jax.Array, W: int, op: str) -> jax.Array:
     if op in ("sum", "mean") and x.dtype != bool:
-        return jax.lax.psum_scatter(x, RANK, scatter_dimension=0, tiled=True)
+        total = jax.lax.psum_scatter(x, RANK, scatter_dimension=0, tiled=True)
+        return _divided(total, W) if op == "mean" else total
     k = x.shape[0] // W
     return jax.lax.dynamic_slice_in_dim(_reduce(x, W, op), jax.lax.axis_index(RANK) * k, k)
 
@@ -196,11 +190,15 @@ def _run(function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lam
         return x
     kinds = [jax.random.key_impl(y) if _is_key(y.dtype) else None for y in arrays]
     arrays = [jax.random.key_data(y) if kind else y for y, kind in zip(arrays, kinds, strict=True)]
-    compiled, sharding = _program(body, option, group)
-    stacks = [
-        jax.make_array_from_single_device_arrays((group.size, *y.shape), sharding, [y[None]]) for y in arrays
+    # Side by side along their first axis, so that nothing is copied; a number gets an axis for it.
+    numbers = tuple(y.ndim == 0 for y in arrays)
+    arrays = [y.reshape(1) if number else y for y, number in zip(arrays, numbers, strict=True)]
+    compiled, sharding = _program(body, option, group, numbers)
+    wide = [
+        jax.make_array_from_single_device_arrays((group.size * y.shape[0], *y.shape[1:]), sharding, [y])
+        for y in arrays
     ]
-    results = jax.tree.map(lambda y: y.addressable_data(0)[0], compiled(stacks))
+    results = jax.tree.map(lambda y: y.addressable_data(0), compiled(wide))
     return jax.tree.unflatten(treedef, [_as_keys(y, kind) for y, kind in zip(results, kinds, strict=True)])
 
 
@@ -241,16 +239,17 @@ def _agree(group: Group, function: str, option: str, treedef: Any, arrays: list,
     )
 
 
-@functools.lru_cache(maxsize=64)
-def _program(body: Body, option: str, group: Group) -> tuple[Callable, NamedSharding]:
+@functools.lru_cache(maxsize=256)
+def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Callable, NamedSharding]:
     """The compiled program and the sharding of its arguments; `jit` keeps one for each signature."""
     mesh = Mesh(np.array(_one_device_each()), (RANK,))
 
     def program(xs: list[jax.Array]) -> PyTree:
-        # What differs between ranks needs a place of its own in a global array; so everything has one.
-        return jax.tree.map(lambda y: y[None], [body(x[0], group.size, option) for x in xs])
+        own = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]
+        return [body(x, group.size, option) for x in own]
 
-    mapped = jax.shard_map(program, mesh=mesh, in_specs=P(RANK), out_specs=P(RANK), check_vma=False)
+    results = P(RANK) if body is _reduce_scatter else P()
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P(RANK), out_specs=results, check_vma=False)
     return jax.jit(mapped), NamedSharding(mesh, P(RANK))
 
 

@@ -58,8 +58,15 @@ def collect(what: str, text: str, timeout: float) -> list[str | None]:
     folder = f"{PREFIX}/{group.generation}/{what}"
     deadline = time.monotonic() + timeout
     put(f"{folder}/{call}/{group.rank}", text)
-    texts = [take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) for rank in range(group.size)]
-    if call > 1 and None not in texts:
+    texts: list[str | None] = [None] * group.size
+    for rank in range(group.size):
+        texts[rank] = (
+            take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
+        )
+        if texts[rank] is None:  # the time is over
+            there = dict(_call("key_value_dir_get", f"{folder}/{call}/"))
+            return [there.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
+    if call > 1:
         delete(f"{folder}/{call - 1}/{group.rank}")
     return texts
 

@@ -1,0 +1,93 @@
+"""What a process group costs: texts between ranks, the guard in every step, collectives of small arrays.
+
+    python benchmarks/distributed.py [--ranks 2] [--json]
+
+Starts that many processes on this host, on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def once(call, n: int) -> float:
+    """Seconds of one call, the median of n."""
+    times = []
+    for i in range(n):
+        began = time.perf_counter()
+        call(i)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def measure() -> dict[str, float]:
+    began = time.perf_counter()
+    import jaxpar.distributed as dist
+
+    dist.init_process_group()
+    started = time.perf_counter() - began
+    import jax
+    import numpy as np
+
+    from jaxpar.distributed._exchange import exchange
+    from jaxpar.distributed._guard import Guard
+
+    guard, parts = Guard(), {f"batch[{i}]": "float32[256, 1024]" for i in range(4)} | {"mode": "train"}
+    guard.check(parts, 0)
+    known = once(lambda i: guard.check(parts, 1 + i), 20_000)
+    small = np.ones(4, np.float32)
+    found = {
+        "import and init_process_group, s": started,
+        "exchange of 100 bytes, ms": 1e3 * once(lambda i: exchange("benchmark", "x" * 100), 300),
+        "barrier, ms": 1e3 * once(lambda i: dist.barrier(), 300),
+        "all_reduce of 4 floats, ms": 1e3
+        * once(lambda i: jax.block_until_ready(dist.all_reduce(small)), 300),
+        "guard, known batch, us per step": 1e6 * known,
+        "guard, known batch, % of a 50 ms step": 100 * known / 0.05,
+        "guard, first time of a batch, ms": 1e3
+        * once(lambda i: guard.check(parts | {"n": str(i)}, 30_000 + i), 100),
+    }
+    dist.barrier()
+    waiting = time.process_time()
+    time.sleep(5)  # what the thread that waits for messages takes while nothing happens
+    found["CPU of an idle group, % of one core"] = 100 * (time.process_time() - waiting) / 5
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        found = measure()
+        if os.environ["RANK"] == "0":
+            text = "\n".join(f"{name:42} {value:10.3f}" for name, value in found.items())
+            print(json.dumps(found, indent=2) if options.json else text)
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:]], env=os.environ | shared | {"RANK": str(rank)}
+        )
+        for rank in range(options.ranks)
+    ]
+    sys.exit(max(process.wait() for process in started))
+
+
+if __name__ == "__main__":
+    main()
