@@ -113,6 +113,16 @@ def test_weights_equal_to_each_other_and_many():
             assert list(jaxpar.data.WeightedRandomSampler([1.0] * n, n // 2, replacement, ours)) == list(want)
 
 
+def test_exponential_numbers_have_torchs_bits():
+    """The order of rows would not tell the last bit, except once in a million million."""
+    from jaxpar.data._weighted_sampler import exponential
+
+    ours, theirs = twins(3)
+    want = torch.empty(10_000, dtype=torch.float64).exponential_(generator=theirs).numpy()
+    assert np.array_equal(exponential(10_000, ours), want)
+    assert not np.array_equal(-np.log(1 - Generator(3).rand(10_000, dtype=np.float64)), want)
+
+
 def test_weights_of_zero_are_not_drawn():
     with pytest.raises(RuntimeError, match="2 of 2 rows cannot be drawn from 1 positive weights"):
         list(jaxpar.data.WeightedRandomSampler([0, 1], 2, False))

@@ -167,9 +167,7 @@ class DataLoader:
         if not self.num_workers:
             return Epoch(fetch, index, position, None)
         ahead = (self.prefetch_factor or 1) * self.num_workers
-        return Epoch(
-            fetch, index, position, Reading(self._hire, ahead, self.timeout, self.persistent_workers)
-        )
+        return Epoch(fetch, index, position, Reading(self._hire, ahead, self.timeout))
 
     def _index(self, arrays: bool) -> Iterator[Any]:
         """The rows of each batch, as an array where the data set takes one and the samplers have them so."""

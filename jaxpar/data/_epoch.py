@@ -30,7 +30,6 @@ class Reading:
     hire: Callable[[], Workers]
     ahead: int
     timeout: float
-    persistent: bool
 
 
 @dataclasses.dataclass
@@ -110,12 +109,10 @@ class Epoch:
             self._number += 1
 
     def _release(self) -> None:
-        """Batches that nobody has begun are taken back, and the workers go home."""
+        """Batches that nobody has begun are taken back; workers whom nobody else holds go home."""
         for task in self._todo:
             if task.future is not None and task.future.cancel():
                 task.future = None
-        if self._workers is not None and self._reading is not None and not self._reading.persistent:
-            self._workers.close()
         self._workers = None
 
     def __del__(self) -> None:

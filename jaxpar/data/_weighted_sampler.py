@@ -100,7 +100,11 @@ def _without(weights: Array, k: int, g: Generator) -> list[int]:
             f"{_REFUSED}(with replacement=False, {k} of {len(weights)} rows cannot be drawn from {positive} "
             "positive weights)"
         )
-    exponential = np.array([-math.log1p(-u) for u in g.rand(len(weights), dtype=np.float64).tolist()])
     with np.errstate(divide="ignore", invalid="ignore"):
-        quotients = weights / exponential
+        quotients = weights / exponential(len(weights), g)
     return np.argsort(-quotients, kind="stable")[:k].tolist()
+
+
+def exponential(n: int, g: Generator) -> Array:
+    """[n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
+    return np.array([-math.log1p(-u) for u in g.rand(n, dtype=np.float64).tolist()])

@@ -19,20 +19,16 @@ Initialise = Callable[[int], Any]
 
 
 class Workers:
-    """n threads that live until `close()`, or until nobody holds this object."""
+    """n threads that live as long as somebody holds this object."""
 
     def __init__(self, n: int, initialise: Initialise | None):
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(n)]
         stopped = threading.Event()
-        self.close = weakref.finalize(self, _stop, stopped, self._queues)
+        weakref.finalize(self, _stop, stopped, self._queues)
         for i, tasks in enumerate(self._queues):
             threading.Thread(
                 target=_work, args=(i, tasks, stopped, initialise), name=f"DataLoader worker {i}", daemon=True
             ).start()
-
-    @property
-    def alive(self) -> bool:
-        return self.close.alive
 
     def submit(self, number: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Worker `number` modulo n will call the function."""
