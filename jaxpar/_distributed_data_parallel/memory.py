@@ -18,6 +18,7 @@ class Memory:
       synchronises: False inside of `no_sync()`.
       join: the `Join` that the call is in, if it is in one.
       steps: how many calls there were.
+      number: which wrapper this is, for all ranks the same; 0 before the first step with other ranks.
       timeout: seconds that join waits for another rank's step.
       structures: of gradients, by module definition.
     """
@@ -28,7 +29,7 @@ class Memory:
         self.registered = hook is not None
         self.synchronises = True
         self.join: Any = None
-        self.steps = 0
+        self.steps = self.number = 0
         self.timeout = 600.0
         self.structures: dict[Any, Any] = {}
 

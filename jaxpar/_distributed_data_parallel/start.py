@@ -12,6 +12,7 @@ import jax
 
 from ..distributed._collectives import broadcast
 from ..distributed._exchange import exchange
+from ..distributed._guard import Guard
 from ..errors import ParametersError
 from .held import Held
 from .world import World
@@ -22,6 +23,7 @@ def settle(held: Held, world: World, init_sync: bool) -> list:
 
     Raises:
       ParametersError: nothing to train; or ranks have different names, shapes or dtypes.
+      DivergenceError: ranks have other versions, devices or configurations.
     """
     if not held.parameters:
         raise ParametersError(
@@ -30,6 +32,7 @@ def settle(held: Held, world: World, init_sync: bool) -> list:
         )
     if world.size == 1 or not init_sync:
         return held.values
+    Guard("DistributedDataParallel")
     _verify([_describe(name, x) for name, x in zip(held.names, held.values, strict=True)])
     return jax.device_put(broadcast(held.values, src=0), world.local.replicated)
 
