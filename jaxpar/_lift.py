@@ -121,13 +121,25 @@ def switch(
         choice, *operands = primals
         moving = [i for i, t in enumerate(tangents[1:]) if _moves(t)]
         given = [*operands, *(tangents[1 + i] for i in moving)]
-        out = switch(choice, [_tangent(b, moving, given, k) for b in branches], given, k, idle)
+        programs = [_tangent(branch, moving, given, k) for branch in branches]
+        if any(_has_rule(program.jaxpr) for program in programs):
+            out = switch(choice, programs, given, k, idle)
+        else:  # nothing to keep a rule for, and jax.checkpoint cannot look into a function with one
+            out = _apply(choice, programs, given, idle)
         n = len(branches[0].out_avals)
         rest = iter(out[n:])
         return out[:n], [next(rest) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out[:n]]
 
     lifted.defjvp(rule, symbolic_zeros=True)
     return lifted(choice, *operands)
+
+
+def _has_rule(jaxpr: Jaxpr) -> bool:
+    """Whether a function with a rule of its own for derivatives sums over the replicas."""
+    return any(
+        eqn.primitive.name == "custom_jvp_call" or any(map(_has_rule, _programs(eqn.params)))
+        for eqn in filter(communicates, jaxpr.eqns)
+    )
 
 
 def _moves(tangent: Any) -> bool:

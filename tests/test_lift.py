@@ -157,14 +157,16 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_derivatives(name):
     ours, theirs = FUNCTIONS[name]
-    x = batch(10, C)
+    x, net = batch(10, C), jaxpar.DataParallel(ours, IDS)
+    # What is computed again for the backward pass meets again.
+    ours = jax.checkpoint(lambda x: net(x)) if name == "as written" else net
 
     @functools.partial(jax.jit, static_argnums=0)
     def both(f, x):
         y, back = jax.vjp(f, x)
         return {"y": y, "dx": back(jnp.cos(y))[0]}
 
-    assert_equal_trees(name, both(jaxpar.DataParallel(ours, IDS), x), both(theirs, x), 1e-12)
+    assert_equal_trees(name, both(ours, x), both(theirs, x), 1e-12)
 
 
 # torch-semantics 1.6 #71

@@ -7,7 +7,6 @@ all digits when the mean is a thousand times the deviation.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -42,8 +41,7 @@ def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     return spread_moments(x, None, float(math.prod(x.shape[i] for i in axes)), axes, None)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
-def spread_moments(
+def _spread_moments(
     x: jax.Array, mask: jax.Array | None, count: Any, axes: tuple[int, ...], axis_name: Axis
 ) -> tuple[jax.Array, jax.Array]:
     """The same over the replicas as well, of what counts.
@@ -58,12 +56,15 @@ def spread_moments(
     return mean, _sum(_masked(jnp.square(x - mean), mask), axes, axis_name) / n
 
 
+spread_moments = jax.custom_jvp(_spread_moments, nondiff_argnums=(3, 4))
+
+
 @spread_moments.defjvp
 def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents: Any) -> Any:
     # By the chain rule the variance depends on the mean as well, with a factor that is a sum of
     # distances from the mean: zero, and one more pass over the data for it.
     x, mask, count = primals
-    mean, var = spread_moments(x, mask, count, axes, axis_name)
+    mean, var = _spread_moments(x, mask, count, axes, axis_name)
     dx, n = _masked(tangents[0], mask), jnp.maximum(count, 1)
     return (mean, var), (_sum(dx, axes, axis_name) / n, _sum((x - mean) * dx, axes, axis_name) * (2 / n))
 
