@@ -263,7 +263,7 @@ def estimate(spec: str, **options: Any) -> None:
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("-n", type=AT_LEAST_1, metavar="N", required=True, help="Processes.")
-@click.option("-m", "--module", is_flag=True, help="TARGET is the name of a module.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option(
     "--devices-per-process",
     type=AT_LEAST_1,
@@ -299,7 +299,7 @@ def launch(dry_run: bool, **options: Any) -> None:
     When one process fails, or makes no step any more, all are killed, and with --max-restarts started
     again, to go on from the last checkpoint. The exit code is 0 when all are done, 1 after an exception,
     70 when a step took too long, 75 when all saved and left because they were asked to stop, 78 when
-    they cannot find each other, and 128 + the number of a signal.
+    their variables make no sense, and 128 + the number of a signal.
 
     \b
       jaxpar launch -n 4 train.py --epochs 10
