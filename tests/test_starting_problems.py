@@ -265,6 +265,7 @@ BAD = {
     "no size": ({}, {"init_method": "tcp://h:80", "rank": 0}, "world size parameter missing"),
     "another method": ({}, {"init_method": "file:///tmp/x"}, "init_method='file:///tmp/x' is unknown"),
     "another backend": ({}, {"backend": "mpi"}, "backend='mpi' is unknown; write 'gloo', 'nccl' or None"),
+    "a bad heartbeat": ({"JAXPAR_HEARTBEAT": "soon"}, {}, "JAXPAR_HEARTBEAT is 'soon', which is no integer"),
     "no time": ({}, {"timeout": 0}, "timeout must be positive"),
 }
 
@@ -313,6 +314,15 @@ ROWS = {
     "an exception in one rank": (
         {
             "after": "if r == '1': raise KeyError('lost')\nimport time; time.sleep(60)",
+            "arguments": "timeout=60",
+        },
+        2,
+        "KeyError: 'lost'",
+    ),
+    "an exception where the script shows exceptions itself": (
+        {
+            "before": "import sys; sys.excepthook = lambda *_: print('OWN WAY', file=sys.stderr)",
+            "after": "if r == '0': raise KeyError('lost')\nimport time; time.sleep(60)",
             "arguments": "timeout=60",
         },
         2,

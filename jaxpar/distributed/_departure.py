@@ -12,7 +12,9 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from ..errors import DistributedError
 from . import _bus
@@ -24,7 +26,7 @@ LAST_WORDS = 4000
 PATIENCE = 2.0
 """Seconds that rank 0 waits for the others to end."""
 
-_before = None
+_before: Callable[..., Any] | None = None
 
 
 def watch() -> None:
@@ -52,6 +54,9 @@ def go(text: str, code: int = 1) -> None:
 def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         go(f"rank {rank()} of {size()} was interrupted", 130)
+    if _before is not None and _before is not sys.__excepthook__:
+        _before(kind, error, trace)  # somebody's own way to show it
+        go(f"[rank {rank()}] {kind.__qualname__}: {error}")
     lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()))
 

@@ -74,9 +74,9 @@ def _from_address(method: str, world_size: int, rank: int) -> Start:
     where = urlparse(method)
     query = parse_qs(where.query)
     if "rank" in query and rank < 0:
-        rank = _number("rank", query["rank"][0])
+        rank = number("rank", query["rank"][0])
     if "world_size" in query and world_size < 0:
-        world_size = _number("world_size", query["world_size"][0])
+        world_size = number("world_size", query["world_size"][0])
     error = "Error initializing jaxpar.distributed using tcp:// rendezvous: "
     try:
         port = where.port
@@ -104,7 +104,7 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
         world_size = _variable("WORLD_SIZE", names[2])
     local_rank, local_size = _local()
     if local_rank is None and names[3] in os.environ:
-        local_rank = _number(names[3], os.environ[names[3]])
+        local_rank = number(names[3], os.environ[names[3]])
     if world_size == 1:
         return Start(rank, 1, local_rank=local_rank, local_size=local_size)
     if scheduler and not os.environ.get("MASTER_ADDR"):
@@ -132,19 +132,20 @@ def _local() -> tuple[int | None, int | None]:
     """LOCAL_RANK and LOCAL_WORLD_SIZE, where they are set."""
     rank, size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return (
-        _number("LOCAL_RANK", rank) if rank else None,
-        _number("LOCAL_WORLD_SIZE", size) if size else None,
+        number("LOCAL_RANK", rank) if rank else None,
+        number("LOCAL_WORLD_SIZE", size) if size else None,
     )
 
 
 def _variable(name: str, otherwise: str) -> int:
     for candidate in (name, otherwise):
         if os.environ.get(candidate):
-            return _number(candidate, os.environ[candidate])
+            return number(candidate, os.environ[candidate])
     raise _unset(name)
 
 
-def _number(name: str, text: str) -> int:
+def number(name: str, text: str) -> int:
+    """A variable's integer."""
     try:
         return int(text)
     except ValueError:
@@ -165,7 +166,18 @@ def _scheduler() -> tuple[str, ...] | None:
 
 def _elsewhere() -> bool:
     """Whether something other than variables tells the ranks: a Kubernetes job, a TPU pod."""
-    return "JOB_COMPLETION_INDEX" in os.environ or "TPU_WORKER_HOSTNAMES" in os.environ
+    from jax._src import cloud_tpu_init
+
+    return "JOB_COMPLETION_INDEX" in os.environ or cloud_tpu_init.running_in_cloud_tpu_vm
+
+
+def heartbeat(hosts: int) -> int:
+    """Seconds without a sign of life after which JAX takes a rank for dead."""
+    text = os.environ.get("JAXPAR_HEARTBEAT")
+    seconds = number("JAXPAR_HEARTBEAT", text) if text else 10 if hosts == 1 else 30
+    if seconds < 1:
+        raise GroupError(f"init_process_group: JAXPAR_HEARTBEAT must be positive, not {seconds}.")
+    return seconds
 
 
 def _detected(timeout: float) -> Start:

@@ -136,10 +136,8 @@ def ledger(name: str) -> Ledger | None:
     group = current()
     if group is None or group.size == 1:
         return None
-    found = _ledgers.get((group.generation, name))
-    if found is None:
-        found = _ledgers[group.generation, name] = Ledger(name, group)
-    return found
+    # Both the main thread and the bus may be the first to ask; setdefault keeps one.
+    return _ledgers.setdefault((group.generation, name), Ledger(name, group))
 
 
 def hear(message: dict[str, Any]) -> None:

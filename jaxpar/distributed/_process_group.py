@@ -17,7 +17,7 @@ import threading
 from .. import _virtual
 from ..errors import BackendError, DistributedError, GroupError
 from . import _bus, _departure, _ledger
-from ._environment import Start, find
+from ._environment import Start, find, heartbeat
 from ._exchange import exchange
 from ._group import Group, current, default_group, enter, leave
 from ._rendezvous import loopback, meet
@@ -100,8 +100,8 @@ def destroy_process_group() -> None:
 def _join(start: Start, timeout: float) -> None:
     import jax
 
+    heartbeat(1)  # what is wrong with the variable is said before anybody is met
     meeting = meet(start, timeout)
-    beat = int(os.environ.get("JAXPAR_HEARTBEAT") or (10 if meeting.hosts == 1 else 30))
     group = enter(start.rank, start.size, start.address, meeting.hosts, timeout)
     try:
         jax.distributed.initialize(
@@ -112,7 +112,7 @@ def _join(start: Start, timeout: float) -> None:
             cluster_detection_method="deactivate",
             coordinator_bind_address=start.address if loopback(start.host) else None,
             initialization_timeout=max(1, int(timeout)),
-            heartbeat_timeout_seconds=beat,
+            heartbeat_timeout_seconds=heartbeat(meeting.hosts),
             shutdown_timeout_seconds=SHUTDOWN,
         )
     except BaseException:
