@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -65,7 +66,7 @@ def load_checkpoint(
     torch counterpart: `torch.load` and two calls of `load_state_dict`.
     """
     file = read_weights(path)
-    net = _bare(net)
+    given, net = net, _bare(net)
     model = _entry(file, keys[0], path)
     links: dict[str, Any] = {
         "mapping": mapping,
@@ -78,7 +79,7 @@ def load_checkpoint(
         found = links_of(net, model, **links)
         state = jaxpar.optim.state_from_torch(
             optimizer.tx,
-            nnx.as_pure(nnx.state(net, optimizer.wrt)),
+            _parameters(optimizer, given, net),
             theirs,
             _layout(found),
             names=_names(found, model, theirs, names),
@@ -163,6 +164,16 @@ def _bare(net: Any) -> nnx.Module:
             "jaxpar.optim.state_from_torch, which work on variables."
         )
     return net
+
+
+def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> Any:
+    """The parameters as the optimizer was given them: of the net, or of its wrapper."""
+    for net in nets:
+        parameters = nnx.as_pure(nnx.state(net, optimizer.wrt))
+        fresh: Any = jax.tree.structure(jax.eval_shape(optimizer.tx.init, parameters))
+        if fresh == jax.tree.structure(nnx.as_pure(optimizer.opt_state)):
+            return parameters
+    raise ValueError("load_checkpoint: the optimizer was not made for the parameters of this net.")
 
 
 def _entry(file: Mapping[str, Any], key: str, path: Any) -> Mapping[str, Any]:
