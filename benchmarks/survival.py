@@ -39,12 +39,13 @@ class Failure:
     step: int
     kind: str
     delay: float
+    attempt: int = 0
 
 
 # ------------------------------------------------------------------------------------ in every process
 
 
-def train(folder: Path, failure: Failure | None) -> None:
+def train(folder: Path, failures: list[Failure]) -> None:
     """The training script, as a user would write it, but for the line that lets it fail."""
     import jax
     import numpy as np
@@ -80,8 +81,9 @@ def train(folder: Path, failure: Failure | None) -> None:
     if checkpointer.latest_step() is not None:
         start = checkpointer.restore(net=net, optimizer=optimizer).step + 1
     for step in range(start, STEPS):
-        if failure and (attempt, rank, step) == (0, failure.rank, failure.step):
-            fail(failure, folder)
+        for failure in failures:
+            if (attempt, rank, step) == (failure.attempt, failure.rank, failure.step):
+                fail(failure, folder)
         data = np.random.RandomState(1000 * step + rank)
         x, y = data.randn(8, 8).astype(np.float32), data.randint(0, 4, 8)
         loss, gradients = net.value_and_grad(loss_fn)(x, y)
@@ -165,11 +167,11 @@ class Bench:
         return os.environ | cache | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
 
 
-def launch(bench: Bench, n: int, folder: Path, failure: Failure | None) -> tuple[int, float | None, str]:
+def launch(bench: Bench, n: int, folder: Path, *failures: Failure) -> tuple[int, float | None, str]:
     """One job: its exit code, when the supervisor spoke for the first time, and what it said."""
     line = [sys.executable, "-m", "jaxpar", "launch", "-n", str(n), "--devices-per-process", "1"]
     line += ["--max-restarts", "1", "--step-timeout", str(bench.timeout), __file__, "--train", str(folder)]
-    text = json.dumps(failure and dataclasses.asdict(failure))
+    text = json.dumps([dataclasses.asdict(failure) for failure in failures])
     spoke, said = None, []
     with subprocess.Popen(
         [*line, text], env=bench.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -250,8 +252,7 @@ def main() -> int:
     parser.add_argument("--train", nargs=2, metavar=("FOLDER", "FAILURE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
-        given = json.loads(arguments.train[1])
-        train(Path(arguments.train[0]), Failure(**given) if given else None)
+        train(Path(arguments.train[0]), [Failure(**each) for each in json.loads(arguments.train[1])])
         return 0
     with tempfile.TemporaryDirectory() as cache:
         return run(arguments, Bench(arguments.step_timeout, Path(cache), arguments.keep))
@@ -262,7 +263,7 @@ def run(arguments: argparse.Namespace, bench: Bench) -> int:
     expected = {}
     for n in sorted({failure.n for failure in plan}):
         with tempfile.TemporaryDirectory() as name:
-            code, _, said = launch(bench, n, Path(name), None)
+            code, _, said = launch(bench, n, Path(name))
             expected[n] = finals(Path(name), n)
         if code:
             print(said, file=sys.stderr)

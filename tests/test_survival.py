@@ -21,21 +21,52 @@ spec.loader.exec_module(survival)
 
 @pytest.mark.slow
 def test_a_job_that_fails_twice_ends_with_the_bits_of_one_that_does_not(tmp_path):
-    bench = survival.Bench(timeout=30, cache=tmp_path / "cache", keep=tmp_path / "keep")
-    (tmp_path / "alone").mkdir()
-    code, spoke, said = survival.launch(bench, 2, tmp_path / "alone", None)
+    bench = survival.Bench(timeout=30, cache=tmp_path / "cache")
+    alone, troubled = tmp_path / "alone", tmp_path / "troubled"
+    alone.mkdir()
+    troubled.mkdir()
+    code, spoke, said = survival.launch(bench, 2, alone)
     assert (code, spoke) == (0, None), said
-    expected = survival.finals(tmp_path / "alone", 2)
-    assert len(set(expected)) == 1
+    asked = survival.Failure(2, 0, 3, "SIGTERM", 0.0)
+    killed = survival.Failure(2, 1, survival.STEPS - 4, "SIGKILL", 0.05, attempt=1)
+    code, _, said = survival.launch(bench, 2, troubled, asked, killed)
+    assert code == 0, said
+    assert "restarting for free" in said
+    assert "rank 1 failed first" in said
+    expected = survival.finals(alone, 2)
+    assert survival.finals(troubled, 2) == expected
     assert len(expected[0]) == 64
-    for failure in (survival.Failure(2, 1, 9, "SIGKILL", 0.003), survival.Failure(2, 0, 12, "SIGTERM", 0.0)):
-        result = survival.trial(bench, failure, expected)
-        logs = "\n".join(log.read_text() for log in (tmp_path / "keep").glob("*"))
-        assert result.same, f"{result}\n{logs}"
-        assert result.lost < 2 * survival.EVERY
-    # The comparison is able to fail.
-    other = survival.trial(bench, survival.Failure(2, 1, 9, "exception", 0), ["0" * 64] * 2)
-    assert (other.same, other.code) == (False, 0)
+    (again,) = {file.read_text().split()[0] for file in troubled.glob("first-2-*")}
+    assert 0 <= killed.step - int(again) < 2 * survival.EVERY
+
+
+ENDS = {  # exit code, whether it was restarted, what rank 1 ended with: whether the trial is good
+    "the same": (0, True, "b", True),
+    "other bits": (0, True, "c", False),
+    "no end": (0, True, None, False),
+    "a failure": (1, True, "b", False),
+    "never restarted": (0, False, "b", False),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_trial_is_good_if_everything_is(case, monkeypatch, tmp_path):
+    code, restarted, final, good = ENDS[case]
+
+    def launch(bench, n, folder, failure):
+        for rank, text in enumerate(["a", final]):
+            if text:
+                (folder / f"final-{rank}").write_text(text)
+            if restarted:
+                (folder / f"first-1-{rank}").write_text("4 102.5")
+        (folder / "failed").write_text("100.0")
+        return code, 100.5, ""
+
+    monkeypatch.setattr(survival, "launch", launch)
+    bench = survival.Bench(timeout=30, cache=tmp_path)
+    result = survival.trial(bench, survival.Failure(2, 1, 5, "SIGKILL", 0.0), ["a", "b"])
+    measured = (2.0, 1) if restarted else (None, None)
+    assert result == survival.Result(good, code, 0.5, *measured)
 
 
 def test_the_digest_sees_a_bit():
