@@ -22,7 +22,7 @@ from ._exchange import PREFIX, put, take
 from ._group import current, rank, size
 
 LAST_WORDS = 4000
-"""Characters of a traceback that the other ranks print."""
+"""Characters of a reason that the other ranks print."""
 PATIENCE = 2.0
 """Seconds that rank 0 waits for the others to end."""
 
@@ -43,29 +43,29 @@ def forget() -> None:
     _before = None
 
 
-def go(text: str, code: int = 1) -> None:
-    """Ends this process and tells the others."""
+def go(text: str, reason: str = "", code: int = 1) -> None:
+    """Shows a text, tells the others the reason, and ends this process."""
     _say(text)
     with contextlib.suppress(DistributedError):
-        _bus.send("left", text=text[-LAST_WORDS:])
+        _bus.send("left", reason=(reason or text)[:LAST_WORDS])
     _end(code)
 
 
 def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        go(f"rank {rank()} of {size()} was interrupted", 130)
+        go(f"rank {rank()} of {size()} was interrupted", code=130)
+    reason = "".join(traceback.format_exception_only(kind, error)).strip()
     if _before is not None and _before is not sys.__excepthook__:
         _before(kind, error, trace)  # somebody's own way to show it
-        go(f"[rank {rank()}] {kind.__qualname__}: {error}")
+        go(f"[rank {rank()}] {reason}", reason)
     lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
-    go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()))
+    go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()), reason)
 
 
 def _follow(message: _bus.Message) -> None:
     if message["rank"] == rank():
         return
-    last = message["text"].strip().splitlines()[-1]
-    _say(f"rank {rank()} of {size()} ends because rank {message['rank']} has ended: {last}")
+    _say(f"rank {rank()} of {size()} ends because rank {message['rank']} has ended: {message['reason']}")
     _end(1)
 
 

@@ -68,6 +68,7 @@ def init_process_group(
     if start.size == 1:
         enter(0, 1, "", 1, seconds)
     else:
+        heartbeat(1)  # what is wrong with the variable is said before anybody is met
         _refuse_running()
         _join(start, seconds)
     try:
@@ -100,7 +101,6 @@ def destroy_process_group() -> None:
 def _join(start: Start, timeout: float) -> None:
     import jax
 
-    heartbeat(1)  # what is wrong with the variable is said before anybody is met
     meeting = meet(start, timeout)
     group = enter(start.rank, start.size, start.address, meeting.hosts, timeout)
     try:
