@@ -19,8 +19,8 @@ from ..distributed._group import rank, size
 from ..errors import CheckpointError
 from .plain import decode, encode
 
-PATIENCE = 600.0
-"""Seconds to wait for rank 0's disk, and for reading."""
+PATIENCE = 1800.0
+"""Seconds to wait for rank 0's disk, and for reading; what torch waits for a collective."""
 
 MOST = 1 << 20
 """Bytes that a rank may send: it travels through the coordinator."""
