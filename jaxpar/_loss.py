@@ -82,13 +82,13 @@ class Loss:
 
 def _split(result: Any, has_aux: bool) -> tuple[jax.Array, PyTree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise LossError(f"with has_aux=True the loss function returns (loss, aux), not {result!r:.60}.")
+        raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {result!r:.60}.")
     loss, aux = result if has_aux else (result, ())
     shape = getattr(loss, "shape", None)
     if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         what = f"{loss.dtype}{list(shape)}" if shape is not None else type(loss).__name__
         raise LossError(
-            f"grad can be implicitly created only for scalar outputs, and the loss function returned {what}. "
+            f"loss_fn: grad can be implicitly created only for scalar outputs, and it returned {what}. "
             "Return one real number, for instance with .mean(); with more than the loss, pass has_aux=True."
         )
     return loss, aux

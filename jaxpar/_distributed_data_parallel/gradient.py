@@ -129,5 +129,5 @@ def _finish(
     state, gradients = plan.hook.reduce(own.hook, Bucket(gradients, plan.divisor, REPLICA, index))
     if plan.then is not None:
         gradients, extra = plan.then(values, extra, gradients, changes)
-        changes = ()
+        changes = {}
     return (loss, gradients, changes, extra), _Kept((), mine, Own((), state))

@@ -65,7 +65,7 @@ def evaluate(
         if not staged:
             memory.own = done.own
             memory.steps += 1
-            beat(memory.steps)
+            beat()
         return done, plan
 
     if memory.join is None:

@@ -16,7 +16,7 @@ from .._gather import assemble
 from .._loss import Loss
 from .._precision import Precision
 from .._typing import PyTree, Static
-from .state import State, distinct, placed
+from .state import State, placed, take_distinct
 from .update import Update
 
 
@@ -68,10 +68,9 @@ class Replicas:
         return loss, aux, report
 
     def _run(self, held: Any, rows: Rows, agreed: Agreement, last: bool) -> tuple[Step, Plan]:
-        values, optimizer = self._net.take(), self._optimizer.take()
+        values, optimizer = take_distinct(self._net, self._optimizer)
         if self._both() != self._definitions:
             self._update, self._definitions = self._make(), self._both()
-        values, optimizer = distinct(values, optimizer)
         parameters = self._update.parameters
         loss = Loss(held.definition, held.form, parameters, self._loss_fn, self._has_aux, self._precision)
         hook, update = (self._memory.hook, self._update) if last else (None, None)

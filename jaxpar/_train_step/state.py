@@ -2,7 +2,7 @@
 
 Objects and arrays are matched once; a step costs one look at each array. In a world of several processes
 the arrays that the user sees are this process's, and the program's are everybody's: both are kept, so
-that only an array that somebody has changed has to be put together again.
+that only arrays that somebody has changed have to be put together again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class State:
     Attributes:
       placement: where its arrays belong; None leaves them where they are.
       world: of whom the program's arrays are; None: of this process.
+      clean: whether the arrays that were taken are those that were put.
     """
 
     def __init__(self, thing: nnx.Module, placement: Placement | None, world: World | None = None):
-        self.thing, self.placement, self.world = thing, placement, world
-        self._local: list[Any] = []
-        self._global: list[Any] = []
+        self.thing, self.placement = thing, placement
+        self.world = world if world is not None and world.size > 1 else None
+        self.clean = False
+        self._seen: list[Any] = []  # what the object holds since the last step
+        self._program: list[Any] = []  # the same as the program knows it
 
     @property
     def view(self) -> Any:
@@ -45,40 +48,36 @@ class State:
         else:
             values = [leaf.get_raw_value() for leaf in view.leaves]
             check_alive(values, view.names, "train_step")
-        if self.world is None or self.world.size == 1:
-            return values
-        if len(self._local) == len(values) and all(map(operator.is_, self._local, values)):
-            return self._global
-        return self.world.shared(values)
+        self.clean = len(self._seen) == len(values) and all(map(operator.is_, self._seen, values))
+        if self.clean:
+            return self._program
+        return values if self.world is None else self.world.shared(values)
 
-    def put(self, values: list, which: list[int] | None = None) -> None:
-        """Arrays that a program returned, all or those at `which`, into the object."""
-        several = self.world is not None and self.world.size > 1
-        local = self.world.local_shared(values) if self.world is not None and several else values
-        which = list(range(len(values))) if which is None else which
-        self.view.commit(dict(zip(which, local, strict=True)))
-        if several:
-            self._remember(which, local, values)
-
-    def _remember(self, which: list[int], local: list, everywhere: list) -> None:
-        n = len(self.view.leaves)
-        if len(self._local) != n:
-            self._local, self._global = [None] * n, [None] * n
-        for i, x, y in zip(which, local, everywhere, strict=True):
-            self._local[i], self._global[i] = x, y
+    def put(self, values: list) -> None:
+        """Arrays that a program returned, into the object."""
+        local = values if self.world is None else self.world.local_shared(values)
+        self.view.commit(dict(enumerate(local)))
+        self._seen, self._program = local, values
 
 
-def distinct(*groups: list) -> tuple[list, ...]:
-    """The same arrays, none of them twice: one that is donated twice ends the process."""
-    seen: set[int] = set()
-    out = []
-    for group in groups:
-        unique = []
-        for x in group:
-            unique.append(jnp.copy(x) if id(x) in seen else x)
-            seen.add(id(x))
-        out.append(unique)
-    return tuple(out)
+def take_distinct(*states: State) -> list[list]:
+    """What each holds, no buffer twice: one that is donated twice ends the process."""
+    taken = [state.take() for state in states]
+    if all(state.clean for state in states):
+        return taken  # a program's results lie in buffers of their own
+    seen: set[Any] = set()
+    for values in taken:
+        for i, x in enumerate(values):
+            if (buffer := _buffer(x)) in seen:
+                values[i] = x = jnp.copy(x)
+            seen.add(buffer)
+    return taken
+
+
+def _buffer(x: jax.Array) -> Any:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return id(x)
+    return x.addressable_data(0).unsafe_buffer_pointer()
 
 
 def placed(tree: Any, placement: Placement | None) -> Any:

@@ -117,7 +117,7 @@ class TrainStep:
         self.updates += last
         if report is not None:
             self._reports.append(report)
-        beat(self.calls)
+        beat()
         return (loss, aux) if self._has_aux else loss
 
     def check(self) -> None:

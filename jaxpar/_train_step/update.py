@@ -47,7 +47,7 @@ class Update:
         if self.precision is not None and self.precision.loss_scale is not None:
             # A scale that is too large is found by an overflow, which is no trouble then.
             return {"scale": jnp.float32(self.precision.loss_scale), "good": jnp.int32(0)}
-        if self.on_nonfinite == "ignore":
+        if self.on_nonfinite != "raise":
             return {}
         return {"trouble": Trouble(jnp.int32(NONE), jnp.int32(0))}
 
@@ -66,7 +66,7 @@ class Update:
         for i, value in [*zip(self.parameters, parameters, strict=True), *dict(changes).items()]:
             after[i] = value
         new, extra = (after, optimizer), dict(extra)
-        if "trouble" in extra or "scale" in extra:
+        if self.on_nonfinite != "ignore" or "scale" in extra:
             finite = jnp.stack([jnp.isfinite(g).all() for g in gradients])
             good, extra = self._judge(finite, extra)
             new = jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
@@ -92,11 +92,10 @@ class Update:
             larger = jnp.where(grown, extra["scale"] * 2, extra["scale"])
             extra["scale"] = jnp.where(good, larger, extra["scale"] / 2)
             extra["good"] = jnp.where(good & ~grown, extra["good"] + 1, 0)
-        elif self.on_nonfinite == "raise":
-            # Once there was trouble nothing moves any more until it is reported, some steps later.
-            good &= extra["trouble"].leaf == NONE
         if "trouble" in extra:
             leaf, update = extra["trouble"]
+            # Once there was trouble nothing moves any more until it is reported, some steps later.
+            good &= leaf == NONE
             first = jnp.where(finite.all(), NONE, jnp.argmin(finite)).astype(jnp.int32)
             leaf = jnp.where(leaf == NONE, first, leaf)
             extra["trouble"] = Trouble(leaf, jnp.where(leaf == NONE, update + 1, update))

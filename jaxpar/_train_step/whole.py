@@ -16,7 +16,7 @@ from .._precision import Precision
 from .._shards import combine, separate
 from .._typing import PyTree, Static
 from ..data._sending import sender
-from .state import State, distinct, placed
+from .state import State, placed, take_distinct
 from .update import Update
 
 
@@ -49,10 +49,9 @@ class Whole:
         self, args: tuple, kwargs: dict[str, Any], last: bool
     ) -> tuple[jax.Array, PyTree, jax.Array | None]:
         """The loss, aux, and the report on gradients."""
-        values, optimizer = self._net.take(), self._optimizer.take()
+        values, optimizer = take_distinct(self._net, self._optimizer)
         if self._both() != self._definitions:  # train() and eval(), for instance
             self._update, self._definitions = self._make(), self._both()
-        values, optimizer = distinct(values, optimizer)
         arrays, statics, form = separate((args, kwargs))
         arrays = self._send(arrays)
         loss = Loss(

@@ -1,0 +1,364 @@
+"""train_step is the step written by hand: loss, parameters, statistics and optimizer, to 1e-12."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxpar
+from jaxpar import errors
+
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.randn(11, 3), RANDOM.randn(11, 1)
+
+
+class Net(nnx.Module):
+    def __init__(self, seed=0):
+        rngs = nnx.Rngs(seed)
+        self.hidden = nnx.Linear(3, 5, rngs=rngs, param_dtype=jnp.float64)
+        self.norm = jaxpar.nn.BatchNorm(5, param_dtype=jnp.float64)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+        self.out = nnx.Linear(5, 1, rngs=rngs, param_dtype=jnp.float64)
+
+    def __call__(self, x):
+        return self.out(self.drop(jnp.tanh(self.norm(self.hidden(x)))))
+
+
+def mse(net, x, y):
+    return ((net(x) - y) ** 2).mean()
+
+
+def plain(module):
+    return module
+
+
+def data_parallel(module):
+    return jaxpar.DataParallel(module, [0, 1, 2, 3])
+
+
+def distributed(module):
+    return jaxpar.DistributedDataParallel(module, [0, 1, 2, 3])
+
+
+KINDS = [plain, data_parallel, distributed]
+
+
+def optimizer_of(net):
+    return nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+
+def by_hand(net, optimizer, batches, loss_fn=mse):
+    """The step of the tutorial."""
+    losses = []
+    for x, y in batches:
+        if isinstance(net, jaxpar.DistributedDataParallel):
+            loss, gradients = net.value_and_grad(loss_fn)(x, y)
+        else:
+            loss, gradients = nnx.value_and_grad(loss_fn)(net, x, y)
+        optimizer.update(net, gradients)
+        losses.append(float(loss))
+    return losses
+
+
+def arrays(*things):
+    return [np.asarray(x) for thing in things for x in jax.tree.leaves(nnx.state(thing, nnx.Not(nnx.RngKey)))]
+
+
+def close(got, want):
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def pair(kind):
+    net = kind(Net())
+    return net, optimizer_of(net)
+
+
+BATCHES = [(X[:8], Y[:8]), (X, Y), (X[3:], Y[3:])]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_it_is_the_step_written_by_hand(kind):
+    ours, theirs = pair(kind), pair(kind)
+    step = jaxpar.train_step(*ours, mse)
+    losses = [float(step(x, y)) for x, y in BATCHES]
+    close(losses, by_hand(*theirs, BATCHES))
+    close(arrays(*ours), arrays(*theirs))
+
+
+def test_a_planted_fault_is_found():
+    ours, theirs = pair(data_parallel), pair(data_parallel)
+    step = jaxpar.train_step(*ours, lambda net, x, y: mse(net, x, y) * (1 + 1e-9))
+    for x, y in BATCHES:
+        step(x, y)
+    by_hand(*theirs, BATCHES)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        close(arrays(*ours), arrays(*theirs))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_accumulating_is_one_step_on_the_mean_gradient(kind):
+    # torch-semantics 2.1 D9: gradients of equal parts, added and divided, are those of the whole.
+    def linear(_=None):
+        return kind(nnx.Linear(3, 1, rngs=nnx.Rngs(0), param_dtype=jnp.float64))
+
+    ours, theirs = linear(), linear()
+    optimizers = optimizer_of(ours), optimizer_of(theirs)
+    step = jaxpar.train_step(ours, optimizers[0], mse, accumulate=2)
+    rows = np.arange(8).reshape(4, 2)  # each replica's rows in two halves
+    first, second = rows[:, :1].ravel(), rows[:, 1:].ravel()
+    for part in (first, second):
+        before = arrays(ours)
+        step(X[part], Y[part])
+        assert (part is first) == all(np.array_equal(a, b) for a, b in zip(before, arrays(ours), strict=True))
+    by_hand(theirs, optimizers[1], [(X[:8], Y[:8])])
+    close(arrays(ours), arrays(theirs))
+    assert (step.calls, step.updates) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_net_and_optimizer_are_the_users_between_steps(kind):
+    (net, optimizer), (other, its) = pair(kind), pair(kind)
+    step = jaxpar.train_step(net, optimizer, mse)
+    step(*BATCHES[0])
+    by_hand(other, its, BATCHES[:1])
+    for n in (net, other):  # the user changes a weight, and looks at outputs in evaluation mode
+        module = n if kind is plain else n.module
+        module.out.bias[...] = module.out.bias[...] + 1
+        n.eval()
+    close([np.asarray(net(X))], [np.asarray(other(X))])
+    for n in (net, other):
+        n.train()
+    step(*BATCHES[1])
+    by_hand(other, its, BATCHES[1:2])
+    close(arrays(net, optimizer), arrays(other, its))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_mode_is_seen(kind):
+    net, optimizer = pair(kind)
+    step = jaxpar.train_step(net, optimizer, mse)
+    step(*BATCHES[0])
+    net.eval()
+    module = net if kind is plain else net.module
+    before = np.asarray(module.norm.mean[...])
+    step(*BATCHES[0])
+    np.testing.assert_array_equal(before, module.norm.mean[...])
+
+
+def test_aux():
+    net, optimizer = pair(distributed)
+    step = jaxpar.train_step(
+        net, optimizer, lambda net, x, y: (mse(net, x, y), {"out": net(x)}), has_aux=True
+    )
+    loss, aux = step(X, Y)
+    assert loss.shape == ()
+    assert aux["out"].shape == (11, 1)
+
+
+def test_one_program_and_nothing_waits():
+    """No transfer from a device inside of a step, and no second trace for the same shapes."""
+    traces = []
+    net, optimizer = pair(data_parallel)
+    step = jaxpar.train_step(net, optimizer, lambda net, x, y: traces.append(1) or mse(net, x, y))
+    with jax.transfer_guard_device_to_host("disallow"):
+        for _ in range(4):
+            step(X[:8], Y[:8])
+    assert len(traces) == 1
+
+
+def test_old_arrays_are_donated():
+    net, optimizer = pair(data_parallel)
+    step = jaxpar.train_step(net, optimizer, mse)
+    step(X[:8], Y[:8])
+    old = net.module.out.kernel[...], jax.tree.leaves(nnx.state(optimizer))[-2]
+    step(X[:8], Y[:8])
+    assert all(x.is_deleted() for x in old)
+    with pytest.raises(errors.DeletedError, match="batch"):
+        step(old[0], Y[:8])
+
+
+def test_one_array_under_two_names():
+    """JAX ends the process when an array is donated twice."""
+    net = data_parallel(Net())
+    net.module.twin = nnx.Param(net.module.out.bias.get_value())
+    step = jaxpar.train_step(net, optimizer_of(net), lambda net, x, y: mse(net, x, y) + net.module.twin.sum())
+    for _ in range(2):
+        assert np.isfinite(step(X[:8], Y[:8]))
+    assert not np.array_equal(net.module.twin[...], net.module.out.bias[...])
+
+
+# ----------------------------------------------------------------------------------- not finite
+BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind):
+    net, optimizer = pair(kind)
+    step = jaxpar.train_step(net, optimizer, mse)
+    step(X, Y)
+    before = arrays(net, optimizer)
+    step(BAD, Y)
+    with pytest.raises(errors.NonFiniteError, match=r"hidden\.bias|norm\.bias") as caught:
+        step.check()
+    assert "at update 1 (from 0)" in str(caught.value)
+    close(arrays(net, optimizer), before)
+    step(X, Y)
+    step.check()
+    assert not np.array_equal(before[0], arrays(net, optimizer)[0])
+
+
+def test_skip_leaves_one_update_out():
+    (net, optimizer), (other, its) = pair(data_parallel), pair(data_parallel)
+    step = jaxpar.train_step(net, optimizer, mse, on_nonfinite="skip")
+    for x in (X, BAD, X):
+        step(x, Y)
+    step.check()
+    by_hand(other, its, [(X, Y)] * 2)
+    close(jax.tree.leaves(nnx.state(net, nnx.Param)), jax.tree.leaves(nnx.state(other, nnx.Param)))
+
+
+def test_ignore_does_not_look():
+    net, optimizer = pair(plain)
+    step = jaxpar.train_step(net, optimizer, mse, on_nonfinite="ignore")
+    step(BAD, Y)
+    step.check()
+    assert any(np.isnan(x).any() for x in arrays(net))
+
+
+# ----------------------------------------------------------------------------------- precision
+@pytest.mark.parametrize("compute", ["bfloat16", "float16"])
+def test_precision_casts_at_the_edge(compute):
+    seen = []
+
+    def loss_fn(net, x, y):
+        out = net(x)
+        seen.append((x.dtype, net.kernel[...].dtype, out.dtype))
+        return ((out - y) ** 2).mean()
+
+    net = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    optimizer = optimizer_of(net)
+    step = jaxpar.train_step(net, optimizer, loss_fn, precision=jaxpar.Precision(compute, loss_scale=8.0))
+    loss = step(X.astype(np.float32), Y.astype(np.float32))
+    assert seen[0] == (jnp.dtype(compute),) * 3
+    assert loss.dtype == net.kernel[...].dtype == jnp.float32
+
+
+def test_an_overflow_halves_the_scale_and_leaves_the_update_out():
+    """As torch.amp.GradScaler does."""
+    net = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    step = jaxpar.train_step(net, optimizer_of(net), mse, precision=jaxpar.Precision("float16"))
+    before = arrays(net)
+    x, y = X.astype(np.float32), 100 * Y.astype(np.float32)
+    step(x, y)
+    close(arrays(net), before)
+    for _ in range(12):
+        step(x, y)
+    step.check()
+    assert np.isfinite(arrays(net)[1]).all()
+    assert not np.array_equal(arrays(net)[1], before[1])
+
+
+def test_precision_is_a_floating_type():
+    with pytest.raises(TypeError, match="compute must be a floating type, not int8"):
+        jaxpar.Precision("int8")
+
+
+# ----------------------------------------------------------------------------------- evaluation
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("B", [11])
+def test_eval_step_is_the_module_in_evaluation_mode(kind, B):
+    net, optimizer = pair(kind)
+    jaxpar.train_step(net, optimizer, mse)(X, Y)
+    before = arrays(net)
+    got = jaxpar.eval_step(net)(X[:B])
+    number = jaxpar.eval_step(net, mse)(X[:B], Y[:B])
+    close(arrays(net), before)
+    net.eval()
+    close([np.asarray(got)], [np.asarray(net(X[:B]))])
+    close([number], [((np.asarray(got) - Y[:B]) ** 2).mean()])
+
+
+# ----------------------------------------------------------------------------------- bad input
+def test_the_third_shape_is_warned_of():
+    net, optimizer = pair(plain)
+    step = jaxpar.train_step(net, optimizer, mse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in (8, 11, 8, 11):
+            step(X[:rows], Y[:rows])
+    with pytest.warns(UserWarning, match=r"third shape of batches, \[\(5, 3\), \(5, 1\)\]"):
+        step(X[:5], Y[:5])
+
+
+def number(net, x, y):
+    return net(x) - y
+
+
+BAD_CALLS = {
+    "no scalar": (number, (X, Y), errors.LossError, r"returned float64\[11, 1\]"),
+    "no aux": (mse, (X, Y), errors.LossError, r"returns \(loss, aux\)"),
+    "an empty batch": (mse, (X[:0], Y[:0]), errors.BatchError, r"batch\[0\] has shape \(0, 3\)"),
+    "text": (mse, (X, np.array(["a"] * 11)), errors.LeafError, r"batch\[1\] has dtype <U1"),
+    "rows": (mse, (X, Y[:9]), (errors.RowsError, ValueError, TypeError), "11"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_is_said_and_nothing_has_moved(case, kind):
+    loss_fn, batch, error, text = BAD_CALLS[case]
+    net, optimizer = pair(kind)
+    before = arrays(net, optimizer)
+    step = jaxpar.train_step(net, optimizer, loss_fn, has_aux=case == "no aux")
+    with pytest.raises(error, match=text):
+        step(*batch)
+    close(arrays(net, optimizer), before)
+    if case != "no scalar" and case != "no aux":
+        step(X[:8], Y[:8])
+
+
+def test_another_structure():
+    net, optimizer = pair(plain)
+    step = jaxpar.train_step(net, optimizer, lambda net, batch: mse(net, batch["x"], batch["y"]))
+    step({"x": X, "y": Y})
+    with pytest.raises(errors.BatchError, match="structure changed"):
+        step({"x": X, "y": Y, "z": Y})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_optimizer_of_another_module(kind):
+    net = kind(Net())
+    other = nnx.Optimizer(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), optax.adam(0.1), wrt=nnx.Param)
+    with pytest.raises(errors.OptimizerError, match="was not made for this"):
+        jaxpar.train_step(net, other, mse)
+
+
+def test_an_optimizer_of_a_module_of_other_shapes():
+    net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    other = optimizer_of(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))  # (1,) would broadcast to (2,) without a word
+    with pytest.raises(errors.OptimizerError, match="state of shape"):
+        jaxpar.train_step(net, other, mse)
+
+
+WRONG = {
+    "net": ({"net": 3}, TypeError, "must be an nnx.Module"),
+    "optimizer": ({"optimizer": optax.sgd(0.1)}, TypeError, "must be an nnx.Optimizer"),
+    "accumulate": ({"accumulate": 0}, ValueError, "positive int"),
+    "on_nonfinite": ({"on_nonfinite": "stop"}, ValueError, "'raise', 'skip' or 'ignore'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments(case):
+    given, error, text = WRONG[case]
+    net, optimizer = pair(plain)
+    with pytest.raises(error, match=text):
+        jaxpar.train_step(**{"net": net, "optimizer": optimizer, "loss_fn": mse} | given)
