@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 CATALOGUE = (EXAMPLES / "README.md").read_text()
@@ -16,6 +17,7 @@ LAST = {
     "01_placement.py": r"rows on \[0, 1, 2, 3\] -> \(10, 2\)",
     "02_cpu_and_gpu.py": r"next word right: (9\d|100)%",
     "03_split_model.py": r"test error 0\.\d+; predicting the mean gives 0\.\d+",
+    "04_distributed.py": r"1 x \d+ devices: 2[89]\d of 297 right, 9\d%",
 }
 
 
@@ -49,3 +51,24 @@ def test_the_split_model_learns():
     )
     error, mean = map(float, re.findall(r"0\.\d+", done.stdout.strip().split("\n")[-1]))
     assert error < 0.8 * mean
+
+
+@pytest.mark.parametrize("launcher", ["jaxpar launch", "torchrun"])
+def test_the_distributed_example_in_two_processes(launcher):
+    if launcher == "torchrun":
+        pytest.importorskip("torch")
+        options = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+        options.append(f"--master-port={free_port()}")
+    else:
+        options = ["-m", "jaxpar", "launch", "-n", "2"]
+    done = subprocess.run(
+        [sys.executable, *options, EXAMPLES / "04_distributed.py"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    # One rank prints, and no image is counted twice.
+    (line,) = re.findall(r"^.*right, 9\d%", done.stdout, re.M)
+    assert re.search(r"2 x \d+ devices: 2[89]\d of 297 right", line), done.stdout
