@@ -18,6 +18,11 @@ LAST = {
     "02_cpu_and_gpu.py": r"next word right: (9\d|100)%",
     "03_split_model.py": r"test error 0\.\d+; predicting the mean gives 0\.\d+",
     "04_distributed.py": r"1 x \d+ devices: 2[89]\d of 297 right, 9\d%",
+    "15_from_torch_checkpoint.py": r"right in jaxpar: (\d+\.\d)%, back in torch: \1%",
+}
+TORCH = "--torch --float64 --devices"
+ARGUMENTS = {
+    "15_from_torch_checkpoint.py": f"{TORCH} 2 --torch-steps 10 --steps 8",
 }
 
 
@@ -30,7 +35,7 @@ def test_the_catalogue_names_every_example():
 def test_it_runs(name):
     environment = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES")}
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name],
+        [sys.executable, "-W", "error", EXAMPLES / name, *ARGUMENTS.get(name, "").split()],
         capture_output=True,
         text=True,
         timeout=200,
@@ -38,6 +43,9 @@ def test_it_runs(name):
     )
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(LAST[name], done.stdout.strip().split("\n")[-1]), done.stdout
+    if TORCH in ARGUMENTS.get(name, ""):
+        (apart,) = re.findall(r"torch.*largest difference (\S+)", done.stdout)
+        assert float(apart) <= 1e-9
 
 
 def test_the_split_model_learns():
