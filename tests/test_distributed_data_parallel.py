@@ -6,6 +6,7 @@ are compared. `gloo/cases.py` says what is trained, `gloo/theirs.py` and `gloo/o
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -154,10 +155,10 @@ def test_four_replicas_in_one_two_and_four_processes(tmp_path):
     theirs = run_torch(tmp_path, 4, names)
     assert_equal(run_jaxpar(tmp_path, 4, 1, cases.OF_FOUR), theirs, cases.OF_FOUR)
     assert_equal(run_jaxpar(tmp_path, 2, 2, names), theirs, names, K=2)
-    alone = [ours.trained(names, 0, 4)]
-    assert_equal(alone, theirs, names, K=4)
-    with pytest.raises(AssertionError, match="mlp"):
-        assert_equal(alone, theirs[::-1], names, K=4)
+    alone, name = [ours.trained(names, 0, 4)], "uneven rows"
+    assert_equal(alone, theirs, [n for n in names if n != name], K=4)
+    # Ten rows on four devices are 3, 3, 3, 1 and not 3, 2, 3, 2: the planted fault.
+    assert differences(name, of_case(alone, name), of_case(theirs, name), 4) == set(KINDS)
 
 
 SYNCHRONISED = """
@@ -287,12 +288,7 @@ SAID = [
 
 def fits(line: str, pattern: str) -> bool:
     """`.*` stands for anything, all else for itself."""
-    rest = line
-    for piece in pattern.split(".*"):
-        _, found, rest = rest.partition(piece)
-        if piece and not found:
-            return False
-    return not rest or pattern.endswith(".*")
+    return re.fullmatch(".*".join(map(re.escape, pattern.split(".*"))), line) is not None
 
 
 def test_ranks_that_differ_raise_on_every_rank():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import jax
 from flax import nnx
 
 from .._program import Kind
@@ -129,6 +130,7 @@ class Join:
 
     def _take(self, held: Held, which: list[int]) -> None:
         values = broadcast([held.values[i] for i in which], src=self.last)
+        values = jax.device_put(values, self.world.local.replicated)
         held.commit(dict(zip(which, values, strict=True)))
 
 

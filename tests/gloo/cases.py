@@ -71,8 +71,8 @@ OF_TWO = [name for name in CASES if name != "uneven rows"]
 OF_THREE = ["mlp", "join", "join, effective", "allreduce"]
 """1/3 has no exact float: scaling and dividing differ in the last bit."""
 OF_FOUR = ["mlp", "cnn"]
-SEVERAL_DEVICES = [*OF_FOUR, "cnn, own buffers", "no_sync", "uneven rows"]
-"""On four devices that are not four processes. Buffers of one process are those of its first replica."""
+SEVERAL_DEVICES = [*OF_FOUR, "no_sync", "uneven rows"]
+"""On four devices that are not four processes."""
 
 _MLP = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (NARROW, 4), "b.bias": (NARROW,)}
 _WIDE = {"a.weight": (WIDE, 3 * WIDE), "a.bias": (WIDE,), "b.weight": (NARROW * WIDE, WIDE)}
