@@ -268,9 +268,10 @@ def test_wrappers_of_torch(wrapper, what):
     assert dict(theirs.named_modules())[link.torch].weight.shape == (4, 4)
 
 
-def test_wrappers_of_flax():
+@pytest.mark.parametrize("wrapper", ["DataParallel", "DistributedDataParallel"])
+def test_wrappers_of_flax(wrapper):
     theirs = tn.Sequential(tn.Linear(4, 4))
-    net = jaxpar.DataParallel(nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0))), [0, 1])
+    net = getattr(jaxpar, wrapper)(nnx.Sequential(nnx.Linear(4, 4, rngs=nnx.Rngs(0))), [0, 1])
     for given_ in (theirs, tn.DataParallel(theirs)):
         parity.load_torch(net, given_)
         assert net.module.layers[0].kernel[...].sharding.device_set == set(jaxpar.devices()[:2])

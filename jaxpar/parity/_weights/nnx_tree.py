@@ -22,7 +22,7 @@ class NNXTree:
 
     def __init__(self, module: nnx.Module):
         self.module = module
-        self.wrapped = isinstance(module, jaxpar.DataParallel)
+        self.wrapped = _is_wrapper(module)
         self.layers: dict[str, Any] = {}
         self.leaves: dict[str, Leaf] = {}
         self.aliases: dict[str, str] = {}
@@ -69,11 +69,15 @@ def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[t
     if isinstance(node, nnx.Module):
         yield path, name, node
     silent = "layers" if isinstance(node, nnx.Sequential) else None
-    if isinstance(node, jaxpar.DataParallel):
+    if _is_wrapper(node):
         silent = "module"
     for key, child in _children(node):
         below = name if key == silent else join(name, key)
         yield from _walk(child, join(path, key), below, (*above, node))
+
+
+def _is_wrapper(node: Any) -> bool:
+    return isinstance(node, (jaxpar.DataParallel, jaxpar.DistributedDataParallel))
 
 
 def _children(node: Any) -> list[tuple[str, Any]]:
