@@ -114,6 +114,14 @@ class NNXView:
             return  # inside a gradient with respect to something else; the next eager call stores them
         self._placed, self._placement = placed, placement
 
+    def put(self, values: list) -> None:
+        """All values at once, outside of any trace; Flax's look at the trace for each costs more than a step
+        of a small model."""
+        for leaf, value in zip(self.leaves, values, strict=True):
+            if isinstance(leaf, nnx.Variable):
+                object.__setattr__(leaf, "_raw_value", value)
+        self._placed = values
+
     def commit(self, changes: dict[int, PyTree]) -> None:
         try:
             for i, value in changes.items():

@@ -10,6 +10,7 @@ from flax import nnx
 
 from .._backends import backend
 from .._distributed_data_parallel.gradient import Plan, Step, compiled
+from .._distributed_data_parallel.held import Held
 from .._distributed_data_parallel.rows import Rows, outputs, take
 from .._distributed_data_parallel.step import Agreement, agree, changes_of, first_own, loss_of
 from .._gather import assemble
@@ -37,11 +38,17 @@ class Replicas:
         self._net, self._optimizer = State(net, local, net.world), State(optimizer, local, net.world)
         self._loss_fn, self._has_aux, self._precision, self._make = Static(loss_fn), has_aux, precision, make
         self._wrt = optimizer.wrt
-        self._update, self._definitions = make(), self._both()
+        self._prepare()
         self._extra: dict[str, Any] = self._start()
 
-    def _both(self) -> tuple[Any, Any]:
-        return self._net.view.definition, self._optimizer.view.definition
+    def _prepare(self) -> None:
+        """For net and optimizer as they are now; again when one changes, by `net.eval()` for instance."""
+        self._definitions = self._net.definition, self._optimizer.definition
+        self._update = self._make()
+        self._held = held = self._ddp.held(self._wrt)
+        trained = self._update.parameters
+        self._loss = Loss(held.definition, held.form, trained, self._loss_fn, self._has_aux, self._precision)
+        self._plans: dict[Any, tuple[Plan, Any]] = {}
 
     def _start(self) -> dict[str, Any]:
         return self._world.shared(placed(self._update.start(), self._world.local))
@@ -50,47 +57,54 @@ class Replicas:
         self, args: tuple, kwargs: dict[str, Any], last: bool
     ) -> tuple[jax.Array, PyTree, jax.Array | None]:
         """The loss, aux, and the report on gradients."""
-        held = self._ddp.held(self._wrt)
-        rows = take(args, kwargs, self._world)
+        world, memory = self._world, self._memory
+        rows = take(args, kwargs, world)
 
-        def run(held: Any, rows: Rows, agreed: Agreement) -> tuple[Step, Plan]:
-            return self._run(held, rows, agreed, last)
+        def run(held: Held, rows: Rows, agreed: Agreement) -> tuple[Step, Plan]:
+            del held  # the arrays are taken when the program runs
+            return self._run(rows, agreed, last)
 
-        if self._memory.join is None:
-            agreed = agree(rows, held, self._loss_fn.value, self._world, self._memory, self._ddp.settings)
-            done, plan = run(held, rows, agreed)
+        if memory.join is None:
+            function = self._loss_fn.value
+            agreed = agree(rows, self._held, function, world, memory, self._ddp.settings)
+            done, plan = self._run(rows, agreed, last)
         else:
-            done, plan = self._memory.join.step(rows, held, run)
-        loss, aux = loss_of(done, plan, self._world), ()
+            done, plan = memory.join.step(rows, self._ddp.held(self._wrt), run)
+        loss, aux = loss_of(done, plan, world), ()
         if self._has_aux:
-            aux = assemble(outputs(done.aux, plan.active, rows, self._world), self._world.local.output_device)
-        report = self._update.report(self._world.local_shared(self._extra)) if last else None
-        return loss, aux, report
+            aux = assemble(outputs(done.aux, plan.active, rows, world), world.local.output_device)
+        report = done.extra.get("report") if last else None
+        return loss, aux, world.local_shared(report)
 
-    def _run(self, held: Any, rows: Rows, agreed: Agreement, last: bool) -> tuple[Step, Plan]:
+    def _run(self, rows: Rows, agreed: Agreement, last: bool) -> tuple[Step, Plan]:
+        world, memory = self._world, self._memory
         values, optimizer = take_distinct(self._net, self._optimizer)
-        if self._both() != self._definitions:
-            self._update, self._definitions = self._make(), self._both()
-        parameters = self._update.parameters
-        loss = Loss(held.definition, held.form, parameters, self._loss_fn, self._has_aux, self._precision)
-        hook, update = (self._memory.hook, self._update) if last else (None, None)
-        settings = self._ddp.settings
-        agreed = agreed if last else agreed._replace(source=None)
-        plan = Plan(loss, *agreed, hook, self._world.everywhere, backend(settings.backend), update)
-        own = self._memory.own or first_own(self._memory, held, self._world)
-        donate = ("values", "extra", "own") if last else ("own",)
+        if self._definitions != (self._net.definition, self._optimizer.definition):
+            self._prepare()
+        plan, program = self._plan(agreed if last else agreed._replace(source=None), last)
+        own = memory.own or first_own(memory, self._held, world)
         extra = {**self._extra, "optimizer": optimizer}
-        batch = self._world.stacked(rows.batch)
-        done: Step = compiled(plan, donate)(values, extra, own, batch)
-        self._memory.own = done.own
-        self._memory.steps += 1
+        done: Step = program(values, extra, own, world.stacked(rows.batch))
+        memory.own = done.own
+        memory.steps += 1
         if last:
             after = dict(done.extra)
+            after.pop("report", None)
             self._optimizer.put(after.pop("optimizer"))
             self._net.put(done.gradients)
             self._extra = after
-        held.commit(changes_of(done, plan, self._world))
+        if plan.source is None:
+            self._ddp.held(self._wrt).commit(changes_of(done, plan, world))
         return done, plan
+
+    def _plan(self, agreed: Agreement, last: bool) -> tuple[Plan, Any]:
+        hook, update = (self._memory.hook, self._update) if last else (None, None)
+        key = agreed, hook, last
+        if key not in self._plans:
+            run = backend(self._ddp.settings.backend)
+            plan = Plan(self._loss, *agreed, hook, self._world.everywhere, run, update)
+            self._plans[key] = plan, compiled(plan, ("values", "extra", "own") if last else ("own",))
+        return self._plans[key]
 
     def name(self, parameter: int) -> str:
         """What the user calls a parameter."""

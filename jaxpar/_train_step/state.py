@@ -17,7 +17,7 @@ from flax import nnx
 from .._distributed_data_parallel.world import World
 from .._modules.nnx_view import view_nnx
 from .._placement import Placement
-from .._tree import check_alive
+from .._tree import check_alive, is_array
 
 
 class State:
@@ -33,16 +33,18 @@ class State:
         self.thing, self.placement = thing, placement
         self.world = world if world is not None and world.size > 1 else None
         self.clean = False
+        self.view: Any = view_nnx(thing)
         self._seen: list[Any] = []  # what the object holds since the last step
         self._program: list[Any] = []  # the same as the program knows it
 
     @property
-    def view(self) -> Any:
-        return view_nnx(self.thing)
+    def definition(self) -> Any:
+        """The object without its arrays, as it was when they were taken."""
+        return self.view.definition
 
     def take(self) -> list:
         """The arrays, as the program wants them."""
-        view = self.view
+        self.view = view = view_nnx(self.thing)
         if self.placement is not None:
             values = view.values(self.placement)
         else:
@@ -56,7 +58,7 @@ class State:
     def put(self, values: list) -> None:
         """Arrays that a program returned, into the object."""
         local = values if self.world is None else self.world.local_shared(values)
-        self.view.commit(dict(enumerate(local)))
+        self.view.put(local)
         self._seen, self._program = local, values
 
 
@@ -68,6 +70,8 @@ def take_distinct(*states: State) -> list[list]:
     seen: set[Any] = set()
     for values in taken:
         for i, x in enumerate(values):
+            if not is_array(x):  # optax.MaskedNode, an empty tree
+                continue
             if (buffer := _buffer(x)) in seen:
                 values[i] = x = jnp.copy(x)
             seen.add(buffer)

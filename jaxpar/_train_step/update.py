@@ -73,10 +73,6 @@ class Update:
         after, extra["optimizer"] = new
         return after, extra
 
-    def report(self, extra: dict[str, Any]) -> jax.Array | None:
-        """`Trouble` as one array that is not donated to the next step."""
-        return jnp.stack(extra["trouble"]) if "trouble" in extra else None
-
     def _advance(self, values: list, optimizer_values: list, gradients: list) -> tuple[list, list]:
         net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
         optimizer.update(net, self.gradients(gradients))
@@ -99,6 +95,7 @@ class Update:
             first = jnp.where(finite.all(), NONE, jnp.argmin(finite)).astype(jnp.int32)
             leaf = jnp.where(leaf == NONE, first, leaf)
             extra["trouble"] = Trouble(leaf, jnp.where(leaf == NONE, update + 1, update))
+            extra["report"] = jnp.stack(extra["trouble"])  # not donated to the next step, so it can be read
         return good, extra
 
 
@@ -112,7 +109,8 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
     for i, x in zip(update.parameters, new, strict=True):
         if x.shape != values[i].shape:
             return f"{names[i]} would change its shape from {values[i].shape} to {x.shape}"
-    for x, y in zip(optimizer_values, after, strict=True):
+    # An optimizer of some parameters has an empty tree (optax.MaskedNode) for each of the others.
+    for x, y in zip(jax.tree.leaves(optimizer_values), jax.tree.leaves(after), strict=True):
         if jnp.shape(x) != y.shape:
             return f"a state of shape {jnp.shape(x)} would become one of {y.shape}"
     return None

@@ -38,38 +38,36 @@ class Whole:
         self._net, self._optimizer = State(net, placement), State(optimizer, placement)
         self._send = sender(placement) if placement is not None else lambda tree: tree
         self._loss_fn, self._has_aux, self._precision, self._make = Static(loss_fn), has_aux, precision, make
-        self._update, self._definitions = make(), self._both()
+        self._prepare()
         self._extra: dict[str, Any] = placed(self._update.start(), placement)
         self._gradients: list = []
 
-    def _both(self) -> tuple[Any, Any]:
-        return self._net.view.definition, self._optimizer.view.definition
+    def _prepare(self) -> None:
+        """For net and optimizer as they are now; again when one changes, by `net.eval()` for instance."""
+        self._definitions = self._net.definition, self._optimizer.definition
+        self._update = self._make()
+        form: Any = jax.tree.structure(self._net.take())
+        trained = self._update.parameters
+        self._loss = Loss(self._net.definition, form, trained, self._loss_fn, self._has_aux, self._precision)
 
     def step(
         self, args: tuple, kwargs: dict[str, Any], last: bool
     ) -> tuple[jax.Array, PyTree, jax.Array | None]:
         """The loss, aux, and the report on gradients."""
         values, optimizer = take_distinct(self._net, self._optimizer)
-        if self._both() != self._definitions:  # train() and eval(), for instance
-            self._update, self._definitions = self._make(), self._both()
+        if self._definitions != (self._net.definition, self._optimizer.definition):
+            self._prepare()
         arrays, statics, form = separate((args, kwargs))
         arrays = self._send(arrays)
-        loss = Loss(
-            self._definitions[0],
-            jax.tree.structure(values),
-            self._update.parameters,
-            self._loss_fn,
-            self._has_aux,
-            self._precision,
-        )
         extra = {**self._extra, "optimizer": optimizer}
         if not last:
-            done = _gradients(loss, statics, form)(values, extra, self._gradients, arrays)
-            value, aux, changes, self._gradients = done
+            run = _gradients(self._loss, statics, form)
+            value, aux, changes, self._gradients = run(values, extra, self._gradients, arrays)
             self._net.view.commit(changes)
             return value, aux, None
-        run = _train(loss, self._update, statics, form)
-        value, aux, values, extra, report = run(values, extra, self._gradients, arrays)
+        run = _train(self._loss, self._update, statics, form)
+        value, aux, values, extra = run(values, extra, self._gradients, arrays)
+        report = extra.pop("report", None)
         self._gradients = []
         self._optimizer.put(extra.pop("optimizer"))
         self._net.put(values)
@@ -102,7 +100,7 @@ def _train(loss: Loss, update: Update, statics: Any, form: Any) -> Any:
         args, kwargs = combine(arrays, statics, form)
         value = loss(values, None, args, kwargs, extra.get("scale"))
         after, extra = update(values, extra, _sum(gradients, value.gradients), value.changes)
-        return value.loss, value.aux, after, extra, update.report(extra)
+        return value.loss, value.aux, after, extra
 
     return jax.jit(run, donate_argnames=("values", "extra"))
 

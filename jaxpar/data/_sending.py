@@ -8,7 +8,7 @@ whole: there is no such array, and then each device takes its piece from its own
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,9 @@ from .._typing import REPLICA, DeviceLike, PyTree
 from ._collate import is_array
 
 Send = Callable[[PyTree], PyTree]
+
+SMALL = 2**20
+"""In bytes."""
 
 
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> Send:
@@ -40,10 +43,21 @@ def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> S
 def _send(batch: PyTree, put: Callable[[Any], Any]) -> PyTree:
     """Waits until all is there, so that the host's arrays may be written to again."""
     leaves, form = jax.tree.flatten(batch)
-    names = paths(batch, "batch")
+    names = paths(batch, "batch") if any(not is_real(leaf) for leaf in leaves) else leaves
     sent = [_put(leaf, name, put) for leaf, name in zip(leaves, names, strict=True)]
-    jax.block_until_ready([x for x in sent if is_real(x)])
+    small = [i for i, x in enumerate(sent) if isinstance(x, _Small)]
+    arrays = jax.device_put([sent[i].array for i in small], [sent[i].sharding for i in small])
+    for i, x in zip(small, arrays, strict=True):
+        sent[i] = x
+    jax.block_until_ready([x for x, leaf in zip(sent, leaves, strict=True) if is_real(x) and x is not leaf])
     return jax.tree.unflatten(form, sent)
+
+
+class _Small(NamedTuple):
+    """A host array that goes with others: for a small one the call costs more than the copy."""
+
+    array: np.ndarray
+    sharding: NamedSharding
 
 
 def _put(leaf: Any, name: str, put: Callable[[Any], Any]) -> Any:
@@ -57,7 +71,7 @@ def _put(leaf: Any, name: str, put: Callable[[Any], Any]) -> Any:
     return put(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False))
 
 
-def _spread(x: Any, placement: Placement) -> jax.Array:
+def _spread(x: Any, placement: Placement) -> jax.Array | _Small:
     dim, N = placement.dim, placement.N
     axis = dim % x.ndim if -x.ndim <= dim < x.ndim else None
     rows = 0 if axis is None else x.shape[axis]
@@ -70,6 +84,8 @@ def _spread(x: Any, placement: Placement) -> jax.Array:
         if not _readable(x):
             return jax.device_put(x, sharding)
         x = np.asarray(x)
+    if x.nbytes < SMALL:
+        return _Small(_kept(x, placement.devices[0]), sharding)
     b, before = rows // N, (slice(None),) * axis
     pieces = [
         _kept(x[(*before, slice(i * b, (i + 1) * b))], device) for i, device in enumerate(placement.devices)
