@@ -104,6 +104,19 @@ def test_a_planted_fault_is_found():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_parameter_groups(kind):
+    # The state of a group has an empty tree in the place of every parameter that is not its own.
+    biases = {"params": lambda path: path.endswith("bias"), "momentum": 0.9}
+    tx = jaxpar.optim.param_groups(jaxpar.optim.sgd, [biases, {"params": ...}], lr=0.1)
+    ours, theirs = kind(Net()), kind(Net())
+    optimizers = [nnx.Optimizer(net, tx, wrt=nnx.Param) for net in (ours, theirs)]
+    step = jaxpar.train_step(ours, optimizers[0], mse)
+    losses = [float(step(x, y)) for x, y in BATCHES]
+    close(losses, by_hand(theirs, optimizers[1], BATCHES))
+    close(arrays(ours, optimizers[0]), arrays(theirs, optimizers[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_accumulating_is_one_step_on_the_mean_gradient(kind):
     # torch-semantics 2.1 D9: gradients of equal parts, added and divided, are those of the whole.
     def linear(_=None):
