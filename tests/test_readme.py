@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from processes import outputs, ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -23,8 +24,8 @@ def run(code: str) -> str:
     return printed.getvalue()
 
 
-def test_there_are_five_python_blocks():
-    assert len(PYTHON) == 5
+def test_there_are_six_python_blocks():
+    assert len(PYTHON) == 6
     assert {language for language, _ in BLOCKS} == {"sh", "python", ""}
 
 
@@ -49,9 +50,18 @@ def test_the_verbs():
     assert run(PYTHON[3]) == "(10, 3)\n"
 
 
+def test_one_script_for_one_process_and_several():
+    printed = re.fullmatch(r"loss (\d\.\d\d) after (\d+) updates\n", run(PYTHON[4]))
+    assert printed is not None
+    assert float(printed[1]) < 3
+    assert int(printed[2]) == 2 * (1000 // 64)
+    both = outputs(ranks(2, "import jaxpar\n" + PYTHON[4], devices=2))
+    assert [out.count("after 14 updates") for out in both] == [1, 0]
+
+
 def test_the_wrong_epsilon_is_named():
     pytest.importorskip("torch")
-    assert run(PYTHON[4]) == OUTPUTS[1]
+    assert run(PYTHON[5]) == OUTPUTS[1]
 
 
 def test_the_commands_exist():

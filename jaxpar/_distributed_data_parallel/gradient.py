@@ -119,8 +119,9 @@ def _finish(
     loss, gradients = local.terms["loss"], local.terms["gradients"]
     if own.gradients:
         gradients = jax.tree.map(jnp.add, own.gradients, gradients)
+    changes: PyTree
     if plan.source is None:
-        changes, mine = (), local.terms["changes"]
+        changes, mine = {}, local.terms["changes"]
     else:
         changes, mine = from_replica(plan.source, local.changes, index), ()
     if plan.hook is None:

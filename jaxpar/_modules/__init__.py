@@ -31,6 +31,8 @@ Changes = dict[Any, PyTree]
 class Definition(Protocol):
     """The module without its arrays. Hashable."""
 
+    def __hash__(self) -> int: ...
+
     def __call__(
         self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict, /
     ) -> tuple[PyTree, Changes]:
