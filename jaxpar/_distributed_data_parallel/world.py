@@ -54,6 +54,8 @@ class World:
 
     def local_shared(self, tree: PyTree) -> PyTree:
         """The inverse of `shared`."""
+        if self.size > 1 and self.local.N == 1:
+            return jax.tree.map(lambda x: x.addressable_data(0), tree)  # a tenth of the time
         return self._through(tree, self.local, False)
 
     def local_stacked(self, tree: PyTree) -> PyTree:
