@@ -67,8 +67,7 @@ class Update:
             after[i] = value
         new, extra = (after, optimizer), dict(extra)
         if self.on_nonfinite != "ignore" or "scale" in extra:
-            finite = jnp.stack([jnp.isfinite(g).all() for g in gradients])
-            good, extra = self._judge(finite, extra)
+            good, extra = self._judge(_first_bad(gradients), extra)
             new = jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
         after, extra["optimizer"] = new
         return after, extra
@@ -79,9 +78,9 @@ class Update:
         after = self.net.read(net)
         return [after[i] for i in self.parameters], self.optimizer.read(optimizer)
 
-    def _judge(self, finite: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
+    def _judge(self, first: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
         """Whether this update counts, and the state that remembers it."""
-        good = finite.all()
+        good = first == NONE
         if "scale" in extra:
             assert self.precision is not None
             grown = extra["good"] + 1 >= self.precision.growth_interval
@@ -92,11 +91,18 @@ class Update:
             leaf, update = extra["trouble"]
             # Once there was trouble nothing moves any more until it is reported, some steps later.
             good &= leaf == NONE
-            first = jnp.where(finite.all(), NONE, jnp.argmin(finite)).astype(jnp.int32)
             leaf = jnp.where(leaf == NONE, first, leaf)
             extra["trouble"] = Trouble(leaf, jnp.where(leaf == NONE, update + 1, update))
             extra["report"] = jnp.stack(extra["trouble"])  # not donated to the next step, so it can be read
         return good, extra
+
+
+def _first_bad(gradients: list) -> jax.Array:
+    """The number of the first gradient that is not finite. A chain of scalars, which XLA makes one loop."""
+    first = jnp.int32(NONE)
+    for i, g in reversed(list(enumerate(gradients))):
+        first = jnp.where(jnp.isfinite(g).all(), first, jnp.int32(i))
+    return first
 
 
 def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:
