@@ -8,7 +8,7 @@ ones (counters, generator keys) travel as floats, sixteen bits in each, which is
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,32 +32,48 @@ def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
 
 def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
     """The same with the values of replica `source`."""
-    return jax.tree.map(functools.partial(_from, index == source), tree)
+    terms, rebuild = terms_of(source, tree, index)
+    return rebuild([lax.psum(term, REPLICA) for term in terms])
 
 
-def _from(is_source: jax.Array, x: jax.Array) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _from(is_source, jax.random.key_data(x))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return _pick(is_source, x)
-    if x.dtype.itemsize <= 4 and x.size <= _FEW:
-        return _decode(_pick(is_source, _encode(x)), x.dtype)
-    if x.dtype == jnp.bool_:
-        return _pick(is_source, x.astype(jnp.int32)).astype(x.dtype)
-    return _pick(is_source, x)
-
-
-def _pick(is_source: jax.Array, x: jax.Array) -> jax.Array:
+def terms_of(
+    source: int, tree: PyTree, index: jax.Array
+) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], PyTree]]:
+    """For who sums himself: float terms (but for large integers), and what makes the tree of their sums."""
+    leaves = jax.tree.leaves(tree)
+    form: Any = jax.tree.structure(tree)
     # where, not a product: another replica's NaN must not come through.
-    return lax.psum(jnp.where(is_source, x, jnp.zeros_like(x)), REPLICA)
+    terms = [jnp.where(index == source, term, jnp.zeros_like(term)) for term in map(_encode, leaves)]
+
+    def rebuild(sums: Sequence[jax.Array]) -> PyTree:
+        return form.unflatten([_decode(s, x) for s, x in zip(sums, leaves, strict=True)])
+
+    return terms, rebuild
+
+
+def _is_key(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _is_halved(x: jax.Array) -> bool:
+    return not jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize <= 4 and x.size <= _FEW
 
 
 def _encode(x: jax.Array) -> jax.Array:
-    bits = x.astype(jnp.uint32)
-    return jnp.stack([bits >> 16, bits & 0xFFFF]).astype(jnp.result_type(float))
+    if _is_key(x):
+        return _encode(jax.random.key_data(x))
+    if _is_halved(x):
+        bits = x.astype(jnp.uint32)
+        return jnp.stack([bits >> 16, bits & 0xFFFF]).astype(jnp.result_type(float))
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
 
 
-def _decode(halves: jax.Array, dtype: Any) -> jax.Array:
-    high, low = halves.astype(jnp.uint32)
-    return ((high << 16) | low).astype(dtype)
+def _decode(total: jax.Array, x: jax.Array) -> jax.Array:
+    """`total` in the form that x had."""
+    if _is_key(x):
+        data = _decode(total, jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if _is_halved(x):
+        high, low = total.astype(jnp.uint32)
+        return ((high << 16) | low).astype(x.dtype)
+    return total.astype(x.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,14 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from jax.sharding import PartitionSpec as P
 from test_program import Net as Everything
 from test_program import reduced_elements
 
 import jaxpar
 from jaxpar import comm_hooks
 from jaxpar._distributed_data_parallel import step as step_of_ddp
+from jaxpar.comm_hooks._message import SMALL, Message
 from jaxpar.errors import DeviceError, GradientError, LossError, ParametersError, StagedError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
 
@@ -310,6 +313,30 @@ def test_no_sync_sends_nothing(monkeypatch):
 
     first, second, last = map(reduced_elements, texts_of(monkeypatch, calls))
     assert (first, second, len(last)) == ([], [], 1)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_small_arrays_of_one_dtype_travel_as_one(flat):
+    """As in torch's buckets; what is large goes alone. The numbers are the same."""
+    arrays = [np.ones(3), np.arange(4.0).reshape(2, 2), np.ones(5, np.float32), np.ones(SMALL // 8)]
+
+    def body():
+        i = jax.lax.axis_index("r")
+        message = Message("r", flat, [1.0 * i])
+        return (
+            message.sum([a * (i + 1).astype(a.dtype) for a in arrays]),
+            message.others(),
+            message.sum(arrays[:1]),
+        )
+
+    mesh = jax.make_mesh((N,), ("r",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:N])
+    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False))
+    together, others, later = program()
+    assert_close(together, [a * a.dtype.type(10) for a in arrays])
+    assert_close((others, later), ([6.0], [4 * arrays[0]]))
+    sent = re.findall(r"stablehlo.all_reduce", program.lower().as_text())
+    # The later one is of a constant, which JAX multiplies by N instead.
+    assert len(sent) == (3 if flat else 5)
 
 
 # ---------------------------------------------------------------------------------------- hooks

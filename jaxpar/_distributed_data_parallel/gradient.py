@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .. import _program
 from .._backends import Backend
 from .._loss import Loss
 from .._placement import Placement
 from .._program import Kind, Local
-from .._reduce import from_replica
+from .._reduce import terms_of
 from .._shards import Shards
 from .._typing import REPLICA, PyTree
 from ..comm_hooks._hook import Bucket, CommHook
+from ..comm_hooks._message import Message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
       loss: of one replica's rows.
       kinds: for each of the N replicas the shapes of its rows, None for one without.
       divisor: what the sum of the gradients is divided by.
-      source: the replica whose buffers all get; None leaves each process its own.
+      source: the replica whose buffers all get; None leaves each process its own, as it is without a hook.
       hook: how gradients are reduced; None leaves them on their replicas, to be added to.
       then: `then(values, extra, gradients, changes) -> (values, extra)` in the same program, if anything.
     """
@@ -119,16 +119,25 @@ def _finish(
     loss, gradients = local.terms["loss"], local.terms["gradients"]
     if own.gradients:
         gradients = jax.tree.map(jnp.add, own.gradients, gradients)
-    changes: PyTree
-    if plan.source is None:
-        changes, mine = {}, local.terms["changes"]
-    else:
-        changes, mine = from_replica(plan.source, local.changes, index), ()
     if plan.hook is None:
-        return ((), (), changes, extra), _Kept(loss, mine, Own(gradients, own.hook))
-    loss = lax.psum(loss / len(plan.active), REPLICA)
-    state, gradients = plan.hook.reduce(own.hook, Bucket(gradients, plan.divisor, REPLICA, index))
+        # Nothing is sent, so buffers are each replica's own.
+        return ((), (), {}, extra), _Kept(loss, local.terms["changes"], Own(gradients, own.hook))
+    changes: PyTree = {}
+    mine, terms = local.terms.get("changes", ()), list[jax.Array]()
+    if plan.source is not None:
+        terms, rebuild = terms_of(plan.source, local.changes, index)
+    message = Message(REPLICA, _is_flat(plan.placement), [loss / len(plan.active), *terms])
+    bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
+    state, gradients = plan.hook.reduce(own.hook, bucket)
+    loss, *terms = message.others()
+    if plan.source is not None:
+        changes = rebuild(terms)
     if plan.then is not None:
         gradients, extra = plan.then(values, extra, gradients, changes)
         changes = {}
     return (loss, gradients, changes, extra), _Kept((), mine, Own((), state))
+
+
+def _is_flat(placement: Placement) -> bool:
+    processes = {d.process_index for d in placement.devices}
+    return placement.devices[0].platform == "cpu" and len(processes) > 1

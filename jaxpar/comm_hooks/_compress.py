@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .._typing import PyTree
 from ._hook import Bucket, CommHook
@@ -16,10 +15,8 @@ from ._hook import Bucket, CommHook
 
 def _compressed(dtype: Any, state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     # Divided before the sum, which could overflow.
-    return state, [
-        lax.psum(g.astype(dtype) / bucket.replicas, bucket.axis_name).astype(g.dtype)
-        for g in bucket.gradients
-    ]
+    sums = bucket.sum([g.astype(dtype) / bucket.replicas for g in bucket.gradients])
+    return state, [s.astype(g.dtype) for s, g in zip(sums, bucket.gradients, strict=True)]
 
 
 def _wrapped(dtype: Any, hook: CommHook, state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:

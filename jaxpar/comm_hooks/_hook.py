@@ -8,12 +8,13 @@ traced into the step, where XLA decides when it is sent (torch-semantics 2.2 H1)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 
 from .._typing import PyTree
+from ._message import Message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Bucket:
       replicas: the number that a mean divides by.
       axis_name: the mesh axis over which to communicate, for `jax.lax.psum` and the like.
       index: which replica this is, a scalar on the device.
+      message: what is sent; `sum` is the way to it.
 
     torch counterpart: `torch.distributed.GradBucket`; there is one of them for all parameters.
     """
@@ -33,6 +35,14 @@ class Bucket:
     replicas: int
     axis_name: str
     index: jax.Array
+    message: Message
+
+    def sum(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The sum of each over all replicas, sent together with the loss and the buffers.
+
+        Not inside of `jax.lax.cond` and the like: use `jax.lax.psum(x, axis_name)` there.
+        """
+        return self.message.sum(arrays)
 
 
 class CommHook(NamedTuple):

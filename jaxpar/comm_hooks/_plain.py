@@ -1,14 +1,13 @@
 """Hooks that send what there is.
 
 torch cuts gradients into buckets of 25 MiB, so that communicating can begin before the backward pass has
-ended (torch-semantics 2.1 D19). Here all of them are one expression: XLA fuses and schedules it.
+ended (torch-semantics 2.1 D19). Here all of them are one message, with the loss and the buffers.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .._typing import PyTree
 from ._hook import Bucket, CommHook
@@ -21,13 +20,11 @@ def _nothing(parameters: list[jax.Array]) -> PyTree:
 
 def _mean(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
     # Scaled first and summed then; 1/W is rounded before it multiplies, in the gradient's dtype.
-    return state, [
-        lax.psum(g * jnp.asarray(1 / bucket.replicas, g.dtype), bucket.axis_name) for g in bucket.gradients
-    ]
+    return state, bucket.sum([g * jnp.asarray(1 / bucket.replicas, g.dtype) for g in bucket.gradients])
 
 
 def _divided(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
-    return state, [lax.psum(g / bucket.replicas, bucket.axis_name) for g in bucket.gradients]
+    return state, bucket.sum([g / bucket.replicas for g in bucket.gradients])
 
 
 def _own(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:

@@ -113,6 +113,8 @@ def _init(settings: _Settings, parameters: list[jax.Array]) -> _State:
 
 
 def _reduce(settings: _Settings, state: _State, bucket: Bucket) -> tuple[_State, list[jax.Array]]:
+    bucket = dataclasses.replace(bucket, message=bucket.message.alone())
+
     def early() -> tuple[_State, list[jax.Array]]:
         _, reduced = allreduce.reduce((), bucket)
         return state._replace(calls=state.calls + 1), reduced
@@ -127,15 +129,16 @@ def _compressed(settings: _Settings, state: _State, bucket: Bucket) -> tuple[_St
         given = [g + e for g, e in zip(given, state.errors, strict=True)]
     large = _large(settings, [g.shape for g in given])
     reduced = list(given)
-    for i in set(range(len(given))) - {i for i, _ in large}:
-        reduced[i] = lax.psum(given[i], bucket.axis_name) / bucket.replicas
+    small = sorted(set(range(len(given))) - {i for i, _ in large})
     matrices = [_matrix(given[i]) for i, _ in large]
     orthogonal = functools.partial(_orthogonal, settings.epsilon)
     queries = [orthogonal(q) for q in _queries(settings, state, large, given)]
+    sums = bucket.sum([given[i] for i in small] + [m @ q for m, q in zip(matrices, queries, strict=True)])
+    for i, s in zip(small, sums, strict=False):
+        reduced[i] = s / bucket.replicas
     # P is not divided: only its directions are used.
-    ps = lax.psum([m @ q for m, q in zip(matrices, queries, strict=True)], bucket.axis_name)
-    ps = [orthogonal(p) for p in ps]
-    sums = lax.psum([m.T @ p for m, p in zip(matrices, ps, strict=True)], bucket.axis_name)
+    ps = [orthogonal(p) for p in sums[len(small) :]]
+    sums = bucket.sum([m.T @ p for m, p in zip(matrices, ps, strict=True)])
     queries = [q / bucket.replicas for q in sums]
     for (i, _), p, q in zip(large, ps, queries, strict=True):
         reduced[i] = _kernel(p @ q.T, given[i].shape)

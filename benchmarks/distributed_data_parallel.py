@@ -1,0 +1,193 @@
+"""A step of DistributedDataParallel against torch's: two processes, one device each, gloo on both sides.
+
+    python benchmarks/distributed_data_parallel.py [--rounds 3]
+
+Each side runs in jobs of its own, in turn. Rank r of both is held to core r and torch computes with one
+thread, so that both have the same hardware. A step is forward, loss, backward, the mean of the gradients and
+SGD with momentum, on a host batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+RANKS, ROWS, REPEATS = 2, 64, 7
+STEPS = {"MLP": 60, "CNN": 8}
+SHAPES = {"MLP": (256,), "CNN": (16, 16, 8)}  # Flax's order of axes
+
+
+def batch(model: str) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(int(os.environ["RANK"]))
+    x = random.randn(ROWS, *SHAPES[model]).astype(np.float32)
+    return x, random.randint(0, 10, ROWS).astype(np.int32)
+
+
+def seconds(step, model: str) -> float:
+    """Of one step: the median of repeats; `step(n)` makes n and waits for the last."""
+    step(5)
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        step(STEPS[model])
+        times.append((time.perf_counter() - began) / STEPS[model])
+    return statistics.median(times)
+
+
+def torch_side(model: str) -> dict[str, float]:
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    if model == "MLP":
+        layers = [nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
+    else:
+        layers = [nn.Conv2d(8, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+        layers += [nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    net = DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9)
+    x, y = batch(model)
+    x, y = torch.tensor(np.moveaxis(x, -1, 1) if x.ndim == 4 else x).contiguous(), torch.tensor(y).long()
+
+    def step(n: int) -> None:
+        for _ in range(n):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+    return {"seconds": seconds(step, model)}
+
+
+def jaxpar_side(model: str) -> dict[str, float]:
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+
+    import jaxpar
+    from jaxpar._train_step import replicas
+
+    if not jaxpar.distributed.is_initialized():
+        jaxpar.distributed.init_process_group()
+    rngs = nnx.Rngs(0)
+    if model == "MLP":
+        layers = [nnx.Linear(256, 512, rngs=rngs), nnx.relu, nnx.Linear(512, 512, rngs=rngs), nnx.relu]
+        layers += [nnx.Linear(512, 10, rngs=rngs)]
+    else:
+        layers = [nnx.Conv(8, 32, (3, 3), rngs=rngs), jaxpar.nn.BatchNorm(32), nnx.relu]
+        layers += [nnx.Conv(32, 64, (3, 3), rngs=rngs), jaxpar.nn.BatchNorm(64), nnx.relu]
+        layers += [lambda x: jnp.mean(x, (1, 2)), nnx.Linear(64, 10, rngs=rngs)]
+    net = jaxpar.DistributedDataParallel(nnx.Sequential(*layers))
+    optimizer = nnx.Optimizer(net, jaxpar.optim.sgd(lr=0.01, momentum=0.9), wrt=nnx.Param)
+
+    def loss_fn(net, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(net(x), y).mean()
+
+    one = jaxpar.train_step(net, optimizer, loss_fn)
+    x, y = batch(model)
+    texts: list[str] = []
+    original = replicas.compiled
+
+    def spied(plan, donate=()):
+        program = original(plan, donate)
+
+        def run(*args):
+            texts.append(program.lower(*args).compile().as_text())
+            return program(*args)
+
+        return run
+
+    replicas.compiled = spied
+    one(x, y)
+    replicas.compiled = original
+
+    def step(n: int) -> None:
+        for _ in range(n):
+            loss = one(x, y)
+        loss.block_until_ready()
+
+    taken = seconds(step, model)
+    one.check()
+    return {"seconds": taken} | collectives(texts[0])
+
+
+def collectives(text: str) -> dict[str, float]:
+    """How many there are in a compiled program, and the bytes that they sum."""
+    lines = [line for line in text.splitlines() if re.search(r"= .*\ball-\w+(-start)?\(", line)]
+    sizes = []
+    for line in lines:
+        types = line.split("=", 1)[1].split("all-")[0]
+        for bits, shape in re.findall(r"[fsu](\d+)\[([\d,]*)\]", types):
+            sizes.append(int(bits) // 8 * int(np.prod([int(n) for n in shape.split(",") if n])))
+    return {"collectives": len(lines), "bytes": sum(sizes)}
+
+
+def job(side: str) -> dict[str, dict[str, float]]:
+    """Both models in two processes; what rank 0 measured."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+    ours |= {"LOCAL_WORLD_SIZE": str(RANKS), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--side", side],
+            env=os.environ | ours | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [process.communicate(timeout=600)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return json.loads(said[0].splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=["torch", "jaxpar"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+        measure = torch_side if options.side == "torch" else jaxpar_side
+        print(json.dumps({model: measure(model) for model in STEPS}))
+        return
+    found: dict[str, list] = {"torch": [], "jaxpar": []}
+    for _ in range(options.rounds):
+        for side, results in found.items():
+            results.append(job(side))
+    print(f"{RANKS} processes x 1 CPU device, {ROWS} rows each, {options.rounds} rounds")
+    for model in STEPS:
+        theirs, ours = ([1e3 * one[model]["seconds"] for one in found[side]] for side in ("torch", "jaxpar"))
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        sent = found["jaxpar"][0][model]
+        print(
+            f"{model}  jaxpar {statistics.median(ours):8.3f} ms  torch {statistics.median(theirs):8.3f} ms  "
+            f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}; bar 1.0)  "
+            f"collectives {sent['collectives']:.0f}, {sent['bytes'] / 2**20:.2f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()
