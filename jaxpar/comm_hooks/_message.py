@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-SMALL = 2**20
+SMALL = 2**22
 """Bytes. Of larger arrays the copies cost more than the message."""
 
 
