@@ -19,11 +19,13 @@ LAST = {
     "03_split_model.py": r"test error 0\.\d+; predicting the mean gives 0\.\d+",
     "04_distributed.py": r"1 x \d+ devices: 2[89]\d of 297 right, 9\d%",
     "11_language_model.py": r"perplexity of other text: \d+; from the frequencies alone \d+",
+    "12_gpt.py": r"other text: \d\.\d\d bits a character; from the frequencies alone 4\.\d\d",
     "15_from_torch_checkpoint.py": r"right in jaxpar: (\d+\.\d)%, back in torch: \1%",
 }
 TORCH = "--torch --float64 --devices"
 ARGUMENTS = {
     "11_language_model.py": f"{TORCH} 4 --steps 10 --words 6000",
+    "12_gpt.py": f"{TORCH} 2 --steps 8 --layers 1 --width 16 --text 12000",
     "15_from_torch_checkpoint.py": f"{TORCH} 2 --torch-steps 10 --steps 8",
 }
 
