@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from .._typing import PyTree
+from .._watchdog import reached
 from ..errors import CheckpointError
 from .background import Background
 from .item import item_of
@@ -167,6 +168,7 @@ class Checkpointer:
         if all(state == states[0] for state in states):
             states = states[:1]
         self._store.write(step, arrays, {"format": FORMAT, "step": step, "items": items, "states": states})
+        reached(step)
 
     def _complain(self, troubles: list[str]) -> None:
         for trouble in troubles:
@@ -277,6 +279,7 @@ class Checkpointer:
         # What may refuse its state goes first, so that nothing has changed if it does.
         order = sorted(held, key=lambda name: held[name].kind != "state")
         put = {name: held[name].put(values[name]) for name in order}
+        reached(chosen)
         return Restored(chosen, {name: put[name] for name in held if held[name].kind == "tree"})
 
 
