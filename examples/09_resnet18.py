@@ -107,7 +107,16 @@ def hits(net, x, y):
     return best[:, 0].sum(), best.sum()
 
 
-module = jaxpar.to(ResNet18(nnx.Rngs(0)), dtype=dtype)
+def kaiming(kind, tensors, generator):  # as torchvision's; the rest begins as torch's layers do
+    if kind == "Conv2d":
+        jaxpar.random.init.kaiming_normal_(tensors["weight"], mode="fan_out", generator=generator)
+
+
+parts = [("conv1", "norm1", "conv2", "norm2", "down")[: 4 if stride == 1 else 5] for _, _, stride in blocks]
+order = ["conv", "norm", *(f"blocks.layers.{i}.{part}" for i in range(8) for part in parts[i]), "head"]
+shapes = nnx.eval_shape(lambda: ResNet18(nnx.Rngs(0)))  # no time is spent on JAX's initial weights
+module = jaxpar.random.torch_init(shapes, 0, order=order, apply=kaiming)
+module = jaxpar.to(module, dtype=dtype)
 net = jaxpar.DataParallel(module)
 highest, warm = options.lr * options.batch_size / 256, max(1, options.steps // 20)
 rate = lr_scheduler.sequential_lr(
