@@ -27,6 +27,7 @@ LAST = {
     "11_language_model.py": r"perplexity of other text: \d+; from the frequencies alone \d+",
     "12_gpt.py": r"other text: \d\.\d\d bits a character; from the frequencies alone 4\.\d\d",
     "13_dcgan.py": r"taken for real: \d+% of the digits, \d+% of what was made",
+    "14_dqn.py": r"the pole stands for \d+ moves of at most 500; with moves at random for \d+",
     "15_from_torch_checkpoint.py": r"right in jaxpar: (\d+\.\d)%, back in torch: \1%",
 }
 TORCH = "--torch --float64 --devices"
@@ -40,6 +41,7 @@ ARGUMENTS = {
     "11_language_model.py": f"{TORCH} 4 --steps 10 --words 6000",
     "12_gpt.py": f"{TORCH} 2 --steps 8 --layers 1 --width 16 --text 12000",
     "13_dcgan.py": f"{TORCH} 2 --steps 3 --width 4",
+    "14_dqn.py": f"{TORCH} 4 --steps 10",
     "15_from_torch_checkpoint.py": f"{TORCH} 2 --torch-steps 10 --steps 8",
 }
 SLOW = {"09_resnet18.py"}  # XLA compiles its forward and backward pass for half a minute
