@@ -30,8 +30,8 @@ from jaxpar.optim import lr_scheduler
 
 parser = argparse.ArgumentParser(description="ResNet-18 in the ImageNet recipe.")
 parser.add_argument("--devices", type=int, default=4, help="virtual devices, where there is no GPU")
-parser.add_argument("--steps", type=int, default=160)
-parser.add_argument("--batch-size", type=int, default=90)
+parser.add_argument("--steps", type=int, default=130)
+parser.add_argument("--batch-size", type=int, default=110)
 parser.add_argument("--width", type=int, default=8, help="channels of the first stage; 64 is ResNet-18")
 parser.add_argument("--size", type=int, default=16, help="pixels of a side of the images")
 parser.add_argument("--data", help="an .npz file; the digits if left out")
