@@ -46,6 +46,7 @@ def environment(rank: int, n: int, port: int, devices: int = 1) -> dict[str, str
         "JAXPAR_DEVICES": str(devices),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as in conftest.py: compiling is most of the work
     }
 
 
