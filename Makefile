@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
 
-.PHONY: help demo test quick lint benchmark clean
+.PHONY: help demo test proof quick lint benchmark clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
-	@echo "make test       all tests"
+	@echo "make test       all tests but the longest"
+	@echo "make proof      the longest: three and four processes, jobs that are killed, a ResNet"
 	@echo "make quick      the tests of everyday work, about two minutes"
 	@echo "make lint       ruff and mypy"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
@@ -26,10 +27,13 @@ demo: $(READY)
 	$(BIN)/jaxpar demo
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not long"
+
+proof: $(READY)
+	$(BIN)/python -m pytest --quiet -m long
 
 quick: $(READY)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow"
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
 lint: $(READY)
 	$(BIN)/ruff check .

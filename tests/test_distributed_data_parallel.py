@@ -143,12 +143,14 @@ def test_two_processes(tmp_path):
     assert "0.gradient.c.weight" not in of_case(theirs, "unused")[0]
 
 
+@pytest.mark.long
 def test_three_processes(tmp_path):
     """torch-semantics 2.1 D4: 1/3 is rounded before it multiplies."""
     theirs = run_torch(tmp_path, 3, cases.OF_THREE)
     assert_equal(run_jaxpar(tmp_path, 3, 1, cases.OF_THREE), theirs, cases.OF_THREE)
 
 
+@pytest.mark.long
 def test_four_replicas_in_one_two_and_four_processes(tmp_path):
     """A replica is a device of any process: the same numbers whatever the processes are."""
     names = cases.SEVERAL_DEVICES

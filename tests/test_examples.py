@@ -44,7 +44,7 @@ ARGUMENTS = {
     "14_dqn.py": f"{TORCH} 4 --steps 10",
     "15_from_torch_checkpoint.py": f"{TORCH} 2 --torch-steps 10 --steps 8",
 }
-SLOW = {"09_resnet18.py"}  # XLA compiles its forward and backward pass for half a minute
+LONG = {"09_resnet18.py"}  # XLA compiles its forward and backward pass for half a minute
 
 
 def test_the_catalogue_names_every_example():
@@ -53,7 +53,7 @@ def test_the_catalogue_names_every_example():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LAST]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in LAST]
 )
 def test_it_runs(name, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "JAX_NUM_CPU_DEVICES")}
@@ -85,7 +85,7 @@ def test_the_split_model_learns():
     assert error < 0.8 * mean
 
 
-@pytest.mark.parametrize("launcher", ["jaxpar launch", "torchrun"])
+@pytest.mark.parametrize("launcher", ["jaxpar launch", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_the_distributed_example_in_two_processes(launcher):
     if launcher == "torchrun":
         pytest.importorskip("torch")

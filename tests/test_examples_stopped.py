@@ -88,7 +88,7 @@ def test_killed_and_started_again_by_hand(tmp_path, last_line):
     assert "after 16 steps: loss" in last_line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_started_again_by_the_launcher(tmp_path, last_line):
     options = [
         "-n",

@@ -19,7 +19,7 @@ sys.modules["survival"] = survival  # dataclasses look themselves up there
 spec.loader.exec_module(survival)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_fails_twice_ends_with_the_bits_of_one_that_does_not(tmp_path):
     bench = survival.Bench(timeout=30, cache=tmp_path / "cache")
     alone, troubled = tmp_path / "alone", tmp_path / "troubled"
