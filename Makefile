@@ -10,7 +10,7 @@ WORKERS ?= auto
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
 	@echo "make test       all tests but the longest"
-	@echo "make proof      the longest: three and four processes, jobs that are killed, a ResNet"
+	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
 	@echo "make quick      the tests of everyday work, about two minutes"
 	@echo "make lint       ruff and mypy"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"

@@ -31,7 +31,7 @@ def everyday(case) -> bool:
 
 
 @pytest.mark.parametrize(
-    "case", [c if everyday(c) else pytest.param(c, marks=pytest.mark.slow) for c in CASES], ids=str
+    "case", [c if everyday(c) else pytest.param(c, marks=pytest.mark.long) for c in CASES], ids=str
 )
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE
