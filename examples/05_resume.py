@@ -11,13 +11,13 @@ repository, CC BY 4.0; shipped with scikit-learn).
 By hand: the first run kills itself (SIGKILL, no clean-up) after step 57, the second one goes on. The
 third was never stopped, and ends with the same line.
 
-    python examples/05_resume.py --run /tmp/killed --kill-at 57
-    python examples/05_resume.py --run /tmp/killed
-    python examples/05_resume.py --run /tmp/whole
+    python examples/05_resume.py --run killed --kill-at 57
+    python examples/05_resume.py --run killed
+    python examples/05_resume.py --run whole
 
 Two processes, of which one is killed, under a launcher:
 
-    jaxpar launch -n 2 --max-restarts 3 examples/05_resume.py --run /tmp/two --kill-at 57
+    jaxpar launch -n 2 --max-restarts 3 examples/05_resume.py --run two --kill-at 57
 """
 
 import argparse

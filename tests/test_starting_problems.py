@@ -263,7 +263,7 @@ BAD = {
     "no host": ({}, {"init_method": "tcp://:80"}, "host name missing"),
     "no rank": ({}, {"init_method": "tcp://h:80", "world_size": 2}, "rank parameter missing"),
     "no size": ({}, {"init_method": "tcp://h:80", "rank": 0}, "world size parameter missing"),
-    "another method": ({}, {"init_method": "file:///tmp/x"}, "init_method='file:///tmp/x' is unknown"),
+    "another method": ({}, {"init_method": "file:///shared/x"}, "init_method='file:///shared/x' is unknown"),
     "another backend": ({}, {"backend": "mpi"}, "backend='mpi' is unknown; write 'gloo', 'nccl' or None"),
     "a bad heartbeat": ({"JAXPAR_HEARTBEAT": "soon"}, {}, "JAXPAR_HEARTBEAT is 'soon', which is no integer"),
     "no time": ({}, {"timeout": 0}, "timeout must be positive"),

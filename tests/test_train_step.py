@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
@@ -347,6 +348,24 @@ def test_another_structure():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_call_that_raised_is_no_measure(kind):
+    """Neither the structure nor the shape of a batch that was refused counts."""
+    net, optimizer = pair(kind)
+    step = jaxpar.train_step(net, optimizer, lambda net, batch: mse(net, batch["x"], batch["y"]))
+    with pytest.raises(KeyError):
+        step({"x": X})
+    step({"x": X, "y": Y})
+    assert step.calls == 1
+
+
+def test_no_sync_is_refused():
+    net, optimizer = pair(distributed)
+    step = jaxpar.train_step(net, optimizer, mse)
+    with net.no_sync(), pytest.raises(RuntimeError, match=r"accumulate=k"):
+        step(X, Y)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_optimizer_of_another_module(kind):
     net = kind(Net())
     other = nnx.Optimizer(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), optax.adam(0.1), wrt=nnx.Param)
@@ -375,3 +394,85 @@ def test_wrong_arguments(case):
     net, optimizer = pair(plain)
     with pytest.raises(error, match=text):
         jaxpar.train_step(**{"net": net, "optimizer": optimizer, "loss_fn": mse} | given)
+
+
+# ----------------------------------------------------------------------------------- several processes
+PROCESSES = """
+import jax, jax.numpy as jnp, numpy as np, optax
+from flax import nnx
+import jaxpar
+from jaxpar import errors
+
+jaxpar.distributed.init_process_group()
+rank = jaxpar.distributed.get_rank()
+random = np.random.RandomState(rank)
+X, Y = random.randn(12, 3), random.randn(12, 1)
+
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(rank)
+        self.hidden = nnx.Linear(3, 5, rngs=rngs, param_dtype=jnp.float64)
+        self.norm = jaxpar.nn.BatchNorm(5, param_dtype=jnp.float64)
+        self.out = nnx.Linear(5, 1, rngs=rngs, param_dtype=jnp.float64)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.norm(self.hidden(x))))
+
+def mse(net, x, y):
+    return ((net(x) - y) ** 2).mean()
+
+def pair():
+    net = jaxpar.DistributedDataParallel(Net())
+    return net, nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+def batches(n):
+    return [(X[2 * i : 2 * i + 4], Y[2 * i : 2 * i + 4]) for i in range(n)]
+
+def arrays(*things):
+    return [np.asarray(x) for thing in things for x in jax.tree.leaves(nnx.state(thing))]
+
+def same(ours, theirs):
+    return max(float(abs(a - b).max()) for a, b in zip(arrays(*ours), arrays(*theirs), strict=True)) < 1e-13
+
+def by_hand(net, optimizer, data):
+    for x, y in data:
+        loss, gradients = net.value_and_grad(mse)(x, y)
+        optimizer.update(net, gradients)
+
+ours, theirs = pair(), pair()
+start = arrays(ours[0])
+nnx.update(theirs[0], jax.tree.map(jnp.copy, nnx.state(ours[0])))
+step = jaxpar.train_step(*ours, mse)
+for x, y in batches(4):
+    step(x, y)
+by_hand(*theirs, batches(4))
+print("by hand", same(ours, theirs), "moved", not np.array_equal(start[0], arrays(ours[0])[0]))
+
+with ours[0].join():
+    for x, y in batches(2 + rank):
+        step(x, y)
+with theirs[0].join():
+    by_hand(*theirs, batches(2 + rank))
+print("join", same(ours[:1], theirs[:1]))
+jaxpar.check_replicas(ours[0])
+
+slow = jaxpar.train_step(*ours, mse, accumulate=2)
+try:
+    with ours[0].join():
+        slow(*batches(1)[0])
+except RuntimeError as error:
+    print("accumulate", "inside of join()" in str(error))
+
+function = jaxpar.DistributedDataParallel(lambda p, x: x @ p["w"])
+try:
+    function.value_and_grad(lambda f, x: f(x).mean())({"w": jnp.full((3, 1), float(rank))}, X)
+except errors.DivergenceError as error:
+    print("parameters", "['parameters']['w']" in str(error))
+jaxpar.distributed.destroy_process_group()
+"""
+
+
+def test_in_two_processes():
+    for said in outputs(ranks(2, PROCESSES)):
+        said = [line for line in said.splitlines() if not line.startswith("[Gloo]")]
+        assert said == ["by hand True moved True", "join True", "accumulate True", "parameters True"]

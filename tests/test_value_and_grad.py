@@ -451,6 +451,23 @@ def test_forward_is_the_modules_and_has_no_gradient():
         nnx.grad(lambda net: net(X).sum())(net)
 
 
+def test_the_forward_of_a_function_has_no_gradient():
+    net = ddp(function)
+    parameters = {"a": X[:3, :3], "b": Y[:3]}
+    assert_close(net(parameters, X), function(parameters, X), NEAR)
+    with pytest.raises(GradientError, match="value_and_grad"):
+        jax.grad(lambda parameters: net(parameters, X).sum())(parameters)
+
+
+def test_the_forward_of_a_linen_module_has_no_gradient():
+    net = ddp(LinenNet())
+    variables = net.init(jax.random.key(0), X)
+    with pytest.raises(GradientError, match="value_and_grad"):
+        jax.grad(lambda p: net.apply({**variables, "params": p}, X, mutable=["batch_stats"])[0].sum())(
+            variables["params"]
+        )
+
+
 def test_torchs_other_words_are_taken():
     words = {
         "bucket_cap_mb": 1,

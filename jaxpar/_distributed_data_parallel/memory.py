@@ -16,6 +16,7 @@ class Memory:
       own: gradients that wait on their replicas, and the hook's state; None before the first call.
       hook: how gradients are reduced; registered: whether the user has chosen it.
       synchronises: False inside of `no_sync()`.
+      compared: whether values that the user holds were compared with the other ranks'.
       join: the `Join` that the call is in, if it is in one.
       steps: how many calls there were.
       number: which wrapper this is, for all ranks the same; 0 before the first step with other ranks.
@@ -28,6 +29,7 @@ class Memory:
         self.hook: CommHook = hook or mean
         self.registered = hook is not None
         self.synchronises = True
+        self.compared = False
         self.join: Any = None
         self.steps = self.number = 0
         self.timeout = 600.0

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
+from .._check_replicas import check_replicas
 from .._data_parallel import forward
 from .._modules.function_view import Applied, FunctionView
 from .._placement import Placement
+from .._tree import is_staged
 from .._typing import DeviceLike, PyTree
 from ..comm_hooks._hook import CommHook
 from ..errors import GradientError, ParametersError
@@ -39,7 +41,7 @@ class DistributedDataParallel(abc.ABC):
     Args:
       module: an `nnx.Module`, a `flax.linen.Module`, or a function of parameters and inputs.
       device_ids: this process's devices; all that it has if left out. (torch allows one.)
-      output_device: must be None or one of them; stored and never used, as in torch.
+      output_device: taken and never used, as in torch.
       dim: the batch dimension.
       process_group: must be None; there is one group, of all processes.
       forward_sync_buffers: whether rank 0's buffers go to all before each forward. If not, every process
@@ -49,7 +51,7 @@ class DistributedDataParallel(abc.ABC):
       backend: `"shard_map"` or `"pmap"`; equal results.
       bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and not needed.
         Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
-      broadcast_buffers: torch's older word for `init_sync` of buffers and `forward_sync_buffers`.
+      broadcast_buffers: torch's older word for `forward_sync_buffers`.
 
     Raises:
       ParametersError: nothing to train; or other ranks have other parameters.
@@ -164,6 +166,18 @@ class _Distributed:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self.memory.hook, self.memory.registered, self.memory.own = hook, True, None
 
+    def _forward(self, module: Any, args: tuple, kwargs: dict) -> PyTree:
+        outputs = forward(module, args, kwargs, self.world.local, self.settings.backend)
+        return outputs if self.world.N == 1 else _without_gradient(outputs)
+
+    def _compare(self, what: str, values: PyTree) -> None:
+        """Once: values that the user holds are the same on all ranks, which nobody could make them be."""
+        if self.memory.compared or is_staged():
+            return
+        if self.world.size > 1:
+            check_replicas({what: values})
+        self.memory.compared = True
+
     def _evaluate(self, held: Held, loss_fn: Any, has_aux: bool, args: tuple, kwargs: dict) -> Any:
         if not held.parameters:
             raise ParametersError(
@@ -178,7 +192,7 @@ def _without_gradient(outputs: PyTree) -> PyTree:
     return outputs
 
 
-def _forward(outputs: PyTree) -> tuple[PyTree, None]:
+def _kept(outputs: PyTree) -> tuple[PyTree, None]:
     return outputs, None
 
 
@@ -190,7 +204,7 @@ def _backward(residual: None, cotangents: PyTree) -> Any:
     )
 
 
-_without_gradient.defvjp(_forward, _backward)
+_without_gradient.defvjp(_kept, _backward)
 
 
 class _NNXDistributed(_Distributed, nnx.Module):
@@ -209,8 +223,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         Raises:
           GradientError: when differentiated, with more than one replica.
         """
-        outputs = forward(self.module, inputs, kwargs, self.world.local, self.settings.backend)
-        return outputs if self.world.N == 1 else _without_gradient(outputs)
+        return self._forward(self.module, inputs, kwargs)
 
     def value_and_grad(
         self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: Any = nnx.Param
@@ -246,7 +259,16 @@ class _NNXDistributed(_Distributed, nnx.Module):
     ) -> Join:
         """A context in which ranks may have different numbers of batches, and batches of different sizes.
 
-        torch counterpart: `DistributedDataParallel.join` (torch-semantics 2.3). See `jaxpar`'s page on it.
+        Args:
+          divide_by_initial_world_size: gradients are divided by all replicas, or else by those with rows.
+          enable: False does nothing, for ranks that are known to have as many batches.
+          throw_on_early_termination: the first rank that has finished ends the training of all.
+
+        Raises:
+          RuntimeError: on all ranks, with `throw_on_early_termination`. DistributedError: a rank had no batch
+            at all. DivergenceError: ranks differ in more than their numbers of rows.
+
+        torch counterpart: `DistributedDataParallel.join` (torch-semantics 2.3).
         """
         return Join(self, divide_by_initial_world_size, enable, throw_on_early_termination)
 
@@ -267,11 +289,8 @@ class _LinenDistributed(_Distributed):
     ) -> PyTree:
         """The module's outputs for this process's rows, as `module.apply`."""
         bound = self.module.bind(variables, rngs=rngs or {}, mutable=mutable)
-        outputs = forward(bound, args, kwargs, self.world.local, self.settings.backend)
-        if mutable is False:
-            return outputs
-        collections = bound.scope.mutable_variables()
-        return outputs, collections
+        outputs = self._forward(bound, args, kwargs)
+        return outputs if mutable is False else (outputs, bound.scope.mutable_variables())
 
     def value_and_grad(
         self, loss_fn: Callable[..., Any], *, has_aux: bool = False, mutable: Any = False
@@ -283,6 +302,7 @@ class _LinenDistributed(_Distributed):
         """
 
         def value_and_grad(variables: PyTree, *batch: PyTree, rngs: Any = None, **kwargs: PyTree) -> Any:
+            self._compare("variables", variables)
             held = hold_linen(self.module, variables, rngs or {}, mutable, self.world.local)
             value, gradients, updates = self._evaluate(held, loss_fn, has_aux, batch, kwargs)
             return (value if mutable is False else (value, updates)), gradients
@@ -298,13 +318,17 @@ class _FunctionDistributed(_Distributed):
 
     def __call__(self, parameters: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         """The function's outputs for this process's rows."""
-        applied = Applied(self.module, parameters)
-        return forward(applied, inputs, kwargs, self.world.local, self.settings.backend)
+        return self._forward(Applied(self.module, parameters), inputs, kwargs)
 
     def value_and_grad(self, loss_fn: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
-        """`f(parameters, *batch) -> (loss, gradients)`; `loss_fn(f, *batch)` with `f(*inputs)` on these."""
+        """`f(parameters, *batch) -> (loss, gradients)`; `loss_fn(f, *batch)` with `f(*inputs)` on these.
+
+        Raises, when called first: DivergenceError, if ranks hold other parameters; make them equal with
+        `jaxpar.distributed.broadcast(parameters)`.
+        """
 
         def value_and_grad(parameters: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
+            self._compare("parameters", parameters)
             held = hold_function(self.module, parameters, self.world.local)
             loss, gradients, _ = self._evaluate(held, loss_fn, has_aux, batch, kwargs)
             return loss, gradients

@@ -120,7 +120,7 @@ class NNXView:
         for leaf, value in zip(self.leaves, values, strict=True):
             if isinstance(leaf, nnx.Variable):
                 object.__setattr__(leaf, "_raw_value", value)
-        self._placed = values
+        self._placed = list(values)  # commit writes into it
 
     def commit(self, changes: dict[int, PyTree]) -> None:
         try:

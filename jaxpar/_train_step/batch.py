@@ -21,12 +21,13 @@ class Batches:
         self._form: Any = None
         self._shapes: set[Any] = set()
 
-    def check(self, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Raises BatchError, LeafError, RangeError, DeletedError, before anything has happened."""
+    def check(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Structure and shapes, for `remember` once the step was made.
+
+        Raises BatchError, LeafError, RangeError, DeletedError, before anything has happened.
+        """
         leaves, form = jax.tree.flatten((args, kwargs))
-        if self._form is None:
-            self._form = form
-        elif form != self._form:
+        if self._form is not None and form != self._form:
             raise BatchError(
                 f"train_step: the batch's structure changed: {self._form} at the first step, {form} now. "
                 "Give every batch the same containers, keys and Nones."
@@ -35,14 +36,19 @@ class Batches:
         if shapes not in self._shapes:
             self._see(args, kwargs, leaves, shapes)
         check_alive(leaves, _Lazy(args, kwargs), "train_step")
+        return form, shapes
+
+    def remember(self, form: Any, shapes: Any) -> None:
+        """A batch that raised is no measure for those after it."""
+        self._form = form
+        self._shapes.add(shapes)
 
     def _see(self, args: tuple, kwargs: dict[str, Any], leaves: list, shapes: Any) -> None:
         for leaf, name in zip(leaves, _names(args, kwargs), strict=True):
             check_leaf(leaf, name, "train_step")
             if is_array(leaf) and leaf.size == 0:
                 raise BatchError(f"train_step: {name} has shape {tuple(leaf.shape)}: the batch is empty.")
-        self._shapes.add(shapes)
-        if len(self._shapes) == MANY:
+        if len(self._shapes) == MANY - 1:
             warnings.warn(
                 f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and every "
                 "one is compiled by itself. Drop or pad uneven batches.",

@@ -58,6 +58,7 @@ class Replicas:
     ) -> tuple[jax.Array, PyTree, jax.Array | None]:
         """The loss, aux, and the report on gradients."""
         world, memory = self._world, self._memory
+        self._check_context()
         rows = take(args, kwargs, world)
 
         def run(held: Held, rows: Rows, agreed: Agreement) -> tuple[Step, Plan]:
@@ -75,6 +76,18 @@ class Replicas:
             aux = assemble(outputs(done.aux, plan.active, rows, world), world.local.output_device)
         report = done.extra.get("report") if last else None
         return loss, aux, world.local_shared(report)
+
+    def _check_context(self) -> None:
+        if not self._memory.synchronises:
+            raise RuntimeError(
+                "train_step: it updates, so it cannot be called inside of no_sync(); write "
+                "train_step(..., accumulate=k), which communicates once in k calls."
+            )
+        if self._memory.join is not None and self._update.accumulate > 1:
+            raise RuntimeError(
+                "train_step: accumulate cannot be used inside of join(): a rank that has finished would not "
+                "know whether the others' next call is an update."
+            )
 
     def _run(self, rows: Rows, agreed: Agreement, last: bool) -> tuple[Step, Plan]:
         world, memory = self._world, self._memory

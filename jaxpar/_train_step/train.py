@@ -109,10 +109,11 @@ class TrainStep:
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
-        self._batches.check(batch, kwargs)
+        seen = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
         last = (self.calls + 1) % self._accumulate == 0
         loss, aux, report = self._program.step(batch, kwargs, last)
+        self._batches.remember(*seen)
         self.calls += 1
         self.updates += last
         if report is not None:
