@@ -66,6 +66,15 @@ for step in range(10_000):  # far ahead of each other
     guard.check({"x": "float32[4, 3]", "y": "1"}, 100 + step)
 print("HEALTHY")
 
+caught = Guard("caught")
+try:
+    for step in range(1000):  # rank 0 sees nothing unusual, and hears of it at one of its next steps
+        caught.check({"x": "6" if (step, r) == (2, 1) else "4"}, step)
+        time.sleep(0.01)
+except errors.DivergenceError as error:
+    print("CAUGHT", error)
+dist.barrier()
+
 if r == 1:
     plain = _guard.fingerprint
     _guard.fingerprint = lambda: plain() | {"jax_enable_x64": "Perhaps"}
@@ -122,6 +131,8 @@ def test_healthy_ranks_pass_and_drifted_copies_are_named():
         assert "element [0] is 0.0 on rank 0 and -0.0 on rank 1" in said[6]
         assert said[7] == "same"
         assert "element [1] is 0 on rank 0 and 1 on rank 1" in said[8]
+        # A rank that handles the error does not keep it from the others.
+        assert "CAUGHT step 2 of caught: the ranks differ in x: rank 0 has 4, rank 1 has 6." in out
 
 
 # ------------------------------------------------------------------------------------- without ranks
