@@ -16,14 +16,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _devices
 from .._placement import Placement, place
+from .._scatter import SMALL
 from .._tree import check_leaf, is_real, paths
 from .._typing import REPLICA, DeviceLike, PyTree
 from ._collate import is_array
 
 Send = Callable[[PyTree], PyTree]
-
-SMALL = 2**20
-"""In bytes."""
 
 
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> Send:
