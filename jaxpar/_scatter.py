@@ -26,9 +26,6 @@ from ._tree import check_alive, check_leaf, is_array, is_staged, paths
 from ._typing import DeviceLike, PyTree, Shape
 from .errors import DeviceError, DimError, NoRowsError, RowsError
 
-SMALL = 2**20
-"""In bytes. Smaller host arrays go in one call, because it costs more than the copy."""
-
 
 def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: int = 0) -> Shards:
     """Split the arrays of a tree along `dim` and send piece i to device i.
@@ -148,18 +145,7 @@ def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement:
     if is_staged():
         stacks = [_stack(x, a, c, placement.N) for x, a in zip(arrays, axes, strict=True)]
         return stacks if placement.N == 1 else jax.lax.with_sharding_constraint(stacks, placement.stacked)
-    out: list[Any] = []
-    for x, a in zip(arrays, axes, strict=True):
-        if not isinstance(x, np.ndarray):
-            out.append(jax.device_put(_stack_jit(x, a, c, placement.N), placement.stacked))
-        elif x.nbytes < SMALL:
-            out.append(_stack_on_host(x, a, c, placement.N))
-        else:
-            out.append(_send(x, a, sizes, placement))
-    small = [i for i, x in enumerate(out) if isinstance(x, np.ndarray)]
-    for i, x in zip(small, jax.device_put([out[i] for i in small], placement.stacked), strict=True):
-        out[i] = x
-    return out
+    return [_send(x, a, c, placement) for x, a in zip(arrays, axes, strict=True)]
 
 
 def _stack(x: Any, axis: int, c: int, N: int) -> jax.Array:
@@ -182,27 +168,24 @@ def _lengthen(x: Any, axis: int, missing: int) -> jax.Array:
 _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 
 
-def _stack_on_host(x: np.ndarray, axis: int, c: int, N: int) -> np.ndarray:
-    """`_stack` of a host array, in memory of its own: a CPU device shares the host's."""
-    x = np.moveaxis(x, axis, 0)
-    stack = np.zeros((N * c, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))
-    stack[: len(x)] = x
-    return np.moveaxis(stack.reshape(N, c, *x.shape[1:]), 1, axis + 1)
+def _send(x: Any, axis: int, c: int, placement: Placement) -> jax.Array:
+    """`_stack`; pieces of a host array go straight to their devices, never all through the first one."""
+    if not isinstance(x, np.ndarray):
+        return jax.device_put(_stack_jit(x, axis, c, placement.N), placement.stacked)
+    x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
+    shared = placement.devices[0].platform == "cpu"
+    before = (slice(None),) * axis
 
+    def piece(index: Any) -> np.ndarray:
+        start = (index[0].start or 0) * c
+        rows = x[(*before, slice(start, start + c))]
+        if missing := c - rows.shape[axis]:
+            padding = np.zeros((*x.shape[:axis], missing, *x.shape[axis + 1 :]), x.dtype)
+            rows = np.concatenate([rows, padding], axis)
+        elif shared:
+            rows = rows.copy()  # the device shares the host's memory, and the caller may write to it again
+        return rows[None]
 
-def _send(x: np.ndarray, axis: int, sizes: Sequence[int], placement: Placement) -> jax.Array:
-    """A host array, each piece straight to its device: never all of it through the first one."""
-    x = np.moveaxis(x, axis, 0).astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
-    c, start, pieces = max(sizes[0], 1), 0, []
-    for i in range(placement.N):
-        size = sizes[i] if i < len(sizes) else 0
-        piece = x[start : start + size]
-        if size < c:
-            piece = np.concatenate([piece, np.zeros((c - size, *x.shape[1:]), x.dtype)])
-        elif placement.devices[i].platform == "cpu":
-            piece = piece.copy()  # the device shares the host's memory, and the caller may write to it again
-        pieces.append(np.moveaxis(piece, 0, axis)[None])
-        start += size
-    shape = (placement.N, *pieces[0].shape[1:])
-    parts = jax.device_put(pieces, list(placement.devices))
-    return jax.make_array_from_single_device_arrays(shape, placement.stacked, parts)
+    shape = (placement.N, *x.shape[:axis], c, *x.shape[axis + 1 :])
+    # Half the price of device_put with the same sharding.
+    return jax.make_array_from_callback(shape, placement.stacked, piece)

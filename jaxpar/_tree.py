@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import get_opaque_trace_state
 
 from ._typing import PyTree
 from .errors import DeletedError, LeafError, RangeError
@@ -35,7 +36,17 @@ def is_staged() -> bool:
 
     Under an eager `jax.grad` or `vmap` new arrays are still real ones, so this is False there.
     """
-    return isinstance(jax.lax.full((), 0), jax.core.Tracer)
+    global _eager
+    here = get_opaque_trace_state(convention="nnx")
+    if here == _eager:
+        return False  # making an array, only to look at it, takes 50 us
+    staged = isinstance(jax.lax.full((), 0), jax.core.Tracer)
+    if not staged:
+        _eager = here
+    return staged
+
+
+_eager: Any = None
 
 
 def is_real(leaf: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import jax
@@ -213,10 +214,17 @@ def test_one_array_under_two_names():
 BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
 
 
+def on(platform, step):
+    """The step as it is compiled for the platform: a branch on CPU, a choice of results elsewhere."""
+    step._program._update = dataclasses.replace(step._program._update, platform=platform)
+    return step
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind):
+def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, platform):
     net, optimizer = pair(kind)
-    step = jaxpar.train_step(net, optimizer, mse)
+    step = on(platform, jaxpar.train_step(net, optimizer, mse))
     step(X, Y)
     before = arrays(net, optimizer)
     step(BAD, Y)
@@ -229,14 +237,32 @@ def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind):
     assert not np.array_equal(before[0], arrays(net, optimizer)[0])
 
 
-def test_skip_leaves_one_update_out():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_skip_leaves_one_update_out(platform):
     (net, optimizer), (other, its) = pair(data_parallel), pair(data_parallel)
-    step = jaxpar.train_step(net, optimizer, mse, on_nonfinite="skip")
+    step = on(platform, jaxpar.train_step(net, optimizer, mse, on_nonfinite="skip"))
     for x in (X, BAD, X):
         step(x, Y)
     step.check()
     by_hand(other, its, [(X, Y)] * 2)
     close(jax.tree.leaves(nnx.state(net, nnx.Param)), jax.tree.leaves(nnx.state(other, nnx.Param)))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_buffer_may_come_back_in_another_type(platform):
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.inner, self.count = Net(), nnx.BatchStat(jnp.zeros((), jnp.int32))
+
+        def __call__(self, x):
+            self.count.set_value(self.count.get_value() + 1.5)
+            return self.inner(x)
+
+    net = jaxpar.DataParallel(Counting(), [0, 1])
+    step = on(platform, jaxpar.train_step(net, optimizer_of(net), mse))
+    for _ in range(2):
+        step(X, Y)
+    assert net.module.count[...] == 3
 
 
 def test_ignore_does_not_look():

@@ -32,7 +32,7 @@ class Batches:
                 f"train_step: the batch's structure changed: {self._form} at the first step, {form} now. "
                 "Give every batch the same containers, keys and Nones."
             )
-        shapes = tuple((x.shape, str(x.dtype)) if is_array(x) else None for x in leaves)
+        shapes = tuple((x.shape, x.dtype) if is_array(x) else None for x in leaves)
         if shapes not in self._shapes:
             self._see(args, kwargs, leaves, shapes)
         check_alive(leaves, _Lazy(args, kwargs), "train_step")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from .._distributed_data_parallel import DistributedDataParallel
 from .._distributed_data_parallel.held import order_of_gradients
 from .._modules.nnx_view import view_nnx
 from .._precision import Precision
+from .._tree import is_array
 from .._typing import PyTree
 from .._watchdog import beat
 from ..errors import NonFiniteError, OptimizerError
 from .batch import Batches
 from .replicas import Replicas
+from .reports import Reports
 from .update import NONE, Update, check
 from .whole import Whole
 
@@ -105,7 +105,7 @@ class TrainStep:
             net, optimizer, loss_fn, has_aux, precision, make
         )
         self._batches = Batches()
-        self._reports: deque[Any] = deque()
+        self._reports = Reports()
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
@@ -117,7 +117,7 @@ class TrainStep:
         self.calls += 1
         self.updates += last
         if report is not None:
-            self._reports.append(report)
+            self._reports.add(report)
         beat()
         return (loss, aux) if self._has_aux else loss
 
@@ -127,12 +127,7 @@ class TrainStep:
         self._raise_if_reported(wait=True)
 
     def _raise_if_reported(self, wait: bool) -> None:
-        report = None
-        while self._reports and (wait or self._reports[0].is_ready()):
-            report = self._reports.popleft()
-        if report is None:
-            return
-        leaf, update = map(int, np.asarray(report))
+        leaf, update = self._reports.read(wait) or (NONE, 0)
         if leaf == NONE:
             return
         self._reports.clear()
@@ -156,11 +151,19 @@ def _update(
     def gradients(flat: list) -> Any:
         return form.unflatten([flat[i] for i in order])
 
+    values = [leaf.get_raw_value() for leaf in split.leaves]
+    platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
     made = Update(
-        split.definition, other.definition, parameters, gradients, accumulate, on_nonfinite, precision
+        split.definition,
+        other.definition,
+        parameters,
+        gradients,
+        accumulate,
+        on_nonfinite,
+        precision,
+        platform,
     )
     names = split.names
-    values = [leaf.get_raw_value() for leaf in split.leaves]
     wrong = check(made, values, [leaf.get_raw_value() for leaf in other.leaves], names)
     if wrong is None and not parameters:
         wrong = "nothing in the module is trained by it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,7 @@ import jax.numpy as jnp
 from .._precision import Precision
 
 NONE = -1
-"""In `Trouble.leaf`: all gradients were finite so far."""
-
-
-class Trouble(NamedTuple):
-    """The first gradient that was not finite: its number among the parameters, and the update, from 0."""
-
-    leaf: jax.Array
-    update: jax.Array
+"""In place of a parameter's number: all gradients were finite so far."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,6 +25,7 @@ class Update:
       accumulate: gradients are those of this many calls.
       on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
       precision: says whether the gradients are scaled.
+      platform: that of the devices, which says how an update is left out.
     """
 
     net: Any
@@ -41,6 +35,7 @@ class Update:
     accumulate: int
     on_nonfinite: str
     precision: Precision | None
+    platform: str
 
     def start(self) -> dict[str, Any]:
         """The state beside net and optimizer, before the first step."""
@@ -49,7 +44,7 @@ class Update:
             return {"scale": jnp.float32(self.precision.loss_scale), "good": jnp.int32(0)}
         if self.on_nonfinite != "raise":
             return {}
-        return {"trouble": Trouble(jnp.int32(NONE), jnp.int32(0))}
+        return {"trouble": jnp.array([NONE, 0], jnp.int32)}
 
     def __call__(
         self, values: list, extra: dict[str, Any], gradients: list, changes: dict[int, Any]
@@ -60,23 +55,35 @@ class Update:
             factor = factor / extra["scale"]
         if "scale" in extra or self.accumulate > 1:
             gradients = [g * jnp.asarray(factor, g.dtype) for g in gradients]
-        old = list(values), extra["optimizer"]
-        parameters, optimizer = self._advance(values, extra["optimizer"], gradients)
-        after = list(values)
-        for i, value in [*zip(self.parameters, parameters, strict=True), *dict(changes).items()]:
-            after[i] = value
-        new, extra = (after, optimizer), dict(extra)
-        if self.on_nonfinite != "ignore" or "scale" in extra:
-            good, extra = self._judge(_first_bad(gradients), extra)
-            new = jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
-        after, extra["optimizer"] = new
+        extra = dict(extra)
+        if self.on_nonfinite == "ignore" and "scale" not in extra:
+            after, extra["optimizer"] = self._advance(values, extra["optimizer"], gradients, changes)
+            return after, extra
+        good, extra = self._judge(_first_bad(gradients), extra)
+        after, extra["optimizer"] = self._advance_if(good, values, extra["optimizer"], gradients, changes)
         return after, extra
 
-    def _advance(self, values: list, optimizer_values: list, gradients: list) -> tuple[list, list]:
+    def _advance(
+        self, values: list, optimizer_values: list, gradients: list, changes: dict[int, Any]
+    ) -> tuple[list, list]:
         net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
         optimizer.update(net, self.gradients(gradients))
-        after = self.net.read(net)
-        return [after[i] for i in self.parameters], self.optimizer.read(optimizer)
+        trained, after = self.net.read(net), list(values)
+        for i in self.parameters:
+            after[i] = trained[i]
+        for i, value in changes.items():
+            after[i] = value
+        return after, self.optimizer.read(optimizer)
+
+    def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
+        """`_advance`, or the values and the optimizer as they were."""
+        if self.platform == "cpu":
+            # Without copies of what is donated, which a choice between both results needs.
+            types = jax.eval_shape(self._advance, *args)
+            return jax.lax.cond(good, self._advance, lambda *old: _as(old[:2], types), *args)
+        # An accelerator's host would have to wait until it knows which branch to launch.
+        new, old = self._advance(*args), args[:2]
+        return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
 
     def _judge(self, first: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
         """Whether this update counts, and the state that remembers it."""
@@ -88,12 +95,13 @@ class Update:
             extra["scale"] = jnp.where(good, larger, extra["scale"] / 2)
             extra["good"] = jnp.where(good & ~grown, extra["good"] + 1, 0)
         if "trouble" in extra:
+            # The first gradient that was not finite, and the update, from 0. Once there was trouble nothing
+            # moves any more until it is reported, some steps later.
             leaf, update = extra["trouble"]
-            # Once there was trouble nothing moves any more until it is reported, some steps later.
             good &= leaf == NONE
             leaf = jnp.where(leaf == NONE, first, leaf)
-            extra["trouble"] = Trouble(leaf, jnp.where(leaf == NONE, update + 1, update))
-            extra["report"] = jnp.stack(extra["trouble"])  # not donated to the next step, so it can be read
+            extra["trouble"] = jnp.stack([leaf, jnp.where(leaf == NONE, update + 1, update)])
+            extra["report"] = extra["trouble"]  # not donated to the next step, so it can be read
         return good, extra
 
 
@@ -105,16 +113,21 @@ def _first_bad(gradients: list) -> jax.Array:
     return first
 
 
+def _as(tree: Any, types: Any) -> Any:
+    """For a user's buffer that comes back in another type."""
+    return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
+
+
 def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:
     """Whether an optimizer fits a module: None, or what does not."""
     gradients = [values[i] for i in update.parameters]
     try:
-        new, after = jax.eval_shape(update._advance, values, optimizer_values, gradients)
+        new, after = jax.eval_shape(update._advance, values, optimizer_values, gradients, {})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return str(error).split("\n")[0]
-    for i, x in zip(update.parameters, new, strict=True):
-        if x.shape != values[i].shape:
-            return f"{names[i]} would change its shape from {values[i].shape} to {x.shape}"
+    for i in update.parameters:
+        if new[i].shape != values[i].shape:
+            return f"{names[i]} would change its shape from {values[i].shape} to {new[i].shape}"
     # An optimizer of some parameters has an empty tree (optax.MaskedNode) for each of the others.
     for x, y in zip(jax.tree.leaves(optimizer_values), jax.tree.leaves(after), strict=True):
         if jnp.shape(x) != y.shape:

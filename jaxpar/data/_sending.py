@@ -7,8 +7,9 @@ whole: there is no such array, and then each device takes its piece from its own
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _devices
 from .._placement import Placement, place
-from .._scatter import SMALL
 from .._tree import check_leaf, is_real, paths
 from .._typing import REPLICA, DeviceLike, PyTree
 from ._collate import is_array
@@ -35,7 +35,8 @@ def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> S
     if where.N == 1:
         (only,) = where.devices
         return lambda batch: _send(batch, lambda x: _whole(x, only, [only]))
-    return lambda batch: _send(batch, lambda x: _spread(x, where))
+    along = functools.cache(lambda axis: NamedSharding(where.mesh, PartitionSpec(*[None] * axis, REPLICA)))
+    return lambda batch: _send(batch, lambda x: _spread(x, where, along))
 
 
 def _send(batch: PyTree, put: Callable[[Any], Any]) -> PyTree:
@@ -43,19 +44,8 @@ def _send(batch: PyTree, put: Callable[[Any], Any]) -> PyTree:
     leaves, form = jax.tree.flatten(batch)
     names = paths(batch, "batch") if any(not is_real(leaf) for leaf in leaves) else leaves
     sent = [_put(leaf, name, put) for leaf, name in zip(leaves, names, strict=True)]
-    small = [i for i, x in enumerate(sent) if isinstance(x, _Small)]
-    arrays = jax.device_put([sent[i].array for i in small], [sent[i].sharding for i in small])
-    for i, x in zip(small, arrays, strict=True):
-        sent[i] = x
     jax.block_until_ready([x for x, leaf in zip(sent, leaves, strict=True) if is_real(x) and x is not leaf])
     return jax.tree.unflatten(form, sent)
-
-
-class _Small(NamedTuple):
-    """A host array that goes with others: for a small one the call costs more than the copy."""
-
-    array: np.ndarray
-    sharding: NamedSharding
 
 
 def _put(leaf: Any, name: str, put: Callable[[Any], Any]) -> Any:
@@ -69,28 +59,22 @@ def _put(leaf: Any, name: str, put: Callable[[Any], Any]) -> Any:
     return put(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False))
 
 
-def _spread(x: Any, placement: Placement) -> jax.Array | _Small:
+def _spread(x: Any, placement: Placement, along: Callable[[int], NamedSharding]) -> jax.Array:
     dim, N = placement.dim, placement.N
     axis = dim % x.ndim if -x.ndim <= dim < x.ndim else None
     rows = 0 if axis is None else x.shape[axis]
     if axis is None or not rows or rows % N:
         return _whole(x, placement.replicated, placement.devices)
-    sharding = NamedSharding(placement.mesh, PartitionSpec(*[None] * axis, REPLICA))
+    sharding = along(axis)
     if isinstance(x, jax.Array):
         if x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
         if not _readable(x):
             return jax.device_put(x, sharding)
         x = np.asarray(x)
-    if x.nbytes < SMALL:
-        return _Small(_kept(x, placement.devices[0]), sharding)
-    b, before = rows // N, (slice(None),) * axis
-    pieces = [
-        _kept(x[(*before, slice(i * b, (i + 1) * b))], device) for i, device in enumerate(placement.devices)
-    ]
-    # Quicker than one device_put with the sharding, and no program for several devices is launched here.
-    parts = jax.device_put(pieces, list(placement.devices))
-    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+    device = placement.devices[0]
+    # Half the price of device_put with the same sharding.
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: _kept(x[index], device))
 
 
 def _whole(x: Any, where: Any, devices: Iterable[jax.Device]) -> jax.Array:
