@@ -55,7 +55,7 @@ class World:
     def local_shared(self, tree: PyTree) -> PyTree:
         """The inverse of `shared`."""
         if self.size > 1 and self.local.N == 1:
-            return jax.tree.map(lambda x: x.addressable_data(0), tree)  # a tenth of the time
+            return jax.tree.map(lambda x: x.addressable_data(0), tree)
         return self._through(tree, self.local, False)
 
     def local_stacked(self, tree: PyTree) -> PyTree:
@@ -69,7 +69,10 @@ class World:
 
         def one(x: jax.Array) -> jax.Array:
             shape = (placement.N, *x.shape[1:]) if stacked else x.shape
-            pieces = [s.data for s in sorted(x.addressable_shards, key=lambda s: order[s.device])]
+            if self.local.N == 1:
+                pieces = [x.addressable_data(0)]  # a tenth of the time
+            else:
+                pieces = [s.data for s in sorted(x.addressable_shards, key=lambda s: order[s.device])]
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
         order = self._order
