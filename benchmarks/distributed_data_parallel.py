@@ -1,10 +1,10 @@
-"""A step of DistributedDataParallel against torch's: two processes, one device each, gloo on both sides.
+"""A step of DistributedDataParallel against torch's and one written by hand in JAX: two processes over gloo.
 
     python benchmarks/distributed_data_parallel.py [--rounds 3]
 
-Each side runs in jobs of its own, in turn. Rank r of both is held to core r and torch computes with one
-thread, so that both have the same hardware. A step is forward, loss, backward, the mean of the gradients and
-SGD with momentum, on a host batch.
+Each side runs in jobs of its own, in turn, one device in each process. Rank r of all is held to core r and
+torch computes with one thread, so that they have the same hardware. A step is forward, loss, backward, the
+mean of the gradients and SGD with momentum, on a host batch.
 """
 
 from __future__ import annotations
@@ -75,9 +75,77 @@ def torch_side(model: str) -> dict[str, float]:
     return {"seconds": seconds(step, model)}
 
 
-def jaxpar_side(model: str) -> dict[str, float]:
+def flax_model(model: str):
+    import jax.numpy as jnp
+    from flax import nnx
+
+    import jaxpar
+
+    rngs = nnx.Rngs(0)
+    if model == "MLP":
+        layers = [nnx.Linear(256, 512, rngs=rngs), nnx.relu, nnx.Linear(512, 512, rngs=rngs), nnx.relu]
+        return nnx.Sequential(*layers, nnx.Linear(512, 10, rngs=rngs))
+    layers = [nnx.Conv(8, 32, (3, 3), rngs=rngs), jaxpar.nn.BatchNorm(32), nnx.relu]
+    layers += [nnx.Conv(32, 64, (3, 3), rngs=rngs), jaxpar.nn.BatchNorm(64), nnx.relu]
+    return nnx.Sequential(*layers, lambda x: jnp.mean(x, (1, 2)), nnx.Linear(64, 10, rngs=rngs))
+
+
+def cross_entropy(net, x, y):
+    import optax
+
+    return optax.softmax_cross_entropy_with_integer_labels(net(x), y).mean()
+
+
+def hand_side(model: str) -> dict[str, float]:
+    """jit(shard_map) with donation; loss, gradients and rank 0's statistics in one flat message."""
+    import jax
     import jax.numpy as jnp
     import optax
+    from flax import nnx
+    from jax.flatten_util import ravel_pytree
+    from jax.sharding import AxisType, Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import jaxpar
+
+    if not jaxpar.distributed.is_initialized():
+        jaxpar.distributed.init_process_group()
+    tx = optax.sgd(0.01, momentum=0.9)
+    graphdef, params, rest = nnx.split(flax_model(model), nnx.Param, ...)
+    mesh = Mesh(np.array(jax.devices()), ("d",), axis_types=(AxisType.Auto,))
+    everywhere, spread = NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))
+
+    def per_device(params, rest, opt, x, y):
+        def loss_of(params):
+            net = nnx.merge(graphdef, params, rest, copy=True)
+            return cross_entropy(net, x, y) / RANKS, nnx.state(net, nnx.Not(nnx.Param))
+
+        (loss, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        first = jax.lax.axis_index("d") == 0
+        rest = jax.tree.map(lambda a: jnp.where(first, a, jnp.zeros_like(a)), rest)
+        message, unravel = ravel_pytree((loss, gradients, rest))
+        loss, gradients, rest = unravel(jax.lax.psum(message, "d"))
+        updates, opt = tx.update(gradients, opt)
+        return optax.apply_updates(params, updates), rest, opt, loss
+
+    specs = (P(), P(), P(), P("d"), P("d"))
+    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    program = jax.jit(mapped, donate_argnums=(0, 1, 2))
+    state = [jax.device_put(jax.tree.map(np.asarray, t), everywhere) for t in (params, rest, tx.init(params))]
+    x, y = batch(model)
+
+    def global_(a):
+        return jax.make_array_from_callback((RANKS * len(a), *a.shape[1:]), spread, lambda _: a.copy())
+
+    def step(n: int) -> None:
+        for _ in range(n):
+            *state[:], loss = program(*state, global_(x), global_(y))
+        loss.block_until_ready()
+
+    return {"seconds": seconds(step, model)}
+
+
+def jaxpar_side(model: str) -> dict[str, float]:
     from flax import nnx
 
     import jaxpar
@@ -85,21 +153,9 @@ def jaxpar_side(model: str) -> dict[str, float]:
 
     if not jaxpar.distributed.is_initialized():
         jaxpar.distributed.init_process_group()
-    rngs = nnx.Rngs(0)
-    if model == "MLP":
-        layers = [nnx.Linear(256, 512, rngs=rngs), nnx.relu, nnx.Linear(512, 512, rngs=rngs), nnx.relu]
-        layers += [nnx.Linear(512, 10, rngs=rngs)]
-    else:
-        layers = [nnx.Conv(8, 32, (3, 3), rngs=rngs), jaxpar.nn.BatchNorm(32), nnx.relu]
-        layers += [nnx.Conv(32, 64, (3, 3), rngs=rngs), jaxpar.nn.BatchNorm(64), nnx.relu]
-        layers += [lambda x: jnp.mean(x, (1, 2)), nnx.Linear(64, 10, rngs=rngs)]
-    net = jaxpar.DistributedDataParallel(nnx.Sequential(*layers))
+    net = jaxpar.DistributedDataParallel(flax_model(model))
     optimizer = nnx.Optimizer(net, jaxpar.optim.sgd(lr=0.01, momentum=0.9), wrt=nnx.Param)
-
-    def loss_fn(net, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(net(x), y).mean()
-
-    one = jaxpar.train_step(net, optimizer, loss_fn)
+    one = jaxpar.train_step(net, optimizer, cross_entropy)
     x, y = batch(model)
     texts: list[str] = []
     original = replicas.compiled
@@ -139,6 +195,9 @@ def collectives(text: str) -> dict[str, float]:
     return {"collectives": len(lines), "bytes": sum(sizes)}
 
 
+SIDES = {"torch": torch_side, "by hand": hand_side, "jaxpar": jaxpar_side}
+
+
 def job(side: str) -> dict[str, dict[str, float]]:
     """Both models in two processes; what rank 0 measured."""
     with socket.socket() as free:
@@ -166,28 +225,29 @@ def job(side: str) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--side", choices=["torch", "jaxpar"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
-        measure = torch_side if options.side == "torch" else jaxpar_side
-        print(json.dumps({model: measure(model) for model in STEPS}))
+        print(json.dumps({model: SIDES[options.side](model) for model in STEPS}))
         return
-    found: dict[str, list] = {"torch": [], "jaxpar": []}
+    found: dict[str, list] = {side: [] for side in SIDES}
     for _ in range(options.rounds):
         for side, results in found.items():
             results.append(job(side))
     print(f"{RANKS} processes x 1 CPU device, {ROWS} rows each, {options.rounds} rounds")
     for model in STEPS:
-        theirs, ours = ([1e3 * one[model]["seconds"] for one in found[side]] for side in ("torch", "jaxpar"))
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        times = {side: np.array([1e3 * one[model]["seconds"] for one in found[side]]) for side in SIDES}
+        print(model)
+        for side, mine in times.items():
+            ratio = mine / times["torch"]
+            print(
+                f"  {side:8} {np.median(mine):8.3f} ms   {np.median(ratio):.3f} x torch "
+                f"({ratio.min():.3f} to {ratio.max():.3f})"
+            )
         sent = found["jaxpar"][0][model]
-        print(
-            f"{model}  jaxpar {statistics.median(ours):8.3f} ms  torch {statistics.median(theirs):8.3f} ms  "
-            f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}; bar 1.0)  "
-            f"collectives {sent['collectives']:.0f}, {sent['bytes'] / 2**20:.2f} MiB"
-        )
+        print(f"  jaxpar sends {sent['collectives']:.0f} message, {sent['bytes'] / 2**20:.2f} MiB")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,12 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: Any = Non
             f"to: only accepts floating point or complex dtypes for trees and modules, but got {dtype}."
         )
     if isinstance(x, nnx.Module):
+        tables = [
+            m for _, m in nnx.iter_modules(x) if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
+        ]
         nnx.update(x, _move(nnx.state(x), "module", target, dtype, stay_spread=True))
+        for table in tables:  # the one Flax layer that computes in the type it was made with
+            table.dtype = table.embedding.dtype
         return x
     return _move(x, "x", target, dtype, stay_spread=False)
 

@@ -100,6 +100,14 @@ def test_a_module_is_moved_in_place(devices):
     assert jaxpar.device_of(net) is devices[0]
 
 
+@pytest.mark.parametrize("asked", [None, jnp.bfloat16])
+def test_an_embeddings_rows_come_in_the_new_type(asked):
+    """Unless a type was asked for: one that is not the table's."""
+    net = nnx.Embed(3, 4, dtype=asked, rngs=nnx.Rngs(0))
+    rows = jaxpar.to(net, dtype=jnp.float16)(jnp.array([0, 2]))
+    assert rows.dtype == (asked or jnp.float16)
+
+
 def test_a_modules_dtype():
     net = jaxpar.to(Net(), None, jnp.bfloat16)
     assert net.l.kernel[...].dtype == net.bn.mean[...].dtype == jnp.bfloat16
