@@ -1,5 +1,8 @@
 """Eight CPU devices and float64, before JAX wakes."""
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import jaxpar
@@ -12,6 +15,18 @@ import pytest  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 # The tests compile some hundred programs and run each for a moment.
 jax.config.update("jax_disable_most_optimizations", True)
+
+CACHE = "JAXPAR_TESTS_CACHE"
+"""Programs that another test, file or worker has compiled. Made by the first process, for one session."""
+if CACHE not in os.environ:
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="jaxpar-tests-")
+jax.config.update("jax_compilation_cache_dir", os.environ[CACHE])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
 
 
 @pytest.fixture
