@@ -176,7 +176,8 @@ def launch(bench: Bench, n: int, folder: Path, *failures: Failure) -> tuple[int,
     with subprocess.Popen(
         [*line, text], env=bench.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
-        timer = threading.Timer(300, process.kill)
+        # A hang in the first three steps is noticed after ten times the limit.
+        timer = threading.Timer(300 + 10 * bench.timeout, process.kill)
         timer.start()
         assert process.stderr is not None
         for row in process.stderr:
