@@ -424,6 +424,7 @@ def test_wrong_arguments(case):
 
 # ----------------------------------------------------------------------------------- several processes
 PROCESSES = """
+import time
 import jax, jax.numpy as jnp, numpy as np, optax
 from flax import nnx
 import jaxpar
@@ -494,6 +495,17 @@ try:
     function.value_and_grad(lambda f, x: f(x).mean())({"w": jnp.full((3, 1), float(rank))}, X)
 except errors.DivergenceError as error:
     print("parameters", "['parameters']['w']" in str(error))
+ours, raised = pair(), []
+step = jaxpar.train_step(*ours, mse)
+for call in range(24):
+    time.sleep(0.03 * ((call + rank) % 2))  # neither rank is always ahead
+    x, y = batches(1)[0]
+    try:
+        step(x * (np.nan if call == 3 else 1), y)
+    except errors.NonFiniteError:
+        raised.append(call)
+jaxpar.check_replicas(ours[0])
+print("not finite", len(raised), raised)
 jaxpar.distributed.destroy_process_group()
 """
 
@@ -501,4 +513,5 @@ jaxpar.distributed.destroy_process_group()
 def test_in_two_processes():
     for said in outputs(ranks(2, PROCESSES)):
         said = [line for line in said.splitlines() if not line.startswith("[Gloo]")]
-        assert said == ["by hand True moved True", "join True", "accumulate True", "parameters True"]
+        assert said[:4] == ["by hand True moved True", "join True", "accumulate True", "parameters True"]
+        assert said[4:] == ["not finite 1 [17]"]  # by the number of updates, so in the same call on both

@@ -105,7 +105,7 @@ class TrainStep:
             net, optimizer, loss_fn, has_aux, precision, make
         )
         self._batches = Batches()
-        self._reports = Reports()
+        self._reports = Reports(together=distributed and net.world.size > 1)
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
