@@ -8,6 +8,10 @@ from pathlib import Path
 import jaxpar
 
 jaxpar.virtual_devices(8)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Programs that another test, worker or process has compiled; workers and processes inherit it.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxpar-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -16,17 +20,10 @@ jax.config.update("jax_enable_x64", True)
 # The tests compile some hundred programs and run each for a moment.
 jax.config.update("jax_disable_most_optimizations", True)
 
-CACHE = "JAXPAR_TESTS_CACHE"
-"""Programs that another test, file or worker has compiled. Made by the first process, for one session."""
-if CACHE not in os.environ:
-    os.environ[CACHE] = tempfile.mkdtemp(prefix="jaxpar-tests-")
-jax.config.update("jax_compilation_cache_dir", os.environ[CACHE])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-
 
 def pytest_unconfigure(config):
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture

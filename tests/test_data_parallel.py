@@ -450,7 +450,7 @@ def test_the_key_itself_is_not_changed():
 
 
 # seeds 8: a block inside a larger model
-@pytest.mark.parametrize("B", [8, 7])
+@pytest.mark.parametrize("B", [pytest.param(8, marks=pytest.mark.long), 7])
 def test_a_wrapped_block_trains_under_jit_and_is_called_eagerly_after(B):
     class Model(nnx.Module):
         def __init__(self, wrap):

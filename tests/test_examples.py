@@ -72,6 +72,7 @@ def test_it_runs(name, tmp_path):
         assert float(apart) <= 1e-9
 
 
+@pytest.mark.long
 def test_the_split_model_learns():
     """What 03 prints is better than predicting the mean."""
     done = subprocess.run(

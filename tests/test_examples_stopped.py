@@ -77,6 +77,7 @@ def last_line(tmp_path_factory):
     return out.strip().split("\n")[-1]
 
 
+@pytest.mark.long
 def test_killed_and_started_again_by_hand(tmp_path, last_line):
     example = ROOT / "examples" / "05_resume.py"
     code, _, err = run(example, "--run", tmp_path, *KILLED, "--devices", 2)

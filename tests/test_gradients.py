@@ -92,7 +92,7 @@ def test_gradient_penalty(jit, backend):
 # torch-semantics 1.6 #71
 @pytest.mark.slow
 @BACKENDS
-@pytest.mark.parametrize("B", [4, 7, 3])
+@pytest.mark.parametrize("B", [7, *(pytest.param(B, marks=pytest.mark.long) for B in (4, 3))])
 def test_second_order_and_forward_mode(B, backend):
     apply = parallel(range(4), backend)
     f = jax.jit(lambda w: (apply(w, jnp.asarray(X[:B])) ** 2).sum())

@@ -54,11 +54,9 @@ EVERYDAY = {
 TWINS = {bug.healthy.name: bug.healthy for bug in bugs.BUGS}
 
 
-def table(rows):
-    """Parameters for a law, the slow ones marked."""
-    return [
-        pytest.param(row, id=row.name, marks=() if row.name in EVERYDAY else pytest.mark.slow) for row in rows
-    ]
+def table(rows, mark=pytest.mark.slow):
+    """Parameters for a law, all but those of everyday marked."""
+    return [pytest.param(row, id=row.name, marks=() if row.name in EVERYDAY else mark) for row in rows]
 
 
 @pytest.mark.parametrize("case", table([*layers.CASES, *SMALL]))
@@ -83,7 +81,7 @@ def test_bugs_are_planted_in_healthy_twins(twin):
     assert proof.ask(twin).same
 
 
-@pytest.mark.parametrize("case", table([*layers.CASES, *SMALL]))
+@pytest.mark.parametrize("case", table([*layers.CASES, *SMALL], pytest.mark.long))
 def test_no_false_alarm_at_the_numeric_level(case: Case):
     answer = proof.ask(case, "numeric", seed=1)
     assert answer.same, f"{answer.where}: {answer.ratio_rms:.2f} {answer.ratio_max:.2f}"

@@ -36,7 +36,7 @@ BATCHES = {
     8: (16, 13, 5, 1),
 }
 QUICK = {(2, 1), (4, 10)}
-USUAL = {(1, 5), (2, 5), (3, 7), (8, 13)}
+USUAL = {(1, 5), (8, 13)}
 CASES = [
     pytest.param(
         N, B, marks=() if (N, B) in QUICK else pytest.mark.slow if (N, B) in USUAL else pytest.mark.long
