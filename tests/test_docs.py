@@ -216,7 +216,8 @@ def test_links_lead_somewhere():
         for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", text):
             target = PAGES.get(file or page)
             assert target is not None, f"{page}: {file}"
-            headings = [h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", target, re.M)]
+            headings = [re.sub(r"[^\w -]", "", h.lower()) for h in re.findall(r"^#+ (.*)$", target, re.M)]
+            headings = [h.replace(" ", "-") for h in headings]
             assert not anchor or anchor in headings, f"{page}: {file}#{anchor}"
 
 
