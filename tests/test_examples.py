@@ -44,7 +44,7 @@ ARGUMENTS = {
     "14_dqn.py": f"{TORCH} 4 --steps 10",
     "15_from_torch_checkpoint.py": f"{TORCH} 2 --torch-steps 10 --steps 8",
 }
-LONG = {"09_resnet18.py"}  # XLA compiles its forward and backward pass for half a minute
+LONG = {"09_resnet18.py", "13_dcgan.py"}  # XLA compiles them for half a minute
 
 
 def test_the_catalogue_names_every_example():

@@ -91,7 +91,7 @@ def test_gradient_penalty(jit, backend):
 
 # torch-semantics 1.6 #71
 @pytest.mark.slow
-@BACKENDS
+@pytest.mark.parametrize("backend", ["shard_map", pytest.param("pmap", marks=pytest.mark.long)])
 @pytest.mark.parametrize("B", [7, *(pytest.param(B, marks=pytest.mark.long) for B in (4, 3))])
 def test_second_order_and_forward_mode(B, backend):
     apply = parallel(range(4), backend)
