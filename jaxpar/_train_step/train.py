@@ -123,7 +123,7 @@ class TrainStep:
 
     def check(self) -> None:
         """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
-        time."""
+        time. Of several processes all call it: one alone would go on while the others stand."""
         self._raise_if_reported(wait=True)
 
     def _raise_if_reported(self, wait: bool) -> None:
