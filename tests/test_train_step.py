@@ -15,6 +15,7 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
+from jaxpar._train_step.update import buffers, is_finite
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(11, 3), RANDOM.randn(11, 1)
@@ -214,17 +215,29 @@ def test_one_array_under_two_names():
 BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
 
 
-def on(platform, step):
-    """The step as it is compiled for the platform: a branch on CPU, a choice of results elsewhere."""
-    step._program._update = dataclasses.replace(step._program._update, platform=platform)
+WAYS = {
+    "CPU": buffers("cpu", 2**24),
+    "CPU, large": buffers("cpu", 2**24 + 1),
+    "accelerator": buffers("gpu", 2**24 + 1),
+}
+
+
+def on(way, step):
+    """The step as it is compiled elsewhere: it branches or chooses, and gives up its old state or not."""
+    branch, donates = WAYS[way]
+    step._program._update = dataclasses.replace(step._program._update, branch=branch, donates=donates)
     return step
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_the_ways_differ():
+    assert len(set(WAYS.values())) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, platform):
+def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, way):
     net, optimizer = pair(kind)
-    step = on(platform, jaxpar.train_step(net, optimizer, mse))
+    step = on(way, jaxpar.train_step(net, optimizer, mse))
     step(X, Y)
     before = arrays(net, optimizer)
     step(BAD, Y)
@@ -237,10 +250,10 @@ def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, platfo
     assert not np.array_equal(before[0], arrays(net, optimizer)[0])
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_skip_leaves_one_update_out(platform):
+@pytest.mark.parametrize("way", WAYS)
+def test_skip_leaves_one_update_out(way):
     (net, optimizer), (other, its) = pair(data_parallel), pair(data_parallel)
-    step = on(platform, jaxpar.train_step(net, optimizer, mse, on_nonfinite="skip"))
+    step = on(way, jaxpar.train_step(net, optimizer, mse, on_nonfinite="skip"))
     for x in (X, BAD, X):
         step(x, Y)
     step.check()
@@ -248,8 +261,8 @@ def test_skip_leaves_one_update_out(platform):
     close(jax.tree.leaves(nnx.state(net, nnx.Param)), jax.tree.leaves(nnx.state(other, nnx.Param)))
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_a_buffer_may_come_back_in_another_type(platform):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_buffer_may_come_back_in_another_type(way):
     class Counting(nnx.Module):
         def __init__(self):
             self.inner, self.count = Net(), nnx.BatchStat(jnp.zeros((), jnp.int32))
@@ -259,10 +272,33 @@ def test_a_buffer_may_come_back_in_another_type(platform):
             return self.inner(x)
 
     net = jaxpar.DataParallel(Counting(), [0, 1])
-    step = on(platform, jaxpar.train_step(net, optimizer_of(net), mse))
+    step = on(way, jaxpar.train_step(net, optimizer_of(net), mse))
     for _ in range(2):
         step(X, Y)
     assert net.module.count[...] == 3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 1), (1, 3), (2, 3, 4), (0, 3)], ids=str)
+def test_every_number_of_a_gradient_is_looked_at(shape, dtype, bad):
+    largest = jnp.full(shape, jnp.finfo(dtype).max, dtype)  # an overflow would be a false alarm
+    assert is_finite(largest)
+    assert is_finite(-largest)
+    for index in np.ndindex(shape):
+        assert not is_finite(largest.at[index].set(bad))
+
+
+def test_a_large_net_on_cpu_devices():
+    """Its arrays are not donated; what it computes is the same."""
+    net = jaxpar.DataParallel(nnx.Linear(2049, 2048, rngs=nnx.Rngs(0)), [0, 1])
+    optimizer = nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    step = jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())
+    x = np.ones((2, 2049), np.float32)
+    first = float(step(x))
+    old = net.module.kernel[...], next(a for a in jax.tree.leaves(nnx.state(optimizer)) if a.ndim == 2)
+    assert float(step(x)) < first
+    assert [a.is_deleted() for a in old] == 2 * [jaxpar.devices()[0].platform != "cpu"]
 
 
 def test_ignore_does_not_look():
@@ -429,6 +465,7 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from flax import nnx
 import jaxpar
 from jaxpar import errors
+from jaxpar._train_step.update import buffers, is_finite
 
 jaxpar.distributed.init_process_group()
 rank = jaxpar.distributed.get_rank()

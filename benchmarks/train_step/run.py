@@ -3,9 +3,9 @@
     python benchmarks/train_step/run.py [--devices 4] [--rounds 9] [--model mlp] [--json]
 
 Same model, same host batch for every step, same number of (virtual) devices, SGD with momentum. The sides are
-timed in turn, a few steps each, and a ratio is that of the medians of the rounds. torch's DDP runs in
-processes of its own, started before and asked for a round when it is its turn. Keras is a side if it is
-installed (`pip install keras`).
+timed in turn, in an order that changes, a few steps each, and a ratio is that of the medians of the rounds.
+torch's DDP runs in processes of its own, started before and asked for a round when it is its turn. Keras is a
+side if it is installed (`pip install keras`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import functools
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -78,6 +79,11 @@ def rounds_of(once):
     return run
 
 
+def shuffled(sides, i):
+    """In another order in every round: who follows torch's processes finds colder caches."""
+    return random.Random(i).sample(list(sides), len(sides))
+
+
 def measure(name):
     """Seconds of a step, by side."""
     import torch_sides
@@ -92,7 +98,7 @@ def measure(name):
     runs[f"torch DDP, {options.devices} processes over gloo"] = ddp
     for run in runs.values():
         run(2)
-    times = [{side: run(n) for side, run in runs.items()} for _ in range(options.rounds)]
+    times = [{side: runs[side](n) for side in shuffled(runs, i)} for i in range(options.rounds)]
     ddp.end()
     return {side: statistics.median(row[side] for row in times) for side in runs}
 

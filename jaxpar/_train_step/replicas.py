@@ -115,8 +115,9 @@ class Replicas:
         key = agreed, hook, last
         if key not in self._plans:
             run = backend(self._ddp.settings.backend)
+            state = ("values", "extra") if update and update.donates else ()
             plan = Plan(self._loss, *agreed, hook, self._world.everywhere, run, update)
-            self._plans[key] = plan, compiled(plan, ("values", "extra", "own") if last else ("own",))
+            self._plans[key] = plan, compiled(plan, (*state, "own"))
         return self._plans[key]
 
     def name(self, parameter: int) -> str:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from .._distributed_data_parallel import DistributedDataParallel
@@ -19,7 +20,7 @@ from ..errors import NonFiniteError, OptimizerError
 from .batch import Batches
 from .replicas import Replicas
 from .reports import Reports
-from .update import NONE, Update, check
+from .update import NONE, Update, buffers, check
 from .whole import Whole
 
 
@@ -153,6 +154,7 @@ def _update(
 
     values = [leaf.get_raw_value() for leaf in split.leaves]
     platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
+    branch, donates = buffers(platform, sum(jnp.size(values[i]) * jnp.result_type(values[i]).itemsize for i in parameters))
     made = Update(
         split.definition,
         other.definition,
@@ -161,7 +163,8 @@ def _update(
         accumulate,
         on_nonfinite,
         precision,
-        platform,
+        branch,
+        donates,
     )
     names = split.names
     wrong = check(made, values, [leaf.get_raw_value() for leaf in other.leaves], names)
