@@ -1,6 +1,6 @@
 """What a training step takes: jaxpar.train_step beside the same step in every other way, in one run.
 
-    python benchmarks/train_step/run.py [--devices 4] [--rounds 9] [--model mlp] [--json]
+    python benchmarks/train_step/run.py [--devices 4] [--rounds 9] [--processes 1] [--model mlp] [--json]
 
 Same model, same host batch for every step, same number of (virtual) devices, SGD with momentum. The sides are
 timed in turn, in an order that changes, a few steps each, and a ratio is that of the medians of the rounds.
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,6 +30,7 @@ parser.add_argument(
     "--devices", type=int, default=4, help="virtual CPU devices, where there is no accelerator"
 )
 parser.add_argument("--rounds", type=int, default=9)
+parser.add_argument("--processes", type=int, default=1, help="repeats all of it, and tells the medians")
 parser.add_argument("--model", choices=["mlp", "resnet18"], action="append")
 parser.add_argument("--batch", type=int, default=32, help="images for ResNet-18")
 parser.add_argument("--size", type=int, default=32, help="their pixels")
@@ -42,8 +44,9 @@ import keras_side  # noqa: E402
 from batches import batch_of  # noqa: E402
 from flax import nnx  # noqa: E402
 
+HAND = "by hand, jit(shard_map)"
 JAX = {
-    "by hand, jit(shard_map)": jax_sides.by_hand,
+    HAND: jax_sides.by_hand,
     "jaxpar.train_step, DataParallel": jax_sides.ours(jaxpar.DataParallel),
     "jaxpar.train_step, DistributedDataParallel": jax_sides.ours(jaxpar.DistributedDataParallel),
     "jit with NamedSharding": jax_sides.named_sharding,
@@ -103,18 +106,36 @@ def measure(name):
     return {side: statistics.median(row[side] for row in times) for side in runs}
 
 
+def in_processes(models):
+    """What `measure` gave in each of several processes: where memory lies makes a few percent."""
+    if options.processes == 1:
+        return [{name: measure(name) for name in models}]
+    command = [sys.executable, *sys.argv, "--processes", "1", "--json"]
+    runs = [
+        subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(options.processes)
+    ]
+    return [json.loads(run.stdout)[0] for run in runs]
+
+
 def main():
-    report = {name: measure(name) for name in options.model or ["mlp", "resnet18"]}
+    models = options.model or ["mlp", "resnet18"]
+    reports = in_processes(models)
     if options.json:
-        print(json.dumps(report, indent=1))
+        print(json.dumps(reports, indent=1))
         return
     kind = jaxpar.devices()[0].device_kind
-    print(f"{options.devices} x {kind}, jax {jax.__version__}, {os.cpu_count()} cores")
-    for name, times in report.items():
+    print(
+        f"{options.devices} x {kind}, jax {jax.__version__}, {os.cpu_count()} cores, {len(reports)} processes"
+    )
+    for name in models:
         print(f"\n{name}")
-        hand = times["by hand, jit(shard_map)"]
-        for side, seconds in times.items():
-            print(f"  {side:44} {seconds * 1e3:10.2f} ms   {seconds / hand:6.3f} x by hand")
+        for side in reports[0][name]:
+            seconds = statistics.median(report[name][side] for report in reports)
+            ratios = sorted(report[name][side] / report[name][HAND] for report in reports)
+            print(
+                f"  {side:44} {seconds * 1e3:8.2f} ms   {statistics.median(ratios):6.3f} x by hand"
+                f"   ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+            )
 
 
 main()

@@ -154,7 +154,8 @@ def _update(
 
     values = [leaf.get_raw_value() for leaf in split.leaves]
     platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
-    branch, donates = buffers(platform, sum(jnp.size(values[i]) * jnp.result_type(values[i]).itemsize for i in parameters))
+    trained = [values[i] for i in parameters]
+    branch, donates = buffers(platform, sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained))
     made = Update(
         split.definition,
         other.definition,
