@@ -552,3 +552,78 @@ def test_in_two_processes():
         said = [line for line in said.splitlines() if not line.startswith("[Gloo]")]
         assert said[:4] == ["by hand True moved True", "join True", "accumulate True", "parameters True"]
         assert said[4:] == ["not finite 1 [17]"]  # by the number of updates, so in the same call on both
+
+
+DIFFERENT = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+import jaxpar
+from jaxpar import errors
+
+jaxpar.distributed.init_process_group(timeout=60)
+rank = jaxpar.distributed.get_rank()
+x = np.ones((4, 3), np.float32)
+injected = optax.inject_hyperparams(optax.sgd)
+
+def keyed(seed=0):
+    # a random key in its state, and one in its program
+    key = jax.random.key(seed)
+    add = lambda u, state, params=None: (jax.tree.map(lambda x: x + jax.random.normal(key), u), state)
+    return optax.GradientTransformation(lambda params: jax.random.key(0), add)
+
+CASES = {
+    "same": lambda: (optax.adam(optax.cosine_decay_schedule(0.1, 9)), {"accumulate": 2}),
+    "noise": lambda: (optax.chain(keyed(), optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), {}),
+    "key": lambda: (optax.chain(keyed(rank), optax.sgd(0.1)), {}),
+    "learning rate": lambda: (optax.sgd([0.1, 0.2][rank]), {}),
+    "schedule": lambda: (optax.sgd(optax.cosine_decay_schedule(0.1, 9 + rank)), {}),
+    "constant": lambda: (optax.sgd(lambda count: jnp.array([0.1, 0.2])[rank]), {}),
+    "injected": lambda: (injected(learning_rate=[0.1, 0.2][rank]), {}),
+    "optimizer": lambda: ([optax.adam, optax.sgd][rank](0.1), {}),
+    "accumulate": lambda: (optax.sgd(0.1), {"accumulate": 1 + rank}),
+    "on_nonfinite": lambda: (optax.sgd(0.1), {"on_nonfinite": ["raise", "skip"][rank]}),
+    "precision": lambda: (optax.sgd(0.1), {"precision": [None, jaxpar.Precision("bfloat16")][rank]}),
+}
+
+for case, make in CASES.items():
+    tx, kwargs = make()
+    net = jaxpar.DistributedDataParallel(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
+    before = np.asarray(net.module.kernel[...])
+    step = jaxpar.train_step(net, optimizer, lambda net, x: net(x).mean(), **kwargs)
+    try:
+        for _ in range(3):
+            step(x)
+    except errors.DivergenceError as error:
+        assert np.array_equal(before, net.module.kernel[...])
+        print(f"{case}: {error}")
+    else:
+        print(f"{case}: trained")
+jaxpar.distributed.destroy_process_group()
+"""
+
+DIFFERENCES = {
+    "same": "trained",
+    "noise": "trained",
+    "key": "the optimizer's update: rank 0 has ",
+    "learning rate": "the optimizer's update: rank 0 has ",
+    "schedule": "the optimizer's update: rank 0 has ",
+    "constant": "the optimizer's update: rank 0 has ",
+    "injected": "learning_rate: rank 0 has 0.1",
+    "optimizer": "the optimizer's state: rank 0 has 6 arrays",
+    "accumulate": "accumulate: rank 0 has 1, rank 1 has 2.",
+    "on_nonfinite": "on_nonfinite: rank 0 has raise, rank 1 has skip.",
+    "precision": "the precision: rank 0 has None, rank 1 has Precision(",
+}
+
+
+def test_ranks_that_would_update_differently():
+    """From the same gradients to different weights: nothing else would notice."""
+    for said in outputs(ranks(2, DIFFERENT)):
+        said = dict(line.split(": ", 1) for line in said.splitlines() if not line.startswith("[Gloo]"))
+        assert said.keys() == DIFFERENCES.keys()
+        for case, words in DIFFERENCES.items():
+            assert words in said[case], (case, said[case])

@@ -22,11 +22,16 @@ from .rows import Rows
 _numbers = itertools.count(1)
 
 
-def guard(rows: Rows, held: Held, loss_fn: Callable[..., Any], memory: Memory) -> None:
+Told = tuple[tuple[str, str], ...]
+"""More that must be the same on all ranks: what it is called, and what it is."""
+
+
+def guard(rows: Rows, held: Held, loss_fn: Callable[..., Any], memory: Memory, told: Told = ()) -> None:
     """Returns when all ranks have the same, or this rank has had it before.
 
     Raises:
-      DivergenceError: ranks differ in the batch, the module or the loss function; names both sides.
+      DivergenceError: ranks differ in the batch, the module, the loss function or what is `told`; names
+        both sides.
     """
     # The number is given at a step, which all ranks make, and not to copies, which one may make alone.
     memory.number = memory.number or next(_numbers)
@@ -36,7 +41,7 @@ def guard(rows: Rows, held: Held, loss_fn: Callable[..., Any], memory: Memory) -
     arrays, statics, form = separate(rows.batch)
     dtypes = tuple(x.dtype for x in arrays)
     mode = memory.synchronises, _name(loss_fn)
-    key = (rows.kinds, form, dtypes, statics, held.definition, held.parameters, mode)
+    key = (rows.kinds, form, dtypes, statics, held.definition, held.parameters, mode, told)
 
     def parts() -> dict[str, str]:
         return {k: _without_addresses(v) for k, v in rows.describe().items()} | {
@@ -44,6 +49,7 @@ def guard(rows: Rows, held: Held, loss_fn: Callable[..., Any], memory: Memory) -
             "the mode": "averaging" if mode[0] else "no_sync()",
             "what is trained": ", ".join(held.names[i] for i in held.parameters),
             "the module's structure": _digest(held.definition),
+            **dict(told),
         }
 
     book.check(memory.steps, key, parts)

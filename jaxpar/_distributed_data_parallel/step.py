@@ -18,7 +18,7 @@ from .._typing import PyTree, Static
 from .._watchdog import beat
 from ..errors import StagedError
 from .gradient import Own, Plan, Step, compiled
-from .guard import guard
+from .guard import Told, guard
 from .held import Held
 from .memory import Memory
 from .rows import Rows, outputs, take
@@ -93,7 +93,13 @@ def first_own(memory: Memory, held: Held, world: World) -> Own:
 
 
 def agree(
-    rows: Rows, held: Held, loss_fn: Callable[..., Any], world: World, memory: Memory, settings: Settings
+    rows: Rows,
+    held: Held,
+    loss_fn: Callable[..., Any],
+    world: World,
+    memory: Memory,
+    settings: Settings,
+    told: Told = (),
 ) -> Agreement:
     """Outside of join all ranks bring rows of the same shapes.
 
@@ -101,7 +107,7 @@ def agree(
       DivergenceError: they do not, or differ in something else.
     """
     if world.size > 1:
-        guard(rows, held, loss_fn, memory)
+        guard(rows, held, loss_fn, memory, told)
     kinds = rows.kinds * world.size
     active = sum(kind is not None for kind in kinds)
     shared = settings.forward_sync_buffers and memory.synchronises

@@ -6,19 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .._backends import backend
 from .._distributed_data_parallel.gradient import Plan, Step, compiled
+from .._distributed_data_parallel.guard import Told
 from .._distributed_data_parallel.held import Held
 from .._distributed_data_parallel.rows import Rows, outputs, take
 from .._distributed_data_parallel.step import Agreement, agree, changes_of, first_own, loss_of
 from .._gather import assemble
 from .._loss import Loss
 from .._precision import Precision
+from .._tree import is_array
 from .._typing import PyTree, Static
 from .state import State, placed, take_distinct
-from .update import Update
+from .update import Update, digest
 
 
 class Replicas:
@@ -39,7 +42,25 @@ class Replicas:
         self._loss_fn, self._has_aux, self._precision, self._make = Static(loss_fn), has_aux, precision, make
         self._wrt = optimizer.wrt
         self._prepare()
+        self._told = self._tell() if net.world.size > 1 else ()
         self._extra: dict[str, Any] = self._start()
+
+    def _tell(self) -> Told:
+        """What ranks could do differently after they have the same gradients."""
+        update, names = self._update, [name.removeprefix("module.") for name in self._optimizer.view.names]
+        values, optimizer = self._net.take(), self._optimizer.take()
+        state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_array(x)]
+        kinds = digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state))
+        plain = [(name, x) for name, x in state if not jnp.issubdtype(x.dtype, jax.dtypes.extended)]
+        numbers = [(name, x.addressable_data(0).item()) for name, x in plain if x.size == 1]
+        return (
+            ("accumulate", str(update.accumulate)),
+            ("on_nonfinite", update.on_nonfinite),
+            ("the precision", str(update.precision)),
+            ("the optimizer's state", f"{len(state)} arrays ({kinds})"),
+            *((f"the optimizer's {name}", str(number)) for name, number in numbers),
+            ("the optimizer's update", update.fingerprint(values, optimizer)),
+        )
 
     def _prepare(self) -> None:
         """For net and optimizer as they are now; again when one changes, by `net.eval()` for instance."""
@@ -63,12 +84,13 @@ class Replicas:
 
         def run(held: Held, rows: Rows, agreed: Agreement) -> tuple[Step, Plan]:
             del held  # the arrays are taken when the program runs
-            return self._run(rows, agreed, last)
+            return self._run(rows, agreed, last, self._take())
 
         if memory.join is None:
-            function = self._loss_fn.value
-            agreed = agree(rows, self._held, function, world, memory, self._ddp.settings)
-            done, plan = self._run(rows, agreed, last)
+            taken = self._take()
+            function, settings = self._loss_fn.value, self._ddp.settings
+            agreed = agree(rows, self._held, function, world, memory, settings, self._told)
+            done, plan = self._run(rows, agreed, last, taken)
         else:
             done, plan = memory.join.step(rows, self._ddp.held(self._wrt), run)
         loss, aux = loss_of(done, plan, world), ()
@@ -89,11 +111,16 @@ class Replicas:
                 "know whether the others' next call is an update."
             )
 
-    def _run(self, rows: Rows, agreed: Agreement, last: bool) -> tuple[Step, Plan]:
-        world, memory = self._world, self._memory
-        values, optimizer = take_distinct(self._net, self._optimizer)
+    def _take(self) -> list[list]:
+        """The arrays of net and optimizer, and everything else as these now want it."""
+        taken = take_distinct(self._net, self._optimizer)
         if self._definitions != (self._net.definition, self._optimizer.definition):
             self._prepare()
+        return taken
+
+    def _run(self, rows: Rows, agreed: Agreement, last: bool, taken: list[list]) -> tuple[Step, Plan]:
+        world, memory = self._world, self._memory
+        values, optimizer = taken
         plan, program = self._plan(agreed if last else agreed._replace(source=None), last)
         own = memory.own or first_own(memory, self._held, world)
         extra = {**self._extra, "optimizer": optimizer}

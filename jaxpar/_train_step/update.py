@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._precision import Precision
 
@@ -65,6 +68,14 @@ class Update:
         after, extra["optimizer"] = self._advance_if(good, values, extra["optimizer"], gradients, changes)
         return after, extra
 
+    def fingerprint(self, values: list, optimizer_values: list) -> str:
+        """A short text for what is computed, constants such as the learning rate included."""
+        gradients = [values[i] for i in self.parameters]
+        closed = jax.make_jaxpr(self._advance)(values, optimizer_values, gradients, {})
+        text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
+        constants = b"".join(map(_bytes, closed.consts))
+        return digest(text, constants)
+
     def _advance(
         self, values: list, optimizer_values: list, gradients: list, changes: dict[int, Any]
     ) -> tuple[list, list]:
@@ -103,6 +114,14 @@ class Update:
             extra["trouble"] = jnp.stack([leaf, jnp.where(leaf == NONE, update + 1, update)])
             extra["report"] = extra["trouble"]  # not donated to the next step, so it can be read
         return good, extra
+
+
+def digest(text: str, more: bytes = b"") -> str:
+    return hashlib.sha256(text.encode() + more).hexdigest()[:12]
+
+
+def _bytes(x: Any) -> bytes:
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x).tobytes()
 
 
 def _first_bad(gradients: list) -> jax.Array:
