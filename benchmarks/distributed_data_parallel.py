@@ -219,6 +219,9 @@ def job(side: str) -> dict[str, dict[str, float]]:
     finally:
         for process in started:
             process.kill()
+    for rank, process in enumerate(started):
+        if code := process.wait():
+            print(f"{side}: rank {rank} ended with code {code}", file=sys.stderr)
     return json.loads(said[0].splitlines()[-1])
 
 

@@ -15,7 +15,8 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
-from jaxpar._train_step.update import buffers, is_finite
+from jaxpar._train_step.finite import is_finite
+from jaxpar._train_step.update import buffers
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(11, 3), RANDOM.randn(11, 1)
@@ -465,7 +466,8 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from flax import nnx
 import jaxpar
 from jaxpar import errors
-from jaxpar._train_step.update import buffers, is_finite
+from jaxpar._train_step.finite import is_finite
+from jaxpar._train_step.update import buffers
 
 jaxpar.distributed.init_process_group()
 rank = jaxpar.distributed.get_rank()

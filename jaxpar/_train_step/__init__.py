@@ -1,12 +1,13 @@
 """train_step: forward, loss, backward and optimizer as one compiled program that gives its memory back.
 
 torch runs these one after the other; a JAX step is fast when it is one program whose old state is donated to
-the new one, and when nobody waits for its results. `train_step` is that program for a plain module, a
+the next one, and when nobody waits for its results. `train_step` is that program for a plain module, a
 DataParallel (loss of the gathered outputs) and a DistributedDataParallel (loss of each replica). The module
 and the optimizer stay the user's: after every step they hold its results.
 
-`whole` and `replicas` are the programs, `update` what follows the gradients, `state` the way between objects
-and arrays, `batch` the way of a batch to the devices.
+`whole` and `replicas` are the programs, `update` what follows the gradients, `finite` the look at these,
+`reports` how the host hears of it, `told` what ranks compare; `state` is the way between objects and arrays,
+`batch` what is said of a batch before it is used.
 """
 
 from .evaluate import eval_step

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from .._backends import backend
@@ -18,10 +17,10 @@ from .._distributed_data_parallel.step import Agreement, agree, changes_of, firs
 from .._gather import assemble
 from .._loss import Loss
 from .._precision import Precision
-from .._tree import is_array
 from .._typing import PyTree, Static
 from .state import State, placed, take_distinct
-from .update import Update, digest
+from .told import tell
+from .update import Update
 
 
 class Replicas:
@@ -46,21 +45,8 @@ class Replicas:
         self._extra: dict[str, Any] = self._start()
 
     def _tell(self) -> Told:
-        """What ranks could do differently after they have the same gradients."""
-        update, names = self._update, [name.removeprefix("module.") for name in self._optimizer.view.names]
-        values, optimizer = self._net.take(), self._optimizer.take()
-        state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_array(x)]
-        kinds = digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state))
-        plain = [(name, x) for name, x in state if not jnp.issubdtype(x.dtype, jax.dtypes.extended)]
-        numbers = [(name, x.addressable_data(0).item()) for name, x in plain if x.size == 1]
-        return (
-            ("accumulate", str(update.accumulate)),
-            ("on_nonfinite", update.on_nonfinite),
-            ("the precision", str(update.precision)),
-            ("the optimizer's state", f"{len(state)} arrays ({kinds})"),
-            *((f"the optimizer's {name}", str(number)) for name, number in numbers),
-            ("the optimizer's update", update.fingerprint(values, optimizer)),
-        )
+        names = [name.removeprefix("module.") for name in self._optimizer.view.names]
+        return tell(self._update, self._net.take(), self._optimizer.take(), names)
 
     def _prepare(self) -> None:
         """For net and optimizer as they are now; again when one changes, by `net.eval()` for instance."""

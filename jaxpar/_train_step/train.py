@@ -18,9 +18,10 @@ from .._typing import PyTree
 from .._watchdog import beat
 from ..errors import NonFiniteError, OptimizerError
 from .batch import Batches
+from .finite import NONE
 from .replicas import Replicas
 from .reports import Reports
-from .update import NONE, Update, buffers, check
+from .update import Update, buffers, check
 from .whole import Whole
 
 

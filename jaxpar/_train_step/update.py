@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._precision import Precision
-
-NONE = -1
-"""In place of a parameter's number: all gradients were finite so far."""
+from .finite import NONE, first_bad
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,21 +57,13 @@ class Update:
             gradients = [g * jnp.asarray(factor, g.dtype) for g in gradients]
         extra = dict(extra)
         if self.on_nonfinite == "ignore" and "scale" not in extra:
-            after, extra["optimizer"] = self._advance(values, extra["optimizer"], gradients, changes)
+            after, extra["optimizer"] = self.advance(values, extra["optimizer"], gradients, changes)
             return after, extra
-        good, extra = self._judge(_first_bad(gradients), extra)
+        good, extra = self._judge(first_bad(gradients), extra)
         after, extra["optimizer"] = self._advance_if(good, values, extra["optimizer"], gradients, changes)
         return after, extra
 
-    def fingerprint(self, values: list, optimizer_values: list) -> str:
-        """A short text for what is computed, constants such as the learning rate included."""
-        gradients = [values[i] for i in self.parameters]
-        closed = jax.make_jaxpr(self._advance)(values, optimizer_values, gradients, {})
-        text = re.sub(r" at 0x[0-9a-f]+", "", str(closed.jaxpr))
-        constants = b"".join(map(_bytes, closed.consts))
-        return digest(text, constants)
-
-    def _advance(
+    def advance(
         self, values: list, optimizer_values: list, gradients: list, changes: dict[int, Any]
     ) -> tuple[list, list]:
         net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
@@ -89,11 +76,11 @@ class Update:
         return after, self.optimizer.read(optimizer)
 
     def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
-        """`_advance`, or the values and the optimizer as they were."""
+        """`advance`, or the values and the optimizer as they were."""
         if self.branch:
-            types = jax.eval_shape(self._advance, *args)
-            return jax.lax.cond(good, self._advance, lambda *old: _as(old[:2], types), *args)
-        new, old = self._advance(*args), args[:2]
+            types = jax.eval_shape(self.advance, *args)
+            return jax.lax.cond(good, self.advance, lambda *old: _as(old[:2], types), *args)
+        new, old = self.advance(*args), args[:2]
         return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
 
     def _judge(self, first: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
@@ -114,33 +101,6 @@ class Update:
             extra["trouble"] = jnp.stack([leaf, jnp.where(leaf == NONE, update + 1, update)])
             extra["report"] = extra["trouble"]  # not donated to the next step, so it can be read
         return good, extra
-
-
-def digest(text: str, more: bytes = b"") -> str:
-    return hashlib.sha256(text.encode() + more).hexdigest()[:12]
-
-
-def _bytes(x: Any) -> bytes:
-    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x).tobytes()
-
-
-def _first_bad(gradients: list) -> jax.Array:
-    """The number of the first gradient that is not finite."""
-    finite = jnp.stack([is_finite(g) for g in gradients])
-    return jnp.where(finite.all(), NONE, jnp.argmin(finite).astype(jnp.int32))
-
-
-def is_finite(g: jax.Array) -> jax.Array:
-    """As `isfinite(g).all()`, of which XLA makes a slow loop on CPU devices.
-
-    0 times what is not finite is nan, and so is every sum with it. A matrix is multiplied with zeros as fast
-    as memory is read; they are made of a row, because XLA leaves out a product with zeros that it knows.
-    """
-    if not g.size:
-        return jnp.array(True)
-    while g.ndim:
-        g = g @ (g[(0,) * (g.ndim - 1)] * 0)
-    return jnp.isfinite(g)
 
 
 def _as(tree: Any, types: Any) -> Any:
@@ -167,7 +127,7 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
     """Whether an optimizer fits a module: None, or what does not."""
     gradients = [values[i] for i in update.parameters]
     try:
-        new, after = jax.eval_shape(update._advance, values, optimizer_values, gradients, {})
+        new, after = jax.eval_shape(update.advance, values, optimizer_values, gradients, {})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return str(error).split("\n")[0]
     for i in update.parameters:
