@@ -10,6 +10,7 @@ mean of the gradients and SGD with momentum, on a host batch.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import re
@@ -55,6 +56,7 @@ def torch_side(model: str) -> dict[str, float]:
     torch.set_num_threads(1)
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
+        atexit.register(torch.distributed.destroy_process_group)  # without it torch aborts now and then
     if model == "MLP":
         layers = [nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     else:
