@@ -212,6 +212,30 @@ def test_one_array_under_two_names():
     assert not np.array_equal(net.module.twin[...], net.module.out.bias[...])
 
 
+class Scaled(nnx.Module):
+    """With an array that is no Variable, as a torch module's plain tensor attribute."""
+
+    def __init__(self):
+        self.inner, self.scale = Net(), nnx.data(jnp.full(1, 2.0))
+
+    def __call__(self, x):
+        return self.inner(x) * self.scale
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_array_that_is_no_variable_stays(kind):
+    net, other = kind(Scaled()), kind(Scaled())
+    optimizer, its = optimizer_of(net), optimizer_of(other)
+    scale = (net if kind is plain else net.module).scale
+    step = jaxpar.train_step(net, optimizer, mse)
+    for batch in BATCHES[:3]:
+        step(*batch)
+    by_hand(other, its, BATCHES[:3])
+    close(arrays(net, optimizer), arrays(other, its))
+    assert (net if kind is plain else net.module).scale is scale
+    np.testing.assert_array_equal(scale, 2)
+
+
 # ----------------------------------------------------------------------------------- not finite
 BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
 

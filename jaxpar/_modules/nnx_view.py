@@ -81,6 +81,8 @@ class NNXView:
         graphdef, state = nnx.split(module)
         flat = list(nnx.to_flat_state(state))
         self.leaves = _leaves(module)
+        # Asked once: Flax's own answer takes longer than the rest of a look at a leaf.
+        self.are_variables = [isinstance(leaf, nnx.Variable) for leaf in self.leaves]
         self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
         self.definition = NNXDefinition(
             graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves]
@@ -88,8 +90,13 @@ class NNXView:
         self._placed: list[Any] = []
         self._placement: Placement | None = None
 
+    def held(self) -> list:
+        """The values as they are now."""
+        pairs = zip(self.leaves, self.are_variables, strict=True)
+        return [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
+
     def values(self, placement: Placement) -> list:
-        values = [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in self.leaves]
+        values = self.held()
         check_alive(values, self.names, "DataParallel")
         if placement is self._placement and all(map(operator.is_, values, self._placed)):
             return values
@@ -117,14 +124,17 @@ class NNXView:
     def put(self, values: list) -> None:
         """All values at once, outside of any trace; Flax's look at the trace for each costs more than a step
         of a small model."""
-        for leaf, value in zip(self.leaves, values, strict=True):
-            if isinstance(leaf, nnx.Variable):
+        for leaf, is_variable, value in zip(self.leaves, self.are_variables, values, strict=True):
+            if is_variable:
                 object.__setattr__(leaf, "_raw_value", value)
         self._placed = list(values)  # commit writes into it
 
     def commit(self, changes: dict[int, PyTree]) -> None:
+        """But for arrays that are no Variables: as torch's plain attributes they are nobody's state."""
         try:
             for i, value in changes.items():
+                if not self.are_variables[i]:
+                    continue
                 self.leaves[i].set_raw_value(value)
                 if self._placed:
                     self._placed[i] = value

@@ -48,18 +48,23 @@ class State:
         if self.placement is not None:
             values = view.values(self.placement)
         else:
-            values = [leaf.get_raw_value() for leaf in view.leaves]
+            values = view.held()
             check_alive(values, view.names, "train_step")
         self.clean = len(self._seen) == len(values) and all(map(operator.is_, self._seen, values))
         if self.clean:
             return self._program
+        # An array that is no Variable cannot be put back, so the object keeps its own.
+        pairs = zip(values, view.definition.kinds, strict=True)
+        values = [jnp.copy(x) if kind == "array" and is_array(x) else x for x, kind in pairs]
         return values if self.world is None else self.world.shared(values)
 
     def put(self, values: list) -> None:
         """Arrays that a program returned, into the object."""
         local = values if self.world is None else self.world.local_shared(values)
         self.view.put(local)
-        self._seen, self._program = local, values
+        kept = zip(self.view.leaves, self.view.are_variables, local, strict=True)
+        self._seen = [x if is_variable else leaf for leaf, is_variable, x in kept]
+        self._program = values
 
 
 def take_distinct(*states: State) -> list[list]:

@@ -153,7 +153,7 @@ def _update(
     def gradients(flat: list) -> Any:
         return form.unflatten([flat[i] for i in order])
 
-    values = [leaf.get_raw_value() for leaf in split.leaves]
+    values = split.held()
     platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
     trained = [values[i] for i in parameters]
     branch, donates = buffers(platform, sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained))
@@ -169,7 +169,7 @@ def _update(
         donates,
     )
     names = split.names
-    wrong = check(made, values, [leaf.get_raw_value() for leaf in other.leaves], names)
+    wrong = check(made, values, other.held(), names)
     if wrong is None and not parameters:
         wrong = "nothing in the module is trained by it"
     if wrong is not None:
