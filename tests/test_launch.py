@@ -413,7 +413,7 @@ JOB = """
     jaxpar.beat()
     if attempt == 0 and rank == 1:
         raise RuntimeError("the first attempt")
-    print("attempt", attempt, "total", total)
+    print(f"attempt {attempt} total {total}\\n", end="", flush=True)  # one piece, or ranks mix theirs
 """
 
 
