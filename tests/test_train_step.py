@@ -16,7 +16,7 @@ from processes import outputs, ranks
 import jaxpar
 from jaxpar import errors
 from jaxpar._train_step.finite import is_finite
-from jaxpar._train_step.update import buffers
+from jaxpar._train_step.update import storage
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(11, 3), RANDOM.randn(11, 1)
@@ -241,9 +241,9 @@ BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
 
 
 WAYS = {
-    "CPU": buffers("cpu", 2**24),
-    "CPU, large": buffers("cpu", 2**24 + 1),
-    "accelerator": buffers("gpu", 2**24 + 1),
+    "CPU": storage("cpu", 2**24),
+    "CPU, large": storage("cpu", 2**24 + 1),
+    "accelerator": storage("gpu", 2**24 + 1),
 }
 
 
@@ -490,8 +490,6 @@ import jax, jax.numpy as jnp, numpy as np, optax
 from flax import nnx
 import jaxpar
 from jaxpar import errors
-from jaxpar._train_step.finite import is_finite
-from jaxpar._train_step.update import buffers
 
 jaxpar.distributed.init_process_group()
 rank = jaxpar.distributed.get_rank()
@@ -653,3 +651,29 @@ def test_ranks_that_would_update_differently():
         assert said.keys() == DIFFERENCES.keys()
         for case, words in DIFFERENCES.items():
             assert words in said[case], (case, said[case])
+
+
+MODE = """
+import numpy as np, optax
+from flax import nnx
+import jaxpar
+
+jaxpar.distributed.init_process_group(timeout=60)
+layers = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+net = jaxpar.DistributedDataParallel(nnx.Sequential(*layers))
+optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+step = jaxpar.train_step(net, optimizer, lambda net, x: net(x).mean())
+step(np.ones((4, 3), np.float32))
+if jaxpar.distributed.get_rank():
+    net.eval()
+float(step(np.ones((4, 3), np.float32)))
+print("TRAINED")
+"""
+
+
+def test_a_rank_in_another_mode():
+    """It asks before its first step in that mode, while the other one is in the collective already."""
+    for one in ranks(2, MODE, timeout=60):
+        assert one.code == 1
+        assert "step 1 of DistributedDataParallel 1: the ranks differ in the module's structure" in one.err
+        assert "TRAINED" not in one.out

@@ -21,7 +21,7 @@ from .batch import Batches
 from .finite import NONE
 from .replicas import Replicas
 from .reports import Reports
-from .update import Update, buffers, check
+from .update import Update, check, storage
 from .whole import Whole
 
 
@@ -156,7 +156,7 @@ def _update(
     values = split.held()
     platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
     trained = [values[i] for i in parameters]
-    branch, donates = buffers(platform, sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained))
+    branch, donates = storage(platform, sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained))
     made = Update(
         split.definition,
         other.definition,

@@ -108,7 +108,7 @@ def _as(tree: Any, types: Any) -> Any:
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
 
 
-def buffers(platform: str, nbytes: int) -> tuple[bool, bool]:
+def storage(platform: str, nbytes: int) -> tuple[bool, bool]:
     """`branch` and `donates` for parameters of so many bytes.
 
     A choice between results reads what it would overwrite, so XLA's CPU compiler copies donated state first;
