@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 import warnings
 
 import jax
@@ -15,6 +17,7 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
+from jaxpar._train_step.ahead import STEPS
 from jaxpar._train_step.finite import is_finite
 from jaxpar._train_step.update import storage
 
@@ -189,6 +192,40 @@ def test_one_program_and_nothing_waits():
         for _ in range(4):
             step(X[:8], Y[:8])
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
+def test_python_is_a_few_steps_ahead_of_cpu_devices(kind):
+    gate, returned = threading.Event(), []
+    gate.set()
+
+    def held(x):
+        gate.wait(60)
+        return x
+
+    def loss_fn(net, x, y):
+        loss = mse(net, x, y)
+        return loss + 0 * jax.pure_callback(held, loss, jax.lax.stop_gradient(loss))
+
+    step = jaxpar.train_step(*pair(kind), loss_fn)
+    step(X[:8], Y[:8]).block_until_ready()
+    gate.clear()
+    thread = threading.Thread(target=lambda: [returned.append(step(X[:8], Y[:8])) for _ in range(STEPS + 1)])
+    thread.start()
+    limit = time.monotonic() + 60
+    while len(returned) < STEPS and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    ahead = len(returned)
+    gate.set()
+    thread.join(60)
+    assert (ahead, len(returned)) == (STEPS, STEPS + 1)
+
+
+def test_a_loss_may_be_donated():
+    step = jaxpar.train_step(*pair(data_parallel), mse)
+    for _ in range(2 * STEPS):
+        step(X[:8], Y[:8]).delete()
 
 
 def test_old_arrays_are_donated():

@@ -17,6 +17,7 @@ from .._tree import is_array
 from .._typing import PyTree
 from .._watchdog import beat
 from ..errors import NonFiniteError, OptimizerError
+from .ahead import Ahead
 from .batch import Batches
 from .finite import NONE
 from .replicas import Replicas
@@ -108,6 +109,7 @@ class TrainStep:
         )
         self._batches = Batches()
         self._reports = Reports(together=distributed and net.world.size > 1)
+        self._ahead = Ahead()
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
@@ -120,6 +122,7 @@ class TrainStep:
         self.updates += last
         if report is not None:
             self._reports.add(report)
+        self._ahead.add(loss)
         beat()
         return (loss, aux) if self._has_aux else loss
 

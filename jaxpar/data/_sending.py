@@ -27,24 +27,30 @@ Send = Callable[[PyTree], PyTree]
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> Send:
     """A function from a batch to the same batch on the devices; all devices if None."""
     if isinstance(placement, (str, int, jax.Device)):
-        only = _devices.device(placement)
-        return lambda batch: _send(batch, lambda x: _whole(x, only, [only]))
+        return _to_one(_devices.device(placement))
     where = place(placement, function="prefetch")
     if not where.devices:
-        return lambda batch: _send(batch, lambda x: jax.device_put(_kept(x, jax.devices()[0])))
+        first = jax.devices()[0]
+        return functools.partial(_send, first, lambda x: jax.device_put(_kept(x, first)))
     if where.N == 1:
-        (only,) = where.devices
-        return lambda batch: _send(batch, lambda x: _whole(x, only, [only]))
+        return _to_one(where.devices[0])
     along = functools.cache(lambda axis: NamedSharding(where.mesh, PartitionSpec(*[None] * axis, REPLICA)))
-    return lambda batch: _send(batch, lambda x: _spread(x, where, along))
+    return functools.partial(_send, where.devices[0], lambda x: _spread(x, where, along))
 
 
-def _send(batch: PyTree, put: Callable[[Any], Any]) -> PyTree:
-    """Waits until all is there, so that the host's arrays may be written to again."""
+def _to_one(device: jax.Device) -> Send:
+    return functools.partial(_send, device, lambda x: _whole(x, device, [device]))
+
+
+def _send(device: jax.Device, put: Callable[[Any], Any], batch: PyTree) -> PyTree:
+    """Waits until all is there, so that the host's arrays may be written to again. CPU devices have copies of
+    them, and are not waited for: their threads are busy with earlier steps."""
     leaves, form = jax.tree.flatten(batch)
     names = paths(batch, "batch") if any(not is_real(leaf) for leaf in leaves) else leaves
     sent = [_put(leaf, name, put) for leaf, name in zip(leaves, names, strict=True)]
-    jax.block_until_ready([x for x, leaf in zip(sent, leaves, strict=True) if is_real(x) and x is not leaf])
+    if device.platform != "cpu":
+        moved = zip(sent, leaves, strict=True)
+        jax.block_until_ready([x for x, leaf in moved if is_real(x) and x is not leaf])
     return jax.tree.unflatten(form, sent)
 
 
