@@ -116,7 +116,7 @@ def _set(n: int) -> bool:
     if os.environ.get(_OURS) == os.environ.get("PJRT_NPROC"):
         # Nothing, or what jaxpar has set for another n, here or in the parent process.
         os.environ.pop("PJRT_NPROC", None)
-    if _pool_of_the_user() is None and _safe(n) > max(n, _cores()):
+    if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
     return True
 
@@ -133,7 +133,7 @@ def _warn_of_few_threads(n: int) -> None:
         variable, threads = given
         what, cure = f"{variable}={threads} gives XLA", f"Unset it, or set it to {least}."
     else:
-        threads, what = _cores(), "JAX started before jaxpar and has"
+        threads, what = cores(), "JAX started before jaxpar and has"
         cure = (
             f"Call jaxpar.virtual_devices before anything makes an array, or start with PJRT_NPROC={least}."
         )
@@ -155,7 +155,7 @@ def _pool_of_the_user() -> tuple[str, int] | None:
     return None
 
 
-def _cores() -> int:
+def cores() -> int:
     """What XLA takes when no variable says anything."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -21,7 +21,7 @@ def environment(monkeypatch):
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(_virtual, "_asked", None)
-    monkeypatch.setattr(_virtual, "_cores", lambda: 2)
+    monkeypatch.setattr(_virtual, "cores", lambda: 2)
     return lambda **variables: [monkeypatch.setenv(k, v) for k, v in variables.items()]
 
 
@@ -50,7 +50,7 @@ def test_the_smallest_safe_pool():
     ("n", "cores", "pool"), [(8, 2, "17"), (8, 16, "17"), (8, 17, None), (1, 2, None), (2, 64, None)]
 )
 def test_the_pool_is_set_where_the_default_is_too_small(n, cores, pool, environment, monkeypatch):
-    monkeypatch.setattr(_virtual, "_cores", lambda: cores)
+    monkeypatch.setattr(_virtual, "cores", lambda: cores)
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
     assert _virtual._set(n)
     assert os.environ.get("PJRT_NPROC") == pool

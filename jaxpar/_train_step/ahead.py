@@ -1,9 +1,10 @@
-"""ahead: how far Python runs ahead of CPU devices.
+"""ahead: how far Python runs ahead of virtual devices.
 
-An accelerator works through its queue while Python prepares the next steps. CPU devices have no queue of
-their own: every step that was started holds threads, which compete for the cores with those of the steps
-before it. Up to 32 wait like this, and then a step of a small net on 4 virtual devices takes a tenth longer
-than with 4, which are enough to keep the cores busy (`benchmarks/train_step/ahead.py`).
+An accelerator works through its queue while Python prepares the next steps. Virtual devices have no queue of
+their own: every step that was started holds threads, and where there are more devices than cores these
+compete with the threads of earlier steps. XLA lets 32 steps be started, and then a step of a small net on 4
+devices and 2 cores takes a tenth longer than with 4, which keep the cores as busy. With a core for each
+device nothing is gained, and sometimes lost (`benchmarks/train_step/ahead.py`).
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ import collections
 
 import jax
 
+from .._virtual import cores
+
 STEPS = 4
 
 
 class Ahead:
-    """Waits for the loss of an earlier step, on CPU devices."""
+    """Waits for the loss of an earlier step, where there are more CPU devices than cores."""
 
     def __init__(self) -> None:
         self._losses: collections.deque[jax.Array] = collections.deque()
-        self._on_cpu: bool | None = None
+        self._waits: bool | None = None
 
     def add(self, loss: jax.Array) -> None:
         """A step was started and gives this loss; the one STEPS before it has ended on return."""
-        if self._on_cpu is None:
-            self._on_cpu = all(d.platform == "cpu" for d in loss.devices())
-        if not self._on_cpu:
+        if self._waits is None:
+            devices = loss.devices()
+            self._waits = len(devices) > cores() and all(d.platform == "cpu" for d in devices)
+        if not self._waits:
             return
         self._losses.append(loss)
         if len(self._losses) > STEPS:
