@@ -19,7 +19,7 @@ import jaxpar
 from jaxpar import errors
 from jaxpar._train_step import ahead
 from jaxpar._train_step.ahead import STEPS
-from jaxpar._train_step.finite import is_finite
+from jaxpar._train_step.finite import NONE, first_bad
 from jaxpar._train_step.update import storage
 
 RANDOM = np.random.RandomState(0)
@@ -345,15 +345,30 @@ def test_a_buffer_may_come_back_in_another_type(way):
     assert net.module.count[...] == 3
 
 
+SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2)]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
-@pytest.mark.parametrize("shape", [(), (3,), (3, 1), (1, 3), (2, 3, 4), (0, 3)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_number_of_a_gradient_is_looked_at(shape, dtype, bad):
-    largest = jnp.full(shape, jnp.finfo(dtype).max, dtype)  # an overflow would be a false alarm
-    assert is_finite(largest)
-    assert is_finite(-largest)
-    for index in np.ndindex(shape):
-        assert not is_finite(largest.at[index].set(bad))
+    """Among others of another form and type, wherever it stands among them."""
+    found = jax.jit(first_bad)
+    others = [jnp.zeros((0, 3)), jnp.full((2, 2), 1e38, jnp.float32), jnp.full(5, 1e300)]
+    largest = jnp.full(shape, jnp.finfo(dtype).max, dtype)
+    for place in range(4):
+        for finite in (largest, -largest):
+            assert found([*others[:place], finite, *others[place:]]) == NONE
+        for index in list(np.ndindex(shape))[:: -max(1, largest.size // 20)]:  # the last one among them
+            gradients = [*others[:place], largest.at[index].set(bad), *others[place:]]
+            assert found(gradients) == place
+
+
+def test_the_first_of_several_gradients_is_named():
+    good, bad = jnp.ones((3, 2)), jnp.ones(4).at[2].set(np.nan)
+    for gradients, first in [([bad, bad], 0), ([good, bad, bad], 1), ([good, bad, good, bad], 1)]:
+        assert first_bad(gradients) == first
+    assert first_bad([jnp.zeros((0, 3))]) == first_bad([]) == NONE
 
 
 def test_a_large_net_on_cpu_devices():
