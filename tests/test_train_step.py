@@ -198,7 +198,7 @@ def test_one_program_and_nothing_waits():
 @pytest.mark.parametrize(("cores", "before"), [(2, STEPS), (4, STEPS + 2)], ids=str)
 @pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
 def test_python_is_a_few_steps_ahead_of_virtual_devices(kind, cores, before, monkeypatch):
-    """Of 4, if they have less than 4 cores; it makes `before` of STEPS + 2 steps before the first has ended."""
+    """Of 4, if they have fewer cores; `before` of STEPS + 2 steps are made before the first has ended."""
     monkeypatch.setattr(ahead, "cores", lambda: cores)
     gate, returned = threading.Event(), []
     gate.set()

@@ -7,7 +7,7 @@ and the optimizer stay the user's: after every step they hold its results.
 
 `whole` and `replicas` are the programs, `update` what follows the gradients, `finite` the look at these,
 `reports` how the host hears of it, `told` what ranks compare; `state` is the way between objects and arrays,
-`batch` what is said of a batch before it is used.
+`batch` what is said of a batch before it is used, `ahead` how far Python runs ahead of virtual devices.
 """
 
 from .evaluate import eval_step
