@@ -133,9 +133,7 @@ def main():
             seconds = statistics.median(report[name][side] for report in reports)
             ratios = sorted(report[name][side] / report[name][HAND] for report in reports)
             spread = f"   ({ratios[0]:.3f} to {ratios[-1]:.3f})" if len(ratios) > 1 else ""
-            print(
-                f"  {side:44} {seconds * 1e3:8.2f} ms   {statistics.median(ratios):6.3f} x by hand{spread}"
-            )
+            print(f"  {side:44} {seconds * 1e3:8.2f} ms   {statistics.median(ratios):6.3f} x by hand{spread}")
 
 
 main()
