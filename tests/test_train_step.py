@@ -17,10 +17,9 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
-from jaxpar._train_step import ahead
+from jaxpar._train_step import ahead, update
 from jaxpar._train_step.ahead import STEPS
-from jaxpar._train_step.finite import NONE, first_bad
-from jaxpar._train_step.update import storage
+from jaxpar._train_step.finite import NONE, first_bad, first_bad_on_cpu
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(11, 3), RANDOM.randn(11, 1)
@@ -283,16 +282,15 @@ BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
 
 
 WAYS = {
-    "CPU": storage("cpu", 2**24),
-    "CPU, large": storage("cpu", 2**24 + 1),
-    "accelerator": storage("gpu", 2**24 + 1),
+    "CPU": update.way("cpu", 2**24),
+    "CPU, large": update.way("cpu", 2**24 + 1),
+    "accelerator": update.way("gpu", 2**24 + 1),
 }
 
 
 def on(way, step):
     """The step as it is compiled elsewhere: it branches or chooses, and gives up its old state or not."""
-    branch, donates = WAYS[way]
-    step._program._update = dataclasses.replace(step._program._update, branch=branch, donates=donates)
+    step._program._update = dataclasses.replace(step._program._update, way=WAYS[way])
     return step
 
 
@@ -351,9 +349,10 @@ SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2)]
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_number_of_a_gradient_is_looked_at(shape, dtype, bad):
+@pytest.mark.parametrize("look", [first_bad, first_bad_on_cpu], ids=lambda look: look.__name__)
+def test_every_number_of_a_gradient_is_looked_at(look, shape, dtype, bad):
     """Among others of another form and type, wherever it stands among them."""
-    found = jax.jit(first_bad)
+    found = jax.jit(look)
     others = [jnp.zeros((0, 3)), jnp.full((2, 2), 1e38, jnp.float32), jnp.full(5, 1e300)]
     largest = jnp.full(shape, jnp.finfo(dtype).max, dtype)
     for place in range(4):
@@ -364,11 +363,12 @@ def test_every_number_of_a_gradient_is_looked_at(shape, dtype, bad):
             assert found(gradients) == place
 
 
-def test_the_first_of_several_gradients_is_named():
+@pytest.mark.parametrize("look", [first_bad, first_bad_on_cpu], ids=lambda look: look.__name__)
+def test_the_first_of_several_gradients_is_named(look):
     good, bad = jnp.ones((3, 2)), jnp.ones(4).at[2].set(np.nan)
     for gradients, first in [([bad, bad], 0), ([good, bad, bad], 1), ([good, bad, good, bad], 1)]:
-        assert first_bad(gradients) == first
-    assert first_bad([jnp.zeros((0, 3))]) == first_bad([]) == NONE
+        assert look(gradients) == first
+    assert look([jnp.zeros((0, 3))]) == NONE
 
 
 def test_a_large_net_on_cpu_devices():

@@ -1,9 +1,4 @@
-"""finite: which gradient is the first that is infinite or not a number. Traced.
-
-0 times what is not finite is nan, and so is every sum with it. Of `isfinite(g).all()` XLA makes a slow loop
-on CPU devices; a matrix is multiplied with zeros as fast as memory is read. What is left of each gradient is
-a row of one table, so a small net does not pay for one more operation for each of its parameters.
-"""
+"""finite: which gradient is the first that is infinite or not a number. Traced."""
 
 from __future__ import annotations
 
@@ -18,13 +13,24 @@ WIDTH = 1024
 
 def first_bad(gradients: list) -> jax.Array:
     """The number of the first gradient that is not finite, or NONE."""
+    finite = jnp.stack([jnp.isfinite(g).all() for g in gradients])
+    return jnp.where(finite.all(), NONE, jnp.argmin(finite).astype(jnp.int32))
+
+
+def first_bad_on_cpu(gradients: list) -> jax.Array:
+    """The same for CPU devices, where XLA makes a slow loop of `isfinite(g).all()`.
+
+    0 times what is not finite is nan, and so is every sum with it. A matrix is multiplied with zeros as fast
+    as memory is read. What is left of each gradient is a row of one table, so a small net does not pay for
+    several more operations for each of its parameters.
+    """
     numbers = [i for i, g in enumerate(gradients) if g.size]
     if not numbers:
         return jnp.int32(NONE)
     given = [gradients[i] for i in numbers]
     # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, all rows
     # seem bad, and the first of them is.
-    zero = given[0].ravel()[0] * 0
+    zero = given[0][(0,) * given[0].ndim] * 0
     rows = [_row(g, zero) for g in given]
     n = max(len(row) for row in rows)
     table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])

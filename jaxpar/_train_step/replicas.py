@@ -128,7 +128,7 @@ class Replicas:
         key = agreed, hook, last
         if key not in self._plans:
             run = backend(self._ddp.settings.backend)
-            state = ("values", "extra") if update and update.donates else ()
+            state = ("values", "extra") if update and update.way.donates else ()
             plan = Plan(self._loss, *agreed, hook, self._world.everywhere, run, update)
             self._plans[key] = plan, compiled(plan, (*state, "own"))
         return self._plans[key]

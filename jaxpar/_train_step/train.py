@@ -22,7 +22,7 @@ from .batch import Batches
 from .finite import NONE
 from .replicas import Replicas
 from .reports import Reports
-from .update import Update, check, storage
+from .update import Update, check, way
 from .whole import Whole
 
 
@@ -159,7 +159,7 @@ def _update(
     values = split.held()
     platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
     trained = [values[i] for i in parameters]
-    branch, donates = storage(platform, sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained))
+    nbytes = sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained)
     made = Update(
         split.definition,
         other.definition,
@@ -168,8 +168,7 @@ def _update(
         accumulate,
         on_nonfinite,
         precision,
-        branch,
-        donates,
+        way(platform, nbytes),
     )
     names = split.names
     wrong = check(made, values, other.held(), names)

@@ -4,13 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._precision import Precision
-from .finite import NONE, first_bad
+from .finite import NONE, first_bad, first_bad_on_cpu
+
+
+class Way(NamedTuple):
+    """How an update is computed.
+
+    Attributes:
+      branches: one is left out by not computing it, and not by a choice between results.
+      donates: the old state gives its buffers to the next.
+      first_bad: finds the first gradient that is not finite.
+    """
+
+    branches: bool
+    donates: bool
+    first_bad: Callable[[list], jax.Array]
+
+
+def way(platform: str, nbytes: int) -> Way:
+    """For parameters of so many bytes.
+
+    A choice between results reads what it would overwrite, so XLA's CPU compiler copies donated state first;
+    an accelerator's does not, and its host would have to wait until it knows which branch to launch.
+
+    On CPU devices, gradients and their sum are one buffer of twice the parameters' size. glibc maps one of
+    more than 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's time.
+    If nothing is donated, they are in the buffers of the next state, which are smaller and used again. All
+    together then take more: ResNet-18 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
+    """
+    if platform != "cpu":
+        return Way(False, True, first_bad)
+    small = 2 * nbytes <= 2**25
+    return Way(small, small, first_bad_on_cpu)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,8 +54,7 @@ class Update:
       accumulate: gradients are those of this many calls.
       on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
       precision: says whether the gradients are scaled.
-      branch: an update is left out by not computing it, and not by a choice between results.
-      donates: the old state gives its buffers to the next.
+      way: how it is computed on the devices that there are.
     """
 
     net: Any
@@ -34,8 +64,7 @@ class Update:
     accumulate: int
     on_nonfinite: str
     precision: Precision | None
-    branch: bool
-    donates: bool
+    way: Way
 
     def start(self) -> dict[str, Any]:
         """The state beside net and optimizer, before the first step."""
@@ -59,7 +88,7 @@ class Update:
         if self.on_nonfinite == "ignore" and "scale" not in extra:
             after, extra["optimizer"] = self.advance(values, extra["optimizer"], gradients, changes)
             return after, extra
-        good, extra = self._judge(first_bad(gradients), extra)
+        good, extra = self._judge(self.way.first_bad(gradients), extra)
         after, extra["optimizer"] = self._advance_if(good, values, extra["optimizer"], gradients, changes)
         return after, extra
 
@@ -77,7 +106,7 @@ class Update:
 
     def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
         """`advance`, or the values and the optimizer as they were."""
-        if self.branch:
+        if self.way.branches:
             types = jax.eval_shape(self.advance, *args)
             return jax.lax.cond(good, self.advance, lambda *old: _as(old[:2], types), *args)
         new, old = self.advance(*args), args[:2]
@@ -106,21 +135,6 @@ class Update:
 def _as(tree: Any, types: Any) -> Any:
     """For a user's buffer that comes back in another type."""
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
-
-
-def storage(platform: str, nbytes: int) -> tuple[bool, bool]:
-    """`branch` and `donates` for parameters of so many bytes.
-
-    A choice between results reads what it would overwrite, so XLA's CPU compiler copies donated state first;
-    an accelerator's does not, and its host would have to wait until it knows which branch to launch.
-
-    On CPU devices, gradients and their sum are one buffer of twice the parameters' size. glibc maps one of
-    more than 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's time.
-    If nothing is donated, they are in the buffers of the next state, which are smaller and used again. All
-    together then take more: ResNet-18 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
-    """
-    small = platform == "cpu" and 2 * nbytes <= 2**25
-    return small, small or platform != "cpu"
 
 
 def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:

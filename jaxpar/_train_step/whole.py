@@ -102,7 +102,7 @@ def _train(loss: Loss, update: Update, statics: Any, form: Any) -> Any:
         after, extra = update(values, extra, _sum(gradients, value.gradients), value.changes)
         return value.loss, value.aux, after, extra
 
-    return jax.jit(run, donate_argnames=("values", "extra") if update.donates else ())
+    return jax.jit(run, donate_argnames=("values", "extra") if update.way.donates else ())
 
 
 def _sum(earlier: list, gradients: list) -> list:
