@@ -347,7 +347,7 @@ SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2)]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64, jnp.complex64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("look", [first_bad, first_bad_on_cpu], ids=lambda look: look.__name__)
 def test_every_number_of_a_gradient_is_looked_at(look, shape, dtype, bad):
@@ -361,6 +361,13 @@ def test_every_number_of_a_gradient_is_looked_at(look, shape, dtype, bad):
         for index in list(np.ndindex(shape))[:: -max(1, largest.size // 20)]:  # the last one among them
             gradients = [*others[:place], largest.at[index].set(bad), *others[place:]]
             assert found(gradients) == place
+
+
+@pytest.mark.parametrize("look", [first_bad, first_bad_on_cpu], ids=lambda look: look.__name__)
+def test_the_imaginary_part_is_looked_at(look):
+    good, bad = jnp.ones((3, 2), jnp.complex64), jnp.ones((3, 2), jnp.complex64).at[0, 0].set(1j * np.inf)
+    for gradients, first in [([good, jnp.ones(4)], NONE), ([bad, jnp.ones(4)], 0), ([jnp.ones(4), bad], 1)]:
+        assert look(gradients) == first
 
 
 @pytest.mark.parametrize("look", [first_bad, first_bad_on_cpu], ids=lambda look: look.__name__)

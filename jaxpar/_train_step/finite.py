@@ -30,7 +30,7 @@ def first_bad_on_cpu(gradients: list) -> jax.Array:
     given = [gradients[i] for i in numbers]
     # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, all rows
     # seem bad, and the first of them is.
-    zero = given[0][(0,) * given[0].ndim] * 0
+    zero = given[0][(0,) * given[0].ndim].real * 0
     rows = [_row(g, zero) for g in given]
     n = max(len(row) for row in rows)
     table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])
