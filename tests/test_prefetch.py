@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hosts import aligned
 
 import jaxpar
 from jaxpar import errors
@@ -145,9 +146,10 @@ def test_an_array_that_lies_right_is_passed_as_it_is(devices):
     np.testing.assert_array_equal(jax.random.key_data(sent), jax.random.key_data(keys))
 
 
-def test_a_source_may_use_its_arrays_again(devices):
+@pytest.mark.parametrize("columns", [1024, 40_000])
+def test_a_source_may_use_its_arrays_again(devices, columns):
     def filling():
-        x = np.empty((8, 1024))
+        x = aligned((8, columns))
         for i in range(6):
             x[:] = i
             yield x

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hosts import aligned
 
 import jaxpar
 from jaxpar import errors
@@ -161,6 +162,15 @@ def test_the_pieces_of_a_host_batch_never_meet_on_one_device(devices):
     largest = max(s.data.size for a in made for s in a.addressable_shards)
     assert largest == 1024 * 257
     assert len(shards) == 4
+
+
+@pytest.mark.parametrize("B", [8, 7])
+@pytest.mark.parametrize("columns", [8, 40_000])
+def test_a_host_batch_may_be_written_to_again(B, columns, devices):
+    batch = aligned((B, columns))
+    pieces = jaxpar.scatter(batch, devices[:4])
+    batch[:] = 1
+    assert not any(np.asarray(piece).any() for piece in pieces)
 
 
 def test_slices_and_negative_indices():

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from hosts import aligned
 from processes import outputs, ranks
 
 import jaxpar
@@ -223,6 +224,19 @@ def test_python_is_a_few_steps_ahead_of_virtual_devices(kind, cores, before, mon
     gate.set()
     thread.join(60)
     assert (made, len(returned)) == (before, STEPS + 2)
+
+
+@pytest.mark.parametrize("B", [8, 11])
+@pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
+def test_a_host_batch_may_be_written_to_again(kind, B):
+    step = jaxpar.train_step(*pair(kind), lambda net, x: mse(net, x[:, :3], 0.0) * 0 + x.sum())
+    batch = aligned((B, 40_000))
+    losses = []
+    for _ in range(3):
+        batch[:] = 0
+        losses.append(step(batch))
+        batch[:] = 1
+    assert not any(map(float, losses))
 
 
 def test_a_loss_may_be_donated(monkeypatch):
