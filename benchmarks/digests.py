@@ -169,21 +169,23 @@ def linen_modules():
         net = wrapper(LinenNet())
         variables = net.init(jax.random.key(0), X[0])
         for i, B in enumerate(sizes(False)):
-            if wrapper is jaxpar.DataParallel:
-
-                def loss_fn(params, variables=variables, i=i, B=B):
-                    out, updates = net.apply({**variables, "params": params}, X[i, :B], mutable=["batch_stats"])
-                    return ((out - Y[i, :B]) ** 2).mean(), updates
-
-                (loss, updates), gradients = jax.value_and_grad(loss_fn, has_aux=True)(variables["params"])
-            else:
-                f = net.value_and_grad(mse, mutable=["batch_stats"])
-                (loss, updates), gradients = f(variables, X[i, :B], Y[i, :B])
+            (loss, updates), gradients = linen_gradients(net, variables, X[i, :B], Y[i, :B])
             params = jax.tree.map(lambda p, g: p - 0.1 * g, variables["params"], gradients)
             variables = {**variables, **updates, "params": params}
             digest.add(loss)
         digest.add(variables)
     return digest
+
+
+def linen_gradients(net, variables, x, y):
+    if isinstance(net, jaxpar.DistributedDataParallel):
+        return net.value_and_grad(mse, mutable=["batch_stats"])(variables, x, y)
+
+    def loss_fn(params):
+        out, updates = net.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+        return ((out - y) ** 2).mean(), updates
+
+    return jax.value_and_grad(loss_fn, has_aux=True)(variables["params"])
 
 
 def functions():

@@ -40,8 +40,8 @@ def measure() -> dict[str, float]:
     import jax
     import numpy as np
 
-    from jaxpar.distributed._exchange import exchange
-    from jaxpar.distributed._guard import Guard
+    from jaxpar.distributed.exchange import exchange
+    from jaxpar.distributed.guard import Guard
 
     guard, parts = Guard(), {f"batch[{i}]": "float32[256, 1024]" for i in range(4)} | {"mode": "train"}
     guard.check(parts, 0)

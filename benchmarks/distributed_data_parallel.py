@@ -151,7 +151,7 @@ def jaxpar_side(model: str) -> dict[str, float]:
     from flax import nnx
 
     import jaxpar
-    from jaxpar._train_step import replicas
+    from jaxpar._training import distributed_step as replicas
 
     if not jaxpar.distributed.is_initialized():
         jaxpar.distributed.init_process_group()

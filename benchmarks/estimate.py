@@ -37,8 +37,8 @@ import optax  # noqa: E402
 from flax import nnx  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-from jaxpar._compiled import Program, placed  # noqa: E402
-from jaxpar._estimate.count import all_reduces  # noqa: E402
+from jaxpar._tools.compiled import Program, placed  # noqa: E402
+from jaxpar._tools.estimate.count import all_reduces  # noqa: E402
 
 TX = optax.adam(1e-3)
 BUFFERS = nnx.Not(nnx.Param)

@@ -1,5 +1,5 @@
 """`python -m jaxpar` is `jaxpar`."""
 
-from ._cli import main
+from ._cli.main import main
 
 main()

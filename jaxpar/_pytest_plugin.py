@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted:
         import jax
 
-        from ._virtual import virtual_devices
+        from ._devices.virtual import virtual_devices
         from .errors import JaxparError
 
         try:

@@ -1,9 +1,8 @@
 """Pytrees: which leaves are arrays, what their paths are called, whether a device can hold them.
 
-torch recurses into tuples, lists and dicts and passes everything else by reference (torch-semantics
-1.2 #19). Here the containers are JAX's pytrees, so dataclasses and OrderedDicts that are registered
-split as well; arrays are `jax.Array` and `numpy.ndarray`; everything else, numbers included, is
-shared by reference.
+torch recurses into tuples, lists and dicts and passes everything else by reference (docs/semantics.md row
+19). Here the containers are JAX's pytrees, so registered dataclasses and OrderedDicts are split as well.
+Arrays are `jax.Array` and `numpy.ndarray`; everything else, numbers included, is shared by reference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The floors: a module imports only from lower ones. This list is the picture of the architecture."""
+"""The floors: a room imports only from lower ones. This list is the picture of the architecture."""
 
 from __future__ import annotations
 
@@ -13,104 +13,153 @@ PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
     {"errors", "_typing"},
-    {
-        "_tree",
-        "_random",
-        "_virtual",
-        "_visible",
-        "_convolution",
-        "_lift",
-        "_interrupt",
-        "_scalar",
-        "_watchdog",
-        "_rulebook",
-        "_precision",
-        "_spec",
-        "_compiled",
-    },
+    {"_tree", "_interrupt", "_rulebook"},
     {"_devices", "random"},
-    {"_placement", "_current", "_move", "distributed"},
-    {"_spread", "_progress", "_check_replicas"},
-    {"_shards", "_modules", "_reduce"},
-    {"_scatter", "_replicate", "_gather", "_backends"},
-    {"_program", "_loss", "data"},
-    {"_parallel_apply"},
-    {"_data_parallel", "_on_device", "_each_device", "comm_hooks"},
-    {"_distributed_data_parallel"},
-    {"_train_step", "_metrics", "_checkpointer"},
-    {"_demo", "_memory_report", "_seeing", "_estimate", "_launch", "parity"},
+    {"_parallel", "distributed"},
+    {"comm_hooks", "data", "_metrics"},
+    {"_training"},
+    {"_checkpointer", "_tools", "parity"},
     {"_cli", "_pytest_plugin"},
     {"__main__"},
 ]
 LEAVES = {"nn", "optim"}
 """They import nothing above errors, _typing and the rulebook, and nothing below the roof imports them."""
 
+ROOT_ENTRIES = 26
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
+Name = tuple[str, ...]
+"""A module below jaxpar: ("_parallel", "scatter"); of a package, its folder."""
 
-def floor_of(module: str) -> int:
-    return next(i for i, floor in enumerate(FLOORS) if module in floor)
+
+def floor_of(room: str) -> int:
+    return next(i for i, floor in enumerate(FLOORS) if room in floor)
 
 
-def modules() -> dict[str, list[Path]]:
-    """Files by the word at the top of the package."""
-    found: dict[str, list[Path]] = {}
+def files() -> dict[Name, Path]:
+    """Every module of the package, `()` being jaxpar itself."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        word = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if word != "__init__":
-            found.setdefault(word, []).append(path)
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[parts[:-1] if parts[-1] == "__init__" else parts] = path
     return found
 
 
-def imports(path: Path) -> set[str]:
-    """The words of jaxpar that a file imports, wherever in the file."""
-    found = set()
-    inside = path.relative_to(PACKAGE).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = list(inside[: len(inside) - node.level + 1])
-            words = base + (node.module or "").split(".")
-            names = [w for w in words if w]
-            found |= {names[0]} if names else {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jaxpar":
-            found |= {"jaxpar." + alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {"jaxpar." for alias in node.names if alias.name.split(".")[0] == "jaxpar"}
-    return found
-
-
-def arrows() -> list[tuple[str, str]]:
+def arrows() -> list[tuple[Name, Name]]:
+    """Which module imports which, wherever in the file, also inside of functions."""
+    known = files()
     return [
-        (word, other)
-        for word, files in modules().items()
-        for f in files
-        for other in imports(f)
-        if other != word
+        (module, target)
+        for module, path in known.items()
+        for target in imports(path, module, known)
+        if target != module
     ]
 
 
-def test_imports_point_down():
-    for word, other in arrows():
-        if word in LEAVES:
-            assert other in FLOORS[0] | {"_rulebook"}, f"{word} is a leaf and imports {other}"
-        elif other.startswith("jaxpar."):
-            assert floor_of(word) >= len(FLOORS) - 3, f"{word} imports the package itself"
+def imports(path: Path, module: Name, known: dict[Name, Path]) -> set[Name]:
+    package = module if path.name == "__init__.py" else module[:-1]
+    found: set[Name] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {
+                tuple(alias.name.split(".")[1:]) for alias in node.names if alias.name.startswith("jaxpar")
+            }
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        words = tuple((node.module or "").split(".")) if node.module else ()
+        if node.level:
+            base = package[: len(package) - node.level + 1] + words
+        elif words[:1] == ("jaxpar",):
+            base = words[1:]
         else:
-            assert other not in LEAVES, f"{word} imports the leaf {other}"
-            assert floor_of(other) < floor_of(word), (
-                f"{word} (floor {floor_of(word)}) imports {other} (floor {floor_of(other)})"
+            continue
+        for alias in node.names:
+            found.add((*base, alias.name) if (*base, alias.name) in known else base)
+    return found
+
+
+def test_imports_point_down():
+    for (room, *_), target in arrows_between_rooms():
+        other = target[0] if target else "jaxpar"
+        if room in LEAVES:
+            assert other in FLOORS[0] | {"_rulebook"}, f"{room} is a leaf and imports {other}"
+        elif other == "jaxpar" or other in LEAVES:
+            assert floor_of(room) >= len(FLOORS) - 3, f"{room} imports {other}"
+        else:
+            assert floor_of(other) < floor_of(room), (
+                f"{room} (floor {floor_of(room)}) imports {other} (floor {floor_of(other)})"
             )
 
 
-def test_every_module_has_a_floor():
-    assert set(modules()) == set().union(*FLOORS) | LEAVES
+def arrows_between_rooms() -> list[tuple[Name, Name]]:
+    return [(module, target) for module, target in arrows() if module and module[0] != (*target, "")[0]]
 
 
-@pytest.mark.parametrize("fault", ["_scatter", "_data_parallel"])
-def test_a_planted_arrow_is_found(fault, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.arrows", lambda: [("_tree", fault)])
-    with pytest.raises(AssertionError, match=r"_tree \(floor 1\) imports"):
-        test_imports_point_down()
+def test_no_arrow_goes_through_a_private_door():
+    # From a room one may enter the rooms beside it, but not their private files.
+    for module, target in arrows():
+        package = module if files()[module].name == "__init__.py" else module[:-1]
+        shared = 0
+        while shared < min(len(package), len(target)) and package[shared] == target[shared]:
+            shared += 1
+        private = [word for word in target[shared + 1 :] if word.startswith("_")]
+        assert not private, f"{'.'.join(module)} imports {'.'.join(target)}, which is private there"
+
+
+def test_no_circles_between_files():
+    above: dict[Name, set[Name]] = {}
+    for module, target in arrows():
+        above.setdefault(module, set()).add(target)
+    for start in above:
+        for circle in circles(start, above):
+            raise AssertionError("a circle: " + " -> ".join(".".join(m) for m in circle))
+
+
+def circles(start: Name, above: dict[Name, set[Name]]) -> list[list[Name]]:
+    """The ways from a module back to itself; a package and its own files count as apart."""
+    todo, seen = [[start]], {start}
+    while todo:
+        way = todo.pop()
+        for target in above.get(way[-1], ()):
+            if target == start:
+                return [[*way, start]]
+            if target not in seen:
+                seen.add(target)
+                todo.append([*way, target])
+    return []
+
+
+def test_every_room_has_a_floor():
+    rooms = {module[0] for module in files() if module}
+    assert rooms == set().union(*FLOORS) | LEAVES
+
+
+def test_the_root_can_be_read_at_a_glance():
+    entries = [path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= ROOT_ENTRIES, sorted(entries)
+
+
+PLANTED = [
+    (test_imports_point_down, [(("_tree",), ("_parallel", "scatter"))], r"_tree \(floor 1\) imports"),
+    (test_imports_point_down, [(("nn", "_conv"), ("_tree",))], "nn is a leaf"),
+    (
+        test_no_arrow_goes_through_a_private_door,
+        [(("_training", "engine"), ("distributed", "_rendezvous"))],
+        "private there",
+    ),
+    (
+        test_no_circles_between_files,
+        [(("_tree",), ("_typing",)), (("_typing",), ("errors",)), (("errors",), ("_tree",))],
+        "a circle",
+    ),
+]
+
+
+@pytest.mark.parametrize(("law", "planted", "message"), PLANTED, ids=lambda x: getattr(x, "__name__", None))
+def test_a_planted_arrow_is_found(law, planted, message, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.arrows", lambda: planted)
+    with pytest.raises(AssertionError, match=message):
+        law()
 
 
 def test_the_table_of_contents_only_imports():
@@ -134,14 +183,14 @@ def test_forbidden_things():
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text()
         assert path.stem.strip("_") not in names, path
-        if path.name != "_virtual.py" and "_demo" not in path.parts and path.name != "_cli.py":
+        if path.name != "virtual.py" and not {"demo", "_cli"} & set(path.parts):
             calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
             assert not any(call.endswith("config.update") for call in calls), (
                 f"{path} changes jax's configuration"
             )
-        if not {"_demo", "parity"} & set(path.parts) and path != PACKAGE / "random" / "_check.py":
+        if not {"demo", "parity", "_cli"} & set(path.parts) and path != PACKAGE / "random" / "_check.py":
             assert not re.search(r"^\s*(import|from) torch\b", text, re.M), f"{path} imports torch"
-        if path.parent.name != "_backends":
+        if path.parent.name != "backends":
             assert not re.search(r"if backend ==|backend in \(", text), f"{path} asks for the backend by name"
 
 

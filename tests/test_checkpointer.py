@@ -473,7 +473,7 @@ def test_sigterm_saves_and_leaves_with_75(tmp_path):
 
 
 def forget_sigterm():
-    from jaxpar.distributed import _preempted
+    from jaxpar.distributed import _preemption as _preempted
 
     _preempted._signal.watched = _preempted._signal.came = False
 

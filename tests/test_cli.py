@@ -28,7 +28,7 @@ def test_help_is_fast() -> None:
 def test_saying_something_starts_nothing(args: list[str]) -> None:
     code = (
         "import sys\n"
-        "from jaxpar._cli import cli\n"
+        "from jaxpar._cli.main import cli\n"
         f"try: cli({args!r})\n"
         "except SystemExit: pass\n"
         "print(sorted({'jax', 'flax', 'torch', 'numpy', 'rich'} & set(sys.modules)))"

@@ -149,7 +149,7 @@ def test_misuse(name, tmp_path):
 
 def test_help_starts_nothing():
     code = (
-        "import sys\nfrom jaxpar._cli import cli\n"
+        "import sys\nfrom jaxpar._cli.main import cli\n"
         "try: cli(['convert', '--help'])\nexcept SystemExit: pass\n"
         "print(sorted({'jax', 'flax', 'torch', 'numpy', 'safetensors'} & set(sys.modules)))"
     )

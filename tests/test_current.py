@@ -19,7 +19,7 @@ def first_device_afterwards():
         yield
 
 
-# torch-semantics 3 P4, P8; seeds 3
+# docs/semantics.md rows P4, P8
 def test_context_manager(devices):
     assert jaxpar.current_device() == 0
     with jaxpar.set_device(2) as d:
@@ -32,7 +32,7 @@ def test_context_manager(devices):
     assert jaxpar.current_device() == 0
 
 
-# torch-semantics 3 P8: always restores, even if set_device ran inside or an exception ended it
+# docs/semantics.md row P8: always restores, even if set_device ran inside or an exception ended it
 def test_context_manager_restores_whatever_happens_inside():
     def fails():
         with jaxpar.set_device(1):
@@ -45,7 +45,7 @@ def test_context_manager_restores_whatever_happens_inside():
     assert jaxpar.current_device() == 0
 
 
-# torch-semantics 3 P4: per thread
+# docs/semantics.md row P4: per thread
 def test_it_belongs_to_the_thread():
     seen = []
     with jaxpar.set_device(3):
@@ -62,14 +62,14 @@ def test_jaxs_own_default_device_is_the_same_thing(devices):
         assert jaxpar.device_of(jaxpar.cuda(np.ones(2))) is devices[6]
 
 
-# torch-semantics 3 P8: operations on arrays that exist run where these are
+# docs/semantics.md row P8: operations on arrays that exist run where these are
 def test_existing_arrays_stay(devices):
     x = jaxpar.to(np.ones(3), 1)
     with jaxpar.set_device(4):
         assert (x * 2).devices() == {devices[1]}
 
 
-# torch-semantics 3 P7: a negative number is an error here
+# docs/semantics.md row P7: a negative number is an error here
 @pytest.mark.parametrize(
     ("spec", "message"), [(-1, "out of range"), (8, "out of range"), ("gpu", "accelerator")]
 )
@@ -84,7 +84,7 @@ def test_a_current_device_without_an_index(monkeypatch, devices):
         jaxpar.current_device()
 
 
-# torch-semantics 3 P6
+# docs/semantics.md row P6
 def test_names_and_properties():
     assert jaxpar.get_device_name(0) == jaxpar.get_device_name() == "cpu"
     properties = jaxpar.get_device_properties(3)

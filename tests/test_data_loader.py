@@ -86,7 +86,7 @@ ORDERS = [
 ]
 
 
-# torch-semantics 2.4: two draws from the default generator for each epoch, the workers' seed first
+# docs/semantics.md section 2.4: two draws from the default generator for each epoch, the workers' seed first
 @pytest.mark.parametrize("options", ORDERS, ids=str)
 @pytest.mark.parametrize("kind", ["given", "default"])
 def test_order_of_two_epochs(options, kind):

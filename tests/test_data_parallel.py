@@ -1,7 +1,7 @@
 """DataParallel and data_parallel: the class, the function, the sentence by hand, and what comes back.
 
 What torch's own test/distributed/test_data_parallel.py asserts is ported here row by row
-(torch-semantics 4); the comment T-DP names the test there.
+(docs/semantics.md row 4); the comment T-DP names the test there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ X = np.random.RandomState(0).randn(20, 10)
 # ------------------------------------------------------------------------------------- construction
 
 
-# torch-semantics 1.1 #1, #5, #6, #9; T-DP test_data_parallel_device_args
+# docs/semantics.md rows 1, 5, 6, 9; T-DP test_data_parallel_device_args
 @pytest.mark.parametrize(
     ("ids", "want"),
     [
@@ -58,7 +58,7 @@ def test_device_ids(ids, want, devices):
     np.testing.assert_allclose(y, Linear()(X), rtol=1e-12)
 
 
-# torch-semantics 1.1 #9: the output device need not be one of device_ids
+# docs/semantics.md row 9: the output device need not be one of device_ids
 @pytest.mark.parametrize("target", [0, 1, 7, "cpu:6", "cpu", "device"])
 def test_output_device(target, devices):
     given = devices[4] if target == "device" else target
@@ -67,7 +67,7 @@ def test_output_device(target, devices):
     assert jaxpar.data_parallel(Linear(), X, [0, 1], given).devices() == {devices[want]}
 
 
-# torch-semantics 1.1 #13
+# docs/semantics.md row 13
 def test_identity_of_the_wrapper():
     module = Linear()
     net = jaxpar.DataParallel(module, [0, 1])
@@ -83,7 +83,7 @@ def test_identity_of_the_wrapper():
     assert "DataParallel" in repr(net)
 
 
-# torch-semantics 1.1 #13: train and eval reach the module
+# docs/semantics.md row 13: train and eval reach the module
 def test_train_and_eval_propagate():
     net = jaxpar.DataParallel(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), [0, 1])
     net.eval()
@@ -92,7 +92,7 @@ def test_train_and_eval_propagate():
     assert (np.asarray(net(X)) == 0).any()
 
 
-# torch-semantics 1.1 #13; T-DP test_save_replica_module
+# docs/semantics.md row 13; T-DP test_save_replica_module
 def test_copies_and_pickles():
     net = jaxpar.DataParallel(Linear(), [1, 0], "cpu:3")
     for other in (copy.deepcopy(net), nnx.clone(net)):
@@ -112,7 +112,7 @@ def test_the_wrapper_pickles():
     np.testing.assert_array_equal(net(X), X)
 
 
-# torch-semantics 1.1 #2; seeds: no code change in CPU mode
+# docs/semantics.md row 2: no code change in CPU mode
 def test_one_cpu_device_passes_through(monkeypatch):
     monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
     assert jaxpar.device_count() == 0
@@ -121,7 +121,7 @@ def test_one_cpu_device_passes_through(monkeypatch):
         assert net.device_ids == []
         np.testing.assert_array_equal(net(X), Linear()(X))
     assert jaxpar.DataParallel(lambda x: "any output")(X) == "any output"
-    # torch-semantics 1.1 #3: torch's function raises where its class passes through
+    # docs/semantics.md row 3: torch's function raises where its class passes through
     np.testing.assert_array_equal(jaxpar.data_parallel(Linear(), X), Linear()(X))
 
 
@@ -225,7 +225,7 @@ def test_nested_input_and_output():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-# T-DP test_data_parallel_module_zero_inputs; torch-semantics 1.2 #29
+# T-DP test_data_parallel_module_zero_inputs; docs/semantics.md row 29
 @pytest.mark.parametrize("ids", [[0], [0, 1]])
 def test_no_inputs(ids, devices):
     class Constant(nnx.Module):
@@ -243,20 +243,20 @@ def test_no_inputs(ids, devices):
         assert got.devices() == {devices[0]}
 
 
-# torch-semantics 1.2 #28
+# docs/semantics.md row 28
 def test_only_numbers_run_on_every_replica():
     got = jaxpar.DataParallel(lambda n: jnp.ones(n), [0, 1, 2, 3])(3)
     np.testing.assert_array_equal(got, np.ones(12))
 
 
-# torch-semantics 1.2 #31, #32
+# docs/semantics.md rows 31, 32
 def test_one_device_is_called_as_it_is():
     net = jaxpar.DataParallel(lambda x: {"any": "output", "type": type(x)}, [3], 5)
     assert net(X)["any"] == "output"
     assert net.device_ids == [3]
 
 
-# torch-semantics 1.2 #32: fewer rows than devices, and one row, take the same path
+# docs/semantics.md row 32: fewer rows than devices, and one row, take the same path
 @pytest.mark.parametrize("B", [1, 2, 3])
 def test_fewer_rows_than_devices(B):
     got = jaxpar.DataParallel(lambda x: (x, x.sum(1).mean()[None]), [0, 1, 2, 3])(X[:B])
@@ -264,7 +264,7 @@ def test_fewer_rows_than_devices(B):
     assert got[1].shape == (B,)
 
 
-# torch-semantics 1.5 #60: scalars, one for each replica that was used
+# docs/semantics.md row 60: scalars, one for each replica that was used
 @pytest.mark.parametrize(("B", "k"), [(20, 4), (9, 3), (1, 1)])
 def test_scalar_outputs(B, k):
     net = jaxpar.DataParallel(lambda x: (x**2).mean(), [0, 1, 2, 3])
@@ -275,7 +275,7 @@ def test_scalar_outputs(B, k):
     assert got.shape == (k,)
 
 
-# torch-semantics 1.2 #16
+# docs/semantics.md row 16
 def test_empty_batch():
     got = jaxpar.DataParallel(Linear(), [0, 1, 2])(X[:0])
     assert got.shape == (0, 5)
@@ -300,7 +300,7 @@ def test_any_dim(dim):
     np.testing.assert_allclose(net(x), want, rtol=1e-12)
 
 
-# torch-semantics 1.2 #17: inputs may be anywhere
+# docs/semantics.md row 17: inputs may be anywhere
 def test_inputs_on_any_device(devices):
     for d in devices[:3]:
         got = jaxpar.DataParallel(Linear(), [0, 1])(jax.device_put(X, d))
@@ -349,7 +349,7 @@ class Counting(nnx.Module):
         return x
 
 
-# torch-semantics 1.3 #39, 1.6 #75, #76; T-DP test_replicate_buffers
+# docs/semantics.md rows 39, 75, 76; T-DP test_replicate_buffers
 @pytest.mark.parametrize("backend", ["shard_map", "pmap"])
 @pytest.mark.parametrize(("N", "B"), [(4, 8), (4, 10), (4, 3), (8, 17), (2, 1)])
 def test_buffers_come_back_from_replica_zero(N, B, backend, devices):
@@ -368,7 +368,7 @@ def test_buffers_come_back_from_replica_zero(N, B, backend, devices):
     assert net.module.mean[...].devices() == set(devices[:N])
 
 
-# torch-semantics 1.3 #37: rebinding in forward is lost
+# docs/semantics.md row 37: rebinding in forward is lost
 def test_rebound_attributes_are_lost():
     class Rebinds(nnx.Module):
         def __init__(self):
@@ -383,7 +383,7 @@ def test_rebound_attributes_are_lost():
     assert net.module.c == 1
 
 
-# torch-semantics 1.3 #38
+# docs/semantics.md row 38
 def test_tied_weights():
     class Tied(nnx.Module):
         def __init__(self):
@@ -399,7 +399,7 @@ def test_tied_weights():
     np.testing.assert_allclose(jax.tree.leaves(got)[0], jax.tree.leaves(want)[0], rtol=1e-12)
 
 
-# torch-semantics 1.3 #37; T-DP test_parameter_list_dict_replica
+# docs/semantics.md row 37; T-DP test_parameter_list_dict_replica
 def test_lists_and_dicts_of_parameters():
     class Lists(nnx.Module):
         def __init__(self):
@@ -415,7 +415,7 @@ def test_lists_and_dicts_of_parameters():
     assert all((g != 0).all() for g in jax.tree.leaves(gradients))
 
 
-# torch-semantics 1.4 #57
+# docs/semantics.md row 57
 @pytest.mark.parametrize("backend", ["shard_map", "pmap"])
 def test_each_replica_has_its_own_random_stream(backend):
     net = jaxpar.DataParallel(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), range(4), backend=backend)
@@ -449,7 +449,7 @@ def test_the_key_itself_is_not_changed():
 # -------------------------------------------------------------------------------------- use in a model
 
 
-# seeds 8: a block inside a larger model
+# a block inside a larger model
 @pytest.mark.parametrize("B", [pytest.param(8, marks=pytest.mark.long), 7])
 def test_a_wrapped_block_trains_under_jit_and_is_called_eagerly_after(B):
     class Model(nnx.Module):
@@ -496,7 +496,7 @@ def test_a_module_that_changes_is_seen():
     np.testing.assert_allclose(net(X), before + 1, rtol=1e-12)
 
 
-# torch-semantics 1.6 #79
+# docs/semantics.md row 79
 def test_only_call_is_parallel():
     net = jaxpar.DataParallel(Linear(), [0, 1])
     np.testing.assert_allclose(net.module(X), Linear()(X), rtol=1e-12)
@@ -505,7 +505,7 @@ def test_only_call_is_parallel():
 # ------------------------------------------------------------------------------------------ bad input
 
 
-# torch-semantics 1.1 #6, #7, #8
+# docs/semantics.md rows 6, 7, 8
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -533,7 +533,7 @@ def test_bad_construction(arguments, error, message):
         jaxpar.DataParallel(Linear(), **arguments)
 
 
-# torch-semantics 1.2 #14; T-DP test_data_parallel_model_device
+# docs/semantics.md row 14; T-DP test_data_parallel_model_device
 @pytest.mark.parametrize("ids", [[0, 1], [0]])
 @pytest.mark.parametrize("function", [False, True])
 @pytest.mark.parametrize("what", ["parameter", "buffer"])
@@ -570,7 +570,7 @@ def test_parameters_on_the_first_device(home, ids, devices):
     np.testing.assert_allclose(jaxpar.DataParallel(module, ids[::-1])(X), Linear()(X), rtol=1e-12)
 
 
-# torch-semantics 1.3 #43; T-DP test_data_parallel_lazy_linear
+# docs/semantics.md row 43; T-DP test_data_parallel_lazy_linear
 def test_an_uninitialised_module():
     module = nnx.eval_shape(Linear)
     with pytest.raises(
@@ -580,7 +580,7 @@ def test_an_uninitialised_module():
         jaxpar.DataParallel(module, [0, 1])(X)
 
 
-# torch-semantics 1.4 #55; T-DP test_parallel_apply_passes_exception
+# docs/semantics.md row 55; T-DP test_parallel_apply_passes_exception
 @pytest.mark.parametrize("backend", ["shard_map", "pmap"])
 @pytest.mark.parametrize("error", [KeyError, ValueError, ZeroDivisionError])
 def test_an_exception_keeps_its_class_and_names_the_replica(error, backend):
@@ -597,7 +597,7 @@ def test_an_exception_keeps_its_class_and_names_the_replica(error, backend):
     assert any("Caught Own in replica 3 on device cpu:3" in note for note in caught.value.__notes__)
 
 
-# torch-semantics 1.5 #61
+# docs/semantics.md row 61
 @pytest.mark.parametrize("leaf", ["text", 3, 2.5, object()])
 def test_outputs_that_cannot_be_gathered(leaf):
     with pytest.raises(
@@ -615,7 +615,7 @@ def test_structures_that_differ_between_replicas():
         net(X[:10])
 
 
-# torch-semantics 1.5 #63
+# docs/semantics.md row 63
 def test_shapes_that_differ_between_replicas():
     net = jaxpar.DataParallel(lambda x: x @ x.T, [0, 1, 2, 3])
     with pytest.raises(
@@ -634,7 +634,7 @@ def test_a_donated_parameter(devices):
         net(X)
 
 
-# torch-semantics 1.3 #47
+# docs/semantics.md row 47
 def test_nesting_is_refused():
     net = jaxpar.DataParallel(jaxpar.DataParallel(Linear(), [0, 1]), [0, 1])
     with pytest.raises(errors.NestedError, match="inside a replica of another"):
@@ -656,7 +656,7 @@ def test_functions_that_hide_a_module():
             jaxpar.DataParallel(hidden, [0, 1])
 
 
-# torch-semantics 1.3 #37: torch uses the first device's weights there
+# docs/semantics.md row 37: torch uses the first device's weights there
 def test_attributes_that_hide_a_module():
     class Hides(Linear):
         def __init__(self, how):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from jaxpar._cli import cli
-from jaxpar._demo.compare import KINDS, judge, measure
-from jaxpar._demo.settings import TOLERANCE, Fault, Settings
+from jaxpar._cli.main import cli
+from jaxpar._tools.demo.compare import KINDS, judge, measure
+from jaxpar._tools.demo.settings import TOLERANCE, Fault, Settings
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="compares with PyTorch")
 
@@ -23,7 +23,7 @@ SHORT = ["demo", "--epochs", "1", "--batch-size", "1437"]
 
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     """The command line after `code`, with warnings as errors."""
-    script = f"{code}\nfrom jaxpar._cli import main\nmain()"
+    script = f"{code}\nfrom jaxpar._cli.main import main\nmain()"
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *args], capture_output=True, text=True, check=False
     )
@@ -137,7 +137,7 @@ def test_ctrl_c_says_what_was_completed() -> None:
     # A shell that starts jobs in the background has them ignore SIGINT.
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from jaxpar._cli import main\nmain()"
+        "from jaxpar._cli.main import main\nmain()"
     )
     command = [sys.executable, "-c", script, "demo", "--epochs", "1000", "--devices", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

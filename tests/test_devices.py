@@ -18,7 +18,7 @@ def test_several_cpu_devices_are_devices(devices):
     assert not jaxpar.is_available()
 
 
-# torch-semantics 3 P1
+# docs/semantics.md row P1
 def test_a_backend_that_does_not_start_is_no_accelerator(monkeypatch):
     def fails():
         raise RuntimeError("Unable to initialize backend 'cuda'")
@@ -40,7 +40,7 @@ def test_names(spec, index, devices):
     assert jaxpar.device(devices[index]) is devices[index]
 
 
-# torch-semantics 3 P9
+# docs/semantics.md row P9
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

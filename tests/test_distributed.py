@@ -147,7 +147,7 @@ import jaxpar
 import jaxpar.distributed as dist
 from jaxpar import errors
 from jaxpar.distributed import _exchange, _process_group
-from jaxpar.distributed._exchange import exchange
+from jaxpar.distributed.exchange import exchange
 
 dist.init_process_group(timeout=60)
 r, W = dist.get_rank(), dist.get_world_size()
@@ -287,7 +287,7 @@ def test_a_world_of_one_needs_no_address(monkeypatch):
 
 
 def test_preempted_alone(monkeypatch):
-    from jaxpar.distributed import _preempted
+    from jaxpar.distributed import _preemption as _preempted
 
     monkeypatch.setattr(_preempted, "_signal", _preempted._Signal())
     before, heard = signal.getsignal(signal.SIGTERM), []

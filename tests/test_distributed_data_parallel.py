@@ -66,7 +66,7 @@ def wanted(key: str, case: cases.Case, theirs: Seen, process: int, K: int) -> np
         return np.concatenate([one[key] for one in mine])
     if kind != "buffer" or step == "end" or alone or not case.sync or case.join is not None:
         return mine[0].get(key)
-    # torch-semantics 2.1 D7: torch's other ranks get the buffers of rank 0 before the next forward; ours have
+    # docs/semantics.md row D7: torch's other ranks get rank 0's buffers before the next forward; ours have
     # them when the step has ended.
     return theirs[0][key]
 
@@ -78,7 +78,7 @@ def differences(name: str, ours: Seen, theirs: Seen, K: int = 1) -> set[str]:
         for key, value in seen.items():
             want = wanted(key, case, theirs, process, K)
             if want is None:
-                # torch-semantics 2.1 D14: None, where a JAX gradient is zero.
+                # docs/semantics.md row D14: None, where a JAX gradient is zero.
                 want = np.zeros_like(value) if case.model == "unused" else np.full_like(value, np.nan)
             if value.shape != want.shape or not np.abs(value - want).max() <= NEAR:
                 found.add(kind_of(key))
@@ -129,7 +129,7 @@ def assert_faults_are_found(ours: Seen, theirs: Seen) -> None:
 
 
 def test_two_processes(tmp_path):
-    """torch-semantics 2.1 D3, D4, D6, D7, D9, D13, D14; 2.2 H2 to H6; 2.3 J2 to J4."""
+    """docs/semantics.md rows D3, D4, D6, D7, D9, D13, D14; H2 to H6; J2 to J4."""
     theirs = run_torch(tmp_path, 2, cases.OF_TWO)
     mine = run_jaxpar(tmp_path, 2, 1, cases.OF_TWO)
     assert_equal(mine, theirs, cases.OF_TWO)
@@ -145,7 +145,7 @@ def test_two_processes(tmp_path):
 
 @pytest.mark.long
 def test_three_processes(tmp_path):
-    """torch-semantics 2.1 D4: 1/3 is rounded before it multiplies."""
+    """docs/semantics.md row D4: 1/3 is rounded before it multiplies."""
     theirs = run_torch(tmp_path, 3, cases.OF_THREE)
     assert_equal(run_jaxpar(tmp_path, 3, 1, cases.OF_THREE), theirs, cases.OF_THREE)
 
@@ -225,7 +225,7 @@ SYNCHRONISED = """
 
 
 def test_sync_batch_norm_and_early_termination():
-    """torch-semantics 2.5 B2, B3, with uneven rows and ranks without any; 2.3 J6, J8."""
+    """docs/semantics.md rows B2, B3, with uneven rows and ranks without any; 2.3 J6, J8."""
     path = {"PYTHONPATH": f"{ROOT}:{GLOO.parent}"}
     said = outputs(ranks(2, SYNCHRONISED, devices=2, env=path, timeout=280))
     assert [text.splitlines()[-1] for text in said] == [
@@ -294,7 +294,7 @@ def fits(line: str, pattern: str) -> bool:
 
 
 def test_ranks_that_differ_raise_on_every_rank():
-    """torch-semantics 2.1 D2, where some ranks hang and dtypes are not looked at."""
+    """docs/semantics.md row D2, where some ranks hang and dtypes are not looked at."""
     ended = ranks(2, FAULTS, timeout=150)
     for one in ended:
         lines = [line for line in one.out.splitlines() if ": " in line and "Gloo" not in line]

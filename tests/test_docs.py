@@ -157,6 +157,29 @@ def test_the_contract_has_a_row_for_every_rule():
     check_contract(PAGES["semantics.md"])
 
 
+CITED = re.compile(r"docs/semantics\.md (rows?|section) ((?:[A-Z]?\d[\d.]*(?:-|, | and | to |; )?)+)")
+
+
+def cited(text: str) -> set[str]:
+    """The rows and sections that a text cites; `P10-P14` are its two ends."""
+    return {
+        ("section " if what == "section" else "") + number.strip(".")
+        for what, numbers in CITED.findall(re.sub(r"\s+#?\s*", " ", text))
+        for number in re.findall(r"[A-Z]?\d[\d.]*", numbers)
+    }
+
+
+def test_rules_that_the_code_cites_are_there():
+    sections = re.findall(r"^## (\d[.\d]*)", PAGES["semantics.md"], re.M)
+    known = set(RULES) | {f"section {number}" for number in sections}
+    places = [ROOT / "jaxpar", ROOT / "torch_ref", ROOT / "tests", ROOT / "examples"]
+    found = {path: cited(path.read_text()) for place in places for path in place.rglob("*.py")}
+    assert sum(map(len, found.values())) > 150
+    for path, numbers in found.items():
+        assert numbers <= known, f"{path} cites {numbers - known}, which docs/semantics.md does not have"
+    assert cited("(docs/semantics.md rows 15,\n# D99).") - known == {"D99"}
+
+
 CUT = {
     "a row removed": (r"^\| 24 \|.*\n", "", "24"),
     "a row twice": (r"^(\| 24 \|.*\n)", r"\1\1", "in order"),

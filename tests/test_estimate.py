@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from flax import linen, nnx
 
 import jaxpar
-from jaxpar._cli import cli
-from jaxpar._compiled import Program, placed, size
-from jaxpar._estimate import Estimate, Hardware, estimate
-from jaxpar._estimate.count import Traffic, Work, all_reduces
-from jaxpar._estimate.hardware import CARDS
-from jaxpar._estimate.matrices import products
-from jaxpar._estimate.scaling import all_reduce, computing, scale
-from jaxpar._estimate.table import number
+from jaxpar._cli.main import cli
+from jaxpar._tools.compiled import Program, placed, size
+from jaxpar._tools.estimate import Estimate, Hardware, estimate
+from jaxpar._tools.estimate.count import Traffic, Work, all_reduces
+from jaxpar._tools.estimate.hardware import CARDS
+from jaxpar._tools.estimate.matrices import products
+from jaxpar._tools.estimate.scaling import all_reduce, computing, scale
+from jaxpar._tools.estimate.table import number
 
 F32 = 4
 ROWS = 16
@@ -151,7 +151,7 @@ def test_a_wrapper_is_its_module(found):
 
 def test_with_one_device_the_exchange_is_that_of_the_shapes(monkeypatch, found):
     one = jaxpar.devices()[:1]
-    monkeypatch.setattr(jaxpar._devices, "devices", lambda: one)
+    monkeypatch.setattr(jaxpar._devices.devices, "devices", lambda: one)
     alone = estimate(Net, optax.adam(1e-3), loss_fn, *rows(ROWS, 5, 3))
     assert alone.traffic == Traffic(1, PARAMETERS, "shapes")
     assert found.traffic.source == "compiled"
@@ -301,13 +301,13 @@ def test_a_planted_fault_in_the_ring_is_found(fault, monkeypatch):
             + traffic.count * (1 if fault == "latency once" else steps) * latency
         )
 
-    monkeypatch.setattr("jaxpar._estimate.scaling._ring", wrong)
+    monkeypatch.setattr("jaxpar._tools.estimate.scaling._ring", wrong)
     with pytest.raises(AssertionError):
         test_rings_within_and_between_hosts(8, 6e-3 + 12e-5 + 4e-2 + 4e-4)
 
 
 def test_a_planted_fault_in_the_bytes_is_found(monkeypatch):
-    monkeypatch.setattr("jaxpar._estimate.count.size", lambda tree: size(tree) // 2)  # as if of 16 bits
+    monkeypatch.setattr("jaxpar._tools.estimate.count.size", lambda tree: size(tree) // 2)  # as if of 16 bits
     with pytest.raises(AssertionError):
         test_bytes_of_a_small_network_with_adam(estimate(Net, optax.adam(1e-3), loss_fn, *rows(ROWS, 5, 3)))
 

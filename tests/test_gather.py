@@ -15,7 +15,7 @@ from jaxpar import errors
 SCALARS = "Was asked to gather along dimension 0, but all input tensors were scalars"
 
 
-# T-DP _test_gather; torch-semantics 1.5 #58, #65
+# T-DP _test_gather; docs/semantics.md rows 58, 65
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("target", [None, 0, 1, 5, "cpu:3"])
 def test_list_is_concatenated_on_the_target(dim, target, devices):
@@ -52,7 +52,7 @@ def test_inside_jit_no_device_holds_all_of_it():
 Point = collections.namedtuple("Point", "x y")
 
 
-# torch-semantics 1.5 #58, #61; T-MG test_gather_namedtuple; T-DP test_data_parallel_nested_output
+# docs/semantics.md rows 58, 61; T-MG test_gather_namedtuple; T-DP test_data_parallel_nested_output
 def test_containers_are_kept():
     one = [
         jnp.zeros((2, 1)),
@@ -66,7 +66,7 @@ def test_containers_are_kept():
     assert got[2].x.shape == (4, 2)
 
 
-# torch-semantics 1.5 #60; T-DP _test_gather scalars
+# docs/semantics.md row 60; T-DP _test_gather scalars
 def test_scalars_become_a_vector():
     with pytest.warns(UserWarning, match=SCALARS):
         got = jaxpar.gather([jnp.float64(3.0), jnp.float64(4.0)], 0)
@@ -91,7 +91,7 @@ def test_gradients_are_split(devices):
     assert second.devices() == {devices[1]}
 
 
-# torch-semantics 1.5 #65
+# docs/semantics.md row 65
 def test_minus_one_is_the_cpu_with_torchs_warning():
     with pytest.warns(FutureWarning, match="Using -1 to represent CPU tensor is deprecated"):
         got = jaxpar.gather([jnp.ones(1), jnp.ones(1)], -1)
@@ -110,7 +110,7 @@ def raises(outputs, error, message, dim=0):
 x = np.zeros((2, 3))
 
 
-# torch-semantics 1.5 #58; T-DP test_gather_different_len_dicts
+# docs/semantics.md row 58; T-DP test_gather_different_len_dicts
 def test_dicts_with_other_keys():
     error = raises(
         [{"a": x}, {"a": x, "b": x}],
@@ -121,14 +121,14 @@ def test_dicts_with_other_keys():
     raises([{"a": x}, {"b": x}], errors.GatherError, r"All dicts must have the same keys")
 
 
-# torch-semantics 1.5 #59
+# docs/semantics.md row 59
 def test_other_lengths_and_structures():
     raises([[x, x], [x]], errors.GatherError, "replica 1 returned")
     raises([(x,), [x]], errors.GatherError, "the same structure")
     raises([None, x], errors.GatherError, "the same structure")
 
 
-# torch-semantics 1.5 #63
+# docs/semantics.md row 63
 def test_other_shapes():
     raises(
         [x, np.zeros((2, 4))],
@@ -142,7 +142,7 @@ def test_other_shapes():
     )
 
 
-# torch-semantics 1.5 #62: torch casts to the first one's dtype without a word
+# docs/semantics.md row 62: torch casts to the first one's dtype without a word
 def test_other_dtypes():
     raises(
         [np.array([1, 2]), np.array([1.7])],
@@ -151,7 +151,7 @@ def test_other_dtypes():
     )
 
 
-# torch-semantics 1.5 #61: text comes back from torch as '<map object at 0x..>'
+# docs/semantics.md row 61: text comes back from torch as '<map object at 0x..>'
 @pytest.mark.parametrize("leaf", ["text", 1, 2.5, True, object()])
 def test_leaves_that_are_no_arrays(leaf):
     error = raises(
@@ -162,7 +162,7 @@ def test_leaves_that_are_no_arrays(leaf):
     assert isinstance(error, TypeError)
 
 
-# torch-semantics 1.5 #60
+# docs/semantics.md row 60
 def test_scalars_along_another_dim():
     raises([jnp.ones(()), jnp.ones(())], errors.DimError, "only dim=0", dim=1)
     raises([jnp.ones(()), jnp.ones(())], errors.DimError, "only dim=0", dim=-1)

@@ -53,7 +53,7 @@ def assert_close(got, want):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-13), got, want)
 
 
-# torch-semantics 1.6 #67, #68, #70
+# docs/semantics.md rows 67, 68, 70
 @BACKENDS
 @MODES
 @pytest.mark.parametrize("B", [8, 11, 9, 3, 1])
@@ -68,7 +68,7 @@ def test_any_loss_of_the_outputs(B, loss, jit, backend):
     assert_close(got, want)
 
 
-# T-DP test_data_parallel_function_deletion (gradient penalty); torch-semantics 1.6 #71
+# T-DP test_data_parallel_function_deletion (gradient penalty); docs/semantics.md row 71
 @BACKENDS
 @MODES
 def test_gradient_penalty(jit, backend):
@@ -89,7 +89,7 @@ def test_gradient_penalty(jit, backend):
     np.testing.assert_allclose(got["b"][...], [0.0])
 
 
-# torch-semantics 1.6 #71
+# docs/semantics.md row 71
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["shard_map", pytest.param("pmap", marks=pytest.mark.long)])
 @pytest.mark.parametrize("B", [7, *(pytest.param(B, marks=pytest.mark.long) for B in (4, 3))])
@@ -114,7 +114,7 @@ def test_frozen_parameters(jit):
     np.testing.assert_allclose(jax.tree.leaves(got)[0], want, rtol=1e-12)
 
 
-# torch-semantics 1.6 #69: zero, with any number of devices (torch: None with one)
+# docs/semantics.md row 69: zero, with any number of devices (torch: None with one)
 @pytest.mark.parametrize("ids", [[0], [0, 1, 2]])
 def test_unused_parameters_have_zero_gradients(ids):
     class Unused(Module):
@@ -141,7 +141,7 @@ def test_a_function_that_closes_over_what_is_differentiated():
     np.testing.assert_allclose(got, jax.grad(lambda w: ((X @ w) ** 2).sum())(jnp.asarray(W["a"])), rtol=1e-12)
 
 
-# T-DP test_data_parallel_buffers_requiring_grad; torch-semantics 1.3 #40
+# T-DP test_data_parallel_buffers_requiring_grad; docs/semantics.md row 40
 @BACKENDS
 def test_buffers_that_want_a_gradient(backend):
     class Scale(nnx.Variable):
@@ -179,7 +179,7 @@ def test_a_loss_of_the_buffers():
     np.testing.assert_allclose(jax.tree.leaves(got)[0], 3 * X[:3].sum(0), rtol=1e-12)
 
 
-# torch-semantics 1.3 #49; T-DP test_data_parallel_complex_parameters (conjugate convention differs)
+# docs/semantics.md row 49; T-DP test_data_parallel_complex_parameters (conjugate convention differs)
 @BACKENDS
 def test_complex_parameters(backend):
     class Complex(nnx.Module):
@@ -211,7 +211,7 @@ def test_low_precision_keeps_its_dtype(dtype):
         np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=0, atol=scale)
 
 
-# torch-semantics 1.3 #34, 1.4 #54: no gradient through detached replicas
+# docs/semantics.md rows 34, 54: no gradient through detached replicas
 def test_detached_replicas():
     def loss(m, detach):
         replicas = jaxpar.replicate(m, [0, 1], detach=detach)
@@ -221,7 +221,7 @@ def test_detached_replicas():
     assert any((g != 0).any() for g in jax.tree.leaves(nnx.grad(lambda m: loss(m, False))(Module())))
 
 
-# torch-semantics 1.6 #70: the gradient goes back to where the input is
+# docs/semantics.md row 70: the gradient goes back to where the input is
 def test_input_gradients_lie_where_the_input_lies(devices):
     x = jax.device_put(X, devices[5])
     gradient = jax.grad(lambda x: (jaxpar.data_parallel(Module(), x, [0, 1, 2]) ** 2).sum())(x)

@@ -13,14 +13,14 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
-from jaxpar.distributed._guard import Guard, fingerprint
-from jaxpar.distributed._ledger import difference
+from jaxpar.distributed.guard import Guard, fingerprint
+from jaxpar.distributed.step_agreement import difference
 
 # ------------------------------------------------------------------------- ranks, while they train
 
 LOOP = """
 import jaxpar.distributed as dist
-from jaxpar.distributed._guard import Guard
+from jaxpar.distributed.guard import Guard
 
 dist.init_process_group(timeout=60)
 r = dist.get_rank()
@@ -50,7 +50,7 @@ import numpy as np, jax, jax.numpy as jnp
 import jaxpar, jaxpar.distributed as dist
 from jaxpar import errors
 from jaxpar.distributed import _guard
-from jaxpar.distributed._guard import Guard
+from jaxpar.distributed.guard import Guard
 from flax import nnx
 
 dist.init_process_group(timeout=60)

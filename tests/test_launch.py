@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from jaxpar import errors
-from jaxpar._launch import environment
-from jaxpar._launch.gang import Worker
-from jaxpar._launch.report import last_words
-from jaxpar._launch.settings import Settings
-from jaxpar._launch.stacks import frames, waits
-from jaxpar._launch.supervise import Supervisor
-from jaxpar._watchdog import Marks
+from jaxpar._tools.launch import environment
+from jaxpar._tools.launch.gang import Worker
+from jaxpar._tools.launch.report import last_words
+from jaxpar._tools.launch.settings import Settings
+from jaxpar._tools.launch.stacks import frames, waits
+from jaxpar._tools.launch.supervise import Supervisor
+from jaxpar._training.watchdog import Marks
 
 WORKER = """
     import os, signal, subprocess, sys, time
@@ -279,7 +279,7 @@ def test_the_thread_that_follows_a_supervisor_where_the_kernel_cannot(tmp_path):
     code = """
         import fcntl, os, sys, time
         del fcntl.F_SETSIG
-        from jaxpar._launch.worker import hold
+        from jaxpar._tools.launch.worker import hold
         hold(int(sys.argv[1]))
         print("holds", flush=True)
         while True:
@@ -488,7 +488,7 @@ def test_a_dry_run_prints_and_starts_nothing_and_the_supervisor_loads_no_jax(tmp
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit('it ran')")
     code = (
-        "import sys\nfrom jaxpar._cli import cli\n"
+        "import sys\nfrom jaxpar._cli.main import cli\n"
         f"try: cli(['launch', '-n', '2', '--dry-run', {str(script)!r}, '--lr', '1e-3'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'jax', 'flax', 'torch', 'numpy', 'rich'} & set(sys.modules)))"
@@ -543,7 +543,7 @@ def test_restarts_without_progress_are_counted(case, tmp_path):
 
 
 def test_it_gives_up_without_progress(script, tmp_path, monkeypatch, capfd):
-    from jaxpar._launch.supervise import run
+    from jaxpar._tools.launch.supervise import run
 
     monkeypatch.setattr(Settings, "delay", lambda self, idle: 0.01)
     arguments = (str(tmp_path), "0.0:exit75,1.0:exit75", "1")
@@ -588,7 +588,7 @@ def test_where_a_process_stands():
     def frame(file):
         return f'  File "{file}", line 3 in step'
 
-    ours = [frame("<frozen runpy>"), frame("/lib/jaxpar/_launch/worker.py")]
+    ours = [frame("<frozen runpy>"), frame("/lib/jaxpar/_tools/launch/worker.py")]
     dump = ["Thread 0x01 (most recent call first):", frame("/lib/threading.py"), ""]
     head = "Current thread 0x02 (most recent call first):"
     stack = frames(

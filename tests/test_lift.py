@@ -13,7 +13,7 @@ from comparing import assert_equal_trees
 from flax import nnx
 
 import jaxpar
-from jaxpar._lift import traced
+from jaxpar._parallel.lift import traced
 from jaxpar._typing import REPLICA
 from jaxpar.errors import CollectiveError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
@@ -63,7 +63,7 @@ def step(net, x):
     return {"y": np.asarray(y), "dx": np.asarray(dx), **flat, **statistics}
 
 
-# torch-semantics 2.5 B2, B3, B4: torch's own test is called Diff_Input_Sizes
+# docs/semantics.md rows B2, B3, B4: torch's own test is called Diff_Input_Sizes
 @pytest.mark.parametrize("B", ROWS)
 def test_sync_batch_norm_is_one_batch_norm_on_all_rows(B):
     x = batch(B, SPACE, C)
@@ -77,7 +77,7 @@ def test_sync_batch_norm_is_one_batch_norm_on_all_rows(B):
             assert_equal_trees("planted", step(jaxpar.DataParallel(Net(BatchNorm), IDS), x), want, 1e-2)
 
 
-# torch-semantics 2.5 B3
+# docs/semantics.md row B3
 def test_gradients_that_are_taken_in_the_replica():
     """DistributedDataParallel's: the transpose of a sum is a sum, to which others add terms too."""
     x = batch(10, SPACE, C)
@@ -169,7 +169,7 @@ def test_values_and_derivatives(name):
     assert_equal_trees(name, both(ours, x), both(theirs, x), 1e-12)
 
 
-# torch-semantics 1.6 #71
+# docs/semantics.md row 71
 def test_the_derivative_of_a_derivative():
     x = batch(5, C)
 

@@ -58,7 +58,7 @@ def test_outputs_in_eval_mode(net, B):
     )
 
 
-# torch-semantics 1.3 #39, 1.6 #75
+# docs/semantics.md rows 39, 75
 def test_statistics_come_back_from_replica_zero(net):
     variables = variables_of(net)
     _, updates = net.apply(variables, X, rngs={"dropout": jax.random.key(2)}, mutable=["batch_stats"])
@@ -106,7 +106,7 @@ def test_training(net):
     assert losses[-1] < losses[0]
 
 
-# torch-semantics 1.4 #57
+# docs/semantics.md row 57
 def test_random_streams():
     net = jaxpar.DataParallel(nn.Dropout(0.5, deterministic=False), range(4))
     ones, key = np.ones((8, 1000)), jax.random.key(7)
@@ -135,7 +135,7 @@ def test_legacy_keys():
     assert (masks[0] != masks[1]).any()
 
 
-# seeds 8: a block inside a larger model
+# a block inside a larger model
 @pytest.mark.parametrize("style", ["compact", "setup"])
 @pytest.mark.parametrize("jit", [False, True])
 def test_as_a_submodule(style, jit):

@@ -11,8 +11,8 @@ import pytest
 from flax import linen, nnx
 
 import jaxpar
-from jaxpar._memory_report import MemoryReport, memory_report
-from jaxpar._memory_report.report import PARTS, unit_of
+from jaxpar._tools.memory_report import MemoryReport, memory_report
+from jaxpar._tools.memory_report.report import PARTS, unit_of
 
 F32 = 4
 PARAMETERS = F32 * (5 * 6 + 6 + 6 + 6)
@@ -221,7 +221,7 @@ def test_siblings_with_different_rows():
 
 
 def test_one_cpu_device_is_nothing_to_compare(monkeypatch):
-    monkeypatch.setattr(jaxpar._devices, "device_count", lambda: 0)
+    monkeypatch.setattr(jaxpar._devices.devices, "device_count", lambda: 0)
     with pytest.raises(jaxpar.errors.DeviceError, match=r"see jaxpar\.virtual_devices"):
         memory_report(Net(nnx.Rngs(0)), rows(8))
 

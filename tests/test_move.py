@@ -1,4 +1,4 @@
-"""to, cuda, cpu, device_of: torch's rules for moving things (torch-semantics 3 P10-P18, seeds 2 and 4)."""
+"""to, cuda, cpu, device_of: torch's rules for moving things (docs/semantics.md rows P10-P18)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Net(nnx.Module):
         return self.drop(self.bn(self.l(x)))
 
 
-# seeds 2; torch-semantics 3 P12
+# docs/semantics.md row P12
 @pytest.mark.parametrize("source", [np.ones((2, 3)), jnp.ones((2, 3))], ids=["numpy", "jax"])
 @pytest.mark.parametrize("target", [0, 3, "cpu:3", "device"])
 def test_an_array(source, target, devices):
@@ -51,7 +51,7 @@ def test_cuda_and_cpu(devices):
     assert y.devices() == {devices[5]}
     assert jaxpar.cuda(y, 5) is y
     assert jaxpar.cpu(y).devices() == {devices[0]}
-    # torch-semantics 3 P12: without an index it is the current device, wherever the array is now
+    # docs/semantics.md row P12: without an index it is the current device, wherever the array is now
     with jaxpar.set_device(2):
         assert jaxpar.cuda(y).devices() == {devices[2]}
         assert jaxpar.to(y, jaxpar.current_device()).devices() == {devices[2]}
@@ -70,7 +70,7 @@ def test_an_array_takes_any_dtype(dtype):
     assert jaxpar.to(np.ones(3), 1, dtype).dtype == jnp.dtype(dtype)
 
 
-# torch-semantics 3 P14: only floating leaves change
+# docs/semantics.md row P14: only floating leaves change
 def test_a_tree(devices):
     Batch = collections.namedtuple("Batch", "x labels extra")
     tree = Batch(np.ones((2, 2)), np.arange(3), {"c": jnp.ones(2, jnp.complex64), "none": None})
@@ -82,7 +82,7 @@ def test_a_tree(devices):
     assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(moved), strict=True))
 
 
-# seeds 2: list(net.parameters())[0].device before and after net.cuda(); torch-semantics 3 P14
+# list(net.parameters())[0].device before and after net.cuda(); docs/semantics.md row P14
 def test_a_module_is_moved_in_place(devices):
     net = Net()
     kernel = net.l.kernel
@@ -122,7 +122,7 @@ def test_linen_variables(devices):
     assert module.apply(variables, jaxpar.to(np.ones((2, 4)), 6)).devices() == {devices[6]}
 
 
-# seeds 6: net = DataParallel(net); net.to(device)
+# net = DataParallel(net); net.to(device)
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_usual_script_moves_the_wrapper(jit):
     net = jaxpar.DataParallel(Net(), [0, 1, 2])
@@ -132,14 +132,14 @@ def test_the_usual_script_moves_the_wrapper(jit):
     assert jaxpar.device_of(net) is jaxpar.devices()[0]
 
 
-# torch-semantics 1.1 #12: moved away from device_ids[0], the wrapper says so
+# docs/semantics.md row 12: moved away from device_ids[0], the wrapper says so
 def test_a_wrapper_moved_elsewhere():
     net = jaxpar.to(jaxpar.DataParallel(Net(), [0, 1]), 4)
     with pytest.raises(errors.MisplacedError, match="found one of them on device: cpu:4"):
         net(np.ones((8, 4)))
 
 
-# torch-semantics 3 P12: differentiable, and the gradient comes home
+# docs/semantics.md row P12: differentiable, and the gradient comes home
 def test_gradients_come_home(devices):
     x = jaxpar.to(np.arange(3.0), 2)
     gradient = jax.grad(lambda x: (jaxpar.to(jaxpar.to(x, 5) ** 2, 7)).sum())(x)
@@ -147,7 +147,7 @@ def test_gradients_come_home(devices):
     assert gradient.devices() == {devices[2]}
 
 
-# seeds 4; torch-semantics 3 P15
+# docs/semantics.md row P15
 def test_arrays_on_two_devices_raise():
     x, y = jaxpar.to(np.ones(3), 1), jaxpar.to(np.ones(3), 3)
     with pytest.raises(ValueError, match="incompatible devices"):
@@ -193,7 +193,7 @@ def test_a_torch_tensor():
         jaxpar.to(torch.ones(2), 1)
 
 
-# torch-semantics 3 P13
+# docs/semantics.md row P13
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -153,7 +153,7 @@ def test_wrong_calls(call, error, message):
         call()
 
 
-# torch-semantics 1.6 #75
+# docs/semantics.md row 75
 def test_one_value_per_channel():
     with pytest.raises(
         ValueError, match=r"Expected more than 1 value per channel when training, got input size \(1, 3\)"

@@ -1,4 +1,4 @@
-"""Parts of one model on different devices (seeds 10 and 12), against the same model in torch."""
+"""Parts of one model on different devices, against the same model in torch."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_inside_jit_it_is_the_module():
     np.testing.assert_allclose(got, np.tanh(np.ones((2, 4)) @ W1), rtol=1e-12)
 
 
-# seeds 4: a module and an input on different devices raise
+# a module and an input on different devices raise
 def test_an_input_elsewhere():
     part = jaxpar.OnDevice(Dense(W1), 3)
     x = jaxpar.to(np.ones((2, 4)), 1)

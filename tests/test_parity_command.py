@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from click.testing import CliRunner
 
-from jaxpar._cli import cli
+from jaxpar._cli.main import cli
 
 torch = pytest.importorskip("torch")
 
@@ -105,7 +105,7 @@ def test_no_such_file():
 
 def test_help_imports_neither_jax_nor_torch():
     program = (
-        "import sys\nfrom jaxpar._cli import cli\n"
+        "import sys\nfrom jaxpar._cli.main import cli\n"
         "try:\n    cli(['parity', '--help'])\nexcept SystemExit: pass\n"
         "assert not {'jax', 'torch', 'flax'} & set(sys.modules)"
     )

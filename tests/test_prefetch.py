@@ -63,7 +63,7 @@ def test_any_dim(dim, devices):
     assert spread(got, dim % 2) == want
 
 
-# torch-semantics 1.2 #15: pieces of torch.chunk's sizes cannot be one array
+# docs/semantics.md row 15: pieces of torch.chunk's sizes cannot be one array
 @pytest.mark.parametrize("rows", [0, 1, 3, 10])
 def test_rows_that_do_not_divide_evenly_are_on_all_devices(rows, devices):
     x = np.arange(rows * 2.0).reshape(rows, 2)
@@ -115,7 +115,7 @@ def test_outputs_are_those_of_the_host_batch(B, devices):
 
 def test_even_rows_stay_on_their_devices_when_they_are_scattered(devices):
     """The stacked form of an even batch is made of the same bytes on each device: nothing is sent."""
-    from jaxpar._scatter import _stack
+    from jaxpar._parallel.scatter import _stack
 
     placement = jaxpar.Placement(tuple(devices[:4]))
     (x,) = prefetch([X], placement)

@@ -33,7 +33,7 @@ def clock(monkeypatch):
     class Clock:
         now = 0.0
 
-    monkeypatch.setattr("jaxpar._progress.time.monotonic", lambda: Clock.now)
+    monkeypatch.setattr("jaxpar._metrics.progress.time.monotonic", lambda: Clock.now)
     return Clock
 
 

@@ -48,7 +48,7 @@ def test_random_sampler(options):
         assert same_place(ours, theirs)
 
 
-# torch-semantics 2.4: without a generator, one is made in each epoch, of a number from the default one
+# docs/semantics.md section 2.4: without a generator, each epoch makes one, of a number from the default one
 @pytest.mark.parametrize("options", RANDOM, ids=str)
 def test_a_seed_stands_for_the_default_generator(options):
     torch.manual_seed(4)
@@ -141,7 +141,7 @@ def test_batch_sampler(n, drop_last):
     )
 
 
-# torch-semantics 2.4: 6,912 combinations
+# docs/semantics.md section 2.4: 6,912 combinations
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 7, 8, 10, 64])
 def test_distributed_sampler(n):
     for R, shuffle, drop_last, seed in itertools.product((1, 2, 3, 8), (True, False), (True, False), (0, 3)):

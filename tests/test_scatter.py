@@ -15,7 +15,7 @@ from hosts import aligned
 import jaxpar
 from jaxpar import errors
 
-CHUNKS = {  # torch-semantics 1.7
+CHUNKS = {  # docs/semantics.md row 15
     0: {2: (0, 0), 3: (0, 0, 0), 4: (0,) * 4, 8: (0,) * 8},
     1: {2: (1,), 3: (1,), 4: (1,), 8: (1,)},
     3: {2: (2, 1), 3: (1, 1, 1), 4: (1, 1, 1), 8: (1, 1, 1)},
@@ -32,7 +32,7 @@ CHUNKS = {  # torch-semantics 1.7
 }
 
 
-# torch-semantics 1.2 #15, #16
+# docs/semantics.md rows 15, 16
 @pytest.mark.parametrize("B", CHUNKS)
 def test_sizes_are_torch_chunk(B):
     for N, sizes in CHUNKS[B].items():
@@ -44,14 +44,14 @@ def test_sizes_are_torch_chunk(B):
 
 def test_sizes_equal_torch_for_every_batch_up_to_100():
     torch = pytest.importorskip("torch")
-    from jaxpar._scatter import chunk_sizes
+    from jaxpar._parallel.scatter import chunk_sizes
 
     for N in range(1, 17):
         for B in range(101):
             assert chunk_sizes(B, N) == tuple(len(c) for c in torch.arange(B).chunk(N)), (B, N)
 
 
-# torch-semantics 1.2 #15, #17
+# docs/semantics.md rows 15, 17
 @pytest.mark.parametrize("source", [np.asarray, jnp.asarray, "device 3", "spread"])
 def test_pieces_hold_the_rows_in_order_on_their_devices(source, devices):
     x = np.arange(30.0).reshape(10, 3)
@@ -67,7 +67,7 @@ def test_pieces_hold_the_rows_in_order_on_their_devices(source, devices):
         assert piece.devices() == {devices[i]}
 
 
-# torch-semantics 1.2 #26; T-MG test_scatter_*_dim, *_neg_dim
+# docs/semantics.md row 26; T-MG test_scatter_*_dim, *_neg_dim
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
 def test_any_dim(dim):
     x = np.arange(5 * 6 * 7).reshape(5, 6, 7)
@@ -91,7 +91,7 @@ class Opaque:
     pass
 
 
-# torch-semantics 1.2 #19, #20, #21, #22
+# docs/semantics.md rows 19, 20, 21, 22
 def test_containers_are_kept_and_other_leaves_are_shared_by_reference():
     x, thing = np.arange(4.0), Opaque()
     tree = {
@@ -117,7 +117,7 @@ def test_containers_are_kept_and_other_leaves_are_shared_by_reference():
     np.testing.assert_array_equal(second["ordered"]["b"], [2, 3])
 
 
-# torch-semantics 1.2 #28, #29
+# docs/semantics.md rows 28, 29
 @pytest.mark.parametrize(("inputs", "k"), [((), 1), ({}, 1), (None, 1), ("text", 3), ((1, 2.5), 3)])
 def test_without_arrays(inputs, k):
     shards = jaxpar.scatter(inputs, range(3))
@@ -125,7 +125,7 @@ def test_without_arrays(inputs, k):
     assert shards[0] == inputs
 
 
-# torch-semantics 1.2 #27: torch pads the shorter of two lists, with a slip; here it is one batch
+# docs/semantics.md row 27: torch pads the shorter of two lists, with a slip; here it is one batch
 def test_kwargs_are_split_with_the_arguments():
     inputs, kwargs = jaxpar.scatter_kwargs((np.arange(2.0), 7), {"y": np.arange(2.0), "flag": True}, range(4))
     assert len(inputs) == len(kwargs) == 2
@@ -213,7 +213,7 @@ def test_gradients_come_home_to_their_rows(dim):
 # ------------------------------------------------------------------------------------------ bad input
 
 
-# torch-semantics 1.2 #24: torch runs 1 of 8 rows without a word
+# docs/semantics.md row 24: torch runs 1 of 8 rows without a word
 def test_different_row_counts():
     message = r"scatter: inputs\[0\]\['image'\] has 8 rows and inputs\[1\] has 1\. All arrays of one batch"
     with pytest.raises(errors.RowsError, match=message) as caught:
@@ -221,20 +221,20 @@ def test_different_row_counts():
     assert isinstance(caught.value, ValueError)
 
 
-# torch-semantics 1.2 #23: a PackedSequence is a namedtuple whose two tensors torch tears apart
+# docs/semantics.md row 23: a PackedSequence is a namedtuple whose two tensors torch tears apart
 def test_a_packed_sequence_is_refused():
     Packed = collections.namedtuple("Packed", "data batch_sizes sorted_indices unsorted_indices")
     with pytest.raises(errors.RowsError, match=r"inputs\.data has 9 rows and inputs\.batch_sizes has 4"):
         jaxpar.scatter(Packed(np.zeros((9, 2)), np.array([4, 3, 1, 1]), None, None), [0, 1])
 
 
-# torch-semantics 1.2 #27: torch calls replica 2 without its arguments
+# docs/semantics.md row 27: torch calls replica 2 without its arguments
 def test_argument_and_keyword_with_other_row_counts():
     with pytest.raises(errors.RowsError, match=r"inputs\[0\] has 2 rows and kwargs\['y'\] has 4"):
         jaxpar.scatter_kwargs((np.zeros(2),), {"y": np.zeros(4)}, range(4))
 
 
-# torch-semantics 1.2 #25
+# docs/semantics.md row 25
 @pytest.mark.parametrize("ids", [[0, 1], [0]])
 def test_an_array_without_axes(ids):
     message = (
@@ -250,7 +250,7 @@ def test_a_single_key_names_its_cure():
         jaxpar.scatter(jax.random.key(0), [0, 1])
 
 
-# torch-semantics 1.2 #26
+# docs/semantics.md row 26
 def test_dim_out_of_range():
     message = r"expected to be in range of \[-1, 0\], but got 1\): inputs\[1\] has shape \(8,\)"
     with pytest.raises(errors.DimError, match=message) as caught:

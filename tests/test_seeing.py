@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from jaxpar import _visible
-from jaxpar._seeing import environment, nvml, table
-from jaxpar._seeing.sizes import sizes
+from jaxpar._devices.devices import visible as _visible
+from jaxpar._tools.devices_and_environment import environment, nvml, table
+from jaxpar._tools.devices_and_environment.sizes import sizes
 
 GIB = 2**30
 
@@ -175,7 +175,7 @@ def test_watch_ends_well_on_ctrl_c():
     # A shell that starts jobs in the background has them ignore SIGINT.
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from jaxpar._cli import main\nmain()"
+        "from jaxpar._cli.main import main\nmain()"
     )
     command = [sys.executable, "-u", "-c", script, "devices", "--devices", "2", "--watch", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -254,7 +254,7 @@ def test_env_as_json():
 def test_what_is_not_imported(args, unused):
     code = (
         "import sys\n"
-        "from jaxpar._cli import cli\n"
+        "from jaxpar._cli.main import cli\n"
         f"try: cli({args!r})\n"
         "except SystemExit: pass\n"
         f"print(sorted({unused!r} & set(sys.modules)))"

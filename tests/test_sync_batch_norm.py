@@ -1,6 +1,6 @@
 """SyncBatchNorm on N devices against one torch BatchNorm on all rows, which is its definition.
 
-torch's own SyncBatchNorm runs on CUDA only (torch-semantics 2.5 B1).
+torch's own SyncBatchNorm runs on CUDA only (docs/semantics.md row B1).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_flax_takes_the_mean_of_means():
     np.testing.assert_allclose(x[:, 0].mean(), 0.951, atol=5e-4)
 
 
-# torch-semantics 2.5 B1
+# docs/semantics.md row B1
 def test_without_the_axis_it_is_batch_norm():
     x = jnp.asarray(np.random.RandomState(0).randn(4, C))
     plain, synchronised = BatchNorm(C), SyncBatchNorm(C)
@@ -233,7 +233,7 @@ class Net(nnx.Module):
         self.again = self.norm
 
 
-# torch-semantics 2.5 B5
+# docs/semantics.md row B5
 def test_convert():
     net = Net()
     net.eval()

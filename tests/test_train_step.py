@@ -18,9 +18,10 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
-from jaxpar._train_step import ahead, update
-from jaxpar._train_step.ahead import STEPS
-from jaxpar._train_step.finite import NONE, first_bad, first_bad_on_cpu
+from jaxpar._training import throttle as ahead
+from jaxpar._training import update
+from jaxpar._training.nonfinite import NONE, first_bad, first_bad_on_cpu
+from jaxpar._training.throttle import STEPS
 
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(11, 3), RANDOM.randn(11, 1)
@@ -126,7 +127,7 @@ def test_parameter_groups(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_accumulating_is_one_step_on_the_mean_gradient(kind):
-    # torch-semantics 2.1 D9: gradients of equal parts, added and divided, are those of the whole.
+    # docs/semantics.md row D9: gradients of equal parts, added and divided, are those of the whole.
     def linear(_=None):
         return kind(nnx.Linear(3, 1, rngs=nnx.Rngs(0), param_dtype=jnp.float64))
 

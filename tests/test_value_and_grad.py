@@ -17,8 +17,8 @@ from test_program import reduced_elements
 
 import jaxpar
 from jaxpar import comm_hooks
-from jaxpar._distributed_data_parallel import step as step_of_ddp
-from jaxpar.comm_hooks._message import SMALL, Message
+from jaxpar._training import engine as step_of_ddp
+from jaxpar.comm_hooks.message import SMALL, Message
 from jaxpar.errors import DeviceError, GradientError, LossError, ParametersError, StagedError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
 
@@ -164,7 +164,7 @@ def test_another_batch_dimension():
 
 
 def test_several_dtypes():
-    """torch-semantics 2.1 D26."""
+    """docs/semantics.md row D26."""
     module = Net(None)
     module.a.bias.set_value(module.a.bias[...].astype(jnp.float32))
     expected = by_hand(module, 8)[2]
@@ -175,7 +175,7 @@ def test_several_dtypes():
 
 
 def test_a_parameter_that_comes_later():
-    """torch-semantics 2.1 D17."""
+    """docs/semantics.md row D17."""
     net = ddp(Net(None))
     net.module.scale = nnx.Param(jnp.ones(()))
     _, gradients = net.value_and_grad(lambda net, x, y: ((net.scale * net(x) - y) ** 2).mean())(X, Y)
@@ -206,7 +206,7 @@ def test_training_under_jit_is_the_same():
 
 
 def test_no_sync_leaves_gradients_on_the_replicas():
-    """torch-semantics 2.1 D9: the mean over the replicas of the sum over the calls."""
+    """docs/semantics.md row D9: the mean over the replicas of the sum over the calls."""
     net, batches = ddp(Net(norm=None)), [slice(0, 8), slice(2, 10), slice(4, 12)]
     step = net.value_and_grad(square)
     each = [nnx.to_pure_dict(step(X[b], Y[b])[1]) for b in batches]
@@ -233,7 +233,7 @@ def test_no_sync_nests():
 
 @pytest.mark.parametrize("words", [{"forward_sync_buffers": False}, {"broadcast_buffers": False}])
 def test_in_one_process_own_buffers_are_the_first_replicas(words):
-    """torch-semantics 2.1 D3."""
+    """docs/semantics.md row D3."""
     nets = [Net(), Net()]
     ddp(nets[0]).value_and_grad(square)(X, Y)
     if "broadcast_buffers" in words:
@@ -247,7 +247,7 @@ def test_in_one_process_own_buffers_are_the_first_replicas(words):
 
 @pytest.mark.parametrize("B", BATCHES)
 def test_sync_batch_norm_sees_all_rows(B):
-    """torch-semantics 2.5 B2, B3: statistics and gradients of one BatchNorm on the rows of all replicas."""
+    """docs/semantics.md rows B2, B3: statistics and gradients of one BatchNorm on all replicas' rows."""
     module, reference = Net(SyncBatchNorm), Net()
 
     def total(net):
@@ -351,7 +351,7 @@ def test_hooks_that_are_a_mean(name):
 
 @pytest.mark.parametrize("wrapper", ["fp16_compress_wrapper", "bf16_compress_wrapper"])
 def test_a_wrapped_mean_is_the_compressing_hook(wrapper):
-    """torch-semantics 2.2 H4."""
+    """docs/semantics.md row H4."""
     hooks = [getattr(comm_hooks, wrapper)(comm_hooks.allreduce), getattr(comm_hooks, wrapper[:13])]
     got = [ddp(Net(), comm_hook=hook).value_and_grad(square)(X[:8], Y[:8])[1] for hook in hooks]
     assert_close(*map(nnx.to_pure_dict, got))
@@ -375,7 +375,7 @@ def test_a_hook_of_ones_own_has_a_state_for_each_replica():
 
 
 def test_powersgd_loses_nothing():
-    """torch-semantics 2.2 H6: what was said, and the errors that are left, are the sum of the means."""
+    """docs/semantics.md row H6: what was said, and the errors that are left, are the sum of the means."""
     hook, calls = comm_hooks.powersgd(1, start_powersgd_iter=2, min_compression_rate=0.5), 6
     net, exact = ddp(Net(None), comm_hook=hook), ddp(Net(None))
     step = net.value_and_grad(square)
@@ -389,7 +389,7 @@ def test_powersgd_loses_nothing():
 
 
 def test_hooks_are_registered_once():
-    """torch-semantics 2.2 H1."""
+    """docs/semantics.md row H1."""
     for net in (ddp(Net(), comm_hook=comm_hooks.allreduce), ddp(Net())):
         with pytest.raises(TypeError, match="Communication hook must be callable"):
             net.register_comm_hook(lambda state, bucket: bucket)
@@ -405,7 +405,7 @@ def test_hooks_are_registered_once():
     ids=["both", "feedback", "neither"],
 )
 def test_powersgd_starts_late(options, allowed):
-    """torch-semantics 2.2 H5."""
+    """docs/semantics.md row H5."""
     if allowed:
         comm_hooks.powersgd(start_powersgd_iter=1, **options)
     else:
@@ -430,7 +430,7 @@ def test_losses_that_are_no_number(what):
 
 
 def test_bad_construction():
-    """torch-semantics 2.1 D1."""
+    """docs/semantics.md row D1."""
     with pytest.raises(ParametersError, match="is not needed when"):
         ddp(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
     with pytest.raises(DeviceError):
@@ -483,7 +483,7 @@ def test_torchs_other_words_are_taken():
 
 @pytest.mark.parametrize("enable", [True, False])
 def test_join_alone_changes_nothing(enable):
-    """torch-semantics 2.3 J5, J7."""
+    """docs/semantics.md rows J5, J7."""
     net, expected = ddp(Net(None)), ddp(Net(None)).value_and_grad(square)(X, Y)
     with net.join(enable=enable):
         assert_close(net.value_and_grad(square)(X, Y), expected)
@@ -499,7 +499,7 @@ def test_no_sync_is_between_programs():
 
 
 def test_unused_parameters_have_gradient_zero():
-    """torch-semantics 2.1 D13, D14."""
+    """docs/semantics.md rows D13, D14."""
     module = Net()
     module.unused = nnx.Param(jnp.ones(3))
     _, gradients = ddp(module).value_and_grad(square)(X, Y)
@@ -507,7 +507,7 @@ def test_unused_parameters_have_gradient_zero():
 
 
 def test_copies_have_no_gradients_waiting():
-    """torch-semantics 2.1 D24."""
+    """docs/semantics.md row D24."""
     net = ddp(Net(norm=None))
     expected = net.value_and_grad(square)(X, Y)
     with net.no_sync():

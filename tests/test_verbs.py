@@ -64,7 +64,7 @@ def test_replicating_again_costs_nothing():
     assert all(a is b for a, b in zip(first, second, strict=True))
 
 
-# T-DP test_parallel_apply; torch-semantics 1.4 #50
+# T-DP test_parallel_apply; docs/semantics.md row 50
 @pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("devices_", [None, [0, 1]])
 def test_different_modules_each_on_its_device(bare, devices_, devices):
@@ -88,7 +88,7 @@ def test_keyword_arguments():
     np.testing.assert_array_equal(plain[1], (X + 1) * 2)
 
 
-# torch-semantics 1.3 #35, #39: replica 0 shares its buffers with the module
+# docs/semantics.md rows 35, 39: replica 0 shares its buffers with the module
 def test_replica_zeros_buffers_are_the_modules():
     module = Net()
     jaxpar.parallel_apply(jaxpar.replicate(module, [0, 1]), jaxpar.scatter(X, [0, 1]))
@@ -110,7 +110,7 @@ def test_outputs_are_inputs_of_the_next():
 # ------------------------------------------------------------------------------------------ bad input
 
 
-# torch-semantics 1.4 #51
+# docs/semantics.md row 51
 def test_counts():
     with pytest.raises(
         errors.CountError, match="The number of modules 1 is not equal to the number of inputs 2"
@@ -125,7 +125,7 @@ def test_counts():
         jaxpar.parallel_apply(jaxpar.replicate(Net(), range(4)), jaxpar.scatter(X[:2], range(4)))
 
 
-# torch-semantics 1.4 #55; T-DP test_parallel_apply_passes_exception
+# docs/semantics.md row 55; T-DP test_parallel_apply_passes_exception
 def test_exceptions_of_modules_in_a_list(devices):
     def fails(x):
         raise KeyError("wonderful")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxpar import _visible
+from jaxpar._devices.devices import visible as _visible
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import jaxpar
-from jaxpar import _watchdog
-from jaxpar._launch.watch import START, Pulse
-from jaxpar._watchdog import Marks, reached
+from jaxpar._tools.launch.watch import START, Pulse
+from jaxpar._training import watchdog as _watchdog
+from jaxpar._training.watchdog import Marks, reached
 
 
 @pytest.fixture

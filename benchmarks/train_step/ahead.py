@@ -31,7 +31,7 @@ def measure(N: int, rounds: int) -> dict[int, float]:
     from batches import batch_of
     from flax import nnx
 
-    from jaxpar._train_step import ahead
+    from jaxpar._training import throttle as ahead
 
     ahead.cores = lambda: 0  # so that it waits in any case
     x, t = batch_of("mlp", 0, 0)

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
+from .._training.watchdog import reached
 from .._typing import PyTree
-from .._watchdog import reached
 from ..errors import CheckpointError
 from .background import Background
 from .item import item_of

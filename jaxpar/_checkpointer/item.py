@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from .._data_parallel import DataParallel
-from .._distributed_data_parallel import DistributedDataParallel
+from .._parallel.data_parallel import DataParallel
+from .._training.distributed_data_parallel import DistributedDataParallel
 from .._tree import is_array
 from .._typing import PyTree
 from ..errors import CheckpointError

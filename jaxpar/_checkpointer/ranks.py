@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from ..distributed import preempted as preempted
-from ..distributed._exchange import exchange
-from ..distributed._group import rank, size
+from ..distributed.exchange import exchange
+from ..distributed.group import rank, size
 from ..errors import CheckpointError
 from .plain import decode, encode
 

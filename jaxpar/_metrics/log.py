@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._progress import is_first
-from .._scalar import Number, check_scalar, is_ready, read
 from ..errors import MetricError
+from .progress import is_first
 from .rows import Csv, File, Json, Row
+from .scalar import Number, check_scalar, is_ready, read
 
 JSONL, CSV = "metrics.jsonl", "metrics.csv"
 

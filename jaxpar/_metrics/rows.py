@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from .._scalar import Number
 from ..errors import MetricError
+from .scalar import Number
 
 Row = tuple[int, dict[str, Number]]
 """A step and its values."""

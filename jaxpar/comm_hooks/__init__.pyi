@@ -2,9 +2,9 @@ from ._compress import bf16_compress as bf16_compress
 from ._compress import bf16_compress_wrapper as bf16_compress_wrapper
 from ._compress import fp16_compress as fp16_compress
 from ._compress import fp16_compress_wrapper as fp16_compress_wrapper
-from ._hook import Bucket as Bucket
-from ._hook import CommHook as CommHook
 from ._plain import allreduce as allreduce
 from ._plain import mean as mean
 from ._plain import noop as noop
 from ._powersgd import powersgd as powersgd
+from .hook import Bucket as Bucket
+from .hook import CommHook as CommHook

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._typing import PyTree
-from ._hook import Bucket, CommHook
+from .hook import Bucket, CommHook
 
 
 def _compressed(dtype: Any, state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
@@ -35,7 +35,7 @@ def _wrap(dtype: Any, hook: CommHook) -> CommHook:
 def fp16_compress_wrapper(hook: CommHook) -> CommHook:
     """`hook` on gradients in float16; what it returns is cast back.
 
-    torch counterpart: `fp16_compress_wrapper` (torch-semantics 2.2 H4).
+    torch counterpart: `fp16_compress_wrapper` (docs/semantics.md row H4).
     """
     return _wrap(jnp.float16, hook)
 
@@ -43,7 +43,7 @@ def fp16_compress_wrapper(hook: CommHook) -> CommHook:
 def bf16_compress_wrapper(hook: CommHook) -> CommHook:
     """`hook` on gradients in bfloat16; what it returns is cast back.
 
-    torch counterpart: `bf16_compress_wrapper` (torch-semantics 2.2 H4).
+    torch counterpart: `bf16_compress_wrapper` (docs/semantics.md row H4).
     """
     return _wrap(jnp.bfloat16, hook)
 
@@ -51,9 +51,9 @@ def bf16_compress_wrapper(hook: CommHook) -> CommHook:
 fp16_compress = CommHook(lambda parameters: (), functools.partial(_compressed, jnp.float16))
 """The mean in float16: cast, divided, summed, cast back.
 
-torch counterpart: `fp16_compress_hook` (torch-semantics 2.2 H3)."""
+torch counterpart: `fp16_compress_hook` (docs/semantics.md row H3)."""
 
 bf16_compress = CommHook(lambda parameters: (), functools.partial(_compressed, jnp.bfloat16))
 """The mean in bfloat16, likewise.
 
-torch counterpart: `bf16_compress_hook` (torch-semantics 2.2 H3), which needs NCCL; this does not."""
+torch counterpart: `bf16_compress_hook` (docs/semantics.md row H3), which needs NCCL; this does not."""

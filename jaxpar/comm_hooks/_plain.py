@@ -1,7 +1,7 @@
 """Hooks that send what there is.
 
 torch cuts gradients into buckets of 25 MiB, so that communicating can begin before the backward pass has
-ended (torch-semantics 2.1 D19). Here all of them are one message, with the loss and the buffers.
+ended (docs/semantics.md row D19). Here all of them are one message, with the loss and the buffers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._typing import PyTree
-from ._hook import Bucket, CommHook
+from .hook import Bucket, CommHook
 
 
 def _nothing(parameters: list[jax.Array]) -> PyTree:
@@ -32,14 +32,14 @@ def _own(state: PyTree, bucket: Bucket) -> tuple[PyTree, list[jax.Array]]:
 
 
 mean = CommHook(_nothing, _mean)
-"""The default. torch counterpart: DistributedDataParallel without a hook (torch-semantics 2.1 D4)."""
+"""The default. torch counterpart: DistributedDataParallel without a hook (docs/semantics.md row D4)."""
 
 allreduce = CommHook(_nothing, _divided)
 """The mean by division: for a W that is no power of two its last bit differs from the default's.
 
-torch counterpart: `allreduce_hook` (torch-semantics 2.2 H2)."""
+torch counterpart: `allreduce_hook` (docs/semantics.md row H2)."""
 
 noop = CommHook(_nothing, _own)
 """Nothing is sent, so replicas part: only for measuring what communication costs.
 
-torch counterpart: `noop_hook` (torch-semantics 2.2 H8)."""
+torch counterpart: `noop_hook` (docs/semantics.md row H8)."""

@@ -5,7 +5,7 @@ added to its next gradient. Of [n, m] = [out, in] in torch: n are the rows of th
 out. Flax has the outputs of a kernel last, so the axes are put in torch's order here.
 
 Sources: Vogels et al. 2019, and torch's distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py, of which the
-numbers are (torch-semantics 2.2 H5, H6).
+numbers are (docs/semantics.md rows H5, H6).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from jax import lax
 
 from .._typing import Shape
 from ..random import Generator
-from ._hook import Bucket, CommHook
 from ._plain import allreduce
+from .hook import Bucket, CommHook
 
 
 def powersgd(
@@ -55,7 +55,7 @@ def powersgd(
     Raises:
       ValueError: `start_powersgd_iter` is not above 1 with error feedback or warm start.
 
-    torch counterpart: `PowerSGDState` and `powerSGD_hook` (torch-semantics 2.2 H5, H6).
+    torch counterpart: `PowerSGDState` and `powerSGD_hook` (docs/semantics.md rows H5, H6).
     """
     if (use_error_feedback or warm_start) and start_powersgd_iter <= 1:
         raise ValueError(

@@ -64,7 +64,7 @@ class DataLoader:
       ValueError, AssertionError, TypeError: for arguments, where torch raises them, in its words.
       What a data set raises, with a note that names the row and the batch.
 
-    torch counterpart: `torch.utils.data.DataLoader` (torch-semantics 2.4).
+    torch counterpart: `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class DistributedSampler:
       ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
         process group.
 
-    torch counterpart: `torch.utils.data.DistributedSampler`, the same rows (torch-semantics 2.4).
+    torch counterpart: `torch.utils.data.DistributedSampler`, the same rows (docs/semantics.md section 2.4).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class EvaluationSampler:
       ValueError: as `DistributedSampler`.
 
     torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, and a metric over them
-    counts these twice (torch-semantics 2.4).
+    counts these twice (docs/semantics.md section 2.4).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """prefetch: the next batches are copied to the devices while these compute the present one.
 
 A thread takes batches of any iterable and sends them. It makes copies only and launches no program for
-several devices, so it can run beside the thread that trains, on virtual devices too (_virtual.py). It
+several devices, so it can run beside the thread that trains, on virtual devices too (`_devices.virtual`). It
 ends with the loop, however that ends: the thread holds nothing that keeps the loop's iterator alive.
 """
 
@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._placement import Placement
+from .._parallel.placement import Placement
 from .._typing import DeviceLike, PyTree
 from ._fetch import END
-from ._sending import Send, sender
+from .sending import Send, sender
 
 
 def prefetch(

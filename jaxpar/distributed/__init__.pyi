@@ -4,9 +4,9 @@ from ._collectives import all_gather as all_gather
 from ._collectives import all_reduce as all_reduce
 from ._collectives import broadcast as broadcast
 from ._collectives import reduce_scatter as reduce_scatter
-from ._group import get_rank as get_rank
-from ._group import get_world_size as get_world_size
-from ._group import is_initialized as is_initialized
-from ._preempted import preempted as preempted
+from ._preemption import preempted as preempted
 from ._process_group import destroy_process_group as destroy_process_group
 from ._process_group import init_process_group as init_process_group
+from .group import get_rank as get_rank
+from .group import get_world_size as get_world_size
+from .group import is_initialized as is_initialized

@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 
 from ..errors import DistributedError
-from ._exchange import collect, exchange
-from ._group import default_group
+from .exchange import collect, exchange
+from .group import default_group
 
 
 def barrier() -> None:

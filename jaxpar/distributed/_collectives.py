@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
 from ..errors import GroupError, LeafError
-from ._group import Group, default_group
-from ._ledger import ledger
+from .group import Group, default_group
+from .step_agreement import ledger
 
 RANK = "rank"
 Body = Callable[[jax.Array, int, str], PyTree]

@@ -14,13 +14,13 @@ import logging
 import os
 import threading
 
-from .. import _virtual
+from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, GroupError
-from . import _bus, _departure, _ledger
+from . import _fail_together, _messages, step_agreement
 from ._environment import Start, find, heartbeat
-from ._exchange import exchange
-from ._group import Group, current, default_group, enter, leave
 from ._rendezvous import loopback, meet
+from .exchange import exchange
+from .group import Group, current, default_group, enter, leave
 
 BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
 """torch's names, and the platform on which JAX uses that library."""
@@ -121,9 +121,9 @@ def _join(start: Start, timeout: float) -> None:
     finally:
         if meeting.hold is not None:
             meeting.hold.close()
-    _bus.on("question", _ledger.hear)
-    _departure.watch()
-    _bus.start(group)
+    _messages.on("question", step_agreement.hear)
+    _fail_together.watch()
+    _messages.start(group)
     atexit.register(_at_end)
 
 
@@ -189,9 +189,9 @@ def _part(group: Group) -> None:
     finally:
         reminder.cancel()
     atexit.unregister(_at_end)
-    _bus.stop()
-    _departure.forget()
-    _ledger.forget()
+    _messages.stop()
+    _fail_together.forget()
+    step_agreement.forget()
     jax.distributed.shutdown()
 
 
@@ -210,4 +210,4 @@ def _at_end() -> None:
     try:
         _part(group)
     except DistributedError as error:
-        _departure.go(f"rank {group.rank} is at its end: {error}")
+        _fail_together.go(f"rank {group.rank} is at its end: {error}")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DistributedError
 from ._environment import Start
-from ._exchange import ranks_text
+from .exchange import ranks_text
 
 LONGEST = 65_536
 """Bytes of a line; who sends more is no rank."""

@@ -117,7 +117,7 @@ def convert_sync_batchnorm(
         Flax layer with `axis_index_groups` or with its channels elsewhere than last.
 
     torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share
-    is converted once, under both; torch leaves the second one as it was (torch-semantics 2.5 B5).
+    is converted once, under both; torch leaves the second one as it was (docs/semantics.md row B5).
     """
     _refuse_group("convert_sync_batchnorm", process_group)
     if not isinstance(module, nnx.Module):

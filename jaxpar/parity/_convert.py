@@ -86,8 +86,8 @@ def _to_torch(arrays: dict[str, Any], source: str, spec: str) -> dict[str, np.nd
 
 def _model(spec: str) -> tuple[Any, dict[str, Any]]:
     """The spec's model as a tree, and how it is to be matched."""
+    from .._cli.parity_spec import read_spec
     from ._sides.layout import Layout
-    from ._spec import read_spec
     from ._weights.tree import tree
 
     given = read_spec(spec, ("flax_module",), NAMES)

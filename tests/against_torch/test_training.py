@@ -168,7 +168,7 @@ def test_training_equals_torch(name, N, B):
 
 def plant_chunks(monkeypatch):
     """numpy's split instead of torch.chunk's: 10 rows on 4 devices become 3, 3, 2, 2."""
-    from jaxpar import _scatter
+    from jaxpar._parallel import scatter as _scatter
 
     def array_split(B, N):
         return tuple(len(part) for part in np.array_split(np.arange(B), N))
@@ -178,14 +178,14 @@ def plant_chunks(monkeypatch):
 
 def plant_buffers(monkeypatch):
     """The mean of all replicas' statistics instead of replica 0's."""
-    from jaxpar import _parallel_apply
+    from jaxpar._parallel import parallel_apply as _parallel_apply
 
     monkeypatch.setattr(_parallel_apply, "from_replica_zero", lambda tree, i: jax.lax.pmean(tree, "replica"))
 
 
 def plant_padding(monkeypatch):
     """Every replica gets the padded number of rows."""
-    from jaxpar import _parallel_apply
+    from jaxpar._parallel import parallel_apply as _parallel_apply
 
     def padded(inputs, kwargs):
         return [tuple(shapes[0] for shapes in inputs.shapes)] * len(inputs)
@@ -196,7 +196,7 @@ def plant_padding(monkeypatch):
 @pytest.mark.parametrize("plant", [plant_chunks, plant_buffers, plant_padding])
 def test_a_planted_fault_is_found(plant, monkeypatch):
     plant(monkeypatch)
-    from jaxpar._parallel_apply import _compiled
+    from jaxpar._parallel.parallel_apply import _compiled
 
     _compiled.cache_clear()
     try:

@@ -120,7 +120,7 @@ def _buffers(net) -> cases.Arrays:
 
 
 def forgets_unused(rank: int) -> np.ndarray:
-    """torch-semantics 2.1 D13: without the flag the next forward raises."""
+    """docs/semantics.md row D13: without the flag the next forward raises."""
     net = DistributedDataParallel(Net("unused", cases.weights("unused", rank)))
     x, _, flag = map(torch.tensor, cases.batch(cases.Case("unused"), rank, 0))
     net(x, flag).sum().backward()

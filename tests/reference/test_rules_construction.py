@@ -1,4 +1,4 @@
-"""The rules of torch-semantics 1.1 (construction), on the reference."""
+"""The rules of docs/semantics.md section 1.1 (construction), on the reference."""
 
 import copy
 import inspect
@@ -18,7 +18,7 @@ data_parallel_module = import_module("torch.nn.parallel.data_parallel")
 
 
 def test_signature() -> None:
-    # torch-semantics 1.1 #1
+    # docs/semantics.md row 1
     parameters = inspect.signature(nn.DataParallel).parameters
     assert {name: p.default for name, p in parameters.items()} == {
         "module": inspect.Parameter.empty,
@@ -37,7 +37,7 @@ def test_signature() -> None:
 
 
 def test_no_accelerator_passes_through() -> None:
-    # torch-semantics 1.1 #2
+    # docs/semantics.md row 2
     class Failing(nn.Linear):
         def forward(self, x: torch.Tensor, fail: bool = False) -> str:
             if fail:
@@ -57,14 +57,14 @@ def test_no_accelerator_passes_through() -> None:
 
 
 def test_function_without_accelerator() -> None:
-    # torch-semantics 1.1 #3
+    # docs/semantics.md row 3
     with pytest.raises(RuntimeError, match=r"^device type could not be determined$"):
         nn.parallel.data_parallel(nn.Linear(2, 2), torch.zeros(4, 2))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_all_devices_by_default(n: int) -> None:
-    # torch-semantics 1.1 #5
+    # docs/semantics.md row 5
     with pretend(n):
         assert nn.DataParallel(nn.Linear(2, 2)).device_ids == list(range(n))
 
@@ -81,7 +81,7 @@ def test_all_devices_by_default(n: int) -> None:
 )
 @pretend(3)
 def test_device_id_types(device_ids: list, expected: list[int]) -> None:
-    # torch-semantics 1.1 #6
+    # docs/semantics.md row 6
     assert nn.DataParallel(nn.Linear(2, 2), device_ids).device_ids == expected
 
 
@@ -96,7 +96,7 @@ def test_device_id_types(device_ids: list, expected: list[int]) -> None:
 )
 @pretend(2)
 def test_bad_device_ids(device_ids: object, error: type[Exception], text: str) -> None:
-    # torch-semantics 1.1 #6
+    # docs/semantics.md row 6
     with pytest.raises(error) as caught:
         nn.DataParallel(nn.Linear(2, 2), device_ids)
     assert str(caught.value) == text
@@ -105,7 +105,7 @@ def test_bad_device_ids(device_ids: object, error: type[Exception], text: str) -
 @pytest.mark.parametrize("device_ids", [[0, 2], [2], [2, 0]])
 @pretend(2)
 def test_unknown_ordinal(device_ids: list[int]) -> None:
-    # torch-semantics 1.1 #7
+    # docs/semantics.md row 7
     with pytest.raises(AssertionError, match=r"^Invalid device id$"):
         nn.DataParallel(nn.Linear(2, 2), device_ids)
     with pytest.raises(RuntimeError, match=r"^CUDA error: invalid device ordinal"):
@@ -114,7 +114,7 @@ def test_unknown_ordinal(device_ids: list[int]) -> None:
 
 @pretend(1)
 def test_duplicate_devices() -> None:
-    # torch-semantics 1.1 #8
+    # docs/semantics.md row 8
     seen: list[int] = []
     linear = nn.Linear(2, 3)
     linear.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -126,7 +126,7 @@ def test_duplicate_devices() -> None:
 @pytest.mark.parametrize("output_device", [None, 1, "cuda:2", torch.device("cuda", 2)])
 @pretend(3)
 def test_output_device(output_device: object) -> None:
-    # torch-semantics 1.1 #9
+    # docs/semantics.md row 9
     net = nn.DataParallel(nn.Linear(2, 2), [1, 0], output_device)
     assert net.output_device == (2 if "2" in str(output_device) else 1)
     assert net(torch.zeros(4, 2)).shape == (4, 2)
@@ -134,7 +134,7 @@ def test_output_device(output_device: object) -> None:
 
 @pretend(2)
 def test_output_on_the_cpu() -> None:
-    # torch-semantics 1.1 #9
+    # docs/semantics.md row 9
     net = nn.DataParallel(nn.Linear(2, 2), output_device=-1)
     for _ in range(2):
         with pytest.warns(FutureWarning, match=r"^Using -1 to represent CPU tensor is deprecated"):
@@ -147,7 +147,7 @@ def test_output_on_the_cpu() -> None:
 @pytest.mark.parametrize(("device_ids", "moved"), [([1], 1), ([0, 1], 0)])
 @pretend(2)
 def test_one_device_moves_the_module(device_ids: list[int], moved: int) -> None:
-    # torch-semantics 1.1 #10
+    # docs/semantics.md row 10
     class Moved(nn.Linear):
         times = 0
 
@@ -179,7 +179,7 @@ def test_imbalance(
     cores: tuple[int, int],
     warned: bool,
 ) -> None:
-    # torch-semantics 1.1 #11
+    # docs/semantics.md row 11
     monkeypatch.setattr(
         data_parallel_module,
         "_get_devices_properties",
@@ -203,7 +203,7 @@ def test_imbalance(
 
 @pretend(2)
 def test_source_device_is_frozen() -> None:
-    # torch-semantics 1.1 #12
+    # docs/semantics.md row 12
     net = nn.DataParallel(nn.Linear(2, 2))
     net.to("meta")
     with pytest.raises(RuntimeError, match=r"but found one of them on device: meta$"):
@@ -212,7 +212,7 @@ def test_source_device_is_frozen() -> None:
 
 @pretend(2)
 def test_wrapper_identity() -> None:
-    # torch-semantics 1.1 #13
+    # docs/semantics.md row 13
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     net = nn.DataParallel(module)
     assert net.module is module
@@ -234,7 +234,7 @@ def test_wrapper_identity() -> None:
 
 @pretend(2)
 def test_the_verbs_can_be_overridden() -> None:
-    # torch-semantics 1.1 #13
+    # docs/semantics.md row 13
     called: list[str] = []
 
     class Noted(nn.DataParallel):

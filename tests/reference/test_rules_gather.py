@@ -1,4 +1,4 @@
-"""The rules of torch-semantics 1.5 (gather, outputs), on the reference."""
+"""The rules of docs/semantics.md section 1.5 (gather, outputs), on the reference."""
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Call(nn.Module):
 )
 @pretend(2)
 def test_dispatch(wrap: Callable[[Tensor], object]) -> None:
-    # torch-semantics 1.5 #58
+    # docs/semantics.md row 58
     gathered = gather([wrap(LOW), wrap(HIGH)], 0)
     assert type(gathered) is type(wrap(BOTH))
     assert repr(gathered) == repr(wrap(BOTH))  # values, types and the order of keys
@@ -51,7 +51,7 @@ def test_dispatch(wrap: Callable[[Tensor], object]) -> None:
 
 @pretend(2)
 def test_dispatch_on_the_first() -> None:
-    # torch-semantics 1.5 #58
+    # docs/semantics.md row 58
     assert gather([None, LOW], 0) is None
     assert list(gather([{"b": LOW, "a": LOW}, {"a": HIGH, "b": HIGH}], 0)) == ["b", "a"]
     with pytest.raises(ValueError, match=r"^All dicts must have the same number of keys$"):
@@ -63,7 +63,7 @@ def test_dispatch_on_the_first() -> None:
 @pytest.mark.parametrize("kind", [list, tuple])
 @pretend(2)
 def test_lengths_differ(kind: type) -> None:
-    # torch-semantics 1.5 #59
+    # docs/semantics.md row 59
     one, two = kind([LOW]), kind([LOW, HIGH])
     with pytest.raises(ValueError, match=r"^zip\(\) argument 2 is longer than argument 1$"):
         gather([one, two], 0)
@@ -73,7 +73,7 @@ def test_lengths_differ(kind: type) -> None:
 
 @pretend(4)
 def test_scalars_become_a_vector() -> None:
-    # torch-semantics 1.5 #60
+    # docs/semantics.md row 60
     x = torch.arange(3.0, requires_grad=True)
     with pytest.warns(UserWarning, match=r"^Was asked to gather") as caught:
         y = nn.DataParallel(Call(lambda x: x.sum()))(x)
@@ -89,14 +89,14 @@ def test_scalars_become_a_vector() -> None:
 @pytest.mark.parametrize("dim", [1, -1])
 @pretend(2)
 def test_scalars_on_another_dim(dim: int) -> None:
-    # torch-semantics 1.5 #60
+    # docs/semantics.md row 60
     with pytest.raises(IndexError):
         gather([torch.tensor(1), torch.tensor(2)], 0, dim)
 
 
 @pretend(2)
 def test_scalars_and_vectors() -> None:
-    # torch-semantics 1.5 #60
+    # docs/semantics.md row 60
     with pytest.raises(IndexError, match=r"^Dimension specified as 0 but tensor has no dimensions$"):
         gather([torch.tensor(1), torch.tensor([2])], 0)
 
@@ -120,7 +120,7 @@ class Fields:
 )
 @pretend(2)
 def test_leaves_that_do_not_gather(leaf: object, text: str) -> None:
-    # torch-semantics 1.5 #61
+    # docs/semantics.md row 61
     for outputs in ([leaf, leaf], [(LOW, leaf), (HIGH, leaf)]):
         with pytest.raises(TypeError) as caught:
             gather(outputs, 0)
@@ -129,7 +129,7 @@ def test_leaves_that_do_not_gather(leaf: object, text: str) -> None:
 
 @pretend(2)
 def test_strings_become_garbage() -> None:
-    # torch-semantics 1.5 #61
+    # docs/semantics.md row 61
     assert gather(["ab", "cd"], 0).startswith("<map object at 0x")
 
 
@@ -143,13 +143,13 @@ def test_strings_become_garbage() -> None:
 )
 @pretend(2)
 def test_dtype_of_the_first(first: Tensor, second: Tensor, expected: Tensor) -> None:
-    # torch-semantics 1.5 #62
+    # docs/semantics.md row 62
     torch.testing.assert_close(gather([first, second], 0), expected, rtol=0, atol=0)
 
 
 @pretend(2)
 def test_memory_format() -> None:
-    # torch-semantics 1.5 #62
+    # docs/semantics.md row 62
     plain = torch.randn(2, 3, 4, 5)
     last = plain.contiguous(memory_format=torch.channels_last)
     both = gather([last, last], 0)
@@ -160,7 +160,7 @@ def test_memory_format() -> None:
 
 @pretend(2)
 def test_shape_errors() -> None:
-    # torch-semantics 1.5 #63
+    # docs/semantics.md row 63
     with pytest.raises(RuntimeError) as caught:
         gather([torch.zeros(2, 3), torch.zeros(2, 4)], 0)
     assert str(caught.value) == ("Input tensor at index 1 has invalid shape [2, 4], but expected [2, 3]")
@@ -174,7 +174,7 @@ def test_shape_errors() -> None:
 
 
 def test_gather_on_the_cpu() -> None:
-    # torch-semantics 1.5 #64
+    # docs/semantics.md row 64
     with pytest.raises(AssertionError, match=r"^Gather function not implemented for CPU tensors$"):
         gather([LOW, HIGH], 0)
 
@@ -182,13 +182,13 @@ def test_gather_on_the_cpu() -> None:
 @pytest.mark.parametrize("target", [0, 1, "cuda:1", torch.device("cuda:1"), "cpu"])
 @pretend(2)
 def test_target(target: Any) -> None:
-    # torch-semantics 1.5 #65
+    # docs/semantics.md row 65
     assert torch.equal(gather([LOW, HIGH], target), BOTH)
 
 
 @pretend(2)
 def test_cpu_target() -> None:
-    # torch-semantics 1.5 #65
+    # docs/semantics.md row 65
     with pytest.raises(ValueError, match=r"^Expected a non cpu device, but got: cpu$"):
         gather([LOW, HIGH], torch.device("cpu"))
     with pytest.warns(FutureWarning, match=r"^Using -1 to represent CPU tensor is deprecated"):
@@ -200,7 +200,7 @@ def test_cpu_target() -> None:
 @pytest.mark.parametrize("total_length", [None, 4])
 @pretend(2)
 def test_unpacking_needs_the_total_length(total_length: int | None) -> None:
-    # torch-semantics 1.5 #66
+    # docs/semantics.md row 66
     def repack(x: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(x, lengths, batch_first=True)
         return pad_packed_sequence(packed, batch_first=True, total_length=total_length)[0]

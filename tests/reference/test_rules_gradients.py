@@ -1,4 +1,4 @@
-"""The rules of torch-semantics 1.6 (gradients, state, training), on the reference."""
+"""The rules of docs/semantics.md section 1.6 (gradients, state, training), on the reference."""
 
 import copy
 import gc
@@ -35,7 +35,7 @@ def folded(model: nn.Module, x: Tensor, n: int) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_left_fold(n: int, dtype: torch.dtype) -> None:
-    # torch-semantics 1.6 #67: bit for bit
+    # docs/semantics.md row 67: bit for bit
     model, x = mlp().to(dtype), batch(33, 3).to(dtype)
     with pretend(n):
         nn.DataParallel(model)(x).square().sum().backward()
@@ -46,7 +46,7 @@ def test_left_fold(n: int, dtype: torch.dtype) -> None:
 
 @pretend(3)
 def test_reduce_add() -> None:
-    # torch-semantics 1.6 #67: in the dtype given, (1 + 2^-8) + 2^-8 stays 1 in bfloat16
+    # docs/semantics.md row 67: in the dtype given, (1 + 2^-8) + 2^-8 stays 1 in bfloat16
     small = torch.full((2,), 2.0**-8, dtype=torch.bfloat16)
     one = torch.ones(2, dtype=torch.bfloat16)
     total = comm.reduce_add([one, small, small], 0)
@@ -61,7 +61,7 @@ def test_reduce_add() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_parity_with_one_device(n: int) -> None:
-    # torch-semantics 1.6 #68
+    # docs/semantics.md row 68
     alone = mlp()
     model = copy.deepcopy(alone)
     x, target = batch(9, 3), batch(9, 2)
@@ -83,7 +83,7 @@ class MeanSquare(nn.Linear):
 @pytest.mark.parametrize(("n", "exact"), [(4, True), (2, False)])
 @pytest.mark.filterwarnings("ignore:Was asked to gather along dimension 0:UserWarning")
 def test_mean_of_means(n: int, exact: bool) -> None:
-    # torch-semantics 1.6 #68: 9 rows are 3, 3, 3 on four devices and 5, 4 on two
+    # docs/semantics.md row 68: 9 rows are 3, 3, 3 on four devices and 5, 4 on two
     model, x = MeanSquare(3, 2).double(), batch(9, 3)
     with pretend(n):
         loss = nn.DataParallel(model)(x).mean()
@@ -104,7 +104,7 @@ class PartlyUsed(nn.Module):
 
 @pretend(2)
 def test_unused_parameters() -> None:
-    # torch-semantics 1.6 #69, #70
+    # docs/semantics.md rows 69, 70
     for device_ids, expected in (([0, 1], torch.zeros(2, 2)), ([0], None)):
         model = PartlyUsed()
         nn.DataParallel(model, device_ids)(torch.randn(4, 2)).sum().backward()
@@ -122,7 +122,7 @@ def test_unused_parameters() -> None:
 @pytest.mark.parametrize("device_ids", [(0, 1), (1, 0), (0,)])
 @pretend(2)
 def test_several_inputs(device_ids: tuple[int, ...]) -> None:
-    # torch-semantics 1.6 #70: T-DP test_data_parallel_multiple_input
+    # docs/semantics.md row 70: T-DP test_data_parallel_multiple_input
     class Several(nn.Module):
         def forward(self, x: Tensor, y: Tensor, scale: float, z: Tensor | None = None) -> Tensor:
             return x * x + y * scale if z is None else x * x + y * scale + z * z
@@ -143,7 +143,7 @@ def test_several_inputs(device_ids: tuple[int, ...]) -> None:
 
 @pretend(2)
 def test_gradient_penalty() -> None:
-    # torch-semantics 1.6 #71: T-DP test_data_parallel_function_deletion
+    # docs/semantics.md row 71: T-DP test_data_parallel_function_deletion
     model = nn.Linear(4, 1)
     x = torch.ones(2, 4, requires_grad=True)
     y = nn.DataParallel(model)(x)
@@ -155,7 +155,7 @@ def test_gradient_penalty() -> None:
 
 @pretend(2)
 def test_twice_differentiable() -> None:
-    # torch-semantics 1.6 #71: T-DP test_scatter_gpu, test_gather_gpu
+    # docs/semantics.md row 71: T-DP test_scatter_gpu, test_gather_gpu
     x, y = batch(3, 2).requires_grad_(), batch(2, 2).requires_grad_()
     bilinear = nn.Bilinear(2, 2, 1).double()
     for function, inputs in (
@@ -169,7 +169,7 @@ def test_twice_differentiable() -> None:
 
 @pretend(2)
 def test_partial_backward_of_scatter() -> None:
-    # torch-semantics 1.6 #71: T-DP test_scatter_gpu
+    # docs/semantics.md row 71: T-DP test_scatter_gpu
     x = torch.ones(4, 2, requires_grad=True)
     scatter(x, [0, 1])[0].sum().backward()
     assert x.grad.sum(1).tolist() == [2, 2, 0, 0]
@@ -177,7 +177,7 @@ def test_partial_backward_of_scatter() -> None:
 
 @pretend(2)
 def test_accumulation() -> None:
-    # torch-semantics 1.6 #72
+    # docs/semantics.md row 72
     model, x = nn.Linear(2, 2), torch.randn(4, 2)
     net = nn.DataParallel(model)
     net(x).sum().backward()
@@ -190,7 +190,7 @@ def test_accumulation() -> None:
 
 @pretend(3)
 def test_sparse_gradients() -> None:
-    # torch-semantics 1.6 #73
+    # docs/semantics.md row 73
     model = nn.Embedding(5, 2, sparse=True)
     indices = torch.tensor([[0, 1], [1, 1], [4, 0], [2, 2], [1, 4]])
     nn.DataParallel(model)(indices).sum().backward()
@@ -201,7 +201,7 @@ def test_sparse_gradients() -> None:
 
 @pretend(2)
 def test_gradient_strides() -> None:
-    # torch-semantics 1.6 #74
+    # docs/semantics.md row 74
     model = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
     nn.DataParallel(model)(torch.randn(4, 2, 3, 3)).sum().backward()
     assert model.weight.grad.stride() == model.weight.stride()
@@ -210,7 +210,7 @@ def test_gradient_strides() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 @pretend(2)
 def test_batch_norm_in_training(enabled: bool) -> None:
-    # torch-semantics 1.6 #75
+    # docs/semantics.md row 75
     model, alone = nn.BatchNorm1d(3).double(), nn.BatchNorm1d(3).double()
     net = nn.DataParallel(model)
     x = batch(5, 3)
@@ -230,7 +230,7 @@ def test_batch_norm_in_training(enabled: bool) -> None:
 
 @pretend(2)
 def test_batch_norm_with_one_row() -> None:
-    # torch-semantics 1.6 #75
+    # docs/semantics.md row 75
     with pytest.raises(ValueError, match=r"^Caught ValueError in replica 1 on device 1\.") as caught:
         nn.DataParallel(nn.BatchNorm1d(3))(torch.randn(3, 3))
     assert ("Expected more than 1 value per channel when training, got input size torch.Size([1, 3])") in str(
@@ -247,7 +247,7 @@ def test_batch_norm_with_one_row() -> None:
 )
 @pretend(2)
 def test_normalised_weights(normalised: Callable[[nn.Module], nn.Module]) -> None:
-    # torch-semantics 1.6 #76
+    # docs/semantics.md row 76
     model = normalised(nn.Linear(3, 2).double())
     alone = copy.deepcopy(model)
     x = batch(4, 3)
@@ -262,7 +262,7 @@ def test_normalised_weights(normalised: Callable[[nn.Module], nn.Module]) -> Non
 
 @pretend(2)
 def test_checkpoint() -> None:
-    # torch-semantics 1.6 #78
+    # docs/semantics.md row 78
     model = nn.Linear(2, 2)
     net = nn.DataParallel(model)
     assert list(nn.DataParallel(net).state_dict()) == [
@@ -279,7 +279,7 @@ def test_checkpoint() -> None:
 
 @pretend(2)
 def test_other_methods_are_not_parallel() -> None:
-    # torch-semantics 1.6 #79
+    # docs/semantics.md row 79
     class Model(nn.Linear):
         def rows(self, x: Tensor) -> int:
             return len(x)
@@ -290,7 +290,7 @@ def test_other_methods_are_not_parallel() -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 @pretend(2)
 def test_no_reference_cycles(rows: int) -> None:
-    # torch-semantics 1.6 #80
+    # docs/semantics.md row 80
     net = nn.DataParallel(nn.Linear(2, 2))
     x = torch.randn(rows, 2)
     net(x)

@@ -1,4 +1,4 @@
-"""The rules of torch-semantics 1.4 (parallel_apply), on the reference."""
+"""The rules of docs/semantics.md section 1.4 (parallel_apply), on the reference."""
 
 import contextvars
 import threading
@@ -27,7 +27,7 @@ class Call(nn.Module):
 
 @pretend(2)
 def test_arguments() -> None:
-    # torch-semantics 1.4 #50
+    # docs/semantics.md row 50
     x = torch.zeros(2)
     echo = Call(lambda *args, **kwargs: (args, kwargs))
     assert parallel_apply([echo, echo], [(x, 1), x]) == [((x, 1), {}), ((x,), {})]
@@ -37,7 +37,7 @@ def test_arguments() -> None:
 
 @pretend(4)
 def test_replica_order() -> None:
-    # torch-semantics 1.4 #50
+    # docs/semantics.md row 50
     def late(i: int) -> int:
         time.sleep(0.02 * (4 - i))
         return i
@@ -47,7 +47,7 @@ def test_replica_order() -> None:
 
 @pretend(2)
 def test_the_four_verbs() -> None:
-    # torch-semantics 1.4 #50: T-DP test_parallel_apply
+    # docs/semantics.md row 50: T-DP test_parallel_apply
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     for inputs in (((x,), (y,)), (x, y)):
@@ -69,7 +69,7 @@ def test_the_four_verbs() -> None:
 )
 @pretend(2)
 def test_length_errors(arguments: tuple, name: str, length: int) -> None:
-    # torch-semantics 1.4 #51
+    # docs/semantics.md row 51
     with pytest.raises(AssertionError) as caught:
         parallel_apply([nn.ReLU(), nn.ReLU()], *arguments)
     assert str(caught.value) == (f"The number of modules 2 is not equal to the number of {name} {length}")
@@ -81,7 +81,7 @@ def _device_index() -> int:
 
 @pretend(3)
 def test_current_device() -> None:
-    # torch-semantics 1.4 #52, #54
+    # docs/semantics.md rows 52, 54
     current = Call(lambda _: _device_index())
     assert parallel_apply([current] * 3, [0] * 3) == [0, 0, 0]
     assert parallel_apply([current] * 3, [0] * 3, None, [2, 0, 1]) == [2, 0, 1]
@@ -93,7 +93,7 @@ def test_current_device() -> None:
 
 @pretend(3)
 def test_threads() -> None:
-    # torch-semantics 1.4 #53
+    # docs/semantics.md row 53
     together = threading.Barrier(3)
 
     def worker(_: object) -> threading.Thread:
@@ -109,7 +109,7 @@ def test_threads() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 @pretend(2)
 def test_grad_mode_reaches_the_workers(enabled: bool) -> None:
-    # torch-semantics 1.4 #54
+    # docs/semantics.md row 54
     net = nn.DataParallel(Call(lambda x: torch.full_like(x, torch.is_grad_enabled())))
     with torch.set_grad_enabled(enabled):
         assert net(torch.zeros(2)).tolist() == [enabled] * 2
@@ -117,7 +117,7 @@ def test_grad_mode_reaches_the_workers(enabled: bool) -> None:
 
 @pytest.mark.parametrize(("n", "dtype"), [(2, torch.bfloat16), (1, torch.float16)])
 def test_autocast_loses_its_dtype_in_threads(n: int, dtype: torch.dtype) -> None:
-    # torch-semantics 1.4 #54: the flag arrives, the dtype is the default one of the device type
+    # docs/semantics.md row 54: the flag arrives, the dtype is the default one of the device type
     # (bfloat16 here, float16 on CUDA)
     with pretend(2) as devices:
         net = nn.DataParallel(nn.Linear(2, 2))
@@ -128,7 +128,7 @@ def test_autocast_loses_its_dtype_in_threads(n: int, dtype: torch.dtype) -> None
 
 @pretend(2)
 def test_autocast_inside_forward() -> None:
-    # torch-semantics 1.4 #54: T-DP test_autocast
+    # docs/semantics.md row 54: T-DP test_autocast
     class Half(nn.Linear):
         @torch.autocast("cpu", dtype=torch.float16)
         def forward(self, x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def test_autocast_inside_forward() -> None:
 
 @pretend(2)
 def test_thread_local_state_is_lost() -> None:
-    # torch-semantics 1.4 #54
+    # docs/semantics.md row 54
     variable = contextvars.ContextVar("variable", default="lost")
 
     def state(_: object) -> tuple[bool, bool, str, str]:
@@ -158,7 +158,7 @@ def test_thread_local_state_is_lost() -> None:
 
 @pretend(2)
 def test_saved_tensor_hooks_are_lost() -> None:
-    # torch-semantics 1.4 #54
+    # docs/semantics.md row 54
     packed: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class Fields(Exception):
 )
 @pretend(2)
 def test_exceptions_name_the_replica(raised: Exception, caught_as: type[Exception]) -> None:
-    # torch-semantics 1.4 #55
+    # docs/semantics.md row 55
     def fail(_: object) -> None:
         raise raised
 
@@ -208,7 +208,7 @@ def test_exceptions_name_the_replica(raised: Exception, caught_as: type[Exceptio
 
 @pretend(2)
 def test_exception_with_a_message_attribute() -> None:
-    # torch-semantics 1.4 #55: it is raised as Type(message=text)
+    # docs/semantics.md row 55: it is raised as Type(message=text)
     class Keyword(Exception):
         message = "set"
 
@@ -224,7 +224,7 @@ def test_exception_with_a_message_attribute() -> None:
 
 @pretend(3)
 def test_first_failing_replica_wins() -> None:
-    # torch-semantics 1.4 #55
+    # docs/semantics.md row 55
     finished: list[int] = []
 
     def run(i: int) -> None:
@@ -241,7 +241,7 @@ def test_first_failing_replica_wins() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pretend(2)
 def test_base_exceptions_are_lost() -> None:
-    # torch-semantics 1.4 #55
+    # docs/semantics.md row 55
     def fail(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -252,7 +252,7 @@ def test_base_exceptions_are_lost() -> None:
 
 @pretend(2)
 def test_hooks_run_once_per_replica() -> None:
-    # torch-semantics 1.4 #56
+    # docs/semantics.md row 56
     linear = nn.Linear(2, 2)
     net = nn.DataParallel(nn.Sequential(linear))
     calls: list[str] = []

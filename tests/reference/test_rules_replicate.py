@@ -1,4 +1,4 @@
-"""The rules of torch-semantics 1.3 (replicate), on the reference."""
+"""The rules of docs/semantics.md section 1.3 (replicate), on the reference."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def storage(tensor: Tensor) -> int:
 
 @pretend(2)
 def test_every_forward_replicates() -> None:
-    # torch-semantics 1.3 #34
+    # docs/semantics.md row 34
     linear = nn.Linear(2, 2)
     net = nn.DataParallel(linear)
     x = torch.randn(4, 2)
@@ -44,7 +44,7 @@ def test_every_forward_replicates() -> None:
 
 @pretend(2)
 def test_only_the_class_detaches() -> None:
-    # torch-semantics 1.3 #34
+    # docs/semantics.md row 34
     listed: list[int] = []
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def test_only_the_class_detaches() -> None:
 
 @pretend(3)
 def test_first_replica_shares_storage() -> None:
-    # torch-semantics 1.3 #35
+    # docs/semantics.md row 35
     linear = nn.Linear(2, 2)
     first, *others = replicate(linear, [0, 1, 2])
     assert type(first.weight) is Tensor
@@ -78,7 +78,7 @@ def test_first_replica_shares_storage() -> None:
 
 @pretend(2)
 def test_replicas_list_no_parameters() -> None:
-    # torch-semantics 1.3 #36
+    # docs/semantics.md row 36
     linear = nn.Linear(2, 2)
     for replica in replicate(linear, [0, 1]):
         assert list(replica.parameters()) == []
@@ -93,7 +93,7 @@ def test_replicas_list_no_parameters() -> None:
 
 @pretend(2)
 def test_attributes_are_copied_shallowly() -> None:
-    # torch-semantics 1.3 #37
+    # docs/semantics.md row 37
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -129,7 +129,7 @@ def test_attributes_are_copied_shallowly() -> None:
 
 @pretend(2)
 def test_tied_weights_stay_tied() -> None:
-    # torch-semantics 1.3 #38
+    # docs/semantics.md row 38
     inner = nn.Linear(2, 2, bias=False)
     model = nn.Sequential(inner, inner, nn.Linear(2, 2, bias=False))
     model[2].weight = inner.weight
@@ -147,7 +147,7 @@ def test_tied_weights_stay_tied() -> None:
 
 @pretend(2)
 def test_buffers_of_the_first_replica_persist() -> None:
-    # torch-semantics 1.3 #39
+    # docs/semantics.md row 39
     def forward(self: Any, x: Tensor) -> Tensor:
         self.seen.add_(x.sum())
         self.rebound = self.rebound + 1
@@ -176,7 +176,7 @@ def test_buffers_of_the_first_replica_persist() -> None:
 @pytest.mark.parametrize("grad", [True, False])
 @pretend(2)
 def test_buffers_that_require_grad(grad: bool) -> None:
-    # torch-semantics 1.3 #40
+    # docs/semantics.md row 40
     model = Running(lambda self, x: x * self.seen)
     model.seen.requires_grad_()
     net = nn.DataParallel(model)
@@ -190,7 +190,7 @@ def test_buffers_that_require_grad(grad: bool) -> None:
 
 @pretend(2)
 def test_parameter_attributes_are_lost() -> None:
-    # torch-semantics 1.3 #41
+    # docs/semantics.md row 41
     linear = nn.Linear(2, 2)
     linear.weight.note = "kept by the original"
     assert not any(hasattr(r.weight, "note") for r in replicate(linear, [0, 1]))
@@ -198,7 +198,7 @@ def test_parameter_attributes_are_lost() -> None:
 
 @pretend(2)
 def test_rnn() -> None:
-    # torch-semantics 1.3 #42
+    # docs/semantics.md row 42
     class Flattening(nn.LSTM):
         def forward(self, x: Tensor) -> Any:
             self.flatten_parameters()
@@ -218,7 +218,7 @@ def test_rnn() -> None:
 
 @pretend(2)
 def test_lazy_modules() -> None:
-    # torch-semantics 1.3 #43
+    # docs/semantics.md row 43
     with pytest.raises(ValueError, match=r"^Attempted to use an uninitialized parameter"):
         nn.DataParallel(nn.LazyLinear(2))(torch.zeros(4, 3))
     lazy = nn.LazyLinear(2)
@@ -229,7 +229,7 @@ def test_lazy_modules() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pretend(2)
 def test_script_modules() -> None:
-    # torch-semantics 1.3 #44
+    # docs/semantics.md row 44
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     x = torch.randn(4, 2)
     torch.testing.assert_close(nn.DataParallel(nn.Sequential(scripted))(x), scripted(x))
@@ -242,7 +242,7 @@ def test_script_modules() -> None:
 
 
 def test_replicate_on_the_cpu() -> None:
-    # torch-semantics 1.3 #45
+    # docs/semantics.md row 45
     with pytest.raises(AssertionError, match=r"^Broadcast function not implemented for CPU tensors"):
         replicate(nn.Linear(2, 2), [0, 1])
     assert len(replicate(nn.ReLU(), [0, 1])) == 2
@@ -252,7 +252,7 @@ def test_replicate_on_the_cpu() -> None:
 @pytest.mark.parametrize("detach", [True, False])
 @pretend(2)
 def test_replicas_can_be_saved(detach: bool) -> None:
-    # torch-semantics 1.3 #46
+    # docs/semantics.md row 46
     linear = nn.Linear(2, 2)
     file = io.BytesIO()
     torch.save(replicate(linear, [0, 1], detach=detach), file)
@@ -263,7 +263,7 @@ def test_replicas_can_be_saved(detach: bool) -> None:
 
 @pretend(2)
 def test_zero_grad_in_forward() -> None:
-    # torch-semantics 1.3 #48
+    # docs/semantics.md row 48
     net = nn.DataParallel(Running(lambda self, x: self.zero_grad() or x))
     with pytest.warns(UserWarning, match=r"^Calling .zero_grad") as caught:
         net(torch.zeros(2))
@@ -276,7 +276,7 @@ def test_zero_grad_in_forward() -> None:
 @pytest.mark.parametrize("grad", [True, False])
 @pretend(2)
 def test_complex_parameters(grad: bool) -> None:
-    # torch-semantics 1.3 #49
+    # docs/semantics.md row 49
     linear = nn.Linear(2, 3, dtype=torch.complex128)
     net = nn.DataParallel(linear)
     x = torch.randn(5, 2, dtype=torch.complex128)

@@ -1,4 +1,4 @@
-"""The rules of torch-semantics 1.2 (device check, scatter) and the table 1.7, on the reference."""
+"""The rules of docs/semantics.md section 1.2 (device check, scatter) and the table 1.7, on the reference."""
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Call(nn.Module):
 @pytest.mark.parametrize("where", ["parameter", "buffer"])
 @pretend(2)
 def test_device_check(where: str, device_ids: list[int]) -> None:
-    # torch-semantics 1.2 #14
+    # docs/semantics.md row 14
     module = nn.BatchNorm1d(2)
     if where == "parameter":
         module.weight = nn.Parameter(torch.empty(2, device="meta"))
@@ -71,7 +71,7 @@ TABLE = [(rows, n, sizes) for rows, row in CHUNKS.items() for n, sizes in zip((2
 
 @pytest.mark.parametrize(("rows", "n", "sizes"), [*TABLE, (36, 7, [6] * 6)])
 def test_chunk_sizes(rows: int, n: int, sizes: list[int]) -> None:
-    # torch-semantics 1.2 #15, 1.7
+    # docs/semantics.md rows 15, 1.7
     x = torch.arange(2.0 * rows).reshape(rows, 2)
     seen: list[int] = []
     module = nn.Threshold(-1, 0)
@@ -87,7 +87,7 @@ def test_chunk_sizes(rows: int, n: int, sizes: list[int]) -> None:
 
 @pretend(3)
 def test_empty_batch() -> None:
-    # torch-semantics 1.2 #16
+    # docs/semantics.md row 16
     seen: list[int] = []
     linear = nn.Linear(2, 5)
     linear.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -100,7 +100,7 @@ def test_empty_batch() -> None:
 
 @pretend(3)
 def test_first_chunk_is_a_view() -> None:
-    # torch-semantics 1.2 #17
+    # docs/semantics.md row 17
     x = torch.arange(6.0)
     chunks = scatter(x, [0, 1, 2])
     own = [c.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for c in chunks]
@@ -110,7 +110,7 @@ def test_first_chunk_is_a_view() -> None:
 
 @pretend(2)
 def test_in_place_on_a_chunk() -> None:
-    # torch-semantics 1.2 #18
+    # docs/semantics.md row 18
     net = nn.DataParallel(Call(lambda chunk: chunk.add_(1)))
     x = torch.zeros(4)
     assert torch.equal(net(x), torch.ones(4))
@@ -126,7 +126,7 @@ def test_in_place_on_a_chunk() -> None:
 
 @pretend(2)
 def test_recursion_into_containers() -> None:
-    # torch-semantics 1.2 #19
+    # docs/semantics.md row 19
     x = torch.arange(4)
 
     def halves(tree: object) -> object:
@@ -164,7 +164,7 @@ class Fields:
 )
 @pretend(3)
 def test_shared_by_reference(shared: object) -> None:
-    # torch-semantics 1.2 #19
+    # docs/semantics.md row 19
     pieces = scatter(shared, [0, 1, 2])
     assert len(pieces) == 3
     assert all(piece is shared for piece in pieces)
@@ -172,7 +172,7 @@ def test_shared_by_reference(shared: object) -> None:
 
 @pretend(2)
 def test_scatter_return_type() -> None:
-    # torch-semantics 1.2 #20
+    # docs/semantics.md row 20
     x = torch.arange(4)
     assert type(scatter(x, [0, 1])) is tuple
     for tree in ((x,), [x], {"x": x}, Point(x, x), (), None, 3):
@@ -181,7 +181,7 @@ def test_scatter_return_type() -> None:
 
 @pretend(2)
 def test_dict_subclasses() -> None:
-    # torch-semantics 1.2 #21
+    # docs/semantics.md row 21
     x = torch.arange(4)
     pieces = scatter(OrderedDict(b=x, a=x), [0, 1])
     assert [(type(piece), list(piece)) for piece in pieces] == [(OrderedDict, ["b", "a"])] * 2
@@ -193,7 +193,7 @@ def test_dict_subclasses() -> None:
 
 @pretend(2)
 def test_lists_are_not_split() -> None:
-    # torch-semantics 1.2 #22
+    # docs/semantics.md row 22
     words, thing = ["a", "b", "c"], object()
     assert scatter(words, [0, 1]) == [words, words]
     assert scatter([thing], [0, 1]) == [[thing], [thing]]
@@ -203,7 +203,7 @@ def test_lists_are_not_split() -> None:
 
 @pretend(2)
 def test_packed_sequence_is_torn() -> None:
-    # torch-semantics 1.2 #23
+    # docs/semantics.md row 23
     packed = pack_sequence([torch.arange(3.0), torch.arange(2.0)])
     pieces = scatter(packed, [0, 1])
     assert [type(piece) for piece in pieces] == [type(packed)] * 2
@@ -212,7 +212,7 @@ def test_packed_sequence_is_torn() -> None:
 
 @pretend(2)
 def test_silent_truncation() -> None:
-    # torch-semantics 1.2 #24
+    # docs/semantics.md row 24
     net = nn.DataParallel(Call(lambda x, t: x * t))
     x, t = torch.arange(8.0, requires_grad=True), torch.full((1,), 2.0)
     y = net(x, t)
@@ -223,7 +223,7 @@ def test_silent_truncation() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_zero_dim_argument(n: int) -> None:
-    # torch-semantics 1.2 #25
+    # docs/semantics.md row 25
     with pretend(n), pytest.raises(RuntimeError) as caught:
         nn.DataParallel(Call(lambda x: x))(torch.tensor(1.0))
     assert str(caught.value) == "chunk expects at least a 1-dimensional tensor"
@@ -232,7 +232,7 @@ def test_zero_dim_argument(n: int) -> None:
 @pytest.mark.parametrize("dim", [1, -1])
 @pretend(2)
 def test_dim(dim: int) -> None:
-    # torch-semantics 1.2 #26
+    # docs/semantics.md row 26
     net = nn.DataParallel(Call(lambda x, w: x + w), dim=dim)
     x, w = torch.randn(2, 5), torch.randn(1, 5)
     assert torch.equal(net(x, w), x + w)
@@ -242,7 +242,7 @@ def test_dim(dim: int) -> None:
 
 @pretend(2)
 def test_too_few_dims() -> None:
-    # torch-semantics 1.2 #26
+    # docs/semantics.md row 26
     with pytest.raises(IndexError) as caught:
         nn.DataParallel(Call(lambda x: x), dim=1)(torch.zeros(4))
     assert str(caught.value) == ("Dimension out of range (expected to be in range of [-1, 0], but got 1)")
@@ -250,7 +250,7 @@ def test_too_few_dims() -> None:
 
 @pretend(4)
 def test_padding_of_args_and_kwargs() -> None:
-    # torch-semantics 1.2 #27
+    # docs/semantics.md row 27
     def forward(x: Tensor, scale: float = 1) -> Tensor:
         return x * scale
 
@@ -278,7 +278,7 @@ def test_padding_of_args_and_kwargs() -> None:
 def test_lengths_after_padding(
     args: tuple, kwargs: dict, args_lengths: list[int], kwargs_lengths: list[int]
 ) -> None:
-    # torch-semantics 1.2 #27
+    # docs/semantics.md row 27
     with pretend(4):
         inputs, module_kwargs = scatter_kwargs(args, kwargs, range(4))
     assert [len(i) for i in inputs] == args_lengths
@@ -287,13 +287,13 @@ def test_lengths_after_padding(
 
 @pretend(4)
 def test_only_non_tensors() -> None:
-    # torch-semantics 1.2 #28
+    # docs/semantics.md row 28
     assert torch.equal(nn.DataParallel(Call(torch.ones))(3), torch.ones(12))
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_arguments(n: int) -> None:
-    # torch-semantics 1.2 #29
+    # docs/semantics.md row 29
     seen: list[int] = []
     module = Call(lambda: torch.ones(2))
     module.register_forward_pre_hook(lambda module, args: seen.append(len(args)))
@@ -315,14 +315,14 @@ def test_no_arguments(n: int) -> None:
 )
 @pretend(2)
 def test_functional_inputs(inputs: object, expected: int) -> None:
-    # torch-semantics 1.2 #30
+    # docs/semantics.md row 30
     y = data_parallel(Call(lambda *args: torch.full((1,), len(args))), inputs)
     assert set(y.tolist()) == {expected}
 
 
 @pretend(2)
 def test_one_device_calls_the_module() -> None:
-    # torch-semantics 1.2 #31
+    # docs/semantics.md row 31
     class Direct(nn.Linear):
         calls = 0
 
@@ -344,7 +344,7 @@ def test_one_device_calls_the_module() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pretend(4)
 def test_replicas_used(rows: int) -> None:
-    # torch-semantics 1.2 #32
+    # docs/semantics.md row 32
     with pytest.warns(UserWarning, match=r"all input tensors were scalars"):
         y = nn.DataParallel(Call(lambda x: x.sum()))(torch.ones(rows, 2))
     assert y.shape == (rows,)
@@ -352,7 +352,7 @@ def test_replicas_used(rows: int) -> None:
 
 @pretend(2)
 def test_one_chunk_keeps_the_replica_path() -> None:
-    # torch-semantics 1.2 #32
+    # docs/semantics.md row 32
     def fail(x: Tensor) -> None:
         raise LookupError("wrapped")
 

@@ -3,7 +3,7 @@
 torch's SyncBatchNorm gathers mean, 1/sqrt(var + eps) and count of every process and merges them. Here
 sums and counts are added up, then the squared distances from the mean they give: two small
 all-reduces, the variance of the whole batch to the last digit, and JAX's transpose of a sum is
-torch's backward, a sum of both terms over all processes (torch-semantics 2.5 B2, B3). A mean of the
+torch's backward, a sum of both terms over all processes (docs/semantics.md rows B2, B3). A mean of the
 replicas' means, which is what Flax takes, is another number when their counts differ.
 """
 

@@ -1,0 +1,1 @@
+"""The command line. `main` has the commands; the other files read what users write for one of them."""

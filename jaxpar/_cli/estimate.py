@@ -1,0 +1,73 @@
+"""`jaxpar estimate`: a spec and figures to a prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+from rich.console import Console
+
+from .._tools.estimate.estimate import estimate
+from .._tools.estimate.hardware import Hardware
+from .._tools.estimate.report import Estimate
+from ..errors import SpecError
+from .spec import failed, read_names
+
+UNITS = {
+    "flops": 1e12,
+    "bandwidth": 1e9,
+    "memory": 1e9,
+    "link": 1e9,
+    "network": 1e9,
+    "latency": 1e-6,
+    "network_latency": 1e-6,
+    "per_host": 1,
+}
+"""What an option's number counts, in bytes, seconds and operations."""
+
+
+def run(
+    spec: str,
+    *,
+    device: str,
+    up_to: int,
+    efficiency: float,
+    overlap: float,
+    as_json: bool,
+    png: str | None,
+    **rates: float | None,
+) -> None:
+    """Prints the estimate, and draws it."""
+    changes = {name: rate * UNITS[name] for name, rate in rates.items() if rate is not None}
+    try:
+        hardware = Hardware.of(device, **changes)
+    except ValueError as error:
+        raise SpecError(str(error).removeprefix("estimate: ")) from None
+    if changes:
+        hardware = dataclasses.replace(hardware, name=f"{hardware.name} (figures changed)")
+    found = _estimated(spec, hardware, up_to, efficiency, overlap)
+    if png:
+        found.plot(png)
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        Console(highlight=False).print(found)
+
+
+def _estimated(spec: str, hardware: Hardware, up_to: int, efficiency: float, overlap: float) -> Estimate:
+    given = read_names(spec, ("loss_fn", "batch"))
+    net = given.get("net", given.get("make_net"))
+    if net is None:
+        raise SpecError(
+            f"{spec}: it defines neither make_net, a function that makes the module, nor net, the module."
+        )
+    batch = given["batch"] if isinstance(given["batch"], tuple) else (given["batch"],)
+    numbers = [2**i for i in range(up_to.bit_length())]
+    if up_to not in numbers:
+        numbers.append(up_to)
+    arguments: dict[str, Any] = {"efficiency": efficiency, "overlap": overlap, "devices": numbers}
+    try:
+        return estimate(net, given.get("optimizer"), given["loss_fn"], *batch, device=hardware, **arguments)
+    except Exception as error:  # the spec's own code runs in there
+        raise failed(spec, "", error) from error

@@ -1,0 +1,386 @@
+"""The command line: arguments to calls to exit codes, nothing else.
+
+Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
+Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .._devices.virtual import virtual_devices
+from .._tools.demo.settings import Fault, Settings
+from ..errors import JaxparError, MatchError
+
+
+def main() -> None:
+    """The console script `jaxpar`."""
+    cli(prog_name="jaxpar")
+
+
+@contextmanager
+def plain_ending() -> Iterator[None]:
+    """Decorates a command: what is expected to go wrong ends in a line, not in a traceback."""
+    try:
+        yield
+    except JaxparError as error:
+        click.echo(f"jaxpar: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt as stop:
+        click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
+        sys.exit(130)
+
+
+AT_LEAST_1 = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
+OUTPUT = click.Path(dir_okay=False, writable=True)
+Command = Callable[..., Any]
+
+
+def devices_option(default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--devices", type=AT_LEAST_1, metavar="N", show_default=default, help="Use N virtual CPU devices."
+    )
+
+
+def start_devices(n: int | None) -> None:
+    """Does what `--devices` says. JAX must not have started."""
+    if n is not None:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
+
+
+def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    del option
+    if wanted:
+        from .._tools.demo.versions import version
+
+        click.echo(f"jaxpar {version('jaxpar')}")
+        context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    show_default=False,
+    callback=show_version,
+    help="Show the version and exit.",
+)
+def cli() -> None:
+    """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
+
+
+@cli.command(short_help="Train in JAX and PyTorch side by side, comparing every step.")
+@click.option(
+    "--epochs", metavar="N", type=AT_LEAST_1, default=Settings.epochs, help="Times all digits are seen."
+)
+@click.option(
+    "--batch-size", metavar="N", type=AT_LEAST_1, default=Settings.batch_size, help="Rows on all devices."
+)
+@devices_option(default="all GPUs; without any, 8 virtual CPU devices")
+@click.option(
+    "--seed", metavar="N", type=click.IntRange(min=0), default=Settings.seed, help="Of weights and order."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True)
+@plain_ending()
+def demo(
+    epochs: int, batch_size: int, devices: int | None, seed: int, as_json: bool, plant: str | None
+) -> None:
+    """Train a CNN in JAX and in PyTorch side by side and compare every step.
+
+    A small BatchNorm CNN learns scikit-learn's handwritten digits with jaxpar.DataParallel, and
+    beside it in PyTorch with torch.nn.DataParallel, from the same weights, in the same order, in
+    float64. The exit code is 0 if both stay the same in every step, and 1 if they do not. Without
+    torch it trains all the same and leaves the comparison out.
+
+    \b
+      jaxpar demo
+      jaxpar demo --devices 4 --batch-size 50 --json
+    """
+    from rich.console import Console
+
+    from .._metrics.progress import progress
+
+    settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
+    with progress(settings.steps, description="starting JAX and PyTorch", leave=False) as shown:
+        start_devices(devices)
+        from .._tools.demo import report
+        from .._tools.demo.run import run
+
+        result = run(settings, shown.step)
+    if as_json:
+        click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
+    else:
+        Console(highlight=False).print(report.text(result))
+    sys.exit(1 if result.verdict and not result.verdict.same else 0)
+
+
+@cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
+@click.argument("spec", type=click.Path())
+@click.option(
+    "--level", type=click.Choice(["semantic", "numeric", "trajectory"]), help="Which question is asked."
+)
+@click.option(
+    "--steps", type=AT_LEAST_1, metavar="N", help="Training steps; more than one needs an optimizer."
+)
+@click.option("--optimizer", metavar="NAME[:SETTINGS]", help="In both: adamw:lr=1e-3,weight_decay=0.1")
+@click.option("--replicas", type=AT_LEAST_1, metavar="N", help="Compare DataParallel on N devices.")
+@click.option("--html", type=OUTPUT, metavar="FILE", help="Write the report as one HTML file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@click.option("--junit", type=OUTPUT, metavar="FILE", help="Write JUnit's XML.")
+@click.option(
+    "--record", type=OUTPUT, metavar="FILE", help="Keep what torch computed (.safetensors and .json)."
+)
+@click.option("--check", type=click.Path(), metavar="FILE", help="Compare with a record; needs no torch.")
+@devices_option(default="those of this host")
+@plain_ending()
+def parity(spec: str, devices: int | None, **options: Any) -> None:
+    """Compare a torch model and a Flax model: outputs, gradients, state, training.
+
+    SPEC is a Python file that defines torch_module, flax_module and inputs, and whatever else of the
+    arguments of jaxpar.parity.compare it needs: loss, optimizer, steps, layout, mapping. The exit code
+    is 0 if both are the same, 1 if they differ, and 2 if the question cannot be asked.
+
+    \b
+      jaxpar parity spec.py
+      jaxpar parity spec.py --steps 20 --optimizer adamw:lr=1e-3 --html report.html
+      jaxpar parity spec.py --replicas 4
+    """
+    if options["record"] and options["check"]:
+        raise click.UsageError("--record writes what --check reads; choose one.")
+    if devices:
+        start_devices(devices)
+    elif (replicas := options["replicas"] or 1) > 1:
+        virtual_devices(replicas)  # where there are GPUs, JAX prefers them
+    from .parity import run
+
+    sys.exit(run(spec, **options))
+
+
+@cli.command(short_help="Convert a file of weights, to another kind or another layout.")
+@click.argument("source", metavar="IN", type=click.Path())
+@click.argument("target", metavar="OUT", type=click.Path())
+@click.option(
+    "--key", metavar="NAME", help="Where a checkpoint holds its state_dict, with dots between words."
+)
+@click.option("--spec", type=click.Path(), metavar="FILE", help="A Python file that defines flax_module.")
+@click.option("--to", type=click.Choice(["flax", "torch"]), help="The layout and names of OUT; needs --spec.")
+@plain_ending()
+def convert(source: str, target: str, key: str | None, spec: str | None, to: str | None) -> None:
+    """Convert weights between .safetensors and torch's .pt, .pth and .bin.
+
+    With a spec, a Python file that defines flax_module (and mapping, ignore_torch, ignore_flax; for a
+    Linen module also inputs), they are converted between torch's layout and Flax's as well. Nothing in
+    IN is executed, and OUT appears when it is complete. The exit code is 0 when it is done, 1 if the
+    weights are not those of the model, and 2 if a file cannot be read or written.
+
+    \b
+      jaxpar convert model.pt model.safetensors
+      jaxpar convert checkpoint.pt model.safetensors --key model.state_dict
+      jaxpar convert model.safetensors flax.safetensors --spec spec.py --to flax
+    """
+    if (spec is None) != (to is None):
+        raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
+    from ..parity._convert import convert as run
+
+    try:
+        click.echo(run(source, target, key=key, spec=spec, to=to))
+    except (MatchError, OSError, ModuleNotFoundError, TypeError) as error:
+        click.echo(f"jaxpar: {error}", err=True)
+        sys.exit(1 if isinstance(error, MatchError) else 2)
+
+
+RATES = {
+    "flops": "TFLOP/s in every type.",
+    "bandwidth": "GB/s between a device and its memory.",
+    "memory": "GB of a device.",
+    "link": "GB/s from a device to its neighbour.",
+    "network": "GB/s from a host to another.",
+    "latency": "Microseconds for one step of a ring within a host.",
+    "network-latency": "Microseconds for one step of a ring between hosts.",
+}
+"""Figures of `jaxpar estimate` that may replace those of the card."""
+
+
+def rates_options(command: Command) -> Command:
+    for name, what in reversed(RATES.items()):
+        shown = "that of the device"
+        rate = click.FloatRange(min=0, min_open="latency" not in name)
+        command = click.option(f"--{name}", type=rate, metavar="X", show_default=shown, help=what)(command)
+    return command
+
+
+@cli.command(short_help="Predict memory, step time and scaling of a training step.")
+@click.argument("spec", type=click.Path())
+@click.option("--device", metavar="NAME", default="h100", help="A card: h200, h100, a100, v100, rtx4090 ...")
+@rates_options
+@click.option("--per-host", type=AT_LEAST_1, metavar="N", show_default="8", help="Devices of a host.")
+@click.option("--up-to", type=AT_LEAST_1, metavar="N", default=1024, help="Devices at most.")
+@click.option(
+    "--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Part of the peak rates."
+)
+@click.option(
+    "--overlap", type=click.FloatRange(0, 1), default=0.0, help="Part of the exchange beside computation."
+)
+@click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@plain_ending()
+def estimate(spec: str, **options: Any) -> None:
+    """Predict bytes per device, step time and scaling on 1 to 1024 devices.
+
+    SPEC is a Python file that defines make_net (a function that makes the NNX module) or net, loss_fn
+    as in loss_fn(net, *batch), batch (arrays or jax.ShapeDtypeStructs with the rows of one device), and
+    optimizer, an optax transformation. Programs are compiled and none is run; no weights are made.
+
+    \b
+      jaxpar estimate spec.py
+      jaxpar estimate spec.py --device a100 --efficiency 0.5 --png scaling.png
+      jaxpar estimate spec.py --device rtx4090 --per-host 4 --network 3 --json
+    """
+    start_devices(None)  # several, to see what they exchange
+    from .estimate import run
+
+    try:
+        run(spec, **options)
+    except ImportError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@cli.command(
+    short_help="Run a script in several processes; restart them together when one fails.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-n", type=AT_LEAST_1, metavar="N", required=True, help="Processes.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.option(
+    "--devices-per-process",
+    type=AT_LEAST_1,
+    metavar="K",
+    show_default="all GPUs; without any, 1 CPU device",
+    help="Give each process K GPUs of its own; without GPUs, K virtual CPU devices.",
+)
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), metavar="R", default=0, help="Restarts after failures."
+)
+@click.option(
+    "--step-timeout",
+    type=SECONDS,
+    metavar="S",
+    envvar="JAXPAR_STEP_TIMEOUT",
+    show_default="no limit",
+    help="Seconds between two steps at most.",
+)
+@click.option(
+    "--grace", type=SECONDS, metavar="S", default=30, help="Seconds between asking to stop and killing."
+)
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="A file for each rank."
+)
+@click.option("--tee/--no-tee", default=True, help="Print what the processes print, too.")
+@click.option("--dry-run", is_flag=True, help="Print commands and variables, and start nothing.")
+@click.argument("target", metavar="SCRIPT")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@plain_ending()
+def launch(dry_run: bool, **options: Any) -> None:
+    """Run SCRIPT in N processes of this host, with torchrun's variables.
+
+    When one process fails, or makes no step any more, all are killed, and with --max-restarts started
+    again, to go on from the last checkpoint. The exit code is 0 when all are done, 1 after an exception,
+    70 when a step took too long, 75 when all saved and left because they were asked to stop, 78 when
+    their variables make no sense, and 128 + the number of a signal.
+
+    \b
+      jaxpar launch -n 4 train.py --epochs 10
+      jaxpar launch -n 2 --max-restarts 3 --step-timeout 60 --log-dir logs train.py
+    """
+    from .._tools.launch.settings import Settings as LaunchSettings
+    from .._tools.launch.supervise import dry, run
+
+    settings = LaunchSettings(**options)
+    if not settings.module and not Path(settings.target).exists():
+        raise click.UsageError(f"There is no script {settings.target!r}; -m runs a module.")
+    if not settings.tee and settings.log_dir is None:
+        raise click.UsageError("--no-tee needs --log-dir, or what the processes print would be lost.")
+    sys.exit(dry(settings) if dry_run else run(settings))
+
+
+@cli.command(short_help="List the devices, their memory and load.")
+@devices_option(default="those of this host")
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0, min_open=True),
+    is_flag=False,
+    flag_value=2,
+    metavar="[SECONDS]",
+    show_default=False,
+    help="Look again every SECONDS, 2 if left out, until Ctrl-C.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@plain_ending()
+def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
+    """List the devices that jaxpar uses: name, kind, memory, load and temperature.
+
+    The index is what device_ids means. Load and temperature are those of NVIDIA GPUs, and need
+    nvidia-ml-py. Looking takes no memory away from those who compute.
+
+    \b
+      jaxpar devices
+      jaxpar devices --watch 5
+      jaxpar devices --devices 4 --json
+    """
+    if watch and as_json:
+        raise click.UsageError("--watch repeats a table and --json prints one document; choose one.")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        if devices:
+            start_devices(devices)
+        from rich.console import Console
+
+        from .._tools.devices_and_environment import table
+
+        console = Console(highlight=False)
+        if watch:
+            table.watch(console, watch)
+        seen = table.look()
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+        return
+    if as_json:
+        click.echo(json.dumps(table.document(seen), indent=2))
+    else:
+        console.print(table.text(seen))
+
+
+@cli.command(short_help="Print versions, devices and settings for a bug report.")
+@devices_option(default="those of this host")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@plain_ending()
+def env(devices: int | None, as_json: bool) -> None:
+    """Print what a bug report needs: versions, host, backends, devices, settings.
+
+    What is broken is told in its place. Of the environment only the variables that concern JAX,
+    jaxpar and its processes are shown.
+
+    \b
+      jaxpar env
+      jaxpar env --json
+    """
+    if devices:
+        start_devices(devices)
+    from .._tools.devices_and_environment import environment
+
+    found = environment.environment()
+    click.echo(json.dumps(found, indent=2) if as_json else environment.text(found))

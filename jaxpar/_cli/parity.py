@@ -1,0 +1,73 @@
+"""`jaxpar parity`: arguments to a comparison to an exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+
+from .._metrics.progress import progress
+from ..parity import _record
+from ..parity._compare import Stopped, compare
+from ..parity._comparison import Comparison
+from .parity_spec import NEEDED, read_optimizer, read_spec
+from .spec import failed
+
+
+def run(
+    spec: str,
+    *,
+    level: str | None,
+    steps: int | None,
+    optimizer: str | None,
+    replicas: int | None,
+    html: str | None,
+    as_json: bool,
+    junit: str | None,
+    record: str | None,
+    check: str | None,
+) -> int:
+    """The exit code: 0 the same, 1 different, 130 stopped."""
+    given = read_spec(spec, ("flax_module",) if check else NEEDED)
+    chosen = {"level": level, "steps": steps, "replicas": replicas}
+    given |= {name: value for name, value in chosen.items() if value is not None}
+    if optimizer:
+        given["optimizer"] = read_optimizer(optimizer)
+    stopped = False
+    try:
+        comparison = _checked(check, given) if check else _compared(given, record)
+    except Stopped as stop:
+        if stop.comparison is None:
+            raise
+        comparison, stopped = stop.comparison, True
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise failed(spec, "", error) from error
+    if html:
+        comparison.save_html(html)
+    if junit:
+        comparison.save_junit(junit)
+    if as_json:
+        click.echo(json.dumps(comparison.as_dict(), indent=1, allow_nan=False))
+    else:
+        Console(highlight=False).print(comparison)
+    return 130 if stopped else 0 if comparison.same else 1
+
+
+def _compared(given: dict[str, Any], record: str | None) -> Comparison:
+    with progress(given.get("steps", 1), description="starting JAX and PyTorch", leave=False) as shown:
+        given["progress"] = lambda step, steps: shown.step("compared")
+        return _record.record(record, **given) if record else compare(**given)
+
+
+def _checked(path: str, given: dict[str, Any]) -> Comparison:
+    loss, optimizer = given.get("loss"), given.get("optimizer")
+    return _record.check(
+        path,
+        given["flax_module"],
+        loss=loss[1] if loss else None,
+        optimizer=optimizer[1] if optimizer else None,
+        variables=given.get("variables"),
+        flax_kwargs=given.get("flax_kwargs"),
+    )

@@ -1,0 +1,82 @@
+"""The spec of a comparison: a Python file that names two models and a task, for the command line.
+
+Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` are needed,
+all others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) may be there. The modules may be
+functions without arguments that build them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import SpecError
+from .spec import failed, is_builder, read_names
+
+NEEDED = ("torch_module", "flax_module", "inputs")
+
+
+def read_spec(
+    path: str, needed: tuple[str, ...] = NEEDED, names: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    """What the file defines of `names`, the arguments of compare if they are left out.
+
+    Raises:
+      SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
+    """
+    defined = read_names(path, needed)
+    found = {name: defined[name] for name in names or arguments() if name in defined}
+    for name in ("torch_module", "flax_module"):
+        if name in found:
+            found[name] = _built(path, name, found[name])
+    return found
+
+
+def arguments() -> list[str]:
+    from ..parity._compare import compare
+
+    return [name for name in inspect.signature(compare).parameters if name != "progress"]
+
+
+def _built(path: str, name: str, given: Any) -> Any:
+    """A function that builds a module is called; a module is one already."""
+    if not is_builder(given):
+        return given
+    try:
+        return given()
+    except Exception as error:
+        raise failed(path, f"{name}(): ", error) from error
+
+
+def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
+    """`adamw:lr=1e-3,weight_decay=0.1` as torch's optimizer and jaxpar.optim's of that name.
+
+    Raises:
+      SpecError: no such optimizer, or settings that it refuses.
+    """
+    import ast
+
+    import torch
+
+    from jaxpar import optim
+
+    name, _, settings = text.partition(":")
+    try:
+        call = ast.parse(f"f({settings})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        keywords = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if call.args or "" in keywords:
+            raise ValueError("settings are name=value")
+    except (SyntaxError, ValueError) as error:
+        raise SpecError(f"--optimizer {text}: write name:setting=value,setting=value ({error}).") from None
+    kinds = {kind.lower(): getattr(torch.optim, kind) for kind in dir(torch.optim) if kind[0].isupper()}
+    if name.lower() not in kinds or not hasattr(optim, name.lower()):
+        both = sorted(kind for kind in kinds if hasattr(optim, kind))
+        raise SpecError(f"--optimizer {name}: it is none of {', '.join(both)}.")
+    try:
+        ours = getattr(optim, name.lower())(**keywords)
+        kinds[name.lower()]([torch.nn.Parameter(torch.zeros(1))], **keywords)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"--optimizer {text}: {error}") from None
+    return lambda parameters: kinds[name.lower()](parameters, **keywords), ours

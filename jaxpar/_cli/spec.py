@@ -1,0 +1,61 @@
+"""Spec: a Python file whose names are the arguments of a command.
+
+It is run as a script is, with its own folder on the path. What goes wrong in it ends as one
+SpecError with the file's line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ..errors import JaxparError, SpecError
+
+
+def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the file defines.
+
+    Raises:
+      SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
+    """
+    if not Path(path).is_file():
+        raise SpecError(f"{path}: there is no such file.")
+    folder = str(Path(path).resolve().parent)
+    sys.path.insert(0, folder)  # as Python does for a script
+    try:
+        defined = runpy.run_path(path)
+    except Exception as error:
+        raise failed(path, "", error) from error
+    finally:
+        sys.path.remove(folder)
+    missing = [name for name in needed if name not in defined]
+    if missing:
+        raise SpecError(f"{path}: it does not define {', '.join(missing)}.")
+    return defined
+
+
+def is_builder(given: Any) -> bool:
+    """Whether a module is still to be built: by a function or a class, called without arguments."""
+    return inspect.isfunction(given) or inspect.isclass(given)
+
+
+def failed(path: str, what: str, error: Exception) -> SpecError:
+    """What went wrong in the file, or with what it says; an error of jaxpar's own is one already."""
+    kind = "" if isinstance(error, JaxparError) else f"{type(error).__name__}: "
+    return SpecError(f"{path}: {what}{kind}{error}{_line(path, error)}")
+
+
+def _line(path: str, error: Exception) -> str:
+    """The last line of the file that was running."""
+    if isinstance(error, SyntaxError):
+        return f"\n  line {error.lineno}: {(error.text or '').strip()}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]
+    if not frames:
+        return ""
+    number = frames[-1].lineno or 0
+    return f"\n  line {number}: {linecache.getline(path, number).strip()}"

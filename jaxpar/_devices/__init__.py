@@ -1,0 +1,1 @@
+"""torch.cuda's verbs: which devices there are, which one is current, and how arrays and modules get there."""

@@ -1,0 +1,129 @@
+"""Devices: which there are, what they are called, which one a text or a number means.
+
+torch.cuda counts accelerators and falls back to the CPU. Here the list is: the accelerators of this
+process if there are any, else the CPU devices. Several (virtual) CPU devices are devices to be
+parallel over, so that every program can be tried on a laptop; a single one is not, and
+`DataParallel` then passes through as torch's does without a GPU.
+
+An integer is a position in `devices()`, never `jax.Device.id`: those jump between processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import jax
+
+from .._typing import DeviceLike
+from ..errors import DeviceError
+from . import virtual as _virtual
+from . import visible as _visible
+
+_ACCELERATOR = ("cuda", "gpu", "rocm", "tpu")
+
+
+def devices() -> list[jax.Device]:
+    """The devices of this process that integer ids count: the accelerators, else all CPU devices.
+
+    torch counterpart: `range(torch.cuda.device_count())` (docs/semantics.md row P2).
+    """
+    _virtual.from_environment()
+    _visible.remember()  # before the look that may start the backend
+    found = jax.local_devices()
+    _visible.check()
+    return found
+
+
+def device_count() -> int:
+    """How many devices `DataParallel(net)` uses: accelerators, or several CPU devices, else 0.
+
+    torch counterpart: `torch.cuda.device_count()`; 0 means pass-through there and here.
+    """
+    found = devices()
+    return len(found) if len(found) > 1 or found[0].platform != "cpu" else 0
+
+
+def is_available() -> bool:
+    """Whether there is an accelerator. Never raises: a backend that does not start is none.
+
+    torch counterpart: `torch.cuda.is_available()` (docs/semantics.md row P1).
+    """
+    try:
+        return any(d.platform != "cpu" for d in devices())
+    except RuntimeError:
+        return False
+
+
+def device(spec: DeviceLike | None = None) -> jax.Device:
+    """The device that `spec` names.
+
+    `spec` is an index into `devices()`, a `jax.Device`, or a text: `"cuda:1"` (also `gpu`, `rocm`,
+    `tpu`) is an accelerator, `"cpu:3"` a CPU device. Without an index, `"cpu"` is the first CPU
+    device and an accelerator is the current device if that is one, else the first. `None` is the
+    current device.
+
+    torch counterpart: `torch.device`, but a device that does not exist is an error here, at once
+    (torch accepts `"cuda:99"` until it is used; docs/semantics.md row P9).
+
+    Raises:
+      DeviceError: unknown text, or no such device.
+    """
+    if isinstance(spec, jax.Device):
+        return spec
+    if spec is None:
+        return _current() or devices()[0]
+    if isinstance(spec, str):
+        return _from_text(spec)
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return _pick(devices(), spec, f"device id {spec}")
+    raise DeviceError(
+        f"device: {spec!r} is no device; give an int, a text such as 'cuda:0', or a jax.Device."
+    )
+
+
+def name(d: jax.Device) -> str:
+    """What a device is called in texts and errors: `cuda:1`, `cpu:0`."""
+    kind = "cuda" if d.platform == "gpu" else d.platform
+    peers = jax.local_devices(backend=d.platform) if d.process_index == jax.process_index() else []
+    return f"{kind}:{peers.index(d)}" if d in peers else f"{kind}:{d.id}"
+
+
+def _from_text(text: str) -> jax.Device:
+    match = re.fullmatch(r"([a-z]+)(?::(0|[1-9]\d*))?", text)
+    if match is None or match[1] not in ("cpu", *_ACCELERATOR):
+        raise DeviceError(
+            f"device: {text!r} is no device; write a kind ({', '.join(('cpu', *_ACCELERATOR))}), and an "
+            "index after a colon if you like: 'cpu', 'cuda:1'."
+        )
+    kind, index = match[1], int(match[2] or 0)
+    now = _current()
+    if kind == "cpu":
+        _virtual.from_environment()
+        return _pick(jax.local_devices(backend="cpu"), index, repr(text))
+    found = [d for d in devices() if d.platform != "cpu" and (kind in ("cuda", "gpu") or d.platform == kind)]
+    if not found:
+        raise DeviceError(
+            f"device: {text!r} asks for an accelerator and JAX sees none (backend "
+            f"{jax.default_backend()!r}). For NVIDIA GPUs install jaxpar[cuda12]; without one write "
+            "'cpu', or jaxpar.devices()[0] for whatever there is."
+        )
+    if match[2] is None and now in found:
+        return now
+    return _pick(found, index, repr(text))
+
+
+def _current() -> jax.Device | None:
+    """What `jax.default_device` or `set_device` made the current one."""
+    now = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return jax.local_devices(backend=now)[0] if isinstance(now, str) else now
+
+
+def _pick(found: Sequence[jax.Device], index: int, what: str) -> jax.Device:
+    if not 0 <= index < len(found):
+        names = f"{name(found[0])} to {name(found[-1])}" if len(found) > 1 else name(found[0])
+        raise DeviceError(
+            f"device: {what} is out of range: this process has {len(found)} {found[0].platform} "
+            f"device{'s' * (len(found) > 1)} ({names})."
+        )
+    return found[index]

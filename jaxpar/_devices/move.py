@@ -1,0 +1,200 @@
+"""to, cuda, cpu: arrays, trees and modules go to a device; device_of: where they are.
+
+torch moves a module in place, so that optimizers built before stay valid, and returns the same
+tensor when it is already there (docs/semantics.md rows P12, P14). Both hold here. A move is
+differentiable: the gradient comes home to the device the array came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .._tree import check_alive, check_leaf, is_array, is_real, is_staged, warn_narrowed
+from .._typing import DeviceLike, PyTree
+from ..errors import DeviceError, LeafError, MixedDevicesError, UninitializedError
+from . import devices as _devices
+
+
+def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: Any = None) -> PyTree:
+    """Move `x` to a device, change its type, or both.
+
+    Args:
+      x: an array, any tree of arrays (a Linen module's variables, a batch), or an NNX module.
+      device: where to; an array means its device and its dtype; None leaves it where it is.
+      dtype: a single array takes any. In trees and modules floating leaves change, complex ones if
+        `dtype` is complex, integers never.
+
+    Returns:
+      The module itself, changed in place; otherwise a tree of arrays, in which a leaf that is
+      already right is the same object. A module that `DataParallel` has spread over several
+      devices stays spread if `device` is one of them.
+
+    Raises:
+      DeviceError: no such device. LeafError: a leaf is no array.
+      RangeError: integers that would wrap. DeletedError: a donated array.
+      TypeError: an integer dtype for a tree or a module.
+
+    torch counterpart: `Tensor.to` and `Module.to` (docs/semantics.md rows P12-P14).
+    """
+    if isinstance(device, jax.Array):
+        target, dtype = device_of(device), dtype or device.dtype
+    else:
+        target = None if device is None else _devices.device(device)
+    if dtype is not None and not is_array(x) and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"to: only accepts floating point or complex dtypes for trees and modules, but got {dtype}."
+        )
+    if isinstance(x, nnx.Module):
+        tables = [
+            m for _, m in nnx.iter_modules(x) if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
+        ]
+        nnx.update(x, _move(nnx.state(x), "module", target, dtype, stay_spread=True))
+        for table in tables:  # the one Flax layer that computes in the type it was made with
+            table.dtype = table.embedding.dtype
+        return x
+    return _move(x, "x", target, dtype, stay_spread=False)
+
+
+def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
+    """Move `x` to `devices()[device]`, or to the current device.
+
+    On a host without accelerators this is a virtual CPU device, if there are several.
+
+    Raises:
+      DeviceError: there is no accelerator and one CPU device only; or `device` is not in
+        `devices()`, such as `"cpu"` on a host with GPUs.
+
+    torch counterpart: `Tensor.cuda`, `Module.cuda` (docs/semantics.md rows P12, P13).
+    """
+    if _devices.device_count() == 0:
+        raise DeviceError(
+            "cuda: JAX sees no accelerator and a single CPU device. Install jaxpar[cuda12] for NVIDIA GPUs, "
+            "or make virtual devices with jaxpar.virtual_devices(n)."
+        )
+    target = _devices.device(device)
+    if target not in _devices.devices():
+        raise DeviceError(
+            f"cuda: Invalid device, must be an accelerator, not {_devices.name(target)}; use jaxpar.cpu."
+        )
+    return to(x, target)
+
+
+def cpu(x: PyTree) -> PyTree:
+    """Move `x` to the first CPU device. torch: `Tensor.cpu`, `Module.cpu`."""
+    return to(x, _devices.device("cpu"))
+
+
+def device_of(x: PyTree) -> jax.Device:
+    """The device that an array, or every array of a tree or module, is on.
+
+    For arrays on several devices it is the first one, as torch's parameters are on `device_ids[0]`.
+
+    Raises:
+      MixedDevicesError: two leaves are on different devices. LeafError: there is no array.
+
+    torch counterpart: `Tensor.device`, `next(module.parameters()).device` (docs/semantics.md row P11).
+    """
+    return same_device(nnx.state(x) if isinstance(x, nnx.Module) else x)
+
+
+def same_device(*trees: PyTree) -> jax.Device:
+    """The one device that all arrays of these trees are on.
+
+    Arrays that are not committed to a device go wherever the others are.
+
+    Raises:
+      MixedDevicesError: names two leaves, their devices, and `jaxpar.to`.
+
+    torch counterpart: the check behind "Expected all tensors to be on the same device"
+    (docs/semantics.md row P15).
+    """
+    found: list[tuple[bool, jax.Device, str]] = []
+    for i, tree in enumerate(trees):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            if is_real(leaf):
+                root = "x" if len(trees) == 1 else f"argument {i}: x"
+                found.append((not leaf.committed, _first(leaf), root + jax.tree_util.keystr(path)))
+    if not found:
+        raise LeafError(
+            "device_of: there is no array, so no device; give a jax.Array or a tree that holds one."
+        )
+    found.sort(key=lambda entry: entry[0])
+    _, home, first = found[0]
+    for free, d, name in found:
+        if d != home and not free:
+            raise MixedDevicesError(mixed(_devices.name(home), _devices.name(d), first, name))
+    return home
+
+
+def mixed(one: str, two: str, first: str, second: str) -> str:
+    """The sentence for two devices where one is needed."""
+    return (
+        f"Expected all arrays to be on the same device, but found at least two devices, {one} and {two}! "
+        f"{first} is on {one}, {second} on {two}; move one of them with jaxpar.to({second!r}, {one!r})."
+    )
+
+
+def _first(leaf: jax.Array) -> jax.Device:
+    sharding = leaf.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding.mesh.devices.flat[0]
+    return min(leaf.devices(), key=lambda d: d.id)
+
+
+def _move(tree: PyTree, root: str, target: jax.Device | None, dtype: Any, *, stay_spread: bool) -> PyTree:
+    found = jax.tree.leaves_with_path(tree)
+    names = [root + jax.tree_util.keystr(path) for path, _ in found]
+    leaves = [leaf for _, leaf in found]
+    for leaf, name in zip(leaves, names, strict=True):
+        _check(leaf, name)
+    check_alive(leaves, names, "to")
+    alone = len(leaves) == 1 and is_array(tree)
+    moved = [
+        _move_leaf(leaf, target, dtype if alone else _dtype(leaf, dtype), stay_spread) for leaf in leaves
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree), moved)
+
+
+def _check(leaf: Any, name: str) -> None:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise UninitializedError(
+            f"to: Cannot move {name}, a shape ({leaf.dtype}{list(leaf.shape)}) without values; build the "
+            "module first."
+        )
+    check_leaf(leaf, name, "to")
+    if not is_array(leaf):
+        raise LeafError(
+            f"to: {name} is a {type(leaf).__name__}, not an array; use jnp.asarray, or leave it out."
+        )
+    warn_narrowed(leaf, name, "to")
+
+
+def _dtype(leaf: Any, dtype: Any) -> Any:
+    """The new dtype of a leaf of a tree; None to keep its own."""
+    if dtype is None or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return None
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return dtype if jnp.issubdtype(dtype, jnp.complexfloating) else None
+    return dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else None
+
+
+def _move_leaf(leaf: Any, target: jax.Device | None, dtype: Any, stay_spread: bool) -> Any:
+    if isinstance(leaf, np.ndarray) and target is None:
+        leaf = jnp.asarray(leaf)
+    if target is not None and not _is_there(leaf, target, stay_spread):
+        leaf = jax.device_put(leaf, target)
+    return leaf if dtype is None or leaf.dtype == dtype else leaf.astype(dtype)
+
+
+def _is_there(leaf: Any, target: jax.Device, stay_spread: bool) -> bool:
+    if not is_real(leaf):
+        return is_staged() and not isinstance(leaf, np.ndarray)
+    home = leaf.devices()
+    if stay_spread and len(home) > 1 and target in home:
+        return True
+    return home == {target} and leaf.committed

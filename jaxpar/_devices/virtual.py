@@ -1,0 +1,183 @@
+"""Virtual CPU devices: one host pretending to have n devices, without ever hanging.
+
+Left alone, a loop that trains on virtual devices and does not wait after every step stops for ever
+in an all-reduce. This is why (XLA's CPU client, jax 0.10):
+
+* One pool of threads serves all virtual devices: one thread for each core, but at least n.
+* A program for n devices is first *launched*: n short tasks in the pool, one for each device. A
+  device takes 32 programs; when it has them, its task keeps its thread until one of them has ended.
+  The Python thread waits for the launch, so there is one launch at a time: at most n threads.
+* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n are there.
+  XLA executes one program for several devices at a time: at most n threads.
+* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, and
+  copies of 100 KB or more are tasks of this pool too. They wait for nobody: 1 thread is enough.
+
+So a pool of 2n + 1 always has a thread left for what the others wait for. In a smaller one the tasks
+of a launch can keep the threads that the execution needs, while they wait for that execution.
+Programs for one device run to their end on whatever thread is left, and change nothing. Measured for
+n = 2, 4, 8 and 16 (`benchmarks/virtual_devices.py bound`): a loop that never waits stops with 2n - 1
+threads and runs with 2n; with a callback in it, it stops with 2n and runs with 2n + 1. The 32 shows
+too: with n threads a loop runs if it waits every 30 steps, and stops if it waits every 60.
+
+The pool size is read once, when the backend starts, from `PJRT_NPROC`, which is why device count and
+pool are set together and first. Threads that wait cost nothing: large matmuls take the same time as
+with the default pool (`benchmarks/virtual_devices.py matmul`).
+
+What no pool size cures: several Python threads that launch programs for several devices and never
+wait. The programs of one can take all 32 places of a device while they wait for a program of
+another that has not got its place there. Launch from one thread or under a lock, or wait for a
+result every few steps. The last helps a host callback that calls JAX itself too, which needs one of
+the 32 places.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+
+from ..errors import BackendError, DeviceError
+
+_VARIABLES = ("PJRT_NPROC", "NPROC")
+"""Where XLA looks for the pool size, in this order."""
+
+_OURS = "JAXPAR_PJRT_NPROC"
+"""Repeats a `PJRT_NPROC` that jaxpar has set, so that a child process does not take it for the user's."""
+
+_asked: int | None = None
+
+
+def virtual_devices(n: int) -> None:
+    """Make this process see `n` CPU devices. Call it before JAX is used for the first time.
+
+    It also gives XLA enough threads for them: with fewer, a training loop on virtual devices hangs.
+    Calling it again with the same `n` does nothing. A `PJRT_NPROC` that is already set is
+    respected, with a warning if it is too small to be safe. The call is stronger than `JAXPAR_DEVICES`
+    in the environment. Where there are accelerators JAX still prefers them; `JAX_PLATFORMS=cpu` hides
+    them.
+
+    Raises:
+      DeviceError: `n` is not a positive integer.
+      BackendError: JAX has already started with another number of devices.
+    """
+    global _asked
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise DeviceError(f"virtual_devices: n must be a positive integer, not {n!r}.")
+    if not _set(n) and (have := _running()) != n:
+        raise BackendError(
+            f"virtual_devices: JAX already runs with {_devices(have)}, so {n} cannot be had any more. Call "
+            f"jaxpar.virtual_devices before anything makes an array, or start again with {_outside(n)}."
+        )
+    _asked = n
+    _warn_of_few_threads(n)
+
+
+@functools.cache
+def from_environment() -> int | None:
+    """Does what `JAXPAR_DEVICES=n` says, once, and returns n; None if it says nothing.
+
+    A process that has called `virtual_devices` is left alone, and so is, with a warning, one in which
+    JAX already runs with another number of devices.
+
+    Raises:
+      DeviceError: `JAXPAR_DEVICES` is not a positive integer.
+    """
+    text = os.environ.get("JAXPAR_DEVICES", "").strip()
+    if not text or _asked is not None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise DeviceError(
+            f"JAXPAR_DEVICES={text!r} must be a positive integer: the number of virtual CPU devices. "
+            "Unset it to see the devices that there are."
+        )
+    n = int(text)
+    if not _set(n) and (have := _running()) != n:
+        warnings.warn(
+            f"JAXPAR_DEVICES={n} came too late: JAX already runs with {_devices(have)}. Ask for "
+            f"jaxpar.devices() before anything makes an array, or start again with {_outside(n)}.",
+            stacklevel=3,
+        )
+        return None
+    _warn_of_few_threads(n)
+    return n
+
+
+def _set(n: int) -> bool:
+    """Sets device count and pool; False if JAX already runs."""
+    import jax
+
+    try:
+        # The one place where jaxpar touches jax.config: the caller has asked for exactly this. A JAX that
+        # runs refuses a change and accepts the value it has, so n alone would not tell.
+        jax.config.update("jax_num_cpu_devices", n + 1)
+        jax.config.update("jax_num_cpu_devices", n)
+    except RuntimeError:
+        return False
+    if os.environ.get(_OURS) == os.environ.get("PJRT_NPROC"):
+        # Nothing, or what jaxpar has set for another n, here or in the parent process.
+        os.environ.pop("PJRT_NPROC", None)
+    if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
+        os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
+    return True
+
+
+def _safe(n: int) -> int:
+    """The smallest safe pool. One device waits for no other."""
+    return 2 * n + 1 if n > 1 else 1
+
+
+def _warn_of_few_threads(n: int) -> None:
+    """Warns of a pool that is too small: set by the user, or the default of a JAX that runs already."""
+    given, least = _pool_of_the_user(), _safe(n)
+    if given:
+        variable, threads = given
+        what, cure = f"{variable}={threads} gives XLA", f"Unset it, or set it to {least}."
+    else:
+        threads, what = cores(), "JAX started before jaxpar and has"
+        cure = (
+            f"Call jaxpar.virtual_devices before anything makes an array, or start with PJRT_NPROC={least}."
+        )
+    if max(threads, n) < least:
+        warnings.warn(
+            f"{what} fewer than {least} threads, and a training loop on {n} virtual devices may stop for "
+            f"ever in an all-reduce. {cure}",
+            stacklevel=3,
+        )
+
+
+def _pool_of_the_user() -> tuple[str, int] | None:
+    """The variable that sizes XLA's pool, as XLA reads it: the first that is an integer."""
+    for variable in _VARIABLES:
+        try:
+            return variable, max(0, int(os.environ[variable]))
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def cores() -> int:
+    """What XLA takes when no variable says anything."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _running() -> int:
+    """How many CPU devices a JAX that has started has."""
+    import jax
+
+    try:
+        return len(jax.local_devices(backend="cpu"))
+    except RuntimeError:  # JAX_PLATFORMS=cuda: no CPU devices at all
+        return 0
+
+
+def _devices(n: int) -> str:
+    return f"{n} CPU device{'s' * (n != 1)}"
+
+
+def _outside(n: int) -> str:
+    """What does the same from outside of the program, whatever it does first."""
+    return f"JAXPAR_DEVICES={n} (or, for a program that uses JAX before jaxpar, JAX_NUM_CPU_DEVICES={n}" + (
+        f" PJRT_NPROC={_safe(n)})" if n > 1 else ")"
+    )

@@ -1,0 +1,288 @@
+"""progress: how far a loop is, on stderr. A bar on a terminal, else a line every few seconds.
+
+torch has none; scripts use tqdm, and `set_postfix(loss=loss.item())` makes each step wait for the
+device. Here a value is shown when it is ready, and until then the one before it. Only process 0
+shows anything. Ctrl-C ends the loop between two steps, with the terminal as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+
+from .._interrupt import between_steps
+from ..distributed.group import current
+from .scalar import check_scalar, is_ready, read
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+T = TypeVar("T")
+
+REFRESH = 0.1
+"""Seconds between two looks of a bar at its values."""
+
+
+@overload
+def progress(
+    iterable_or_total: int,
+    *,
+    total: int | None = None,
+    description: str = "",
+    every: float = 5.0,
+    leave: bool = True,
+) -> Progress[int]: ...
+@overload
+def progress(
+    iterable_or_total: Iterable[T],
+    *,
+    total: int | None = None,
+    description: str = "",
+    every: float = 5.0,
+    leave: bool = True,
+) -> Progress[T]: ...
+def progress(
+    iterable_or_total: Any,
+    *,
+    total: int | None = None,
+    description: str = "",
+    every: float = 5.0,
+    leave: bool = True,
+) -> Progress[Any]:
+    """Go through an iterable and show on stderr how far it is.
+
+    Args:
+      iterable_or_total: what to go through, or a number of steps n for `range(n)`.
+      total: the number of steps, where the iterable has no length.
+      description: stands before the numbers.
+      every: seconds between two lines where stderr is no terminal.
+      leave: whether the last state stays when the loop has ended.
+
+    Returns:
+      A `Progress`: an iterable with `.show(loss=loss)`. As a context manager it counts the calls of
+      its `.step()` instead.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C came during the step that has just been completed. A second Ctrl-C
+        raises in the middle of a step.
+
+    Process 0 alone shows anything; with JAXPAR_PROGRESS=off nobody does.
+
+    torch counterpart: none; scripts use tqdm.
+    """
+    steps = range(iterable_or_total) if isinstance(iterable_or_total, int) else iterable_or_total
+    if total is None and isinstance(steps, Sized):
+        with suppress(TypeError):  # a torch DataLoader over a stream has a length that raises
+            total = len(steps)
+    return Progress(steps, total, description, every, leave)
+
+
+class Progress(Generic[T]):
+    """What `progress` returns."""
+
+    def __init__(
+        self, steps: Iterable[T], total: int | None, description: str, every: float, leave: bool
+    ) -> None:
+        self.total, self.description, self.done = total, description, 0
+        self._steps, self._every, self._leave = steps, every, leave
+        self._values: dict[str, _Latest] = {}
+        self._view: _Silence | None = None
+
+    def __len__(self) -> int:
+        if self.total is None:
+            raise TypeError("progress: the iterable has no length; pass total=.")
+        return self.total
+
+    def __iter__(self) -> Iterator[T]:
+        with between_steps() as check, nullcontext() if self._view else self._viewed():
+            self.done = 0
+            for item in self._steps:
+                yield item
+                self.step()
+                check()
+
+    def __enter__(self) -> Progress[T]:
+        self._view = _view(self)
+        self._view.begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    @contextmanager
+    def _viewed(self) -> Iterator[None]:
+        self._view = _view(self)
+        try:
+            yield
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            view.end(self._leave)
+
+    def step(self, description: str | None = None) -> None:
+        """One step more is done. A loop over the progress itself calls this."""
+        self.done += 1
+        if description is not None:
+            self.description = description
+        if self._view is not None:
+            self._view.look()
+
+    def show(self, **values: Any) -> None:
+        """Show these beside the steps. Never waits for a device.
+
+        Args:
+          values: text, numbers, or arrays with a single number. An array that is still being computed
+            appears when a later look finds it ready.
+
+        Raises:
+          MetricError: anything else.
+        """
+        for name, value in values.items():
+            if not isinstance(value, str):
+                check_scalar(value, name, "progress.show")
+            self._values.setdefault(name, _Latest()).take(value)
+
+    def values(self) -> str:
+        """What `show` was given, as far as it is ready."""
+        return ", ".join(f"{name} {text}" for name, value in self._values.items() if (text := value.text()))
+
+
+class _Latest:
+    """The last value of a name that was ready, the oldest that was not, and the newest.
+
+    Two are enough: when the oldest is ready it is shown and the newest takes its place, so there is
+    something to see however far the host runs ahead of the device.
+    """
+
+    def __init__(self) -> None:
+        self.seen = ""
+        self.waiting: list[Any] = []
+
+    def take(self, value: Any) -> None:
+        self.waiting[1:] = [value]
+        if len(self.waiting) == 2 and is_ready(self.waiting[0]):
+            self.waiting.pop(0)
+
+    def text(self) -> str:
+        while self.waiting and is_ready(self.waiting[0]):
+            value = self.waiting.pop(0)
+            if isinstance(value, str):
+                self.seen = value
+            elif not (hasattr(value, "is_deleted") and value.is_deleted()):
+                number = read(value)
+                self.seen = f"{number:.4g}" if isinstance(number, float) else str(number)
+        return self.seen
+
+
+# ------------------------------------------------------------------------------------------- views
+
+
+def is_first() -> bool:
+    """Whether this is process 0, of one or of many. Before there is a group, a launcher's RANK says it."""
+    group = current()
+    return group.rank == 0 if group else os.environ.get("RANK", "0") in ("", "0")
+
+
+def _view(of: Progress[Any]) -> _Silence:
+    if not is_first() or os.environ.get("JAXPAR_PROGRESS", "").lower() == "off":
+        return _Silence()
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return _Bar(of, console) if console.is_terminal else _Lines(of, console)
+
+
+class _Silence:
+    def begin(self) -> None:
+        """Nothing is done yet, and what will be done is known."""
+
+    def look(self) -> None:
+        """A step was made."""
+
+    def end(self, leave: bool) -> None:
+        """No more will come."""
+
+
+class _Lines(_Silence):
+    def __init__(self, of: Progress[Any], console: Console) -> None:
+        self.of, self.console, self.due, self.printed = of, console, 0.0, 0
+
+    def begin(self) -> None:
+        self._print(self.of.description)
+
+    def look(self) -> None:
+        if (now := time.monotonic()) >= self.due:
+            self.due = now + self.of._every
+            self._print_step()
+
+    def end(self, leave: bool) -> None:
+        if leave and self.printed != self.of.done:
+            self._print_step()
+
+    def _print_step(self) -> None:
+        of, self.printed = self.of, self.of.done
+        count = f"step {of.done}" if of.total is None else f"step {of.done} of {of.total}"
+        said = ", ".join(filter(None, (of.description, of.values())))
+        self._print(f"{count}: {said}" if said else count)
+
+    def _print(self, text: str) -> None:
+        if text:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class _Bar(_Silence):
+    """One row of the bars on the terminal: a loop inside of a loop has its row below."""
+
+    bars: ClassVar[Bars | None] = None  # a terminal has room for one moving picture
+
+    def __init__(self, of: Progress[Any], console: Console) -> None:
+        self.of, self.due = of, 0.0
+        self.shown = _Bar.bars or _bars(console)
+        if _Bar.bars is None:
+            _Bar.bars = self.shown
+            self.shown.start()
+        self.task: TaskID = self.shown.add_task(of.description, total=of.total, values="")
+
+    def look(self) -> None:
+        if (now := time.monotonic()) >= self.due:
+            self.due = now + REFRESH
+            self._update()
+
+    def _update(self) -> None:
+        of = self.of
+        self.shown.update(self.task, completed=of.done, description=of.description, values=of.values())
+
+    def end(self, leave: bool) -> None:
+        bars = self.shown
+        try:
+            self._update()
+            row = next(task for task in bars.tasks if task.id == self.task)
+            bars.remove_task(self.task)
+            if leave:
+                bars.console.print(bars.make_tasks_table([row]))
+        finally:
+            if not bars.tasks:
+                _Bar.bars = None
+                bars.stop()
+
+
+def _bars(console: Console) -> Bars:
+    from rich import progress as rich
+
+    return rich.Progress(
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("{task.fields[values]}", markup=False),
+        console=console,
+        transient=True,
+    )

@@ -1,0 +1,65 @@
+"""A number that may still be on its way: taken without waiting, read when it is there.
+
+Nothing here imports JAX: who never hands over a JAX array never needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..errors import MetricError
+
+Number = bool | int | float
+
+
+def check_scalar(value: Any, name: str, function: str) -> None:
+    """Raises MetricError for what is no single real number; never waits for a device."""
+    if isinstance(value, Number | np.number | np.bool_) and not isinstance(value, np.complexfloating):
+        return
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.core.Tracer):
+        raise MetricError(
+            f"{function}: {name} is being traced: it has a value only when the compiled function runs. "
+            "Return it from the function and pass the result."
+        )
+    if not isinstance(value, np.ndarray) and not hasattr(value, "is_deleted"):
+        raise MetricError(
+            f"{function}: {name} is {value!r:.40} of type {type(value).__qualname__}, and a metric is a "
+            "number or an array with a single one."
+        )
+    if value.shape != ():
+        raise MetricError(
+            f"{function}: {name} has shape {tuple(value.shape)}, and a metric is one number. Take its mean "
+            "or sum, or give each value a name of its own."
+        )
+    if getattr(value.dtype, "kind", "O") in "cOSUmM":
+        raise MetricError(f"{function}: {name} has dtype {value.dtype}, and a metric is a real number.")
+    if not isinstance(value, np.ndarray):
+        _check_array(value, name, function)
+
+
+def _check_array(value: Any, name: str, function: str) -> None:
+    if value.is_deleted():
+        raise MetricError(
+            f"{function}: {name} was donated to a later computation or deleted; pass the value before, or "
+            "keep the one that the computation returned."
+        )
+    if not value.is_fully_addressable and not value.is_fully_replicated:
+        raise MetricError(
+            f"{function}: {name} is spread over several processes. Make it the same on all of them first: "
+            "jaxpar.distributed.all_reduce, or a mean inside of the step."
+        )
+
+
+def is_ready(value: Any) -> bool:
+    """Whether reading it waits for nothing. A host number always is; so is an array that is gone."""
+    return not hasattr(value, "is_ready") or value.is_deleted() or value.is_ready()
+
+
+def read(value: Any) -> Number:
+    """The Python number; waits for a device array that is not ready."""
+    array = np.asarray(value)
+    return array.item() if array.dtype.kind in "biu" else float(array.astype(np.float64))

@@ -1,0 +1,29 @@
+"""pmap, the old calling convention. Since JAX 0.8 it is a wrapper around shard_map.
+
+Kept for programs that are written around pmap and want the same word here. Delete this file and its
+row in the table when `jax.pmap` goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..._typing import REPLICA
+
+
+def run(body: Any, placement: Any, shared: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+    def program(shared: Any, index: jax.Array, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+        return body(index, shared, rows)
+
+    # The index is an argument because pmap wants at least one that differs between the devices.
+    index = jnp.arange(placement.N, dtype=jnp.int32)
+    return jax.pmap(
+        program,
+        axis_name=REPLICA,
+        in_axes=(None, 0, 0),
+        out_axes=(0, None),
+        devices=placement.devices,
+    )(shared, index, rows)

@@ -1,0 +1,30 @@
+"""The engine: shard_map over a mesh of one axis.
+
+check_vma is off. With it on, the gradient of a replica's own loss with respect to a replicated
+parameter is already summed when it arrives, so that the mean of gradients everybody writes becomes
+a sum without a word, and Flax's recurrent layers do not trace. With it off, differentiating the
+whole program from outside sums the gradients over the devices once, at its border.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from ..._typing import REPLICA
+
+
+def run(body: Any, placement: Any, shared: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+    def program(shared: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+        rows, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
+        return [x[None] for x in rows], shared
+
+    return jax.shard_map(
+        program,
+        mesh=placement.mesh,
+        in_specs=(P(), P(REPLICA)),
+        out_specs=(P(REPLICA), P()),
+        check_vma=False,
+    )(shared, rows)

@@ -1,0 +1,243 @@
+"""DataParallel: the four verbs in one sentence.
+
+torch's `nn.DataParallel` does scatter, replicate, parallel_apply, gather at every forward, and so
+does this. The same flow serves the class and the function; the class only remembers its arguments.
+Differences that a user sees, all in docs/semantics.md: parameters stay replicated between calls,
+inside `jax.jit` outputs stay sharded, and whatever torch drops or corrupts silently raises.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from .._tree import is_real, is_staged
+from .._typing import REPLICA, DeviceLike, PyTree
+from ..errors import JaxparError, NestedError
+from .backends import backend as _backend
+from .gather import assemble
+from .modules import Module, view
+from .parallel_apply import parallel_apply
+from .placement import Placement, place
+from .replicate import Replicas, replicate
+from .scatter import scatter_kwargs
+
+
+def data_parallel(
+    module: Module,
+    inputs: PyTree,
+    device_ids: Iterable[DeviceLike] | Placement | None = None,
+    output_device: DeviceLike | None = None,
+    dim: int = 0,
+    module_kwargs: dict[str, Any] | None = None,
+    *,
+    backend: str = "shard_map",
+) -> PyTree:
+    """Evaluate `module(*inputs, **module_kwargs)` with the rows shared out over the devices.
+
+    Args:
+      module: an NNX module, a bound Linen module (`module.bind(variables)`) or a function.
+      inputs: the positional arguments; anything but a tuple is the only one, None is none.
+      device_ids: devices in replica order; all of them if left out.
+      output_device: where the outputs go; `device_ids[0]` if left out.
+      dim: the batch dimension of all arrays.
+      module_kwargs: keyword arguments, split like the others.
+      backend: `"shard_map"` or `"pmap"`; equal results.
+
+    Returns:
+      What the module returns, for the whole batch.
+
+    Raises: as `scatter`, `replicate`, `parallel_apply` and `gather`.
+
+    torch counterpart: `torch.nn.parallel.data_parallel`. Without devices torch raises; here the
+    module is simply called, as `DataParallel` does in both.
+    """
+    placement = place(device_ids, output_device, dim, function="data_parallel")
+    args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    return forward(module, args, module_kwargs or {}, placement, backend)
+
+
+def forward(
+    module: Module, args: tuple, kwargs: dict[str, Any], placement: Placement, backend: str
+) -> PyTree:
+    """The four verbs in one sentence."""
+    if not placement.devices:
+        return module(*args, **kwargs)
+    _refuse_nesting()
+    target = _target(args, kwargs, placement)
+    inputs, named = scatter_kwargs(args, kwargs, placement)
+    if placement.N == 1:
+        # docs/semantics.md row 31: with one device the module is called as it is.
+        view(module).values(placement)
+        return module(*inputs[0], **named[0])
+    replicas = Replicas(module, placement, len(inputs))
+    outputs = parallel_apply(replicas, inputs, named, backend=backend)
+    return assemble(outputs, target)  # type: ignore[arg-type]
+
+
+def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
+    """Where outputs go. A batch that already lies on all the devices gives outputs that do.
+
+    Otherwise a model of which one block is wrapped could not be called outside of jit after a
+    training step inside it: its other blocks' parameters are on all devices by then, and JAX
+    refuses to mix them with an array on one.
+    """
+    if is_staged():
+        return None
+    spread = set(placement.devices)
+    for x in jax.tree.leaves((args, kwargs)):
+        if is_real(x) and not x.is_deleted() and x.devices() == spread and len(spread) > 1:
+            return placement.replicated
+    return placement.output_device
+
+
+def _refuse_nesting() -> None:
+    try:
+        jax.lax.axis_size(REPLICA)
+    except NameError:
+        return
+    raise NestedError(
+        "DataParallel: called inside a replica of another DataParallel. Wrap either the whole model or a "
+        "part of it."
+    )
+
+
+class DataParallel(abc.ABC):
+    """A module that shares every batch out over the devices.
+
+    ```python
+    net = jaxpar.DataParallel(net)     # the only line that changes
+    y = net(x)
+    ```
+
+    Args:
+      module: an `nnx.Module`, a `flax.linen.Module`, or a function of arrays.
+      device_ids: devices in replica order, as ints, texts or `jax.Device`s; all if left out.
+      output_device: where outputs go outside of `jax.jit`; `device_ids[0]` if left out. It need not
+        be among the devices, and may be `"cpu"`.
+      dim: the batch dimension of all inputs and outputs.
+      backend: `"shard_map"` or `"pmap"`; equal results.
+
+    What is returned has `.module`, `.device_ids`, `.output_device`, `.dim`, and is itself
+
+    * an `nnx.Module` for an NNX module: `net(x)`, `nnx.jit`, `nnx.grad`, `nnx.Optimizer`,
+      `nnx.state`, `net.train()`, `net.eval()` and use as a submodule work as for any module;
+    * a Linen module for a Linen module: `net.init(rngs, x)`, `net.apply(variables, x, rngs=,
+      mutable=)` and use as a submodule;
+    * a function for a function.
+
+    With one CPU device and no accelerator, calls pass straight through and `device_ids` is `[]`.
+
+    Raises:
+      DeviceError: unknown, duplicate or missing devices. ValueError: unknown backend.
+
+    torch counterpart: `torch.nn.DataParallel` (docs/semantics.md section 1.1). Gradients of any function of
+    the outputs, by `jax.grad` or `nnx.grad`, are the sum over the replicas; statistics come back
+    from replica 0; random streams differ between replicas.
+    """
+
+    module: Any
+    device_ids: list[int]
+    output_device: jax.Device | None
+    dim: int
+
+    def __new__(
+        cls,
+        module: Any,
+        device_ids: Iterable[DeviceLike] | Placement | None = None,
+        output_device: DeviceLike | None = None,
+        dim: int = 0,
+        *,
+        backend: str = "shard_map",
+        **fields: Any,
+    ) -> Any:
+        placement = place(device_ids, output_device, dim)
+        _backend(backend)
+        if isinstance(module, nnx.Module):
+            return _NNXDataParallel(module, placement, backend)
+        if isinstance(module, linen.Module):
+            return _LinenDataParallel(module, placement, backend, **fields)
+        return _FunctionDataParallel(module, placement, backend)
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            "DataParallel cannot be subclassed: it returns a module of the wrapped one's kind. Wrap it."
+        )
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        """The module's outputs for the whole batch."""
+        raise NotImplementedError
+
+
+class _Remembers:
+    """What torch keeps as attributes, read from the placement."""
+
+    placement: Placement
+
+    @property
+    def device_ids(self) -> list[int]:
+        return list(self.placement.device_ids)
+
+    @property
+    def output_device(self) -> jax.Device | None:
+        return self.placement.output_device
+
+    @property
+    def dim(self) -> int:
+        return self.placement.dim
+
+
+class _NNXDataParallel(_Remembers, nnx.Module):
+    def __init__(self, module: nnx.Module, placement: Placement, backend: str):
+        self.module = module
+        self.placement = placement
+        self.backend = backend
+        _settle(module, placement)
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        return forward(self.module, inputs, kwargs, self.placement, self.backend)
+
+
+class _LinenDataParallel(_Remembers, linen.Module):
+    module: linen.Module
+    placement: Placement
+    backend: str = "shard_map"
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        if self.is_initializing():
+            return self.module(*inputs, **kwargs)  # shapes only matter, and no device is asked for
+        return forward(self.module, inputs, kwargs, self.placement, self.backend)
+
+
+class _FunctionDataParallel(_Remembers):
+    def __init__(self, module: Callable[..., Any], placement: Placement, backend: str):
+        self.module, self.placement, self.backend = module, placement, backend
+        view(module)  # says now, not at the first call, if it cannot be used
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        return forward(self.module, inputs, kwargs, self.placement, self.backend)
+
+
+for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):
+    # One public word: this is what repr, isinstance and Linen's automatic names show.
+    _kind.__name__ = "DataParallel"  # not __qualname__, by which pickle finds the class
+    DataParallel.register(_kind)
+
+
+def _settle(module: nnx.Module, placement: Placement) -> None:
+    """Parameters go to the devices now, unless they are tracers, shapes, or in a wrong place.
+
+    torch moves a module for a single device only (docs/semantics.md row 10). Here a module left on
+    one device could not be passed to `nnx.jit`, which must see all its arguments on the same ones.
+    Whatever is wrong is said at the first call, as in torch (#14).
+    """
+    if not placement.devices or is_staged():
+        return
+    try:
+        replicate(module, placement)
+    except JaxparError:
+        return

@@ -1,0 +1,43 @@
+"""each_device: one optimizer for parameters on several devices.
+
+torch's optimizers look at one parameter after the other, so it does not matter where these are.
+optax compiles parts of an update for the whole tree, which JAX refuses when leaves are on different
+devices. So the tree is taken apart by device and every part has an update of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from .._devices import devices as _devices
+from .._devices.move import device_of
+from .._tree import is_real
+from .._typing import PyTree
+
+
+def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same transformation, applied separately to the parameters of each device.
+
+    ```python
+    optimizer = nnx.Optimizer(net, jaxpar.each_device(optax.adam(1e-3)), wrt=nnx.Param)
+    ```
+
+    What a transformation computes over the whole tree (a global norm) it computes for each device's
+    part. Parameters must not change devices between updates. Inside `jax.jit` all parameters are
+    one part.
+
+    torch counterpart: any `torch.optim` optimizer over a model that is split over devices.
+    """
+
+    def label(leaf: Any) -> str:
+        return _devices.name(device_of(leaf)) if is_real(leaf) else "all"
+
+    def labels(tree: PyTree) -> PyTree:
+        return jax.tree.map(label, tree)
+
+    everywhere = {*_devices.devices(), *jax.local_devices(backend="cpu")}
+    names = ["all", *sorted(map(_devices.name, everywhere))]
+    return optax.partition(dict.fromkeys(names, tx), labels)

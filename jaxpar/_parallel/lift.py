@@ -1,0 +1,385 @@
+"""lift: sums over the replicas, taken out of the branches of a switch.
+
+Every device takes its own branch, so a branch cannot wait for the others: not all of them are in it.
+A sum is different from other collectives in that zero is neutral. So every branch is cut in pieces
+at its sums. A switch runs the first pieces, then all devices, whatever branch they took, add up what
+these want summed, a second switch runs the second pieces, and so on. A device without rows adds zeros.
+What later pieces of a branch need goes from switch to switch.
+
+What is written in the branches must not depend on the number of replicas, because with unequal ones a
+mean of means, or a count times the number of devices, is silently another number. That is made sure of by
+tracing with two numbers of replicas and comparing the programs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+
+from .._typing import REPLICA, Shape
+from ..errors import CollectiveError
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+}
+"""Primitives that run another program once, and the parameter that holds it."""
+
+CURE = "Make B a multiple of the number of devices, or take the collective out of the module."
+
+
+def communicates(what: Any) -> bool:
+    """Whether a program, or one equation of one, says anything to other replicas.
+
+    JAX's own mark, an effect, is missing from ppermute, and axis_index has it.
+    """
+    if isinstance(what, ClosedJaxpr | Jaxpr):
+        return any(map(communicates, what.eqns))
+    named = [what.params.get(key) for key in ("axes", "axis_name")]
+    if what.primitive.name != "axis_index" and any(
+        axis == REPLICA or (isinstance(axis, tuple) and REPLICA in axis) for axis in named
+    ):
+        return True
+    return any(map(communicates, _programs(what.params)))
+
+
+def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
+    """f as a program for one of k replicas that may have different numbers of rows.
+
+    Raises:
+      CollectiveError: it communicates, in another way than by sums or from a loop or a condition; or
+        it depends on k.
+    """
+    program = jax.make_jaxpr(f, axis_env=[(REPLICA, k)])(*args)
+    if communicates(program):
+        _check_sums(program.jaxpr)
+        other = jax.make_jaxpr(f, axis_env=[(REPLICA, k + 1)])(*args)
+        if not _equal(program, other, {}):
+            raise CollectiveError(
+                "parallel_apply: the module uses the number of replicas (pmean, psum of a number, axis_size, "
+                "Flax's BatchNorm with axis_name) and the replicas have different numbers of rows: a mean of "
+                "their means is not the mean of the rows. Sum arrays, and their counts as arrays, with "
+                "jax.lax.psum; jaxpar.nn.SyncBatchNorm does. Or make B a multiple of the number of devices."
+            )
+    return program
+
+
+def _check_sums(jaxpr: Jaxpr) -> None:
+    for eqn in filter(communicates, jaxpr.eqns):
+        if eqn.primitive.name in CALLS:
+            for called in _programs(eqn.params):
+                _check_sums(called)
+        elif eqn.primitive.name != "psum":
+            raise CollectiveError(
+                f"parallel_apply: the module has a collective over replicas ({_names(eqn)}) and these have "
+                "different numbers of rows, so they would wait for each other for ever: only sums can be "
+                f"taken out of the replicas' programs, and not from loops and conditions. {CURE}"
+            )
+        elif tuple(eqn.params["axes"]) != (REPLICA,) or eqn.params["axis_index_groups"] is not None:
+            raise CollectiveError(
+                "parallel_apply: the module sums over groups of replicas or over other axes, and the "
+                f"replicas have different numbers of rows. {CURE}"
+            )
+
+
+def switch(
+    choice: jax.Array, branches: Sequence[ClosedJaxpr], operands: Sequence[jax.Array], k: int, idle: bool
+) -> list[jax.Array]:
+    """`jax.lax.switch` of branches that may sum over the replicas.
+
+    Args:
+      choice: which branch this device takes.
+      branches: programs with the same operands and the same outputs, from `traced` if they sum.
+      k: the number of replicas.
+      idle: whether the last branch is that of a device without rows, which adds zeros to every sum.
+
+    Raises:
+      CollectiveError: the branches do not sum the same.
+    """
+    if not any(map(communicates, branches)):
+        return jax.lax.switch(choice, [jaxpr_as_fun(branch) for branch in branches], *operands)
+
+    @jax.custom_jvp
+    def lifted(choice: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+        return _apply(choice, branches, operands, idle)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        # Differentiated first and cut then, so that the rules of functions in the branches hold.
+        choice, *operands = primals
+        moving = [i for i, t in enumerate(tangents[1:]) if _moves(t)]
+        given = [*operands, *(tangents[1 + i] for i in moving)]
+        programs = [_tangent(branch, moving, given, k) for branch in branches]
+        if any(_has_rule(program.jaxpr) for program in programs):
+            out = switch(choice, programs, given, k, idle)
+        else:  # nothing to keep a rule for, and jax.checkpoint cannot look into a function with one
+            out = _apply(choice, programs, given, idle)
+        n = len(branches[0].out_avals)
+        rest = iter(out[n:])
+        return out[:n], [next(rest) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out[:n]]
+
+    lifted.defjvp(rule, symbolic_zeros=True)
+    return lifted(choice, *operands)
+
+
+def _has_rule(jaxpr: Jaxpr) -> bool:
+    """Whether a function with a rule of its own for derivatives sums over the replicas."""
+    return any(
+        eqn.primitive.name == "custom_jvp_call" or any(map(_has_rule, _programs(eqn.params)))
+        for eqn in filter(communicates, jaxpr.eqns)
+    )
+
+
+def _moves(tangent: Any) -> bool:
+    return not isinstance(tangent, SymbolicZero) and tangent.dtype != jax.dtypes.float0
+
+
+def _floats(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _tangent(branch: ClosedJaxpr, moving: list[int], given: Sequence[Any], k: int) -> ClosedJaxpr:
+    """The outputs, and then the derivatives of those that have any."""
+    n = len(branch.in_avals)
+
+    def both(*given: jax.Array) -> list[jax.Array]:
+        def of(*moved: jax.Array) -> list[jax.Array]:
+            operands = list(given[:n])
+            for i, x in zip(moving, moved, strict=True):
+                operands[i] = x
+            return list(jaxpr_as_fun(branch)(*operands))
+
+        out, derivatives = jax.jvp(of, [given[i] for i in moving], list(given[n:]))
+        return [*out, *(d for y, d in zip(out, derivatives, strict=True) if _floats(y))]
+
+    return traced(both, given, k)
+
+
+# ------------------------------------------------------------------------------------------ cutting
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One branch. Piece i is followed by the sums i; the last piece by nothing."""
+
+    program: ClosedJaxpr
+    pieces: list[list[Any]]
+    sums: list[list[Any]]
+
+    def reads(self, i: int) -> list[Any]:
+        """The variables that piece i and its sums, or the outputs, read."""
+        ends = self.sums[i] if i < len(self.sums) else [self.program.jaxpr]
+        read = [v for eqn in self.pieces[i] for v in eqn.invars]
+        read += [v for end in ends for v in (end.outvars if end is self.program.jaxpr else end.invars)]
+        return list(dict.fromkeys(v for v in read if not isinstance(v, Literal)))
+
+    def keeps(self, i: int) -> list[Any]:
+        """What piece i makes and later ones read."""
+        later = {v for j in range(i + 1, len(self.pieces)) for v in self.reads(j)}
+        return [v for eqn in self.pieces[i] for v in eqn.outvars if v in later]
+
+
+def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
+    """Every equation goes into the first piece where all that it reads is known."""
+    program = jax.make_jaxpr(lambda *operands: _inline(branch, operands))(*operands)
+    since: dict[Any, int] = {}
+    pieces: list[list[Any]] = [[]]
+    sums: list[list[Any]] = []
+    for eqn in program.jaxpr.eqns:
+        i = max((since.get(v, 0) for v in eqn.invars if not isinstance(v, Literal)), default=0)
+        if communicates(eqn):
+            if i == len(sums):
+                sums.append([])
+                pieces.append([])
+            sums[i].append(eqn)
+        else:
+            pieces[i].append(eqn)
+        since |= dict.fromkeys(eqn.outvars, i + communicates(eqn))
+    return _Cut(program, pieces, sums)
+
+
+def _inline(program: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Evaluates a program; what communicates in a program that it calls, it says itself."""
+    jaxpr = program.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "psum" or not communicates(eqn):
+            _evaluate(jaxpr, [eqn], values)
+            continue
+        called = eqn.params[CALLS[eqn.primitive.name]]
+        called = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
+        out = _inline(called, [_value(values, v) for v in eqn.invars])
+        values |= dict(zip(eqn.outvars, out, strict=True))
+    return [_value(values, v) for v in jaxpr.outvars]
+
+
+def _names(eqn: Any) -> str:
+    """`all_gather`, or `psum in scan`."""
+    for inner in _programs(eqn.params):
+        for e in inner.eqns:
+            if communicates(e):
+                return f"{_names(e)} in {eqn.primitive.name}"
+    return eqn.primitive.name
+
+
+def _programs(value: Any) -> Iterator[Jaxpr]:
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _programs(item)
+
+
+def _value(values: dict[Any, Any], v: Any) -> Any:
+    return v.val if isinstance(v, Literal) else values[v]
+
+
+def _evaluate(jaxpr: Jaxpr, eqns: list[Any], values: dict[Any, Any]) -> None:
+    """Runs some equations of a program on what is known, and adds what they give to it."""
+    made = [v for eqn in eqns for v in eqn.outvars]
+    read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+    given = [v for v in read if v not in set(made)]
+    part = jaxpr.replace(constvars=[], invars=given, outvars=made, eqns=eqns)
+    values |= dict(zip(made, jaxpr_as_fun(ClosedJaxpr(part, ()))(*(values[v] for v in given)), strict=True))
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+def _apply(
+    choice: jax.Array, branches: Sequence[ClosedJaxpr], operands: Sequence[Any], idle: bool
+) -> list[jax.Array]:
+    cuts = [_cut(branch, operands) for branch in branches]
+    n = len(cuts[0].sums)
+    if idle:  # what it returns depends on no sum
+        cuts[-1] = _Cut(cuts[-1].program, [[] for _ in range(n)] + cuts[-1].pieces, [[] for _ in range(n)])
+    _check_same(cuts[: len(cuts) - idle])
+    known = [dict(zip(cut.program.jaxpr.invars, operands, strict=True)) for cut in cuts]
+    for i, sums in enumerate(cuts[0].sums):
+        terms = [eqn.invars[0].aval for eqn in sums]
+        kept = [cut.keeps(i) for cut in cuts]
+        made = _switch(choice, cuts, known, i, terms, kept)
+        # Every device passes here, with its terms or with zeros.
+        sums = jax.lax.psum(made[: len(terms)], REPLICA)
+        rest = iter(made[len(terms) :])
+        for cut, variables, here in zip(cuts, kept, known, strict=True):
+            here |= zip((eqn.outvars[0] for eqn in cut.sums[i]), sums, strict=False)
+            here |= {v: next(rest) for v in variables}
+    return _switch(choice, cuts, known, n, [], [[]] * len(cuts))
+
+
+def _check_same(cuts: Sequence[_Cut]) -> None:
+    def signature(cut: _Cut) -> list[Any]:
+        order = [eqn for eqn in cut.program.jaxpr.eqns if communicates(eqn)]
+        aval = [eqn.invars[0].aval for eqn in order]
+        after = {id(eqn): i for i, sums in enumerate(cut.sums) for eqn in sums}
+        return [(after[id(eqn)], a.shape, a.dtype) for eqn, a in zip(order, aval, strict=True)]
+
+    for cut in cuts[1:]:
+        if signature(cut) != signature(cuts[0]):
+            raise CollectiveError(
+                "parallel_apply: the module sums over the replicas, and what it sums depends on the number "
+                "of rows, which is not the same on all of them, so they would wait for each other for ever. "
+                f"Sum over the rows first. {CURE}"
+            )
+
+
+def _switch(
+    choice: jax.Array,
+    cuts: Sequence[_Cut],
+    known: Sequence[dict[Any, Any]],
+    i: int,
+    terms: Sequence[Any],
+    kept: Sequence[Sequence[Any]],
+) -> list[jax.Array]:
+    """Piece i of every branch: the terms of its sums, and what each keeps; or the outputs.
+
+    What one branch keeps is zeros on devices that took another one. Sharing the places would save their
+    memory, but the derivative of a switch wants to know of each place whether it depends on a tangent.
+    """
+    reads = [[v for v in cut.reads(i) if v in here] for cut, here in zip(cuts, known, strict=True)]
+
+    def piece(j: int, arrays: list[list[Any]]) -> list[Any]:
+        cut = cuts[j]
+        values = dict(zip(cut.program.jaxpr.constvars, cut.program.consts, strict=True))
+        values |= zip(reads[j], arrays[j], strict=True)
+        _evaluate(cut.program.jaxpr, cut.pieces[i], values)
+        if i == len(cut.sums):
+            return [_value(values, v) for v in cut.program.jaxpr.outvars]
+        said = [_value(values, eqn.invars[0]) for eqn in cut.sums[i]] or list(map(_nothing, terms))
+        return said + [
+            values[v] if mine == j else _nothing(v.aval)
+            for mine, variables in enumerate(kept)
+            for v in variables
+        ]
+
+    pieces = [functools.partial(piece, j) for j in range(len(cuts))]
+    arrays = [[here[v] for v in variables] for here, variables in zip(known, reads, strict=True)]
+    return jax.lax.switch(choice, pieces, arrays)
+
+
+def _nothing(of: Any) -> jax.Array:
+    return zeros(of.shape, of.dtype)
+
+
+def zeros(shape: Shape, dtype: Any) -> jax.Array:
+    """Zeros, or keys where there are keys."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(dtype)), shape)
+    return jnp.zeros(shape, dtype)
+
+
+# ---------------------------------------------------------------------------------------- comparing
+
+
+def _equal(a: Any, b: Any, names: dict[Any, Any]) -> bool:
+    """Whether two programs, or parameters in them, say the same; functions are not looked into."""
+    if isinstance(a, ClosedJaxpr):
+        return _equal(a.jaxpr, b.jaxpr, {}) and _equal(list(a.consts), list(b.consts), names)
+    if isinstance(a, Jaxpr):
+        names |= dict(zip([*a.constvars, *a.invars], [*b.constvars, *b.invars], strict=False))
+        return (
+            len(a.eqns) == len(b.eqns)
+            and all(_equal_equations(x, y, names) for x, y in zip(a.eqns, b.eqns, strict=True))
+            and _equal_atoms(a.outvars, b.outvars, names)
+        )
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(_equal(x, y, names) for x, y in zip(a, b, strict=True))
+    if isinstance(a, jax.core.Tracer):
+        return a is b
+    if isinstance(a, np.ndarray | jax.Array):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
+
+
+def _equal_equations(x: Any, y: Any, names: dict[Any, Any]) -> bool:
+    if x.primitive is not y.primitive or not _equal_atoms(x.invars, y.invars, names):
+        return False
+    names |= dict(zip(x.outvars, y.outvars, strict=True))
+    return all(_equal(value, y.params[key], dict(names)) for key, value in x.params.items())
+
+
+def _equal_atoms(a: Sequence[Any], b: Sequence[Any], names: dict[Any, Any]) -> bool:
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if x.aval != y.aval or isinstance(x, Literal) != isinstance(y, Literal):
+            return False
+        same = (
+            _equal(np.asarray(x.val), np.asarray(y.val), names) if isinstance(x, Literal) else names[x] is y
+        )
+        if not same:
+            return False
+    return True

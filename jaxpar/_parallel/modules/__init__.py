@@ -1,0 +1,79 @@
+"""Modules: an NNX module, a bound Linen module or a plain function, in one form.
+
+A `View` splits a module into a `definition`, which is part of the program, and `values`, which are
+its arrays; running the definition gives outputs and the values that changed. The files of this
+folder are the only ones that know Flax's insides.
+
+What counts as a parameter is `nnx.Param` (Linen: the collections that are not mutable). Everything
+else is what torch calls a buffer: it is the same on all replicas when they start, and what replica
+0 makes of it comes back (docs/semantics.md row 39). Attributes that a forward rebinds are lost, as in
+torch (#37), and so are changes to parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from flax import linen, nnx
+
+from ..._typing import PyTree
+from ..placement import Placement
+from .function_view import Applied, AppliedView, FunctionView
+from .linen_view import LinenView
+from .nnx_view import view_nnx
+
+Module = Callable[..., Any]
+Changes = dict[Any, PyTree]
+
+
+class Definition(Protocol):
+    """The module without its arrays. Hashable."""
+
+    def __hash__(self) -> int: ...
+
+    def __call__(
+        self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> tuple[PyTree, Changes]:
+        """Runs the module on one replica; its outputs and the values that changed. `replica` is folded
+        into every random stream, unless it is None."""
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: PyTree,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+        /,
+    ) -> tuple[PyTree, Changes]:
+        """The same for `function(module, *args, **kwargs)`."""
+
+
+class View(Protocol):
+    """A module, split."""
+
+    @property
+    def definition(self) -> Definition:
+        """What runs."""
+
+    def values(self, placement: Placement) -> PyTree:
+        """The arrays, on every device of the placement."""
+
+    def commit(self, changes: Changes) -> None:
+        """Writes changed values back into the module."""
+
+
+def view(module: Module) -> View:
+    """The view of a module; for NNX, the one made before if the module has not changed since.
+
+    Raises:
+      UninitializedError: a Linen module without variables.
+      TypeError: something that cannot be called, or a function that hides an NNX module.
+    """
+    if isinstance(module, nnx.Module):
+        return view_nnx(module)
+    if isinstance(module, linen.Module):
+        return LinenView(module)
+    return AppliedView(module) if isinstance(module, Applied) else FunctionView(module)

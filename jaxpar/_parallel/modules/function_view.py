@@ -1,0 +1,132 @@
+"""Plain functions: modules without parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from ..._tree import check_alive, is_staged, paths
+from ..._typing import PyTree, Static
+from ..placement import Placement
+from ..spread import spread
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionDefinition:
+    function: Static
+
+    def __call__(
+        self, values: tuple, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: tuple,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        del values, replica
+        return function(self.function.value, *args, **kwargs), {}
+
+
+class FunctionView:
+    """A function is a module without parameters."""
+
+    def __init__(self, function: Callable[..., Any]):
+        if not callable(function):
+            raise TypeError(f"{type(function).__name__} cannot be called; give a Flax module or a function.")
+        refuse_hidden_module(function)
+        self.definition = FunctionDefinition(Static(function))
+
+    def values(self, placement: Placement) -> tuple:
+        del placement
+        return ()
+
+    def commit(self, changes: dict[Any, PyTree]) -> None:
+        del changes
+
+
+@dataclasses.dataclass(frozen=True)
+class ParametersDefinition:
+    function: Static
+
+    def __call__(
+        self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: PyTree,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        del replica
+        return function(functools.partial(self.function.value, values), *args, **kwargs), {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Applied:
+    """A function whose first argument is its parameters, any tree of arrays, with these."""
+
+    function: Callable[..., Any]
+    parameters: PyTree
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        return self.function(self.parameters, *args, **kwargs)
+
+
+class AppliedView(FunctionView):
+    """A function with parameters: these are data, and the function is the program."""
+
+    def __init__(self, applied: Applied):
+        super().__init__(applied.function)
+        self.definition = ParametersDefinition(Static(applied.function))  # type: ignore[assignment]
+        self.parameters = applied.parameters
+
+    def values(self, placement: Placement) -> PyTree:
+        leaves, form = jax.tree.flatten(self.parameters)
+        names = paths(self.parameters, "parameters")
+        check_alive(leaves, names, "DistributedDataParallel")
+        if is_staged() or any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return self.parameters
+        return jax.tree.unflatten(form, spread(leaves, names, placement))
+
+
+def refuse_hidden_module(value: Any) -> None:
+    """Raises TypeError for a function whose NNX module would be frozen into a compiled program."""
+    hidden = next((held for held in _held(value) if isinstance(held, nnx.Module)), None)
+    if hidden is not None:
+        raise TypeError(
+            f"{getattr(value, '__qualname__', value)!r} holds the NNX module {type(hidden).__name__}; "
+            "its arrays would be frozen into the compiled program. Use the module itself (give it a "
+            "__call__), so that jaxpar sees its variables."
+        )
+
+
+def _held(value: Any) -> list[Any]:
+    """What a function, a bound method or a partial keeps."""
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values(), *_held(value.func)]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if not isinstance(value, types.FunctionType):
+        return []
+    held = []
+    for cell in value.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
+            held.append(cell.cell_contents)
+    return held

@@ -1,0 +1,224 @@
+"""NNX modules: split once, watched for changes, split again only when there are any."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import errors as flax_errors
+from flax import nnx
+
+from ..._tree import check_alive, is_staged, same
+from ..._typing import PyTree, Static
+from ..placement import Placement
+from ..spread import spread
+from .function_view import refuse_hidden_module
+from .streams import fold
+
+
+class NNXDefinition:
+    def __init__(self, graphdef: Any, paths: Sequence[Any], kinds: Sequence[str]):
+        self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
+        # To a GraphDef 1, 1.0 and True are the same attribute.
+        self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
+        self._hash = hash((self.graphdef, self.paths, self.kinds, self.types))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, NNXDefinition)
+            and self._hash == other._hash
+            and self.kinds == other.kinds
+            and self.types == other.types
+            and self.paths == other.paths
+            and self.graphdef == other.graphdef
+        )
+
+    def __call__(
+        self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[int, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def merge(self, values: Sequence[Any]) -> Any:
+        """The object with these values."""
+        state = nnx.from_flat_state(zip(self.paths, values, strict=True))
+        return nnx.merge(self.graphdef.value, state)
+
+    def read(self, module: Any) -> list:
+        """The values of an object that `merge` made, in their order."""
+        return [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in _leaves(module)]
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: list,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[int, PyTree]]:
+        started = [
+            fold(value, replica) if kind == "key" and replica is not None else value
+            for value, kind in zip(values, self.kinds, strict=True)
+        ]
+        module = self.merge(started)
+        leaves = _leaves(module)
+        outputs = function(module, *args, **kwargs)
+        return outputs, {
+            i: leaves[i].get_raw_value()
+            for i, kind in enumerate(self.kinds)
+            if kind in ("buffer", "key") and not same(leaves[i].get_raw_value(), started[i])
+        }
+
+
+class NNXView:
+    def __init__(self, module: nnx.Module):
+        graphdef, state = nnx.split(module)
+        flat = list(nnx.to_flat_state(state))
+        self.leaves = _leaves(module)
+        # Asked once: Flax's own answer takes longer than the rest of a look at a leaf.
+        self.are_variables = [isinstance(leaf, nnx.Variable) for leaf in self.leaves]
+        self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
+        self.definition = NNXDefinition(
+            graphdef, [path for path, _ in flat], [_kind(leaf) for leaf in self.leaves]
+        )
+        self._placed: list[Any] = []
+        self._placement: Placement | None = None
+
+    def held(self) -> list:
+        """The values as they are now."""
+        pairs = zip(self.leaves, self.are_variables, strict=True)
+        return [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
+
+    def values(self, placement: Placement) -> list:
+        values = self.held()
+        check_alive(values, self.names, "DataParallel")
+        if placement is self._placement and all(map(operator.is_, values, self._placed)):
+            return values
+        if is_staged() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values)):
+            return values
+        placed = spread(values, self.names, placement)
+        self._remember(placed, placement)
+        return placed
+
+    def parameters(self, wrt: Any) -> tuple[int, ...]:
+        """Which of the values are to be trained: floating ones that the NNX filter `wrt` lets through."""
+        wanted = nnx.filterlib.to_predicate(wrt)
+        pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
+        return tuple(i for i, (path, leaf) in pairs if wanted(path, leaf) and _is_float(leaf))
+
+    def _remember(self, placed: list, placement: Placement) -> None:
+        try:
+            for leaf, value in zip(self.leaves, placed, strict=True):
+                if isinstance(leaf, nnx.Variable):
+                    leaf.set_raw_value(value)
+        except flax_errors.TraceContextError:
+            return  # inside a gradient with respect to something else; the next eager call stores them
+        self._placed, self._placement = placed, placement
+
+    def put(self, values: list) -> None:
+        """All values at once, outside of any trace; Flax's look at the trace for each costs more than a step
+        of a small model."""
+        for leaf, is_variable, value in zip(self.leaves, self.are_variables, values, strict=True):
+            if is_variable:
+                object.__setattr__(leaf, "_raw_value", value)
+        self._placed = list(values)  # commit writes into it
+
+    def commit(self, changes: dict[int, PyTree]) -> None:
+        """But for arrays that are no Variables: as torch's plain attributes they are nobody's state."""
+        try:
+            for i, value in changes.items():
+                if not self.are_variables[i]:
+                    continue
+                self.leaves[i].set_raw_value(value)
+                if self._placed:
+                    self._placed[i] = value
+        except flax_errors.TraceContextError as error:
+            error.add_note(
+                f"jaxpar: {self.names[i]} comes back from replica 0 and the module was made outside of "
+                "the function being traced; pass the module to that function as an argument (nnx.jit, "
+                "nnx.grad), or call module.eval()."
+            )
+            raise
+
+
+class _Snapshot(NamedTuple):
+    """What was in one attribute dict or container of a module."""
+
+    content: Any
+    keys: tuple
+    values: tuple
+
+
+_views: weakref.WeakKeyDictionary[nnx.Module, tuple[list[_Snapshot], NNXView]] = weakref.WeakKeyDictionary()
+
+
+def view_nnx(module: nnx.Module) -> NNXView:
+    """nnx.split costs 40 us for each variable; seeing that nothing has changed costs half of one."""
+    if module in _views:
+        snapshots, found = _views[module]
+        if all(map(_unchanged, snapshots)):
+            return found
+    snapshots = _snapshots(module)
+    made = NNXView(module)
+    _views[module] = (snapshots, made)
+    return made
+
+
+def _unchanged(then: _Snapshot) -> bool:
+    now = then.content
+    if len(now) != len(then.values):
+        return False
+    values = now
+    if isinstance(now, dict):
+        values = now.values()
+        if tuple(now) != then.keys:
+            return False
+    # By identity: 1, 1.0 and True are equal, and different programs.
+    return all(map(operator.is_, values, then.values))
+
+
+def _snapshots(module: nnx.Module) -> list[_Snapshot]:
+    """Every attribute dict and container in a module, with what is in it now.
+
+    The dicts are kept, not the modules, so that the module can be collected.
+    """
+    found: list[_Snapshot] = []
+    seen: set[int] = set()
+    todo: list[Any] = [module]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        content = vars(node) if isinstance(node, nnx.Pytree) else node
+        keys = tuple(content) if isinstance(content, dict) else ()
+        children = tuple(content.values()) if isinstance(content, dict) else tuple(content)
+        found.append(_Snapshot(content, keys, children))
+        for child in children:
+            refuse_hidden_module(child)
+        todo += [c for c in children if isinstance(c, nnx.Pytree) or type(c) in (list, tuple, dict)]
+    return found
+
+
+def _leaves(module: nnx.Module) -> list[Any]:
+    """The module's own Variables (and bare arrays) in the order of its flat state."""
+    return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
+
+
+def _is_float(leaf: Any) -> bool:
+    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    return jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def _kind(leaf: Any) -> str:
+    if not isinstance(leaf, nnx.Variable):
+        return "array"
+    if isinstance(leaf, nnx.Param):
+        return "parameter"
+    return "key" if isinstance(leaf, nnx.RngKey) else "buffer"

@@ -1,0 +1,95 @@
+"""OnDevice: one part of a model on a device of its own.
+
+In torch a model whose layers lie on different devices just moves its activations between them. In
+JAX a compiled program runs on one set of devices, so such a model is a chain of programs, one for
+each part. OnDevice is a link of that chain: it compiles its part once, runs it on its device, and
+leaves moving to the user, who writes `jaxpar.to(x, device)` where torch's user writes `x.cuda(i)`.
+Nothing waits: programs and transfers are dispatched and run as their inputs arrive.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from .._devices import devices as _devices
+from .._devices.move import mixed, to
+from .._tree import is_real, is_staged
+from .._typing import DeviceLike, PyTree
+from ..errors import MixedDevicesError
+from .modules import view
+from .placement import Placement
+from .program import check_outputs
+from .shards import combine, separate
+
+
+class OnDevice(nnx.Module):
+    """A module that lives, and is computed, on one device.
+
+    ```python
+    embed = jaxpar.OnDevice(nnx.Embed(100, 8, rngs=rngs), "cpu")
+    head = jaxpar.OnDevice(nnx.Linear(8, 2, rngs=rngs), 0)
+    y = head(jaxpar.to(embed(tokens), 0))
+    ```
+
+    Args:
+      module: an NNX module, which is moved in place, or a function.
+      device: an id, a text or a `jax.Device`.
+
+    Attributes: `.module`, `.device`. Gradients flow through by `nnx.grad` of the whole model;
+    buffers and random streams are kept as without the wrapper. Inside `jax.jit` the module is
+    simply called: the program around it decides where everything runs.
+
+    Raises:
+      MixedDevicesError: at a call, an input is on another device.
+
+    torch counterpart: `module.to(device)` in a model that is split over devices.
+    """
+
+    def __init__(self, module: Callable[..., Any], device: DeviceLike):
+        if isinstance(module, linen.Module):
+            raise TypeError(
+                f"OnDevice: {type(module).__name__} is a Linen module, whose arrays are not inside of it; "
+                "move its variables with jaxpar.to(variables, device) and call jax.jit(module.apply)."
+            )
+        self.module = to(module, device) if isinstance(module, nnx.Module) else module
+        self.placement = Placement((_devices.device(device),))
+
+    @property
+    def device(self) -> jax.Device:
+        return self.placement.devices[0]
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        if is_staged():
+            return self.module(*inputs, **kwargs)
+        self._check_inputs(inputs, kwargs)
+        split = view(self.module)
+        arrays, statics, form = separate((inputs, kwargs))
+        arrays = [x if isinstance(x, jax.core.Tracer) else jax.device_put(x, self.device) for x in arrays]
+        outputs, changes = _program(split.definition)((statics, form), split.values(self.placement), arrays)
+        split.commit(changes)
+        return outputs
+
+    def _check_inputs(self, inputs: tuple, kwargs: dict) -> None:
+        for path, x in jax.tree.leaves_with_path((inputs, kwargs)):
+            if is_real(x) and x.committed and x.devices() != {self.device}:
+                (i, *rest) = path
+                name = ("inputs", "kwargs")[i.idx] + jax.tree_util.keystr(tuple(rest))
+                here, there = _devices.name(self.device), ", ".join(sorted(map(_devices.name, x.devices())))
+                raise MixedDevicesError(mixed(here, there, type(self.module).__name__, name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(definition: Any) -> Any:
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(form: Any, values: PyTree, arrays: list[jax.Array]) -> tuple[PyTree, PyTree]:
+        inputs, kwargs = combine(arrays, *form)
+        outputs, changes = definition(values, None, inputs, kwargs)
+        check_outputs(outputs, "OnDevice")
+        return outputs, changes
+
+    return run

@@ -1,0 +1,144 @@
+"""parallel_apply: every replica runs on its own rows.
+
+torch starts a thread for each replica; here all of them are one compiled program (`program`). A list of
+different modules is run one by one, each on its own device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from .._devices import devices as _devices
+from .._tree import is_array, is_staged
+from .._typing import DeviceLike, PyTree
+from ..errors import CountError
+from . import program as _program
+from .backends import Backend
+from .backends import backend as _backend
+from .placement import Placement, place
+from .program import Kind, Local
+from .reduce import from_replica_zero
+from .replicate import Replicas
+from .shards import Shards
+
+
+def parallel_apply(
+    modules: Replicas | Sequence[Any],
+    inputs: Shards | Sequence[Any],
+    kwargs_tup: Shards | Sequence[dict[str, Any]] | None = None,
+    devices: Iterable[DeviceLike] | None = None,
+    *,
+    backend: str = "shard_map",
+) -> Shards | list[Any]:
+    """Apply module i to inputs i, for all i at once.
+
+    Args:
+      modules: what `replicate` returned, or a sequence of any modules.
+      inputs: what `scatter` returned, or a sequence. A tuple or list is a module's positional
+        arguments, anything else its only one.
+      kwargs_tup: keyword arguments likewise.
+      devices: for a sequence of modules, where each of them runs; where it is if left out.
+      backend: `"shard_map"` or `"pmap"`; equal results.
+
+    Returns:
+      Shards for replicas; for a sequence of modules, the list of their outputs, each computed
+      eagerly on its own device.
+
+    Raises:
+      CountError: as many inputs, keyword arguments and devices as modules are needed.
+      Whatever a module raises, with a note that names the replica and the device.
+
+    torch counterpart: `torch.nn.parallel.parallel_apply` (docs/semantics.md section 1.4).
+    """
+    _check_counts(len(modules), inputs, kwargs_tup, devices)
+    if not isinstance(modules, Replicas):
+        return _one_by_one(modules, inputs, kwargs_tup, devices)
+    if not isinstance(inputs, Shards):
+        raise TypeError(
+            "parallel_apply: replicas need inputs from jaxpar.scatter; for a list of inputs pass "
+            "list(replicas)."
+        )
+    if inputs.placement.devices != modules.placement.devices:
+        raise ValueError(
+            f"parallel_apply: the inputs were scattered to {_names(inputs.placement)} and the module "
+            f"replicated to {_names(modules.placement)}; give both the same devices."
+        )
+    assert kwargs_tup is None or isinstance(kwargs_tup, Shards)
+    split = modules.split()
+    run: Any = _backend(backend)
+    program = _compiled(split.definition, run, inputs.placement)
+    outputs, changes = program(modules.values(split), inputs, kwargs_tup)
+    split.commit(changes)
+    return outputs
+
+
+def _check_counts(m: int, inputs: Any, kwargs_tup: Any, devices: Any) -> None:
+    for what, given in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
+        if given is not None and len(given) != m:
+            raise CountError(f"The number of modules {m} is not equal to the number of {what} {len(given)}")
+
+
+def _names(placement: Placement) -> str:
+    return "[" + ", ".join(map(_devices.name, placement.devices)) + "]"
+
+
+def _arguments(inputs: Any) -> tuple:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+# ------------------------------------------------------------------------------------- one by one
+
+
+def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: Any) -> list[Any]:
+    where = (
+        place(devices, function="parallel_apply").devices if devices is not None else (None,) * len(modules)
+    )
+    outputs = []
+    for i, module in enumerate(modules):
+        args, kwargs, d = _arguments(inputs[i]), dict(kwargs_tup[i]) if kwargs_tup else {}, where[i]
+        if d is not None and not is_staged():
+            args, kwargs = jax.tree.map(
+                lambda x, d=d: jax.device_put(x, d) if is_array(x) else x, (args, kwargs)
+            )
+        try:
+            outputs.append(module(*args, **kwargs))
+        except Exception as error:
+            on = f" on device {_devices.name(d)}" if d else ""
+            error.add_note(f"Caught {type(error).__name__} in replica {i}{on}.")
+            raise
+    return outputs
+
+
+# ------------------------------------------------------------------------------------ as one program
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(definition: Any, run: Backend, placement: Placement) -> Any:
+    return jax.jit(functools.partial(_run, definition, run, placement))
+
+
+def _run(
+    definition: Any, run: Backend, placement: Placement, values: PyTree, inputs: Shards, kwargs: Shards | None
+) -> tuple[Shards, PyTree]:
+    def replica(values: PyTree, own: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
+        del own
+        outputs, changes = definition(values, index, _arguments(args), named)
+        return Local(outputs, (), changes)
+
+    def finish(index: jax.Array, values: PyTree, own: PyTree, local: Local) -> tuple[PyTree, PyTree]:
+        del values
+        return from_replica_zero(local.changes, index), own
+
+    batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
+    done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))
+    return Shards(done.outputs, inputs.sizes, done.shapes, inputs.placement), done.shared
+
+
+def _kinds(inputs: Shards, kwargs: Shards | None) -> list[Kind | None]:
+    leaves = inputs.shapes + (() if kwargs is None else kwargs.shapes)
+    used = [tuple(shapes[i] for shapes in leaves) for i in range(len(inputs))]
+    return used + [None] * (inputs.placement.N - len(inputs))

@@ -1,0 +1,153 @@
+"""Placement: which devices hold the replicas, which axis is split, where results go.
+
+torch's `DataParallel` keeps `device_ids`, `output_device` and `dim` as attributes and looks devices
+up again on every call. Here they are one frozen value, made once and passed explicitly: there is no
+current mesh and no stack of contexts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .._devices import devices as _devices
+from .._typing import REPLICA, DeviceLike
+from ..errors import DeviceError
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Which devices, which axis, where results go.
+
+    Attributes:
+      devices: the N devices in replica order; none at all means pass-through.
+      dim: the batch dimension of every input and output; negative counts from the end.
+      output_device: where outputs are gathered outside of `jax.jit`.
+
+    torch counterpart: `DataParallel`'s `device_ids`, `dim`, `output_device` (docs/semantics.md section 1.1).
+    """
+
+    devices: tuple[jax.Device, ...]
+    dim: int = 0
+    output_device: jax.Device | None = None
+
+    @property
+    def N(self) -> int:
+        return len(self.devices)
+
+    @functools.cached_property
+    def device_ids(self) -> list[Any]:
+        """The devices as positions in `jaxpar.devices()`; a device that is not among them, as text."""
+        known = _devices.devices()
+        return [known.index(d) if d in known else _devices.name(d) for d in self.devices]
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        # Explicit axes, jax.make_mesh's default, would make x[:3] or x.T @ x raise in users' code.
+        return Mesh(np.array(self.devices), (REPLICA,), axis_types=(AxisType.Auto,))
+
+    @functools.cached_property
+    def replicated(self) -> NamedSharding:
+        """Every device holds all of it."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def stacked(self) -> NamedSharding:
+        """Device i holds entry i of the leading axis, which has length N."""
+        return NamedSharding(self.mesh, PartitionSpec(REPLICA))
+
+    def __deepcopy__(self, memo: object) -> Placement:
+        return self  # frozen, and jax.Device cannot be copied
+
+    def __reduce__(self):
+        # jax.Device cannot be pickled; its name can, and means the same device on the same host.
+        names = [_devices.name(d) for d in self.devices]
+        output = None if self.output_device is None else _devices.name(self.output_device)
+        return _from_names, (names, self.dim, output)
+
+
+def place(
+    device_ids: Iterable[DeviceLike] | Placement | None = None,
+    output_device: DeviceLike | None = None,
+    dim: int = 0,
+    *,
+    function: str = "DataParallel",
+    one_is_none: bool = True,
+) -> Placement:
+    """Reads what a user wrote. Defaults: all devices, results on the first one.
+
+    A host with one CPU device and no accelerator gives a placement without devices, whatever the
+    ids say: torch without a GPU does the same (docs/semantics.md row 2). Not so with `one_is_none=False`.
+    """
+    if isinstance(device_ids, Placement):
+        if output_device is not None or dim != 0:
+            raise TypeError(
+                f"{function}: device_ids is a Placement, which brings its own output_device and dim; give "
+                "either the Placement or the arguments."
+            )
+        return device_ids
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"{function}: dim must be an int, not {dim!r}.")
+    if isinstance(device_ids, (int, str)):
+        raise TypeError(
+            f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}]."
+        )
+    if one_is_none and _devices.device_count() == 0:
+        return Placement((), dim)
+    wanted = _devices.devices() if device_ids is None else list(device_ids)
+    if not wanted:
+        raise DeviceError(f"{function}: device_ids is empty; leave it out to use all devices.")
+    return _place(tuple(wanted), output_device, dim, function)
+
+
+def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
+    """The device that `output_device` or a gather's target means."""
+    if spec is None:
+        return default
+    if spec == -1:
+        warnings.warn(
+            "Using -1 to represent CPU tensor is deprecated. Please use a device object or string "
+            'instead, e.g., "cpu".',
+            FutureWarning,
+            stacklevel=4,
+        )
+        return _devices.device("cpu")
+    return _devices.device(spec)
+
+
+def _place(
+    wanted: tuple[DeviceLike, ...], output_device: DeviceLike | None, dim: int, function: str
+) -> Placement:
+    found = []
+    for spec in wanted:
+        d = _devices.device(spec)
+        if d in found:
+            raise DeviceError(
+                f"{function}: {spec!r} given twice in device_ids={list(wanted)}; every replica "
+                "needs its own device."
+            )
+        found.append(d)
+    if len({d.platform for d in found}) > 1:
+        names = ", ".join(_devices.name(d) for d in found)
+        raise DeviceError(
+            f"{function}: device_ids mix kinds of devices ({names}); replicas must be of one kind."
+        )
+    return _shared(tuple(found), dim, output(output_device, found[0]))
+
+
+@functools.cache
+def _shared(found: tuple[jax.Device, ...], dim: int, output_device: jax.Device) -> Placement:
+    """One object for equal placements, so that meshes are built and compared once."""
+    return Placement(found, dim, output_device)
+
+
+def _from_names(names: list[str], dim: int, output_device: str | None) -> Placement:
+    found = tuple(_devices.device(n) for n in names)
+    return Placement(found, dim, None if output_device is None else _devices.device(output_device))

@@ -1,0 +1,250 @@
+"""program: a function on every replica's own rows, all replicas in one compiled program.
+
+torch starts a thread, or a process, for each replica. Here one program is compiled for all devices.
+When the replicas have different numbers of rows it holds one branch for each number that occurs, and
+every device takes its own; so the function never sees padding, and no mask is needed for BatchNorm,
+for a loss inside of forward, or for anything else that looks at more than one row
+(docs/semantics.md rows 15, 75). What the replicas say to each other they say behind the branches,
+where every device passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from .._devices import devices as _devices
+from .._tree import is_array, paths
+from .._typing import PyTree, Shape
+from ..errors import GatherError, GatherTypeError
+from .backends import Backend
+from .convolution_in_branch import for_branch
+from .lift import communicates, switch, traced, zeros
+from .placement import Placement
+from .shards import combine, crop, separate
+
+Kind = tuple[Shape, ...]
+"""The shapes of one replica's pieces; replicas of one kind share a branch."""
+
+
+class Local(NamedTuple):
+    """What one replica makes of its rows.
+
+    Attributes:
+      outputs: its own, of any shapes.
+      terms: its terms of sums over all replicas, of the same shapes on each; a replica without rows adds
+        zeros.
+      changes: shared values that it changed; those of one replica, the source, are kept.
+    """
+
+    outputs: PyTree
+    terms: PyTree
+    changes: PyTree
+
+
+class Replica(Protocol):
+    """`replica(shared, own, i, args, kwargs)` runs on replica i, on its own rows; i is None for one alone."""
+
+    def __call__(
+        self, shared: PyTree, own: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> Local: ...
+
+
+class Finish(Protocol):
+    """`finish(i, shared, own, local) -> (shared, own)`, on every device, behind the branches.
+
+    The only place where replicas meet. The shared tree that it returns must be equal on all devices.
+    """
+
+    def __call__(
+        self, index: jax.Array, shared: PyTree, own: PyTree, local: Local, /
+    ) -> tuple[PyTree, PyTree]: ...
+
+
+class Result(NamedTuple):
+    """Attributes:
+    outputs: the replicas' outputs, every leaf stacked to [N, ...] and filled up to the largest.
+    shapes: for every leaf, its true shape on each replica that got rows, in order.
+    shared: what `finish` returned, equal on all devices.
+    own: what `finish` returned for each device, stacked to [N, ...].
+    """
+
+    outputs: PyTree
+    shapes: tuple[tuple[Shape, ...], ...]
+    shared: PyTree
+    own: PyTree
+
+
+def run(
+    replica: Replica,
+    finish: Finish,
+    backend: Backend,
+    placement: Placement,
+    shared: PyTree,
+    batch: tuple[PyTree, PyTree],
+    kinds: Sequence[Kind | None],
+    own: PyTree = (),
+    source: int = 0,
+) -> Result:
+    """Runs `replica` on every device that has rows, then `finish` on every device. Traced under `jax.jit`.
+
+    Args:
+      shared: values that all devices hold.
+      batch: arguments and keyword arguments; arrays [N, *piece], other leaves as they are.
+      kinds: for each of the N devices the true shapes of its pieces, or None if it has no rows.
+      own: values of each device's own, stacked to [N, ...].
+      source: the replica, one with rows, whose changes are kept; on replicas of another kind they are zeros.
+    """
+    order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
+    stacks, statics, treedef = separate(batch)
+    owned, own_form = jax.tree.flatten(own)
+    k = sum(kind is not None for kind in kinds)
+    uneven = len(set(kinds)) > 1
+    found: list[tuple[Any, tuple[tuple[Shape, ...], ...], Any]] = []
+
+    def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
+        # The function is traced here, inside of the backend, because what is traced holds its mesh.
+        pieces, mine = rows[: len(stacks)], jax.tree.unflatten(own_form, rows[len(stacks) :])
+        data = (index, shared, mine, pieces)
+
+        def one(kind: Kind, index: jax.Array, shared: PyTree, mine: PyTree, pieces: list[jax.Array]) -> Local:
+            cropped = [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)]
+            args, kwargs = combine(cropped, statics, treedef)
+            local = replica(shared, mine, None if k == 1 else index, args, kwargs)
+            check_outputs(local.outputs)
+            return local
+
+        branches = [
+            _trace(functools.partial(one, kind), data, placement, kinds.index(kind), k if uneven else None)
+            for kind in order
+        ]
+        if placement.devices[0].platform == "cpu" and uneven:
+            branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
+        table = [len(order) if kind is None else order.index(kind) for kind in kinds]
+        shapes = _output_shapes(branches, table)
+        local = _choose(branches, table, source, shapes, data, k)
+        shared, mine = finish(index, shared, mine, local)
+        kept, form = jax.tree.flatten(mine)
+        found.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
+        return jax.tree.leaves(local.outputs) + kept, shared
+
+    rows, shared = backend(body, placement, shared, stacks + owned)
+    outputs_form, shapes, form = found[-1]
+    n = len(shapes)
+    return Result(
+        jax.tree.unflatten(outputs_form, rows[:n]), shapes, shared, jax.tree.unflatten(form, rows[n:])
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Branch:
+    """The function traced for one kind of pieces; `local` holds shapes."""
+
+    jaxpr: ClosedJaxpr
+    local: Local
+
+
+def _trace(
+    one: Callable[..., Local], data: PyTree, placement: Placement, replica: int, k: int | None
+) -> _Branch:
+    try:
+        jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
+        if k is not None and communicates(jaxpr):
+            jaxpr = traced(one, data, k)
+    except Exception as error:
+        device = _devices.name(placement.devices[replica])
+        error.add_note(
+            f"Caught {type(error).__name__} in replica {replica} on device {device}"
+            " (replicas with the same number of rows are traced once)."
+        )
+        raise
+    return _Branch(jaxpr, local)
+
+
+def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
+    """Raises GatherTypeError for a leaf that no program can return."""
+    for path, leaf in jax.tree.leaves_with_path(outputs):
+        if not is_array(leaf):
+            raise GatherTypeError(
+                f"{function}: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
+                f"({leaf!r:.40}), which cannot be gathered. Return arrays, None, or containers of these."
+            )
+
+
+def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
+    first = branches[0].local.outputs
+    used = [(i, branches[j].local.outputs) for i, j in enumerate(table) if j < len(branches)]
+    form: Any = jax.tree.structure(first)
+    for i, other in used:
+        if (its := jax.tree.structure(other)) != form:
+            raise GatherError(
+                f"parallel_apply: replica {used[0][0]} returned {form} and replica {i} returned {its}; all "
+                "replicas must return the same structure. Does forward depend on the number of rows?"
+            )
+        for a, b, name in zip(
+            jax.tree.leaves(first), jax.tree.leaves(other), paths(first, "outputs"), strict=True
+        ):
+            if (a.ndim, a.dtype) != (b.ndim, b.dtype):
+                raise GatherError(
+                    f"parallel_apply: {name} is {a.dtype} with {a.ndim} axes on replica {used[0][0]} and "
+                    f"{b.dtype} with {b.ndim} axes on replica {i}; all replicas must return the same kind of "
+                    "array."
+                )
+    return tuple(zip(*([x.shape for x in jax.tree.leaves(other)] for _, other in used), strict=True))
+
+
+def _choose(
+    branches: list[_Branch],
+    table: list[int],
+    source: int,
+    shapes: tuple[tuple[Shape, ...], ...],
+    data: PyTree,
+    k: int,
+) -> Local:
+    """One device's part: take its branch and fill up what it returns. All branches return the same shapes."""
+    kept = branches[table[source]]
+    outputs, form = jax.tree.flatten(kept.local.outputs)
+    rest, rest_form = jax.tree.flatten((kept.local.terms, kept.local.changes))
+    n, m = len(outputs), len(jax.tree.leaves(kept.local.terms))
+    # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
+    common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
+
+    def take(branch: _Branch, flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        out = jaxpr_as_fun(branch.jaxpr)(*flat)
+        rows = [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)]
+        if branch is kept:
+            return rows, list(out[n:])
+        return rows, [*out[n : n + m], *(zeros(a.shape, a.dtype) for a in rest[m:])]
+
+    def idle(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        del flat
+        rows = [zeros(shape, a.dtype) for shape, a in zip(common, outputs, strict=True)]
+        return rows, [zeros(a.shape, a.dtype) for a in rest]
+
+    choices: list[Callable[..., Any]] = [functools.partial(take, branch) for branch in branches]
+    choices += [idle] * (len(branches) in table)
+    flat = jax.tree.leaves(data)
+    if len(choices) == 1:
+        rows, others = take(kept, flat)
+    else:
+        choice = jnp.array(table)[data[0]]
+        if any(communicates(branch.jaxpr) for branch in branches):
+            programs = [jax.make_jaxpr(take)(flat) for take in choices]
+            made = switch(choice, programs, flat, k, idle=len(branches) in table)
+            rows, others = made[:n], made[n:]
+        else:
+            rows, others = jax.lax.switch(choice, choices, flat)
+    terms, changes = jax.tree.unflatten(rest_form, others)
+    return Local(jax.tree.unflatten(form, rows), terms, changes)
+
+
+def _pad(x: jax.Array, shape: Shape) -> jax.Array:
+    if x.shape == shape:
+        return x
+    return jnp.pad(x, [(0, want - have) for have, want in zip(x.shape, shape, strict=True)])

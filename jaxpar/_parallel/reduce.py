@@ -1,0 +1,79 @@
+"""reduce: the replicas' trees become one tree, in one all-reduce.
+
+Everything here is called once per replica, outside of every branch: a collective inside a branch
+that only some replicas take would wait for the others for ever. Sums of arrays of one float type
+are fused by XLA with the sum of the gradients; integers would be a second all-reduce, so small
+ones (counters, generator keys) travel as floats, sixteen bits in each, which is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._typing import REPLICA, PyTree
+
+_FEW = 1024
+
+
+def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
+    """Replica 0's values, on all replicas.
+
+    torch broadcasts the buffers of device 0 at every forward and throws away what the other
+    replicas did to theirs (docs/semantics.md row 39). A sum in which all but one term are zero is
+    the same and, unlike a broadcast, joins the gradients' all-reduce.
+    """
+    return from_replica(0, tree, index)
+
+
+def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
+    """The same with the values of replica `source`."""
+    terms, rebuild = terms_of(source, tree, index)
+    return rebuild([lax.psum(term, REPLICA) for term in terms])
+
+
+def terms_of(
+    source: int, tree: PyTree, index: jax.Array
+) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], PyTree]]:
+    """For who sums himself: float terms (but for large integers), and what makes the tree of their sums."""
+    leaves = jax.tree.leaves(tree)
+    form: Any = jax.tree.structure(tree)
+    # where, not a product: another replica's NaN must not come through.
+    terms = [jnp.where(index == source, term, jnp.zeros_like(term)) for term in map(_encode, leaves)]
+
+    def rebuild(sums: Sequence[jax.Array]) -> PyTree:
+        return form.unflatten([_decode(s, x) for s, x in zip(sums, leaves, strict=True)])
+
+    return terms, rebuild
+
+
+def _is_key(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _is_halved(x: jax.Array) -> bool:
+    return not jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize <= 4 and x.size <= _FEW
+
+
+def _encode(x: jax.Array) -> jax.Array:
+    if _is_key(x):
+        return _encode(jax.random.key_data(x))
+    if _is_halved(x):
+        bits = x.astype(jnp.uint32)
+        return jnp.stack([bits >> 16, bits & 0xFFFF]).astype(jnp.result_type(float))
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+
+
+def _decode(total: jax.Array, x: jax.Array) -> jax.Array:
+    """`total` in the form that x had."""
+    if _is_key(x):
+        data = _decode(total, jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if _is_halved(x):
+        high, low = total.astype(jnp.uint32)
+        return ((high << 16) | low).astype(x.dtype)
+    return total.astype(x.dtype)

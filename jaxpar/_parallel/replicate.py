@@ -1,0 +1,109 @@
+"""replicate: one copy of the module on every device.
+
+torch copies parameters and buffers to every device at each forward and reduces the gradients back
+through the copy. Here a global array that all devices hold takes the place of the copies; it is
+made once and stays (docs/semantics.md row 34), and gradients are summed at the border of the
+compiled program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import jax
+from flax import linen, nnx
+
+from .._tree import is_real
+from .._typing import DeviceLike, PyTree
+from .modules import Module, View, view
+from .placement import Placement, place
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicas(Sequence):
+    """A module on the first k of N devices.
+
+    `replicas[i]` is a module of its own on device i, `replicas[:k]` the first k replicas.
+    `parallel_apply` runs all of them as one program, and what replica 0 does to its buffers is kept
+    in `module`, as torch does because replica 0 shares them (docs/semantics.md rows 35, 39).
+    """
+
+    module: Module
+    placement: Placement
+    k: int
+    detach: bool = False
+
+    def __len__(self) -> int:
+        return self.k
+
+    @overload
+    def __getitem__(self, i: int) -> Any: ...
+    @overload
+    def __getitem__(self, i: slice) -> Replicas: ...
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            kept = range(*i.indices(self.k))
+            if kept.start != 0 or kept.step != 1:
+                raise IndexError(
+                    "Replicas: a slice must start at replica 0, replicas[:k]; device i holds replica i."
+                )
+            return dataclasses.replace(self, k=len(kept))
+        if not -self.k <= i < self.k:
+            raise IndexError(f"Replicas: replica {i} of {self.k}")
+        return _copy(self.module, self.values(self.split()), self.placement.devices[i % self.k])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def split(self) -> View:
+        return view(self.module)
+
+    def values(self, split: View) -> PyTree:
+        """The module's arrays on all devices."""
+        values = split.values(self.placement)
+        return jax.lax.stop_gradient(values) if self.detach else values
+
+
+def replicate(network: Module, devices: Iterable[DeviceLike] | Placement, detach: bool = False) -> Replicas:
+    """A copy of a module on each device.
+
+    Args:
+      network: an NNX module, a bound Linen module (`module.bind(variables)`) or a function. NNX
+        variables are replaced by arrays that all devices hold, in place; the module goes on working.
+      devices: ids, texts, `jax.Device`s, or a `Placement`.
+      detach: no gradient flows from the replicas to the module.
+
+    Raises:
+      MisplacedError: a parameter or buffer is committed to a device other than `devices[0]`.
+      UninitializedError: a parameter is a shape without values.
+
+    torch counterpart: `torch.nn.parallel.replicate` (docs/semantics.md section 1.3).
+    """
+    placement = place(devices, function="replicate")
+    made = Replicas(network, placement, placement.N, detach)
+    made.values(made.split())
+    return made
+
+
+def _copy(module: Module, values: PyTree, d: jax.Device) -> Module:
+    def on_device(x: Any) -> Any:
+        if not is_real(x):
+            return x
+        return (
+            next((s.data for s in x.addressable_shards if s.device == d), None)
+            if x.is_fully_replicated
+            else x
+        )
+
+    if isinstance(module, nnx.Module):
+        graphdef, state = nnx.split(module)
+        paths = [path for path, _ in nnx.to_flat_state(state)]
+        flat = [jax.tree.map(on_device, value) for value in values]
+        return nnx.merge(graphdef, nnx.from_flat_state(zip(paths, flat, strict=True)))
+    if isinstance(module, linen.Module):
+        inner, _ = module.unbind()
+        here = jax.tree.map(on_device, values)
+        return inner.bind(here["variables"], rngs=here["rngs"])
+    return module

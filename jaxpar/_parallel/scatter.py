@@ -1,0 +1,191 @@
+"""scatter: a batch goes out to the devices.
+
+torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each
+replica but the last one that gets any, so fewer replicas than devices may be used
+(docs/semantics.md row 15). Everything that is no tensor is passed to all replicas by reference
+(#19). Both hold here. What differs, on purpose:
+
+* siblings with different numbers of rows raise; torch drops the rows that have no partner (#24);
+* numpy arrays are arrays (torch passes them by reference);
+* arguments and keyword arguments are split as one batch, so torch's padding of the shorter of the
+  two lists, and its slip (#27), have no counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._tree import check_alive, check_leaf, is_array, is_staged, paths
+from .._typing import DeviceLike, PyTree, Shape
+from ..errors import DeviceError, DimError, NoRowsError, RowsError
+from .placement import Placement, place
+from .shards import Shards, combine, separate
+
+
+def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: int = 0) -> Shards:
+    """Split the arrays of a tree along `dim` and send piece i to device i.
+
+    Args:
+      inputs: any pytree. Arrays [..., B, ...] are split; other leaves go to every replica as they
+        are. Without any array there is one piece for each device; a tree without leaves has one.
+      target_gpus: devices (ids, texts, `jax.Device`s) or a `Placement`.
+      dim: the axis that holds the B rows, of every array; a `Placement` brings its own.
+
+    Returns:
+      Shards with k <= N pieces of the sizes that `torch.chunk(batch, N)` gives. Outside of
+      `jax.jit` the bytes go straight from where they are to each device.
+
+    Raises:
+      RowsError: two arrays have different numbers of rows.
+      NoRowsError: an array without axes. DimError: an array without axis `dim`.
+      LeafError: text or object arrays, another library's tensors. DeletedError: a donated array.
+
+    torch counterpart: `torch.nn.parallel.scatter` (docs/semantics.md section 1.2).
+    """
+    placement = place(target_gpus, None, dim, function="scatter")
+    return cut(inputs, placement, paths(inputs, "inputs"))
+
+
+def scatter_kwargs(
+    inputs: PyTree,
+    kwargs: dict[str, Any] | None,
+    target_gpus: Iterable[DeviceLike] | Placement,
+    dim: int = 0,
+) -> tuple[Shards, Shards]:
+    """`scatter` for arguments and keyword arguments, split as one batch.
+
+    torch counterpart: `torch.nn.parallel.scatter_gather.scatter_kwargs`; as there, arguments that
+    are not a tuple are split as they are.
+    """
+    placement = place(target_gpus, None, dim, function="scatter_kwargs")
+    kwargs = kwargs or {}
+    both = cut((inputs, kwargs), placement, paths(inputs, "inputs") + paths(kwargs, "kwargs"))
+    n = sum(is_array(leaf) for leaf in jax.tree.leaves(inputs))
+    return (
+        Shards(both.tree[0], both.sizes, both.shapes[:n], placement),
+        Shards(both.tree[1], both.sizes, both.shapes[n:], placement),
+    )
+
+
+def chunk_sizes(B: int, N: int) -> tuple[int, ...]:
+    """torch.chunk's sizes: c, ..., c and the rest, for as many of N as get rows; N zeros for B = 0.
+
+    >>> chunk_sizes(10, 4), chunk_sizes(9, 4), chunk_sizes(17, 8)
+    ((3, 3, 3, 1), (3, 3, 3), (3, 3, 3, 3, 3, 2))
+    """
+    if B == 0:
+        return (0,) * N
+    c = -(-B // N)
+    k = -(-B // c)
+    return (c,) * (k - 1) + (B - (k - 1) * c,)
+
+
+def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
+    """`scatter` behind its doors: `names` are the paths of the leaves, for the errors."""
+    if not placement.N:
+        raise DeviceError(
+            "scatter: there is one CPU device and no accelerator, so nothing to scatter to; "
+            "see jaxpar.virtual_devices."
+        )
+    leaves = jax.tree.leaves(tree)
+    for leaf, name in zip(leaves, names, strict=True):
+        check_leaf(leaf, name, "scatter")
+    check_alive(leaves, names, "scatter")
+    arrays, statics, treedef = separate(tree)
+    named = [name for leaf, name in zip(leaves, names, strict=True) if is_array(leaf)]
+    if not arrays:
+        # docs/semantics.md rows 28, 29: only non-tensors, one replica for each device; nothing, one.
+        return Shards(tree, (0,) * (placement.N if leaves else 1), (), placement)
+    axes = [_axis(x, name, placement.dim) for x, name in zip(arrays, named, strict=True)]
+    sizes = chunk_sizes(_rows(arrays, axes, named), placement.N)
+    stacks = _spread(arrays, axes, sizes, placement)
+    shapes = tuple(_shapes(x.shape, a, sizes) for x, a in zip(arrays, axes, strict=True))
+    return Shards(combine(stacks, statics, treedef), sizes, shapes, placement)
+
+
+def _axis(x: Any, name: str, dim: int) -> int:
+    if x.ndim == 0:
+        cure = "pass a Python number, which every replica gets as it is, or one value per row"
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            cure = "pass one key per row: jax.random.split(key, B)"
+        raise NoRowsError(
+            f"scatter: {name} has no axes (chunk expects at least a 1-dimensional tensor); {cure}."
+        )
+    if not -x.ndim <= dim < x.ndim:
+        raise DimError(
+            f"scatter: Dimension out of range (expected to be in range of [{-x.ndim}, {x.ndim - 1}], "
+            f"but got {dim}): {name} has shape {tuple(x.shape)} and dim={dim} is the batch dimension."
+        )
+    return dim % x.ndim
+
+
+def _rows(arrays: Sequence[Any], axes: Sequence[int], names: Sequence[str]) -> int:
+    counts = [x.shape[a] for x, a in zip(arrays, axes, strict=True)]
+    for count, name in zip(counts, names, strict=True):
+        if count != counts[0]:
+            raise RowsError(
+                f"scatter: {names[0]} has {counts[0]} rows and {name} has {count}. All arrays of one "
+                "batch must have as many rows along dim; torch would silently drop the rows without a "
+                "partner. Cut the batch, or pass what is no batch as something other than an array."
+            )
+    return counts[0]
+
+
+def _shapes(shape: Shape, axis: int, sizes: Sequence[int]) -> tuple[Shape, ...]:
+    return tuple((*shape[:axis], size, *shape[axis + 1 :]) for size in sizes)
+
+
+def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement: Placement) -> list[Any]:
+    c = max(sizes[0], 1)  # XLA's partitioner fails on arrays without elements at a shard_map's border
+    if is_staged():
+        stacks = [_stack(x, a, c, placement.N) for x, a in zip(arrays, axes, strict=True)]
+        return stacks if placement.N == 1 else jax.lax.with_sharding_constraint(stacks, placement.stacked)
+    return [_send(x, a, c, placement) for x, a in zip(arrays, axes, strict=True)]
+
+
+def _stack(x: Any, axis: int, c: int, N: int) -> jax.Array:
+    """[..., B, ...] to [N, ..., c, ...]. Padding stands at the end, so XLA moves no row for it."""
+    missing = N * c - x.shape[axis]
+    if missing:
+        x = _lengthen(x, axis, missing)
+    x = x.reshape(*x.shape[:axis], N, c, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
+
+
+def _lengthen(x: Any, axis: int, missing: int) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # there is no zero among random keys; any will do
+        return jnp.concatenate([x, jnp.repeat(jax.lax.slice_in_dim(x, 0, 1, axis=axis), missing, axis)], axis)
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, missing)
+    return jnp.pad(x, padding)
+
+
+_stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
+
+
+def _send(x: Any, axis: int, c: int, placement: Placement) -> jax.Array:
+    """`_stack`; pieces of a host array go straight to their devices, never all through the first one."""
+    N = placement.N
+    if not isinstance(x, np.ndarray):
+        return jax.device_put(_stack_jit(x, axis, c, N), placement.stacked)
+    x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    missing = N * c - x.shape[axis]
+    if missing:
+        x = np.concatenate([x, np.zeros((*before, missing, *after), x.dtype)], axis)
+    stack = x.reshape(*before, N, c, *after)
+    if axis:
+        stack = np.moveaxis(stack, axis, 0)
+    # A CPU device shares the host's memory, and the caller may write to it again.
+    shared = placement.devices[0].platform == "cpu" and not missing
+
+    def piece(index: Any) -> np.ndarray:
+        return stack[index].copy() if shared else stack[index]
+
+    # Half the price of device_put with the same sharding.
+    return jax.make_array_from_callback(stack.shape, placement.stacked, piece)

@@ -1,0 +1,102 @@
+"""Shards: a batch (or an output) in pieces, one for each replica, as one sharded tree.
+
+torch passes Python lists of per-device structures because it runs threads. JAX has one object that
+is the list: a global array with one shard on each device. Such an array needs equal shards, and
+`torch.chunk` gives 10 rows to 4 devices as 3, 3, 3, 1; so every piece is padded to the largest one
+and its true shape is kept beside it. The padding never leaves this module and `program`:
+whoever reads a piece cuts it to its shape first.
+
+Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension
+is. Pieces without axes and pieces of different shapes then need no rules of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import jax
+
+from .._tree import is_array
+from .._typing import PyTree, Shape, Static
+from .placement import Placement
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shards(Sequence):
+    """A tree cut into pieces for the k replicas that got some.
+
+    `len(shards)` is k, `shards[i]` replica i's own tree on its own device, `shards[:2]` a list of
+    such trees. A Shards is a pytree; the sizes are static.
+
+    Attributes:
+      tree: every array leaf has shape [N, *piece] and lies in N shards; other leaves are the
+        caller's own objects.
+      sizes: rows of each of the k replicas; they sum to B.
+      shapes: for every array leaf, the true shape of each of the k pieces.
+      placement: the N devices and the batch dimension.
+
+    torch counterpart: the tuple or list that `scatter` and `parallel_apply` return
+    (docs/semantics.md row 20).
+    """
+
+    tree: PyTree
+    sizes: tuple[int, ...]
+    shapes: tuple[tuple[Shape, ...], ...]
+    placement: Placement
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, i: int) -> PyTree: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[PyTree]: ...
+    def __getitem__(self, i: int | slice) -> PyTree:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"Shards: replica {i} of {len(self)}")
+        i %= len(self)
+        shapes = iter(self.shapes)
+        return jax.tree.map(lambda x: _piece(x, i, next(shapes)[i]) if is_array(x) else x, self.tree)
+
+    def __iter__(self) -> Iterator[PyTree]:
+        return (self[i] for i in range(len(self)))
+
+    def tree_flatten(self) -> tuple[list[jax.Array], Any]:
+        arrays, statics, treedef = separate(self.tree)
+        return arrays, (treedef, statics, self.sizes, self.shapes, self.placement)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Shards:
+        treedef, statics, sizes, shapes, placement = aux
+        return cls(combine(arrays, statics, treedef), sizes, shapes, placement)
+
+
+def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], Any]:
+    """The array leaves, then every other leaf at its position (None where an array was), the form."""
+    leaves, treedef = jax.tree.flatten(tree)
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    return arrays, tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves), treedef
+
+
+def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: Any) -> PyTree:
+    """The inverse of `separate`."""
+    rest = iter(arrays)
+    return jax.tree.unflatten(treedef, [next(rest) if s is None else s.value for s in statics])
+
+
+def crop(piece: Any, shape: Shape) -> Any:
+    """The piece without its padding."""
+    return piece if piece.shape == shape else piece[tuple(slice(0, s) for s in shape)]
+
+
+def _piece(stack: Any, i: int, shape: Shape) -> Any:
+    if isinstance(stack, jax.core.Tracer):
+        return crop(stack[i], shape)
+    # stack[i] would gather the whole array on every device and cost a thousand times as much.
+    shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
+    return crop(shard.data[0], shape)

@@ -1,0 +1,49 @@
+"""The same values on all devices, if they are where a module may have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._devices import devices as _devices
+from .._tree import is_array, is_real
+from ..errors import LeafError, MisplacedError, UninitializedError
+from .placement import Placement
+
+
+def spread(values: list, names: Sequence[str], placement: Placement) -> list:
+    """The same values, each on all devices of the placement.
+
+    torch copies the parameters from device_ids[0] at every forward (docs/semantics.md row 34); here
+    they stay where they are and this returns at once when they are there already.
+    """
+    for value, name in zip(values, names, strict=True):
+        for leaf in jax.tree.leaves(value):
+            _check_place(leaf, name, placement)
+    return jax.device_put(values, placement.replicated)
+
+
+def _check_place(leaf: Any, name: str, placement: Placement) -> None:
+    """torch's rule that all parameters and buffers are on device_ids[0] (docs/semantics.md row 14)."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise UninitializedError(
+            f"DataParallel: Attempted to use an uninitialized parameter: {name} is a shape "
+            f"({leaf.dtype}{list(leaf.shape)}) without values. Build the module before it is called."
+        )
+    if not is_array(leaf) and not isinstance(leaf, (int, float, complex, np.generic)):
+        raise LeafError(f"DataParallel: {name} holds a {type(leaf).__name__}, which no device can hold.")
+    if not is_real(leaf) or not leaf.committed:
+        return
+    home = leaf.sharding.device_set
+    # On several devices it is what a program left there, this one or one on other devices before.
+    if home == {placement.devices[0]} or len(home) > 1:
+        return
+    where = ", ".join(sorted(_devices.name(d) for d in home))
+    first = _devices.name(placement.devices[0])
+    raise MisplacedError(
+        f"module must have its parameters and buffers on device {first} (device_ids[0]) but found one of "
+        f"them on device: {where}. It is {name}; move it with jax.device_put(..., jaxpar.device({first!r}))."
+    )

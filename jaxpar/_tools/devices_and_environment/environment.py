@@ -1,0 +1,151 @@
+"""`jaxpar env`: what to paste into a bug report.
+
+Everything is looked up on its own, so that what is broken is told as a text in its place and the
+rest is there all the same. torch is looked up and never imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import shutil
+import traceback
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .sizes import sizes
+
+PACKAGES = ("jaxpar", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "torch")
+PLUGINS = re.compile(r"(jax-(?P<backend>cuda|rocm)\d*-)(plugin|pjrt)|libtpu|nvidia-ml-py")
+"""Named if they are installed."""
+
+VARIABLES = re.compile(
+    r"(XLA|JAX|JAXPAR|NCCL)_.*|(CUDA|NVIDIA|ROCR|HIP)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|(PJRT_)?NPROC|"
+    r"LIBTPU_INIT_ARGS|RANK|WORLD_SIZE|LOCAL_RANK|MASTER_(ADDR|PORT)"
+)
+OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_platforms", "jax_num_cpu_devices")
+
+
+def environment() -> dict[str, dict[str, Any]]:
+    """All of it as plain values, in parts. What cannot be had is a text that says why."""
+    variables = {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+    # Looking must not take three quarters of every GPU away from those who work there.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    return {
+        "versions": _versions(),
+        "host": _host(),
+        "backends": _backends(),
+        "options": _options(),
+        "variables": variables,
+    }
+
+
+def text(found: dict[str, dict[str, Any]]) -> str:
+    """The same in lines of plain text."""
+    lines = [(name, _readable(name, value)) for part in found.values() for name, value in part.items()]
+    if not found["variables"]:
+        lines.append(("variables", "none of those that matter is set"))
+    width = max(len(name) for name, _ in lines)
+    between = "\n" + " " * (width + 2)
+    return "\n".join(f"{name:{width}}  {between.join(value.splitlines() or [''])}" for name, value in lines)
+
+
+def attempt(look: Callable[[], Any]) -> Any:
+    """What `look` finds, or what became of it."""
+    try:
+        return look()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = str(error) or f"{where.line} (line {where.lineno} of {Path(where.filename).name})"
+        return f"failed: {type(error).__name__}: {what}"
+
+
+def _installed() -> dict[str, str]:
+    return {d.name: d.version for d in metadata.distributions() if d.name}
+
+
+def _versions() -> dict[str, Any]:
+    installed = attempt(_installed)
+    if not isinstance(installed, dict):
+        return {"python": platform.python_version(), "packages": installed}
+    named = {name: installed.get(name, "not installed") for name in PACKAGES}
+    plugins = {name: version for name, version in sorted(installed.items()) if PLUGINS.fullmatch(name)}
+    return {"python": platform.python_version(), **named, **plugins}
+
+
+def _host() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "cpus_of_this_process": attempt(lambda: len(os.sched_getaffinity(0))),
+        "memory_total": attempt(_total_memory),
+        "memory_free": attempt(_free_memory),
+        "disk_free_here": attempt(lambda: shutil.disk_usage(".").free),
+    }
+
+
+def _total_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_memory() -> int:
+    """What programs can still have, as Linux reckons; elsewhere the pages that nobody uses."""
+    told = Path("/proc/meminfo")
+    if not told.exists():
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", told.read_text(), re.M)
+    if found is None:
+        raise LookupError("MemAvailable is not in /proc/meminfo")
+    return int(found[1]) * 1024
+
+
+def _backends() -> dict[str, Any]:
+    jax = attempt(lambda: __import__("jax"))
+    if isinstance(jax, str):
+        return {"default_backend": jax}
+
+    def devices() -> list[str]:
+        from ..._devices import devices as _devices
+
+        return [f"{_devices.name(d)} {d.device_kind}" for d in _devices.devices()]
+
+    return {
+        "default_backend": attempt(jax.default_backend),
+        "devices": attempt(devices),
+        "process_index": attempt(jax.process_index),
+        "process_count": attempt(jax.process_count),
+        **{f"backend_{name}": attempt(functools.partial(_start, name)) for name in _plugins()},
+    }
+
+
+def _plugins() -> list[str]:
+    """The accelerators for which JAX has a plugin here, and so would pass over silently if it broke."""
+    matches = map(PLUGINS.fullmatch, attempt(_installed))
+    return sorted({match["backend"] for match in matches if match and match["backend"]})
+
+
+def _start(name: str) -> str:
+    import jax
+
+    found = jax.devices(name)
+    return f"{len(found)} x {found[0].device_kind}, {found[0].client.platform_version}"
+
+
+def _options() -> dict[str, Any]:
+    def options() -> dict[str, Any]:
+        import jax
+
+        return {name: getattr(jax.config, name, None) for name in OPTIONS}
+
+    found = attempt(options)
+    return found if isinstance(found, dict) else {"options": found}
+
+
+def _readable(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return sizes(value) if isinstance(value, int) and name.startswith(("memory", "disk")) else str(value)

@@ -1,0 +1,113 @@
+"""What NVIDIA's management library tells of a GPU: how busy and how warm it is, and its memory.
+
+The library numbers all GPUs of the host in the order of the bus; CUDA, and so JAX, numbers the ones
+that CUDA_VISIBLE_DEVICES leaves, in an order of its own. JAX does not say which GPU a device is, but
+the CUDA driver does, by the bus address of its n-th device. Where the driver cannot be asked, the
+variable is read, and believed if both sides call the GPU by the same name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from ..._devices import visible as _visible
+
+PACKAGE = "nvidia-ml-py"
+
+
+class Reading(NamedTuple):
+    """None stands for what the GPU does not tell."""
+
+    utilisation_percent: int | None = None
+    temperature_celsius: int | None = None
+    bytes_used: int | None = None
+    bytes_total: int | None = None
+
+
+class Readings(NamedTuple):
+    """For each device, and a sentence if they are not what they could be."""
+
+    each: list[Reading]
+    trouble: str | None = None
+
+
+def readings(devices: Sequence[jax.Device]) -> Readings:
+    """What is known of each device now. Never raises."""
+    nothing = [Reading()] * len(devices)
+    if not any(map(is_nvidia, devices)):
+        return Readings(nothing)
+    try:
+        library = importlib.import_module("pynvml")
+        library.nvmlInit()
+    except ImportError:
+        return Readings(nothing, f"Utilisation and temperature need {PACKAGE}: pip install {PACKAGE}.")
+    except Exception as error:
+        return Readings(nothing, f"Utilisation and temperature are not to be had: {error}.")
+    try:
+        return Readings([_read(library, d) if is_nvidia(d) else Reading() for d in devices])
+    finally:
+        library.nvmlShutdown()
+
+
+def is_nvidia(device: jax.Device) -> bool:
+    return device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
+
+
+def _read(library: Any, device: jax.Device) -> Reading:
+    handle = _handle(library, device)
+    if handle is None:
+        return Reading()
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except library.NVMLError:  # some GPUs, and slices of one, do not tell everything
+            return None
+
+    memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle))
+    return Reading(
+        utilisation_percent=ask(lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu),
+        temperature_celsius=ask(
+            lambda: library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
+        ),
+        bytes_used=memory and memory.used,
+        bytes_total=memory and memory.total,
+    )
+
+
+def _handle(library: Any, device: jax.Device) -> Any:
+    """The library's name for a device of JAX's, None if that cannot be told."""
+    ordinal = device.local_hardware_id
+    address = bus_address(ordinal)
+    try:
+        if address is not None:
+            return library.nvmlDeviceGetHandleByPciBusId(address)
+        handle = _from_variable(library, ordinal)
+        return handle if library.nvmlDeviceGetName(handle) == device.device_kind else None
+    except (library.NVMLError, IndexError):
+        return None
+
+
+def bus_address(ordinal: int) -> str | None:
+    """Where CUDA's n-th device sits, `0000:3b:00.0`, as the driver tells; it runs already."""
+    text, device = ctypes.create_string_buffer(32), ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        told = driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0
+        told = told and driver.cuDeviceGetPCIBusId(text, len(text), device) == 0
+    except (OSError, AttributeError):
+        return None
+    return text.value.decode() if told else None
+
+
+def _from_variable(library: Any, ordinal: int) -> Any:
+    value = _visible.in_force()
+    entry = str(ordinal) if value is None else value.split(",")[ordinal].strip()
+    if entry.isdigit():
+        return library.nvmlDeviceGetHandleByIndex(int(entry))
+    return library.nvmlDeviceGetHandleByUUID(entry)

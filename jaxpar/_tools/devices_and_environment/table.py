@@ -1,0 +1,139 @@
+"""`jaxpar devices`: a line for every device, once or again and again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from ..._devices import current as _current
+from ..._devices import devices as _devices
+from ...errors import DeviceError
+from . import nvml
+from .sizes import sizes
+
+SHORTEST = 0.1
+"""Seconds between two looks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A device now; None where nobody tells.
+
+    `bytes_in_use`, its peak and its limit are those of this process. `gpu_bytes_used` counts all
+    processes.
+    """
+
+    index: int
+    name: str
+    kind: str
+    process: int
+    bytes_in_use: int | None
+    peak_bytes_in_use: int | None
+    bytes_limit: int | None
+    gpu_bytes_used: int | None
+    gpu_bytes_total: int | None
+    utilisation_percent: int | None
+    temperature_celsius: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """All devices of this process at one moment, and what is to be said about the numbers."""
+
+    rows: list[Row]
+    notes: list[str]
+
+
+def look() -> Look:
+    """Looks at `jaxpar.devices()`.
+
+    Raises:
+      DeviceError: JAX cannot start.
+    """
+    try:
+        found = _devices.devices()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that what JAX_PLATFORMS names exists
+        reason = str(error).strip() or f"no backend for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
+        raise DeviceError(
+            f"devices: JAX cannot start: {reason.splitlines()[0].rstrip('.')}. `jaxpar env` says more; "
+            "JAX_PLATFORMS=cpu does without accelerators."
+        ) from error
+    told = nvml.readings(found)
+    rows = []
+    for index, (d, reading) in enumerate(zip(found, told.each, strict=True)):
+        rows.append(
+            Row(
+                index=index,
+                name=_devices.name(d),
+                kind=d.device_kind,
+                process=d.process_index,
+                **_current.memory_stats(d),
+                gpu_bytes_used=reading.bytes_used,
+                gpu_bytes_total=reading.bytes_total,
+                utilisation_percent=reading.utilisation_percent,
+                temperature_celsius=reading.temperature_celsius,
+            )
+        )
+    return Look(rows, _notes(rows, told.trouble))
+
+
+def document(seen: Look) -> dict[str, Any]:
+    """The same as plain values."""
+    return {"devices": [dataclasses.asdict(row) for row in seen.rows], "notes": seen.notes}
+
+
+def text(seen: Look) -> Group:
+    """A table for a terminal or a log."""
+    # On a narrow terminal cells break between words; a number is never cut.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    shared = any(row.gpu_bytes_used is not None for row in seen.rows)
+    table.add_column("index", justify="right")
+    table.add_column("name", no_wrap=True)
+    table.add_column("kind")
+    for column in ("process", "in use / peak / limit", *["GPU used"] * shared, "load", "temp."):
+        table.add_column(column, justify="right")
+    for row in seen.rows:
+        table.add_row(
+            str(row.index),
+            row.name,
+            row.kind,
+            str(row.process),
+            sizes(row.bytes_in_use, row.peak_bytes_in_use, row.bytes_limit),
+            *[sizes(row.gpu_bytes_used, row.gpu_bytes_total)] * shared,
+            "-" if row.utilisation_percent is None else f"{row.utilisation_percent}%",
+            "-" if row.temperature_celsius is None else f"{row.temperature_celsius}°C",
+        )
+    return Group(table, *(f"\n{note}" for note in seen.notes))
+
+
+def watch(console: Console, seconds: float) -> None:
+    """Shows the table until somebody stops it: in place on a terminal, else one after the other."""
+    seconds = max(seconds, SHORTEST)
+    if not console.is_terminal:
+        while True:
+            console.print(text(look()))
+            time.sleep(seconds)
+    with Live(text(look()), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(text(look()), refresh=True)
+
+
+def _notes(rows: list[Row], trouble: str | None) -> list[str]:
+    counted = [row.bytes_limit is not None for row in rows]
+    notes = []
+    if any(counted):
+        notes.append("In use, peak, limit: this process, as JAX's allocator counts. GPU used: all processes.")
+    if not all(counted):
+        notes.append(
+            "The CPU's backend counts no bytes: in use is the sum of this process's arrays, and peak and "
+            "limit are not known."
+        )
+    return [*notes, *([trouble] if trouble else [])]

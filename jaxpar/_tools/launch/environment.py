@@ -1,0 +1,85 @@
+"""The variables of a worker: torchrun's names, a port nobody has, and a share of the devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from functools import cache
+
+from ..._training.watchdog import STEP_TIMEOUT
+from ...errors import DeviceError
+from .settings import Settings
+
+ADDRESS = "127.0.0.1"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def free_port() -> int:
+    """A port of this host that nobody listens on."""
+    with socket.socket() as s:
+        s.bind((ADDRESS, 0))
+        return int(s.getsockname()[1])
+
+
+def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[str, str]:
+    """What a worker's environment has in addition to this process's own.
+
+    Raises:
+      DeviceError: there are GPUs, but not as many as all processes were promised.
+    """
+    n, k = settings.n, settings.devices_per_process
+    found = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": n,
+        "LOCAL_WORLD_SIZE": n,
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": restart,
+        "JAXPAR_RESTART_COUNT": restart,
+    }
+    if settings.step_timeout is not None:
+        found[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
+    if k is not None:
+        found["JAXPAR_DEVICES"] = k  # where there are GPUs, JAX prefers them
+        if (gpus := visible_gpus()) is not None:
+            found[VISIBLE] = ",".join(share(gpus, rank, n, k))
+            found["JAX_LOCAL_DEVICE_IDS"] = ",".join(
+                map(str, range(k))
+            )  # all of them, not that of LOCAL_RANK
+    return {name: str(value) for name, value in found.items()}
+
+
+def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:
+    """The k GPUs of a rank, in order."""
+    if len(gpus) < n * k:
+        raise DeviceError(
+            f"jaxpar launch: {n} processes with {k} devices each need {n * k} GPUs, and there are "
+            f"{len(gpus)} ({', '.join(gpus)}). Use fewer, or JAX_PLATFORMS=cpu for virtual devices."
+        )
+    return gpus[rank * k : (rank + 1) * k]
+
+
+def visible_gpus() -> tuple[str, ...] | None:
+    """How CUDA calls the GPUs of this process; None if there are none, or JAX is told not to use them."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return None
+    if (text := os.environ.get(VISIBLE)) is not None:
+        return tuple(entry.strip() for entry in text.split(",") if re.match(r"\s*[^-\s]", entry)) or None
+    return tuple(map(str, range(_listed()))) or None
+
+
+@cache
+def _listed() -> int:
+    """How many GPUs the driver's own program lists."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len(re.findall(r"^GPU ", said.stdout, re.M))

@@ -1,0 +1,149 @@
+"""The processes of one attempt: started together, looked at, and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..._training.watchdog import BEAT_FILE, LIFELINE, Marks
+from .environment import free_port, variables
+from .output import Output
+from .settings import Settings
+
+WORKER = str(Path(__file__).with_name("worker.py"))
+
+
+def command(settings: Settings) -> list[str]:
+    kind = "module" if settings.module else "script"
+    return [sys.executable, "-u", WORKER, kind, settings.target, *settings.arguments]
+
+
+def plain_command(settings: Settings) -> list[str]:
+    """The same without a supervisor."""
+    return [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process. `code` is negative for a signal, as in `subprocess`; None while it runs."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    marks: Marks
+    code: int | None = None
+    ended: float = 0
+    """When its end was noticed: seconds since the epoch."""
+    killed: bool = False
+    """By its supervisor."""
+    lifeline: int = -1
+    """The writing end of a pipe, which closes when the supervisor ends, in whatever way."""
+
+    @property
+    def beats(self) -> int:
+        return self.marks.cells[Marks.BEATS]
+
+    @property
+    def step(self) -> int:
+        """The highest step named, -1 without."""
+        return self.marks.cells[Marks.STEP]
+
+    @property
+    def left(self) -> bool:
+        """Whether it ended with 0 in the middle of its script."""
+        return self.code == 0 and not self.marks.cells[Marks.DONE]
+
+    @property
+    def raised(self) -> int:
+        """When an exception left its script, in nanoseconds; 0 without."""
+        return self.marks.cells[Marks.FAILED]
+
+    def ending(self) -> tuple[int, int]:
+        """Sorts workers whose ends were noticed together: causes before what they may have caused.
+
+        Nobody dies of SIGKILL or a segmentation fault because of a peer; an exception has its time; an
+        abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a process that lost one.
+        """
+        if self.code is not None and self.code < 0 and self.code != -signal.SIGABRT:
+            return 0, 0
+        return (1, self.raised) if self.raised else (2, 0)
+
+
+class Gang:
+    """n workers with one port, each in a process group of its own."""
+
+    def __init__(self, settings: Settings, restart: int, folder: Path) -> None:
+        self.born, self.clock = time.time(), time.monotonic()
+        logs = settings.log_dir and settings.log_dir / f"attempt_{restart}"
+        self.output = Output(settings.tee, logs)
+        self.workers: list[Worker] = []
+        port = free_port()
+        try:
+            for rank in range(settings.n):
+                added = variables(settings, rank, port, restart)
+                self.workers.append(self._start(command(settings), rank, added, folder / f"{restart}-{rank}"))
+        except BaseException:
+            self.kill()
+            raise
+        self.output.start()
+
+    def _start(self, line: list[str], rank: int, added: dict[str, str], file: Path) -> Worker:
+        marks = Marks.create(file)
+        reading, writing = os.pipe()  # one for each: what the kernel does at its end belongs to the pipe
+        try:
+            process = subprocess.Popen(
+                line,
+                env=os.environ | added | {BEAT_FILE: str(file), LIFELINE: str(reading)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=(reading,),
+                process_group=0,
+            )
+        finally:
+            os.close(reading)
+        self.output.add(rank, process.stdout, process.stderr)
+        return Worker(rank, process, marks, lifeline=writing)
+
+    @property
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.code is None]
+
+    def look(self) -> list[Worker]:
+        """The workers that have ended since the last look, the likely cause first."""
+        now = time.time()
+        found = []
+        for worker in self.running:
+            worker.code = worker.process.poll()
+            if worker.code is not None:
+                worker.ended = now
+                found.append(worker)
+        return sorted(found, key=Worker.ending)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the workers that run, and not to what they have started."""
+        for worker in self.running:
+            worker.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends all workers and all that they have started, at once, and waits for them."""
+        for worker in self.workers:
+            if worker.code != 0:
+                try:
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):  # macOS refuses where only the dead are left
+                    continue
+        for worker in self.running:
+            worker.killed = True
+            worker.code = worker.process.wait()
+            worker.ended = time.time()
+
+    def close(self) -> None:
+        self.output.close()
+        for worker in self.workers:
+            os.close(worker.lifeline)

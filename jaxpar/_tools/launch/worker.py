@@ -1,0 +1,107 @@
+"""What runs in every process: the script, as if Python had been called with it.
+
+Around it are three things that only the process itself can do. It dies with its supervisor, whatever
+kills that. An exception ends it at once: left alone, Python would first run JAX's shutdown, which
+waits for the other processes, which wait for this one. And it says whether it came to its end, so that
+`os._exit(0)` in the middle of training is not taken for success.
+
+This file is started by its path, and needs nothing but the standard library and `_training.watchdog`.
+"""
+# ruff: noqa: E402 (the path comes first)
+
+import os
+import sys
+
+UNSAFE = not sys.flags.safe_path
+"""Whether Python puts the script's folder in front of the path, as it does unless told not to."""
+
+if UNSAFE and __name__ == "__main__":
+    del sys.path[0]  # the folder of this file, where modules have short names
+
+import atexit
+import faulthandler
+import fcntl
+import runpy
+import select
+import signal
+import threading
+import time
+import types
+
+from jaxpar._training.watchdog import BEAT_FILE, LIFELINE, Marks
+
+
+def main() -> None:
+    """Arguments: `script` or `module`, its path or name, its arguments."""
+    hold(int(os.environ.pop(LIFELINE)))
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
+    marks = Marks(os.environ[BEAT_FILE])
+    atexit.register(marks.cells.__setitem__, Marks.DONE, 1)  # the first to come is the last to be called
+    kind, target, *_ = sys.argv[1:]
+    sys.argv[:] = sys.argv[2:]
+    if UNSAFE:
+        sys.path.insert(0, os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target)))
+    try:
+        if kind == "module":
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
+    except SystemExit as wish:
+        if wish.code in (None, 0, 75):
+            raise
+        marks.cells[Marks.FAILED] = time.monotonic_ns()
+        leave(wish.code)
+    except BaseException as error:
+        marks.cells[Marks.FAILED] = time.monotonic_ns()
+        error.__traceback__ = own(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        leave(code_of(error))
+
+
+def leave(code: object) -> None:
+    """Ends the process without a word to the others, as `sys.exit(code)` would."""
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)
+
+
+def code_of(error: BaseException) -> int:
+    from jaxpar.errors import GroupError
+
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 78 if isinstance(error, GroupError) else 1  # wrong variables stay wrong in the next attempt
+
+
+def own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames that are not the user's."""
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def hold(pipe: int) -> None:
+    """Ends this process and all that it starts when the other end of the pipe closes."""
+    os.set_inheritable(pipe, False)
+    if not hasattr(fcntl, "F_SETSIG"):
+        threading.Thread(target=follow, args=(pipe,), daemon=True).start()
+        return
+    # Linux: the kernel sends the signal, even to a process that holds Python's lock for ever.
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it closed before the kernel knew
+        follow(pipe)
+
+
+def follow(pipe: int) -> None:
+    os.read(pipe, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""The public class, and what it is for each kind of module."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+from flax import linen, nnx
+
+from .._parallel.data_parallel import forward
+from .._parallel.modules.function_view import Applied, FunctionView
+from .._parallel.placement import Placement
+from .._tree import is_staged
+from .._typing import DeviceLike, PyTree
+from ..comm_hooks.hook import CommHook
+from ..distributed._check_replicas import check_replicas
+from ..errors import GradientError, ParametersError
+from .engine import Settings, evaluate
+from .held import Held, hold_function, hold_linen, hold_nnx
+from .initial_sync import settle
+from .join import Join
+from .world import World, make_world
+from .wrapper_state import Memory
+
+
+class DistributedDataParallel(abc.ABC):
+    """A module whose every replica takes the loss of its own rows, and the mean of their gradients.
+
+    ```python
+    net = jaxpar.DistributedDataParallel(net)
+    loss, gradients = net.value_and_grad(loss_fn)(x, y)  # loss_fn(net, x, y), on each replica's rows
+    ```
+
+    A replica is a device of any process. In one process it needs no process group; with
+    `jaxpar.distributed.init_process_group()` every process brings its own rows, as in torch.
+
+    Args:
+      module: an `nnx.Module`, a `flax.linen.Module`, or a function of parameters and inputs.
+      device_ids: this process's devices; all that it has if left out. (torch allows one.)
+      output_device: taken and never used, as in torch.
+      dim: the batch dimension.
+      process_group: must be None; there is one group, of all processes.
+      forward_sync_buffers: whether rank 0's buffers go to all before each forward. If not, every process
+        keeps its own.
+      init_sync: whether parameters and buffers are compared and made equal to rank 0's now.
+      comm_hook: how gradients are reduced, see `register_comm_hook`.
+      backend: `"shard_map"` or `"pmap"`; equal results.
+      bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph: taken and not needed.
+        Buckets are XLA's business, and a parameter that no loss uses has gradient zero.
+      broadcast_buffers: torch's older word for `forward_sync_buffers`.
+
+    Raises:
+      ParametersError: nothing to train; or other ranks have other parameters.
+      DeviceError: unknown devices, or ranks with different numbers of them.
+
+    torch counterpart: `torch.nn.parallel.DistributedDataParallel` (docs/semantics.md section 2.1).
+    """
+
+    module: Any
+
+    def __new__(
+        cls,
+        module: Any,
+        device_ids: Iterable[DeviceLike] | Placement | None = None,
+        output_device: DeviceLike | None = None,
+        dim: int = 0,
+        *,
+        process_group: Any = None,
+        forward_sync_buffers: bool | None = None,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        comm_hook: CommHook | None = None,
+        backend: str = "shard_map",
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+    ) -> Any:
+        del output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
+        if process_group is not None:
+            raise ValueError(
+                "DistributedDataParallel: process_group must be None; jaxpar has one group, of all processes."
+            )
+        world = make_world(device_ids, dim)
+        settings = Settings(_buffers(forward_sync_buffers, broadcast_buffers), backend)
+        memory = Memory(comm_hook)
+        if isinstance(module, nnx.Module):
+            return _NNXDistributed(module, world, settings, memory, init_sync)
+        if isinstance(module, linen.Module):
+            return _LinenDistributed(module, world, settings, memory)
+        return _FunctionDistributed(module, world, settings, memory)
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            "DistributedDataParallel cannot be subclassed: it returns a module of the wrapped one's kind. "
+            "Wrap it."
+        )
+
+
+def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
+    if broadcast is not None:
+        warnings.warn(
+            "DistributedDataParallel: broadcast_buffers is deprecated; use forward_sync_buffers.",
+            FutureWarning,
+            stacklevel=4,
+        )
+    given = [value for value in (forward_sync, broadcast) if value is not None]
+    return given[0] if given else True
+
+
+class _Distributed:
+    """What the wrappers of all kinds of modules have."""
+
+    module: Any
+    world: World
+    settings: Settings
+    memory: Memory
+
+    @property
+    def device_ids(self) -> list[int]:
+        return list(self.world.local.device_ids)
+
+    @property
+    def dim(self) -> int:
+        return self.world.local.dim
+
+    @property
+    def replicas(self) -> int:
+        """N: the replicas of all processes."""
+        return self.world.N
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Calls in here leave their gradients on the replicas; the next one outside adds to them.
+
+        There, `value_and_grad` returns this process's mean loss, and None for the gradients. The next call
+        outside returns the mean over the replicas of the sum over the calls, after one all-reduce.
+
+        torch counterpart: `DistributedDataParallel.no_sync` (docs/semantics.md row D9).
+        """
+        before, self.memory.synchronises = self.memory.synchronises, False
+        try:
+            yield
+        finally:
+            self.memory.synchronises = before
+
+    def register_comm_hook(self, hook: CommHook) -> None:
+        """Reduces gradients as `hook` says, from the next call on. Once only.
+
+        Raises:
+          RuntimeError: there is one already. TypeError: it is no hook.
+
+        torch counterpart: `register_comm_hook(state, hook)` (docs/semantics.md row H1); the state is in the
+        hook here.
+        """
+        if not isinstance(hook, CommHook):
+            raise TypeError(
+                "Communication hook must be callable: give a jaxpar.comm_hooks.CommHook(init, reduce), not "
+                f"{type(hook).__name__}."
+            )
+        if self.memory.registered:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self.memory.hook, self.memory.registered, self.memory.own = hook, True, None
+
+    def _forward(self, module: Any, args: tuple, kwargs: dict) -> PyTree:
+        outputs = forward(module, args, kwargs, self.world.local, self.settings.backend)
+        return outputs if self.world.N == 1 else _without_gradient(outputs)
+
+    def _compare(self, what: str, values: PyTree) -> None:
+        """Once: values that the user holds are the same on all ranks, which nobody could make them be."""
+        if self.memory.compared or is_staged():
+            return
+        if self.world.size > 1:
+            check_replicas({what: values})
+        self.memory.compared = True
+
+    def _evaluate(self, held: Held, loss_fn: Any, has_aux: bool, args: tuple, kwargs: dict) -> Any:
+        if not held.parameters:
+            raise ParametersError(
+                "DistributedDataParallel is not needed when a module doesn't have any parameter that "
+                "requires a gradient."
+            )
+        return evaluate(held, loss_fn, has_aux, args, kwargs, self.world, self.memory, self.settings)
+
+
+@jax.custom_vjp
+def _without_gradient(outputs: PyTree) -> PyTree:
+    return outputs
+
+
+def _kept(outputs: PyTree) -> tuple[PyTree, None]:
+    return outputs, None
+
+
+def _backward(residual: None, cotangents: PyTree) -> Any:
+    # Without this the gradient would be the sum over this process's replicas: no mean, and not the others'.
+    raise GradientError(
+        "DistributedDataParallel: net(x) is not differentiated, because nothing would average the gradient "
+        "over the replicas. Write net.value_and_grad(loss_fn)(x, y), or jaxpar.train_step."
+    )
+
+
+_without_gradient.defvjp(_kept, _backward)
+
+
+class _NNXDistributed(_Distributed, nnx.Module):
+    def __init__(self, module: nnx.Module, world: World, settings: Settings, memory: Memory, init_sync: bool):
+        self.module = module
+        self.world, self.settings, self.memory = world, settings, memory
+        held = self.held(nnx.Param)
+        held.commit(dict(enumerate(settle(held, world, init_sync))))
+
+    def held(self, wrt: Any) -> Held:
+        return hold_nnx(self, wrt, self.world.local, self.memory.structures)
+
+    def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        """The module's outputs for this process's rows. No other process takes part, and no gradient flows.
+
+        Raises:
+          GradientError: when differentiated, with more than one replica.
+        """
+        return self._forward(self.module, inputs, kwargs)
+
+    def value_and_grad(
+        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: Any = nnx.Param
+    ) -> Callable[..., Any]:
+        """A function of a batch that returns the mean loss and the mean gradients.
+
+        Args:
+          loss_fn: `loss_fn(module, *batch)` is evaluated on every replica's own rows; it returns one number,
+            or `(number, aux)` with `has_aux`.
+          has_aux: aux is any tree of arrays [b, ...]; those of this process's replicas are concatenated.
+          wrt: the NNX filter that says what is trained.
+
+        Returns:
+          `f(*batch) -> (loss, gradients)`, with aux `((loss, aux), gradients)`. Gradients are an `nnx.State`
+          with the structure of `nnx.state(net, wrt)`, for `optimizer.update(net, gradients)`.
+
+        Raises (when called): LossError, and as `scatter`.
+
+        torch counterpart: forward, loss and `loss.backward()` (docs/semantics.md rows D4, D5).
+        """
+
+        def value_and_grad(*batch: PyTree, **kwargs: PyTree) -> Any:
+            loss, gradients, _ = self._evaluate(self.held(wrt), loss_fn, has_aux, batch, kwargs)
+            return loss, gradients
+
+        return value_and_grad
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """A context in which ranks may have different numbers of batches, and batches of different sizes.
+
+        Args:
+          divide_by_initial_world_size: gradients are divided by all replicas, or else by those with rows.
+          enable: False does nothing, for ranks that are known to have as many batches.
+          throw_on_early_termination: the first rank that has finished ends the training of all.
+
+        Raises:
+          RuntimeError: on all ranks, with `throw_on_early_termination`. DistributedError: a rank had no batch
+            at all. DivergenceError: ranks differ in more than their numbers of rows.
+
+        torch counterpart: `DistributedDataParallel.join` (docs/semantics.md section 2.3).
+        """
+        return Join(self, divide_by_initial_world_size, enable, throw_on_early_termination)
+
+
+class _LinenDistributed(_Distributed):
+    def __init__(self, module: linen.Module, world: World, settings: Settings, memory: Memory):
+        self.module = module
+        self.world, self.settings, self.memory = world, settings, memory
+
+    def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """The module's variables, rank 0's on all ranks."""
+        variables = self.module.init(rngs, *args, **kwargs)
+        held = hold_linen(self.module, variables, {}, False, self.world.local)
+        return held.form.unflatten(settle(held, self.world, True))["variables"]
+
+    def apply(
+        self, variables: PyTree, *args: PyTree, rngs: Any = None, mutable: Any = False, **kwargs: PyTree
+    ) -> PyTree:
+        """The module's outputs for this process's rows, as `module.apply`."""
+        bound = self.module.bind(variables, rngs=rngs or {}, mutable=mutable)
+        outputs = self._forward(bound, args, kwargs)
+        return outputs if mutable is False else (outputs, bound.scope.mutable_variables())
+
+    def value_and_grad(
+        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, mutable: Any = False
+    ) -> Callable[..., Any]:
+        """`f(variables, *batch, rngs=None) -> (loss, gradients)`, gradients as `variables["params"]`.
+
+        `loss_fn(module, *batch)` is given the module with its variables. With `mutable`, the value comes
+        with the collections that changed: `((loss, updates), gradients)`, with aux `((loss, aux), updates)`.
+        """
+
+        def value_and_grad(variables: PyTree, *batch: PyTree, rngs: Any = None, **kwargs: PyTree) -> Any:
+            self._compare("variables", variables)
+            held = hold_linen(self.module, variables, rngs or {}, mutable, self.world.local)
+            value, gradients, updates = self._evaluate(held, loss_fn, has_aux, batch, kwargs)
+            return (value if mutable is False else (value, updates)), gradients
+
+        return value_and_grad
+
+
+class _FunctionDistributed(_Distributed):
+    def __init__(self, module: Callable[..., Any], world: World, settings: Settings, memory: Memory):
+        FunctionView(module)  # says now if it cannot be used
+        self.module = module
+        self.world, self.settings, self.memory = world, settings, memory
+
+    def __call__(self, parameters: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
+        """The function's outputs for this process's rows."""
+        return self._forward(Applied(self.module, parameters), inputs, kwargs)
+
+    def value_and_grad(self, loss_fn: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+        """`f(parameters, *batch) -> (loss, gradients)`; `loss_fn(f, *batch)` with `f(*inputs)` on these.
+
+        Raises, when called first: DivergenceError, if ranks hold other parameters; make them equal with
+        `jaxpar.distributed.broadcast(parameters)`.
+        """
+
+        def value_and_grad(parameters: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
+            self._compare("parameters", parameters)
+            held = hold_function(self.module, parameters, self.world.local)
+            loss, gradients, _ = self._evaluate(held, loss_fn, has_aux, batch, kwargs)
+            return loss, gradients
+
+        return value_and_grad
+
+
+for _kind in (_NNXDistributed, _LinenDistributed, _FunctionDistributed):
+    # One public word: this is what repr and isinstance show.
+    _kind.__name__ = "DistributedDataParallel"
+    DistributedDataParallel.register(_kind)

@@ -1,0 +1,62 @@
+"""start: all ranks hold the same parameters when training begins.
+
+torch compares their number and shapes, but not their dtypes, and on a difference only some ranks raise and
+the others hang (docs/semantics.md row D2). Here every rank raises, and names both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import jax
+
+from ..distributed._collectives import broadcast
+from ..distributed.exchange import exchange
+from ..distributed.guard import Guard
+from ..errors import ParametersError
+from .held import Held
+from .world import World
+
+
+def settle(held: Held, world: World, init_sync: bool) -> list:
+    """The values as rank 0 has them (docs/semantics.md row D3).
+
+    Raises:
+      ParametersError: nothing to train; or ranks have different names, shapes or dtypes.
+      DivergenceError: ranks have other versions, devices or configurations.
+    """
+    if not held.parameters:
+        raise ParametersError(
+            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
+            "gradient."
+        )
+    if world.size == 1 or not init_sync:
+        return held.values
+    Guard("DistributedDataParallel")
+    _verify([_describe(name, x) for name, x in zip(held.names, held.values, strict=True)])
+    return jax.device_put(broadcast(held.values, src=0), world.local.replicated)
+
+
+def _describe(name: str, x: jax.Array) -> str:
+    return f"{name}: {x.dtype}{list(x.shape)}"
+
+
+def _verify(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    digests = exchange("DistributedDataParallel: parameters", hashlib.sha256(text.encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    # Only now the whole list, of which there may be thousands of lines.
+    told = [t.split("\n") for t in exchange("DistributedDataParallel: all parameters", text)]
+    for r, theirs in enumerate(told):
+        if len(theirs) != len(told[0]):
+            raise ParametersError(
+                f"DDP expects same model across all ranks, but Rank 0 has {len(told[0])} values, while rank "
+                f"{r} has {len(theirs)}."
+            )
+        for ours, other in zip(told[0], theirs, strict=True):
+            if ours != other:
+                raise ParametersError(
+                    "DDP expects same model across all ranks, but they differ: rank 0 has "
+                    f"{ours}, rank {r} has {other}."
+                )

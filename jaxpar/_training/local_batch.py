@@ -1,0 +1,86 @@
+"""rows: a process's own batch becomes its part of the batch of all replicas.
+
+As in torch every rank brings its own rows, those that a DistributedSampler gave it. They are cut over the
+devices of the process as DataParallel cuts them, and stay on them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._parallel.placement import Placement
+from .._parallel.program import Kind
+from .._parallel.scatter import cut
+from .._parallel.shards import Shards, combine, separate
+from .._tree import paths
+from .._typing import Shape
+from .world import World
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """One process's rows.
+
+    Attributes:
+      batch: (args, kwargs) with arrays [K, *piece] on the process's K devices.
+      sizes: how many rows each replica has that has any.
+      kinds: the shapes of each of the K replicas' pieces, None for one without rows.
+    """
+
+    batch: tuple[tuple, dict]
+    sizes: tuple[int, ...]
+    kinds: tuple[Kind | None, ...]
+
+    def describe(self) -> dict[str, str]:
+        """What must be equal on all ranks, by name."""
+        arrays, statics, form = separate(self.batch)
+        return {
+            "the batch's structure": str(form),
+            "the batch's dtypes": " ".join(str(x.dtype) for x in arrays),
+            "the batch's other arguments": " ".join(repr(s) for s in statics if s is not None),
+            "the batch's shapes": str(self.kinds),
+        }
+
+    def widened(self, kinds: Sequence[Kind | None], placement: Placement) -> Rows:
+        """The same with arrays filled up to the largest pieces of all `kinds`."""
+        arrays, statics, form = separate(self.batch)
+        used = [kind for kind in kinds if kind is not None]
+        largest = [tuple(map(max, zip(*shapes, strict=True))) for shapes in zip(*used, strict=True)]
+        wide = [_widen(x, shape, placement) for x, shape in zip(arrays, largest, strict=True)]
+        return dataclasses.replace(self, batch=combine(wide, statics, form))
+
+    def empty(self) -> Rows:
+        """The same structure without any rows."""
+        return Rows(self.batch, (), (None,) * len(self.kinds))
+
+
+def take(args: tuple, kwargs: dict[str, Any], world: World) -> Rows:
+    """Cuts a batch over the devices of this process.
+
+    Raises: as `scatter`.
+    """
+    shards = cut((args, kwargs), world.local, paths(args, "batch") + paths(kwargs, "batch"))
+    used: list[Kind | None] = [tuple(shapes[i] for shapes in shards.shapes) for i in range(len(shards))]
+    return Rows(shards.tree, shards.sizes, tuple(used + [None] * (world.local.N - len(shards))))
+
+
+def outputs(aux: Shards, active: Sequence[int], rows: Rows, world: World) -> Shards:
+    """This process's part of what the active replicas returned."""
+    mine = [j for j, i in enumerate(active) if world.first <= i < world.first + world.local.N]
+    shapes = tuple(tuple(of_leaf[j] for j in mine) for of_leaf in aux.shapes)
+    return Shards(world.local_stacked(aux.tree), rows.sizes, shapes, world.local)
+
+
+def _widen(x: jax.Array, shape: Shape, placement: Placement) -> jax.Array:
+    want = (x.shape[0], *(max(1, n) for n in shape))
+    if x.shape == want:
+        return x
+    if any(have > n for have, n in zip(x.shape, want, strict=True)):
+        x = jax.jit(jnp.zeros_like, out_shardings=placement.stacked)(x[tuple(slice(0, n) for n in want)])
+    missing = [(0, n - have) for have, n in zip(x.shape, want, strict=True)]
+    return jax.jit(lambda x: jnp.pad(x, missing), out_shardings=placement.stacked)(x)

@@ -1,0 +1,94 @@
+"""loss: a function of a module and a batch, its value and the gradient of the module's parameters.
+
+The same for a whole batch (`train_step` of a DataParallel) and for one replica's rows
+(DistributedDataParallel). torch runs forward, loss and backward one after the other; here they are traced
+into one program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._parallel.modules import Changes, Definition
+from .._typing import PyTree, Static
+from ..errors import LossError
+from .precision import Precision
+
+
+class Value(NamedTuple):
+    """The loss, what came with it, the module's values that changed, and the list of gradients."""
+
+    loss: jax.Array
+    aux: PyTree
+    changes: Changes
+    gradients: list
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss function and the module it is given. Hashable: part of a program.
+
+    Attributes:
+      definition: the module without its values; form: the structure of its values.
+      parameters: which of the values' leaves get gradients.
+      function: `function(module, *args, **kwargs)`, the loss or with `has_aux` (loss, aux).
+      precision: in which type it is computed; None is that of the values.
+    """
+
+    definition: Definition
+    form: Any
+    parameters: tuple[int, ...]
+    function: Static
+    has_aux: bool = False
+    precision: Precision | None = None
+
+    def __call__(
+        self,
+        values: list,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict[str, Any],
+        scale: jax.Array | None = None,
+    ) -> Value:
+        """The loss of one batch. The gradients are those of `scale` times the loss.
+
+        Raises:
+          LossError: the function returned something else than one real number.
+        """
+        args, kwargs = self._cast((args, kwargs))
+
+        def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, PyTree]:
+            full = list(values)
+            for i, value in zip(self.parameters, parameters, strict=True):
+                full[i] = self._cast(value)
+            module = self.form.unflatten(full)
+            result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
+            loss, aux = _split(result, self.has_aux)
+            if self.precision is not None:
+                loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
+            return loss if scale is None else loss * scale, (loss, aux, changes)
+
+        wanted = [values[i] for i in self.parameters]
+        (_, (loss, aux, changes)), gradients = jax.value_and_grad(scaled, has_aux=True)(wanted)
+        return Value(loss, aux, changes, gradients)
+
+    def _cast(self, tree: PyTree) -> PyTree:
+        return tree if self.precision is None else self.precision.cast(tree)
+
+
+def _split(result: Any, has_aux: bool) -> tuple[jax.Array, PyTree]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {result!r:.60}.")
+    loss, aux = result if has_aux else (result, ())
+    shape = getattr(loss, "shape", None)
+    if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        what = f"{loss.dtype}{list(shape)}" if shape is not None else type(loss).__name__
+        raise LossError(
+            f"loss_fn: grad can be implicitly created only for scalar outputs, and it returned {what}. "
+            "Return one real number, for instance with .mean(); with more than the loss, pass has_aux=True."
+        )
+    return loss, aux

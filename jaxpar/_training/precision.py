@@ -1,0 +1,53 @@
+"""Precision: in which type a step computes, while parameters stay in theirs.
+
+torch's autocast chooses a type for every operation. Here parameters and batch are cast once, at the edge
+of the step, and the layers compute in what they get; statistics of BatchNorm and the optimizer see float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """A policy for `train_step` and `eval_step`.
+
+    Attributes:
+      compute: the type of the forward and the backward pass, `"bfloat16"`, `"float16"`, ...
+      loss_scale: the loss is multiplied by this and the gradients divided, so that small ones do not
+        vanish; it doubles after `growth_interval` good steps and is halved, and the step left out, when a
+        gradient is not finite. 65536 for float16 and None, which is off, for all others, if left out.
+      growth_interval: in steps.
+
+    Raises:
+      TypeError: `compute` is no floating type.
+
+    torch counterpart: `torch.amp.autocast` with `GradScaler`, whose numbers these are.
+    """
+
+    compute: Any = "float32"
+    loss_scale: float | None = None
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        dtype = jnp.dtype(self.compute)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"Precision: compute must be a floating type, not {dtype}.")
+        object.__setattr__(self, "compute", dtype)
+        if dtype == jnp.float16 and self.loss_scale is None:
+            object.__setattr__(self, "loss_scale", 65536.0)
+
+    def cast(self, tree: PyTree) -> PyTree:
+        """Floating arrays in the computing type; everything else as it is."""
+        return jax.tree.map(self._cast, tree)
+
+    def _cast(self, x: Any) -> Any:
+        floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(self.compute) if floating else x

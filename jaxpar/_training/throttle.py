@@ -1,0 +1,39 @@
+"""ahead: how far Python runs ahead of virtual devices.
+
+An accelerator works through its queue while Python prepares the next steps. Virtual devices have no queue of
+their own: every step that was started holds threads, and where there are more devices than cores these
+compete with the threads of earlier steps. XLA lets 32 steps be started, and then a step of a small net on 4
+devices and 2 cores takes a tenth longer than with 4, which keep the cores as busy. With a core for each
+device nothing is gained, and sometimes lost (`benchmarks/train_step/ahead.py`).
+"""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+
+from .._devices.virtual import cores
+
+STEPS = 4
+
+
+class Ahead:
+    """Waits for the loss of an earlier step, where there are more CPU devices than cores."""
+
+    def __init__(self) -> None:
+        self._losses: collections.deque[jax.Array] = collections.deque()
+        self._waits: bool | None = None
+
+    def add(self, loss: jax.Array) -> None:
+        """A step was started and gives this loss; the one STEPS before it has ended on return."""
+        if self._waits is None:
+            devices = loss.devices()
+            self._waits = len(devices) > cores() and all(d.platform == "cpu" for d in devices)
+        if not self._waits:
+            return
+        self._losses.append(loss)
+        if len(self._losses) > STEPS:
+            earlier = self._losses.popleft()
+            if not earlier.is_deleted():  # its owner may have donated it
+                earlier.block_until_ready()

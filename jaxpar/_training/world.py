@@ -1,0 +1,105 @@
+"""World: the replicas of all processes, seen from one of them.
+
+To the user everything stays in the process, as with torch: parameters, batches, losses and gradients
+are arrays on this process's devices, so that whatever one rank does with them by itself cannot make
+another one wait. Only the compiled step sees arrays over the devices of all processes. They are made
+of the same buffers: nothing is copied on the way in or out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import jax
+
+from .._parallel.placement import Placement, place
+from .._typing import DeviceLike, PyTree
+from ..distributed.exchange import exchange
+from ..distributed.group import rank, size
+from ..errors import DeviceError
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The devices of this process and those of all processes, in the order of ranks.
+
+    Attributes:
+      local: this process's replicas. everywhere: all N of them.
+      rank, size: which process this is, of how many.
+    """
+
+    local: Placement
+    everywhere: Placement
+    rank: int
+    size: int
+
+    @property
+    def N(self) -> int:
+        return self.everywhere.N
+
+    @property
+    def first(self) -> int:
+        """The replica number of this process's first device."""
+        return self.rank * self.local.N
+
+    def shared(self, tree: PyTree) -> PyTree:
+        """Arrays that all devices of this process hold, as arrays that all devices hold."""
+        return self._through(tree, self.everywhere, False)
+
+    def stacked(self, tree: PyTree) -> PyTree:
+        """Arrays [K, ...] with one entry for each device of this process, as arrays [N, ...]."""
+        return self._through(tree, self.everywhere, True)
+
+    def local_shared(self, tree: PyTree) -> PyTree:
+        """The inverse of `shared`."""
+        if self.size > 1 and self.local.N == 1:
+            return jax.tree.map(lambda x: x.addressable_data(0), tree)
+        return self._through(tree, self.local, False)
+
+    def local_stacked(self, tree: PyTree) -> PyTree:
+        """The inverse of `stacked`: this process's entries."""
+        return self._through(tree, self.local, True)
+
+    def _through(self, tree: PyTree, placement: Placement, stacked: bool) -> PyTree:
+        if self.size == 1:
+            return tree
+        sharding = placement.stacked if stacked else placement.replicated
+
+        def one(x: jax.Array) -> jax.Array:
+            shape = (placement.N, *x.shape[1:]) if stacked else x.shape
+            if self.local.N == 1:
+                pieces = [x.addressable_data(0)]  # a tenth of the time
+            else:
+                pieces = [s.data for s in sorted(x.addressable_shards, key=lambda s: order[s.device])]
+            return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+        order = self._order
+        return jax.tree.map(one, tree)
+
+    @functools.cached_property
+    def _order(self) -> dict[jax.Device, int]:
+        return {d: i for i, d in enumerate(self.local.devices)}
+
+
+def make_world(device_ids: Iterable[DeviceLike] | Placement | None, dim: int) -> World:
+    """The world of this process group, or of this process alone.
+
+    Raises:
+      DeviceError: ranks with different numbers of devices.
+    """
+    local = place(device_ids, None, dim, function="DistributedDataParallel", one_is_none=False)
+    if size() == 1:
+        return World(local, local, 0, 1)
+    told = exchange("DistributedDataParallel: devices", " ".join(str(d.id) for d in local.devices))
+    ids = [list(map(int, text.split())) for text in told]
+    for r, theirs in enumerate(ids):
+        if len(theirs) != len(ids[0]):
+            raise DeviceError(
+                f"DistributedDataParallel: rank 0 uses {len(ids[0])} devices and rank {r} {len(theirs)}; all "
+                "ranks must use the same number. Give device_ids."
+            )
+    known = {d.id: d for d in jax.devices(local.devices[0].platform)}
+    devices = tuple(known[i] for theirs in ids for i in theirs)
+    return World(local, Placement(devices, dim, local.devices[0]), rank(), size())

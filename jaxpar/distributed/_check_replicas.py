@@ -1,0 +1,159 @@
+"""check_replicas: are the copies of an array still the same, on all devices and all ranks?
+
+Data parallelism rests on copies of the weights that never meet again: every replica adds the same
+gradient to what it has. A value that was written on one rank alone, a random number, or a device with a
+fault make the copies drift apart, and nothing notices: losses are averaged, and checkpoints take one copy.
+torch compares shapes once, at construction of DDP (docs/semantics.md row D2), and values never.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .._devices import devices as _devices
+from .._tree import is_array
+from .._typing import PyTree
+from ..errors import DivergenceError, LeafError
+from .exchange import exchange
+from .group import size
+from .step_agreement import difference
+
+WHAT = "check_replicas"
+BLOCKS, SMALL = 64, 1024
+"""A difference between ranks is searched for in this many blocks at a time, down to this many bytes."""
+
+
+def check_replicas(tree: PyTree) -> None:
+    """Compare all copies of every array, bit for bit. A debugging tool: everything is copied to the host.
+
+    Args:
+      tree: an NNX module, or any pytree of arrays and numbers. With a process group, every rank passes
+        its own, at the same time.
+
+    What is compared: the copies of one array on the devices of this process; arrays that lie on one device
+    of each process, between ranks; and of arrays that are sharded, the shards that stand for the same part.
+
+    Raises:
+      DivergenceError: names the first leaf that differs, the devices or ranks, and the first element.
+
+    torch counterpart: none; `_verify_param_shape_across_processes` compares shapes.
+    """
+    leaves = _leaves(tree)
+    shards = [_shards(leaf, path) for path, leaf in leaves]
+    for (path, _), parts in zip(leaves, shards, strict=True):
+        for copies in parts.values():
+            _compare_devices(path, copies)
+    if size() > 1:
+        _compare_ranks([path for path, _ in leaves], shards)
+
+
+Copies = list[tuple[str, np.ndarray]]
+"""Of one part of one array: the devices by name and what they hold."""
+
+
+def _leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    if isinstance(tree, nnx.Module):
+        return [
+            (
+                "module." + ".".join(map(str, path)),
+                leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf,
+            )
+            for path, leaf in nnx.to_flat_state(nnx.state(tree))
+        ]
+    found = jax.tree.leaves_with_path(tree)
+    return [("tree" + jax.tree_util.keystr(path), leaf) for path, leaf in found]
+
+
+def _shards(leaf: Any, path: str) -> dict[str, Copies]:
+    """The copies of every part of a leaf that this process has, by the part's place."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array):
+        if leaf.is_deleted():
+            raise LeafError(f"check_replicas: {path} was donated or deleted.")
+        parts: dict[str, Copies] = {}
+        for shard in leaf.addressable_shards:
+            place = ",".join(f"{s.start or 0}:{s.stop or ''}" for s in shard.index)
+            parts.setdefault(place, []).append((_devices.name(shard.device), np.asarray(shard.data)))
+        return parts
+    if is_array(leaf) or isinstance(leaf, (np.generic, bool, int, float, complex)):
+        return {"": [("the host", np.asarray(leaf))]}
+    return {}
+
+
+def _compare_devices(path: str, copies: Copies) -> None:
+    (first, one), *others = copies
+    for device, other in others:
+        if one.tobytes() != other.tobytes():
+            raise DivergenceError(_report(path, one.dtype, one.shape, {first: one, device: other}))
+
+
+def _report(path: str, dtype: Any, shape: Any, copies: dict[str, np.ndarray], offset: int = 0) -> str:
+    """`copies` are two stretches of an array of that shape, which begin at element `offset`."""
+    (where, one), (elsewhere, other) = copies.items()
+    one, other = one.reshape(-1), other.reshape(-1)
+    raw = [x.view(np.uint8).reshape(one.size, -1) for x in (one, other)]
+    i = int(np.flatnonzero((raw[0] != raw[1]).any(1))[0])
+    place = [int(k) for k in np.unravel_index(offset + i, shape)] if shape else []
+    return (
+        f"check_replicas: {path} ({dtype}{list(shape)}) is not the same on {where} and {elsewhere}: element "
+        f"{place} is {one[i]!s} on {where} and {other[i]!s} on {elsewhere}. Weights drift apart when one "
+        "replica is written to alone, or draws random numbers of its own."
+    )
+
+
+# ----------------------------------------------------------------------------------- between ranks
+
+
+def _compare_ranks(paths: list[str], shards: list[dict[str, Copies]]) -> None:
+    mine = {
+        path: {place: _describe(copies[0][1]) for place, copies in parts.items()}
+        for path, parts in zip(paths, shards, strict=True)
+    }
+    said = [json.loads(text) for text in exchange(WHAT, json.dumps(mine))]
+    everywhere = {r: {path: str(len(parts)) for path, parts in one.items()} for r, one in enumerate(said)}
+    if problem := difference(WHAT, everywhere):
+        raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.")
+    for path, parts in zip(paths, shards, strict=True):
+        for place in sorted({place for one in said for place in one[path]}):
+            having = [r for r, one in enumerate(said) if place in one[path]]
+            other = next((r for r in having if said[r][path][place] != said[having[0]][path][place]), None)
+            if other is not None:
+                copies = parts.get(place)
+                _explain(path, None if copies is None else copies[0][1], having[0], other, said, place)
+
+
+def _describe(x: np.ndarray) -> list:
+    digest = hashlib.sha256(np.ascontiguousarray(x).view(np.uint8).data if x.size else b"").hexdigest()
+    return [str(x.dtype), list(x.shape), digest]
+
+
+def _explain(path: str, x: np.ndarray | None, a: int, b: int, said: list[dict], place: str) -> None:
+    """Ranks a and b search for the first element that differs; all ranks raise with what they found."""
+    (dtype, shape, _), (other_dtype, other_shape, _) = said[a][path][place], said[b][path][place]
+    if (dtype, shape) != (other_dtype, other_shape):
+        raise DivergenceError(
+            f"check_replicas: {path} is {dtype}{shape} on rank {a}, {other_dtype}{other_shape} on rank {b}."
+        )
+    flat = np.zeros(0) if x is None else np.ascontiguousarray(x).reshape(-1)
+    start, end, width = 0, int(np.prod(shape, dtype=int)), int(np.dtype(_dtype(dtype)).itemsize)
+    while (end - start) * width > SMALL:
+        step = -(-(end - start) // BLOCKS)
+        mine = [_describe(flat[i : min(i + step, end)])[2] for i in range(start, end, step)]
+        texts = [json.loads(text) for text in exchange(WHAT, json.dumps(mine))]
+        i = next(i for i, (one, two) in enumerate(zip(texts[a], texts[b], strict=True)) if one != two)
+        start, end = start + i * step, min(start + (i + 1) * step, end)
+    raw = exchange(WHAT, flat[start:end].tobytes().hex())
+    one, two = (np.frombuffer(bytes.fromhex(raw[r]), _dtype(dtype)) for r in (a, b))
+    raise DivergenceError(_report(path, dtype, tuple(shape), {f"rank {a}": one, f"rank {b}": two}, start))
+
+
+def _dtype(name: str) -> Any:
+    return jnp.dtype(name)

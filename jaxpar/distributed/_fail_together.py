@@ -1,0 +1,90 @@
+"""A rank that leaves with an exception takes the others with it, at once and with its reason.
+
+Python's own end of a process would wait for the other ranks at JAX's shutdown barrier, while these wait
+for it in a collective. JAX would end them by a signal when the heartbeats stop, after ten seconds and
+without a word of why. torch's ranks get an exception from the collective; XLA's collectives have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ..errors import DistributedError
+from . import _messages
+from .exchange import PREFIX, put, take
+from .group import current, rank, size
+
+LAST_WORDS = 4000
+"""Characters of a reason that the other ranks print."""
+PATIENCE = 2.0
+"""Seconds that rank 0 waits for the others to end."""
+
+_before: Callable[..., Any] | None = None
+
+
+def watch() -> None:
+    """From now on an exception that leaves the script ends all ranks."""
+    global _before
+    _before, sys.excepthook = sys.excepthook, _leave
+    _messages.on("left", _follow)
+
+
+def forget() -> None:
+    global _before
+    if sys.excepthook is _leave:
+        sys.excepthook = _before or sys.__excepthook__
+    _before = None
+
+
+def go(text: str, reason: str = "", code: int = 1) -> None:
+    """Shows a text, tells the others the reason, and ends this process."""
+    _say(text)
+    with contextlib.suppress(DistributedError):
+        _messages.send("left", reason=(reason or text)[:LAST_WORDS])
+    _end(code)
+
+
+def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        go(f"rank {rank()} of {size()} was interrupted", code=130)
+    reason = "".join(traceback.format_exception_only(kind, error)).strip()
+    if _before is not None and _before is not sys.__excepthook__:
+        _before(kind, error, trace)  # somebody's own way to show it
+        go(f"[rank {rank()}] {reason}", reason)
+    lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+    go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()), reason)
+
+
+def _follow(message: _messages.Message) -> None:
+    if message["rank"] == rank():
+        return
+    _say(f"rank {rank()} of {size()} ends because rank {message['rank']} has ended: {message['reason']}")
+    _end(1)
+
+
+def _end(code: int) -> None:
+    """Rank 0 ends last: the others hear of everything through it, and JAX aborts them when it is gone."""
+    group = current()
+    assert group is not None
+    folder = f"{PREFIX}/{group.generation}/gone"
+    with contextlib.suppress(DistributedError):
+        if group.rank:
+            put(f"{folder}/{group.rank}", "")
+        else:
+            deadline = time.monotonic() + PATIENCE
+            for other in range(1, group.size):
+                take(f"{folder}/{other}", deadline - time.monotonic())
+            time.sleep(0.1)
+    os._exit(code)
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)

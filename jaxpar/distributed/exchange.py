@@ -1,0 +1,130 @@
+"""Texts between the ranks, through the coordinator's key-value store: no device, no collective.
+
+`exchange` is how ranks agree before a program is run that would hang if they did not. It takes about
+1 ms. This is the only file that touches the client of `jax.distributed`, which JAX keeps private.
+
+Every call of `exchange` with one `what` has a number, so that calls are kept apart; a rank deletes its
+text of call i once call i + 1 is complete, because then everybody has read it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from ..errors import DistributedError
+from .group import current
+
+PREFIX = "jaxpar"
+
+_calls: Counter[tuple[int, str]] = Counter()
+_lock = threading.Lock()
+
+
+def exchange(what: str, text: str, timeout: float = 60) -> list[str]:
+    """Every rank's text, in rank order; `[text]` alone.
+
+    Args:
+      what: names the exchange, in errors too. Every rank calls it equally often with the same name, from
+        one thread at a time. Use few names: one key for each stays in the store.
+      text: anything, up to some hundred KB.
+      timeout: seconds until the ranks that did not come are named.
+
+    Raises:
+      DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
+    """
+    texts = collect(what, text, timeout)
+    there = [text for text in texts if text is not None]
+    if len(there) == len(texts):
+        return there
+    raise DistributedError(
+        f"exchange {what!r}: {ranks_text(_of(texts, False))} did not come within {timeout:g} s; "
+        f"{ranks_text(_of(texts, True))} did. Ranks that are missing have ended, hang, or run another "
+        "program: look at their output first."
+    )
+
+
+def collect(what: str, text: str, timeout: float) -> list[str | None]:
+    """`exchange` that returns None for the ranks that did not come, instead of raising."""
+    group = current()
+    if group is None or group.size == 1:
+        return [text]
+    with _lock:
+        _calls[group.generation, what] += 1
+        call = _calls[group.generation, what]
+    folder = f"{PREFIX}/{group.generation}/{what}"
+    deadline = time.monotonic() + timeout
+    put(f"{folder}/{call}/{group.rank}", text)
+    texts: list[str | None] = [None] * group.size
+    for rank in range(group.size):
+        texts[rank] = (
+            take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
+        )
+        if texts[rank] is None:  # the time is over
+            there = dict(_call("key_value_dir_get", f"{folder}/{call}/"))
+            return [there.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
+    if call > 1:
+        delete(f"{folder}/{call - 1}/{group.rank}")
+    return texts
+
+
+def _of(texts: list[str | None], there: bool) -> list[int]:
+    return [rank for rank, text in enumerate(texts) if (text is not None) is there]
+
+
+def put(key: str, text: str) -> None:
+    _call("key_value_set", key, text)
+
+
+def take(key: str, timeout: float) -> str | None:
+    """The text behind a key, as soon as there is one; None after `timeout` seconds."""
+    try:
+        return _call("blocking_key_value_get", key, max(1, int(timeout * 1000)))
+    except TimeoutError:
+        return None
+
+
+def delete(key: str) -> None:
+    _call("key_value_delete", key)
+
+
+def count(key: str) -> int:
+    """1, 2, 3, ...: a number that no other rank gets."""
+    return int(_call("key_value_increment", key, 1))
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """`rank 1`, `ranks 0, 2`, `no rank`."""
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _client() -> Any:
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
+def _call(method: str, *arguments: Any) -> Any:
+    """One call of the client: TimeoutError when the time is over, DistributedError when it is gone."""
+    import jax
+
+    client = _client()
+    if client is None:
+        raise DistributedError(
+            "jax.distributed was shut down behind jaxpar's back; use destroy_process_group."
+        )
+    try:
+        return getattr(client, method)(*arguments)
+    except jax.errors.JaxRuntimeError as error:
+        code = re.match(r"\w*", str(error))
+        if code and code[0] == "DEADLINE_EXCEEDED":
+            raise TimeoutError from None
+        raise DistributedError(
+            f"the coordinator, which is rank 0's process, does not answer ({method}): "
+            f"{str(error).splitlines()[0]}"
+        ) from error

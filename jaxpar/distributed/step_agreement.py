@@ -1,0 +1,169 @@
+"""What every rank does at each step, and one question: is it the same?
+
+A rank that sees something for the first time (a batch of another shape, another program) must not run
+it before it knows that the others have it too: they may see nothing unusual, go straight into the
+collective and wait there for ever. So every rank keeps a record of its last steps. Whoever has something
+new asks on the bus; the others' bus threads answer from the record, whatever their main threads do, or
+as soon as they get to that step. Ranks that have seen it all ask nothing and pay for one dict entry.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ..errors import DistributedError, DivergenceError
+from . import _messages
+from .exchange import PREFIX, delete, put, ranks_text, take
+from .group import Group, current
+
+LENGTH = 4096
+"""Steps that are remembered. JAX runs at most some dozen ahead of its devices."""
+REMIND = 30.0
+
+Parts = dict[str, str]
+
+_log = logging.getLogger("jaxpar")
+_ledgers: dict[tuple[int, str], Ledger] = {}
+
+
+class Ledger:
+    """The steps of one kind; the same name on all ranks."""
+
+    def __init__(self, name: str, group: Group):
+        self.name, self.group = name, group
+        self.known: dict[Hashable, Parts] = {}
+        self.record: dict[int, Hashable] = {}
+        self.first: int | None = None
+        self.latest = -1
+        self.questions: dict[int, list[str]] = {}
+        self.problem = ""
+        self.lock = threading.Lock()
+
+    def check(self, step: int, key: Hashable, parts: Callable[[], Parts]) -> None:
+        """Returns when all ranks have the same at this step, or none of it is new here.
+
+        Args:
+          step: its number, growing, the same on all ranks.
+          key: stands for the parts and is quick to compare.
+          parts: what is compared, by field; asked for once for each key.
+
+        Raises:
+          DivergenceError: another rank has something else. DistributedError: ranks did not get to this
+            step within the group's timeout.
+        """
+        new = key not in self.known
+        if new:
+            self.known[key] = parts()
+        self.record[step] = key
+        self.record.pop(step - LENGTH, None)
+        self.first = step if self.first is None else self.first
+        self.latest = step
+        if self.questions:
+            self._answer_waiting()
+        if self.problem:
+            raise DivergenceError(self.problem)
+        if new:
+            self._ask(step, self.known[key])
+
+    # ---------------------------------------------------------------------------- the one that asks
+
+    def _ask(self, step: int, mine: Parts) -> None:
+        folder = f"{PREFIX}/{self.group.generation}/{self.name}/{step}/{self.group.rank}"
+        _messages.send("question", name=self.name, step=step, folder=folder, parts=mine)
+        answers: dict[int, Parts] = {self.group.rank: mine}
+        for rank in range(self.group.size):
+            if rank != self.group.rank:
+                answers[rank] = json.loads(self._wait(folder, rank, step))
+        delete(folder)
+        problem = difference(f"step {step} of {self.name}", answers)
+        if problem:
+            raise DivergenceError(problem)
+
+    def _wait(self, folder: str, rank: int, step: int) -> str:
+        waited = 0.0
+        while waited < self.group.timeout:
+            slice_ = min(REMIND, self.group.timeout - waited)
+            text = take(f"{folder}/{rank}", slice_)
+            if text is not None:
+                return text
+            waited += slice_
+            _log.warning(
+                "rank %s waits at step %s of %s for rank %s.", self.group.rank, step, self.name, rank
+            )
+        raise DistributedError(
+            f"{ranks_text([rank])} did not come to step {step} of {self.name} within "
+            f"{self.group.timeout:g} s, where rank {self.group.rank} has something for the first time."
+        )
+
+    # ------------------------------------------------------------------------- the ones that answer
+
+    def hear(self, message: _messages.Message) -> None:
+        """In the bus thread: answers now, or leaves it to the step."""
+        with self.lock:
+            self.questions.setdefault(message["step"], []).append(json.dumps(message))
+        self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        with self.lock:
+            ready = [step for step in self.questions if step <= self.latest]
+            texts = [text for step in ready for text in self.questions.pop(step)]
+        for text in texts:
+            self._answer(json.loads(text))
+
+    def _answer(self, message: _messages.Message) -> None:
+        step = message["step"]
+        mine = self._at(step)
+        put(f"{message['folder']}/{self.group.rank}", json.dumps(mine))
+        both = {self.group.rank: mine, message["rank"]: message["parts"]}
+        self.problem = self.problem or difference(f"step {step} of {self.name}", both)
+
+    def _at(self, step: int) -> Parts:
+        """What this rank has had at a step; nothing if that was too long ago to know, or to matter."""
+        if step in self.record:
+            return self.known[self.record[step]]
+        assert self.first is not None
+        if self.first <= step <= self.latest - LENGTH:
+            return {}
+        return {"step": f"left out step {step} (it is at {self.latest}, its first was {self.first})"}
+
+
+def ledger(name: str) -> Ledger | None:
+    """This group's ledger of that name; None where there is nobody to compare with."""
+    group = current()
+    if group is None or group.size == 1:
+        return None
+    # Both the main thread and the bus may be the first to ask; setdefault keeps one.
+    return _ledgers.setdefault((group.generation, name), Ledger(name, group))
+
+
+def hear(message: dict[str, Any]) -> None:
+    """A question may come before this rank has the ledger: it is made now."""
+    group = current()
+    if group is not None and message["rank"] != group.rank:
+        found = ledger(message["name"])
+        if found is not None:
+            found.hear(message)
+
+
+def forget() -> None:
+    _ledgers.clear()
+
+
+def difference(where: str, parts: dict[int, Parts]) -> str:
+    """The first field in which ranks differ, with the values; "" if there is none."""
+    parts = {rank: one for rank, one in parts.items() if one}
+    fields = dict.fromkeys(field for one in parts.values() for field in one)
+    for field in fields:
+        ranks: dict[str, list[int]] = {}
+        for rank in sorted(parts):
+            ranks.setdefault(parts[rank].get(field, "nothing"), []).append(rank)
+        if len(ranks) > 1:
+            values = ", ".join(
+                f"{ranks_text(r)} ha{'ve' if len(r) > 1 else 's'} {v}" for v, r in ranks.items()
+            )
+            return f"{where}: the ranks differ in {field}: {values}."
+    return ""
