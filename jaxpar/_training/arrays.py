@@ -311,6 +311,8 @@ def _distinct(values: list, view: NNXView, seen: set[Any]) -> list:
     for i, (x, is_variable) in enumerate(zip(values, view.are_variables, strict=True)):
         if not is_array(x):  # optax.MaskedNode, an empty tree
             continue
+        if not isinstance(x, jax.Array):  # nnx.update puts the host's arrays into a module as they are
+            values[i] = x = jnp.array(x)
         # An array that is no Variable stays in the object, so the program gets a copy that it may consume.
         if not is_variable or _buffer(x) in seen:
             values[i] = x = jnp.copy(x)
