@@ -44,8 +44,10 @@ def mse(net, x, y):
 def parts(kind, precision=HALF, accumulate=3, **options):
     net = kind(nnx.Linear(12, 6, rngs=nnx.Rngs(0), dtype=None if precision is None else jnp.float16))
     optimizer = nnx.Optimizer(net, optax.sgd(0.01, momentum=0.9), wrt=nnx.Param)
-    return net, optimizer, jaxpar.train_step(
-        net, optimizer, mse, accumulate=accumulate, precision=precision, **options
+    return (
+        net,
+        optimizer,
+        jaxpar.train_step(net, optimizer, mse, accumulate=accumulate, precision=precision, **options),
     )
 
 
@@ -114,7 +116,7 @@ def test_whatever_is_lost_is_missed(lose):
 
 
 def test_reports_are_counted_on():
-    net, optimizer, step = parts(plain, None, 1)
+    _, _, step = parts(plain, None, 1)
     for i in range(3):
         step(X[i], Y[i])
     other = parts(plain, None, 1)[2]

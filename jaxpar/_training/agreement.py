@@ -36,31 +36,17 @@ class Agreement(NamedTuple):
         return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
 
 
-class Engine(Protocol):
-    """Who asks for an agreement: the engine, seen from below."""
-
-    @property
-    def world_size(self) -> int: ...
-
-    def said(self, keep: bool) -> Said:
-        """What has to be the same on all ranks, beside the rows."""
-
-    def turn(self, batch: Any, keep: bool = False) -> Any:
-        """One step."""
-
-    def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
-        """Takes arrays of the module from another rank."""
-
-
 class Strategy(Protocol):
     """How ranks agree on a step. `shares_buffers`: whether one replica's buffers become everybody's."""
 
     shares_buffers: bool
 
-    def agree(self, engine: Engine, rows: Any, keep: bool) -> tuple[Agreement, Any] | None:
+    def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any] | None:
         """The agreement, and the rows in the form that it wants; None when no rank has rows any more.
 
-        `keep` says that gradients stay on the replicas: no other rank takes part in the step.
+        Args:
+          said: what this rank says of the step beside its rows; None where there are no others.
+          keep: whether gradients stay on the replicas, so that nothing is averaged.
         """
 
 
@@ -69,22 +55,22 @@ class Alone:
 
     shares_buffers = False
 
-    def agree(self, engine: Engine, rows: Any, keep: bool) -> tuple[Agreement, Any]:
-        del engine, keep
+    def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any]:
+        del said, keep
         return Agreement((), 1, None), rows
 
 
 class SameRows:
-    """Every rank brings rows of the same shapes, as torch's DDP takes for granted."""
+    """Every one of `ranks` ranks brings rows of the same shapes, as torch's DDP takes for granted."""
 
-    def __init__(self, shares_buffers: bool):
-        self.shares_buffers = shares_buffers
+    def __init__(self, ranks: int, shares_buffers: bool):
+        self.ranks, self.shares_buffers = ranks, shares_buffers
 
-    def agree(self, engine: Engine, rows: Rows, keep: bool) -> tuple[Agreement, Rows]:
+    def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows]:
         """Raises DivergenceError where ranks differ."""
-        if engine.world_size > 1:
-            compare(rows, engine.said(keep))
-        kinds = rows.kinds * engine.world_size
+        if said is not None:
+            compare(rows, said)
+        kinds = rows.kinds * self.ranks
         active = sum(kind is not None for kind in kinds)
         source = 0 if self.shares_buffers and not keep else None
         return Agreement(kinds, active, source), rows

@@ -140,7 +140,7 @@ class ModuleArrays(ObjectArrays):
         known: dict[Any, Any],
     ):
         super().__init__(module, placement, world)
-        self._net, self._wrt, self._known = net, wrt, known
+        self._net, self._wrt, self._known = net, Static(wrt), known
 
     @property
     def definitions(self) -> Any:
@@ -162,11 +162,11 @@ class ModuleArrays(ObjectArrays):
         return form.unflatten([flat[i] for i in order])
 
     def _structure(self) -> tuple[tuple[int, ...], Any, list[int]]:
-        key = self.definition, Static(self._wrt)
+        key = self.definition, self._wrt
         if key not in self._known:
             root = 0 if self._net is self.thing else 1
-            ordered = order_of_gradients(self._net, self._wrt, self.view, root)
-            self._known[key] = self.view.parameters(self._wrt), *ordered
+            ordered = order_of_gradients(self._net, self._wrt.value, self.view, root)
+            self._known[key] = self.view.parameters(self._wrt.value), *ordered
         return self._known[key]
 
 

@@ -100,7 +100,8 @@ class DistributedDataParallel(abc.ABC):
             )
         _backend(backend)
         world = make_world(device_ids, dim)
-        state = EngineState(SameRows(_buffers(forward_sync_buffers, broadcast_buffers)), comm_hook)
+        shares_buffers = _buffers(forward_sync_buffers, broadcast_buffers)
+        state = EngineState(SameRows(world.size, shares_buffers), comm_hook)
         if isinstance(module, nnx.Module):
             return _NNXDistributed(module, world, backend, state, init_sync)
         if isinstance(module, linen.Module):

@@ -44,7 +44,7 @@ class Said:
 
     Attributes:
       number, step: which wrapper, and which of its steps.
-      definition: the module; trained: the names of its parameters that are.
+      definition: the module; trained: which of its values are trained, of these names.
       loss_fn: the user's.
       keep: whether gradients stay on the replicas.
       fingerprint: of what follows the gradients.
@@ -53,7 +53,8 @@ class Said:
     number: int
     step: int
     definition: Any
-    trained: tuple[str, ...]
+    trained: tuple[int, ...]
+    names: list[str]
     loss_fn: Callable[..., Any]
     keep: bool
     fingerprint: Fingerprint = ()
@@ -89,7 +90,7 @@ def compare(rows: Rows, said: Said) -> None:
             "the loss function": loss,
             **dict(said.fingerprint),  # before the mode, which follows from `accumulate`
             "the mode": "no_sync()" if said.keep else "averaging",
-            "what is trained": ", ".join(said.trained),
+            "what is trained": ", ".join(said.names[i] for i in said.trained),
             "the module's structure": _structure(said.definition),
         }
 

@@ -83,14 +83,18 @@ class Engine:
 
     def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> Outcome:
         """A step on this rank's batch. `keep` leaves gradients on their replicas for the next to add to."""
-        done = self.turn(self.work.bring(args, kwargs), keep)
+        batch = self.work.bring(args, kwargs)
+        if self.state.strategy is not self.state.usual:
+            self.state.engine = self
+        done = self.turn(batch, keep)
         assert done is not None  # a rank with rows takes part in the step
         return done
 
     def turn(self, batch: Any, keep: bool = False) -> Outcome | None:
         """Once around the loop. None, with nothing done, when no rank has rows any more."""
         values, extra = self.arrays.take(keep)
-        found = self.state.strategy.agree(self, batch, keep)
+        said = self._said(keep) if self.world.size > 1 else None
+        found = self.state.strategy.agree(batch, said, keep)
         if found is None:
             return None
         agreed, batch = found
@@ -115,19 +119,20 @@ class Engine:
         trained = [values[i] for i in self.arrays.parameters]
         return self.work.first_own(self.world.local_shared(trained))
 
-    # ------------------------------------------------------------------------ for the strategies
-
-    @property
-    def world_size(self) -> int:
-        return self.world.size
-
-    def said(self, keep: bool) -> Said:
+    def _said(self, keep: bool) -> Said:
         """What has to be the same on all ranks, beside the rows."""
         state, arrays = self.state, self.arrays
         state.number = state.number or next_number()
-        trained = tuple(arrays.names[i] for i in arrays.parameters)
-        definition = arrays.definition
-        return Said(state.number, state.steps, definition, trained, self._loss_fn, keep, self._fingerprint)
+        return Said(
+            state.number,
+            state.steps,
+            arrays.definition,
+            arrays.parameters,
+            arrays.names,
+            self._loss_fn,
+            keep,
+            self._fingerprint,
+        )
 
     def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
         """Takes the module's buffers or parameters from a rank; all ranks call it. Whether there were any."""

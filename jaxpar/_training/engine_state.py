@@ -23,6 +23,7 @@ class EngineState:
       own: what replicas keep for themselves, gradients and the hook's state; None before the first step.
       hook: how gradients are reduced; registered: whether the user has chosen it.
       strategy: how ranks agree on a step; usual: the same outside of join.
+      engine: that of the last step inside of join, with which a rank goes on when its rows are used up.
       synchronises: False inside of `no_sync()`.
       compared: whether values that the user holds were compared with the other ranks'.
       steps: how many there were.
@@ -34,6 +35,7 @@ class EngineState:
 
     def __init__(self, strategy: Strategy, hook: CommHook | None = None):
         self.strategy = self.usual = strategy
+        self.engine: Any = None
         self.own: Own | None = None
         self.hook: CommHook = hook or mean
         self.registered = hook is not None

@@ -18,7 +18,8 @@ from typing import Any
 from .._parallel.program import Kind
 from ..distributed.exchange import exchange
 from ..errors import DistributedError, DivergenceError
-from .agreement import Agreement, Engine
+from .agreement import Agreement
+from .divergence_guard import Said
 from .engine_state import EngineState
 from .local_batch import Rows
 from .world import World
@@ -35,7 +36,7 @@ class Announced:
       shares_buffers: whether all ranks take the buffers of one before each step.
 
     Attributes:
-      engine, rows: of this rank's last step, with which it goes on when its batches are used up.
+      rows: of this rank's last step.
       last: the highest rank that had rows in the last step.
     """
 
@@ -44,16 +45,16 @@ class Announced:
     ):
         self._world, self._timeout = world, timeout
         self._divides_by_all, self._throws, self.shares_buffers = divides_by_all, throws, shares_buffers
-        self.engine: Engine | None = None
         self.rows: Rows | None = None
         self.last = 0
 
-    def agree(self, engine: Engine, rows: Rows, keep: bool) -> tuple[Agreement, Rows] | None:
+    def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows] | None:
         """Raises as `DistributedDataParallel.join`."""
+        del said  # the announcement takes its place
         if keep:
             raise RuntimeError("join: no_sync() cannot be used in here; accumulate outside of join.")
         if rows.sizes:
-            self.engine, self.rows = engine, rows
+            self.rows = rows
         agreed = self.announce(rows)
         if agreed is None:
             return None
@@ -128,12 +129,12 @@ class Join:
                 self._go_on()
         finally:
             # torch leaves its hooks in place (J5), and later steps take buffers from the highest rank.
-            self._state.strategy = self._state.usual
+            self._state.strategy, self._state.engine = self._state.usual, None
 
     def _go_on(self) -> None:
         """Takes part with zeros until no rank has batches any more, then takes the last one's values."""
-        engine, rows = self._strategy.engine, self._strategy.rows
-        if engine is None or rows is None:
+        engine, rows = self._state.engine, self._strategy.rows
+        if rows is None:
             self._strategy.announce(None)  # raises, on all ranks, if another one has batches
             return
         while engine.turn(rows.empty()) is not None:
