@@ -1,4 +1,4 @@
-"""The rules of docs/semantics.md section 1.2 (device check, scatter) and the table 1.7, on the reference."""
+"""The rules of docs/semantics.md section 1.2 (device check, scatter), and the table of chunk sizes, on the reference."""
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable
