@@ -28,6 +28,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._typing import REPLICA, Shape
 from ..errors import CollectiveError
+from .same_program import same_program
 
 CALLS = {
     "jit": "jaxpr",
@@ -70,7 +71,7 @@ def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
         # JAX folds the size of an axis into the program as a number, so it cannot be searched for. It shows
         # as a difference between the programs for k and for k + 1 replicas.
         other = jax.make_jaxpr(f, axis_env=[(REPLICA, k + 1)])(*args)
-        if not _equal(program, other, {}):
+        if not same_program(program, other):
             raise CollectiveError(
                 "parallel_apply: the module uses the number of replicas (pmean, psum of a number, axis_size, "
                 "Flax's BatchNorm with axis_name) and the replicas have different numbers of rows: a mean of "
@@ -354,51 +355,3 @@ def zeros(shape: Shape, dtype: Any) -> jax.Array:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(dtype)), shape)
     return jnp.zeros(shape, dtype)
-
-
-# ---------------------------------------------------------------------------------------- comparing
-
-
-def _equal(a: Any, b: Any, names: dict[Any, Any]) -> bool:
-    """Whether two programs, or parameters of equations, are the same; `names` pairs their variables.
-
-    Functions among the parameters (rules for derivatives, callbacks) count as the same: they were made from
-    the same source at both traces.
-    """
-    if isinstance(a, ClosedJaxpr):
-        return _equal(a.jaxpr, b.jaxpr, {}) and _equal(list(a.consts), list(b.consts), names)
-    if isinstance(a, Jaxpr):
-        names |= dict(zip([*a.constvars, *a.invars], [*b.constvars, *b.invars], strict=False))
-        return (
-            len(a.eqns) == len(b.eqns)
-            and all(_equal_equations(x, y, names) for x, y in zip(a.eqns, b.eqns, strict=True))
-            and _equal_atoms(a.outvars, b.outvars, names)
-        )
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(_equal(x, y, names) for x, y in zip(a, b, strict=True))
-    if isinstance(a, jax.core.Tracer):
-        return a is b
-    if isinstance(a, np.ndarray | jax.Array):
-        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-    return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
-
-
-def _equal_equations(x: JaxprEqn, y: JaxprEqn, names: dict[Any, Any]) -> bool:
-    if x.primitive is not y.primitive or not _equal_atoms(x.invars, y.invars, names):
-        return False
-    names |= dict(zip(x.outvars, y.outvars, strict=True))
-    return all(_equal(value, y.params[key], dict(names)) for key, value in x.params.items())
-
-
-def _equal_atoms(a: Sequence[Any], b: Sequence[Any], names: dict[Any, Any]) -> bool:
-    if len(a) != len(b):
-        return False
-    for x, y in zip(a, b, strict=True):
-        if x.aval != y.aval or isinstance(x, Literal) != isinstance(y, Literal):
-            return False
-        same = (
-            _equal(np.asarray(x.val), np.asarray(y.val), names) if isinstance(x, Literal) else names[x] is y
-        )
-        if not same:
-            return False
-    return True
