@@ -51,6 +51,7 @@ def _finish() -> None:
             print(f"jaxpar.Checkpointer: at exit: {error}", file=sys.stderr)
 
 
-# atexit would be too late: the pools that orbax writes with are closed before its functions run. This
-# is what concurrent.futures itself uses; the last one to register is the first one to be called.
+# atexit would be too late: a job that has not begun to write could no longer use a pool of threads, since
+# concurrent.futures closes them all before atexit runs. This is what concurrent.futures itself uses, and
+# the last one to register is the first one to be called.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]

@@ -8,41 +8,45 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._typing import PyTree
 from ..errors import CheckpointError
 from .item import Leaf
-from .plain import spec
+from .plain import is_key, spec
+from .step import SavedArray, SavedValue
 
 MOST = 5
 """Leaves that an error lists."""
 
 Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
-"""Shape and dtype of an array; None for a value that is none."""
+"""Shape and dtype of an array; None for any other value."""
 
 
 def fit(
-    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Any], at: str, strict: bool
+    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Spec], at: str, strict: bool
 ) -> dict[str, str]:
-    """The names in the checkpoint of an item's leaves.
+    """What an object's leaves are called in the checkpoint.
 
     Args:
-      leaves: of the object.
-      saved: (shape, dtype) of arrays and None of other values, by name.
-      at: the file, for the errors.
+      leaves: the object's.
+      saved: the checkpoint's.
+      at: the step's folder, for the errors.
       strict: whether another dtype is an error or a warning.
 
     Raises:
       CheckpointError: a leaf is only on one side, or has another shape, dtype or kind.
     """
+    whole = [name for name, leaf in leaves.items() if leaf.whole]
+    if whole and whole[0] in saved:
+        return {name: name for name in whole}  # the arrays beside it are parts of it
     names = _matched(item, leaves, saved, at)
     for name, leaf in leaves.items():
-        if not leaf.whole:
-            _same(item, name, _spec(leaf), saved[names[name]], at, strict)
+        _same(item, name, _spec(leaf), saved[names[name]], at, strict)
     return names
 
 
@@ -102,26 +106,25 @@ def _some(names: list[str]) -> str:
 
 
 def _spec(leaf: Leaf) -> Spec:
-    """Of an object's leaf what the manifest says of a saved one."""
     value = leaf.value
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return tuple(value.shape), str(value.dtype)
     return None
 
 
-def saved_specs(arrays: Mapping[str, Any], light: Mapping[str, Any]) -> dict[str, Any]:
-    """(shape, dtype) or None for all leaves of an item in a manifest."""
-    found: dict[str, Any] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
-    return found | {name: spec(entry["value"]) for name, entry in light.items()}
+def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
+    """The specs of all leaves of an item in a manifest."""
+    found: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
+    return found | {name: spec(entry["value"]) for name, entry in small.items()}
 
 
-def like(old: Any, new: Any) -> Any:
+def like(old: PyTree, new: PyTree) -> PyTree:
     """A value from a checkpoint, of the dtype and on the devices of the one that it replaces."""
     if isinstance(old, np.ndarray):
         return np.asarray(new).astype(old.dtype, copy=False)
     if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
         return new
-    if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+    if not is_key(old):
         new = np.asarray(new).astype(old.dtype, copy=False)
     sharding = old.sharding
     if sharding is None:
