@@ -496,9 +496,10 @@ def test_nothing_changes_when_an_item_is_refused(saved):
 
 
 def test_a_dtype_is_converted_where_that_is_asked_for(saved):
-    with pytest.warns(UserWarning, match="bfloat16 here and float32"):
+    with pytest.warns(UserWarning, match="bfloat16 here and float32") as said:
         got = saved.restore(strict_dtype=False, tree=OTHERS["dtype"][0]).trees["tree"]
     assert got["x"].dtype == jnp.bfloat16
+    assert said[0].filename == __file__
 
 
 def test_what_is_not_there_is_named(saved, tmp_path):

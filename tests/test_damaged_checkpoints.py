@@ -44,6 +44,7 @@ def restored(run, *step):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found, trees = Checkpointer(run).restore(*step, tree=BLANK)
+    assert all(warning.filename == __file__ for warning in caught)  # the caller's line is shown
     want = TREE | {"epoch": 3 + found}
     assert trees["tree"].keys() == want.keys()
     for name, x in trees["tree"].items():
@@ -227,8 +228,9 @@ def test_training_writes_over_the_step_that_it_could_not_resume(run):
     with Checkpointer(run) as checkpointer:
         with pytest.warns(UserWarning, match="step 1 is damaged"):
             assert checkpointer.restore(tree=BLANK).step == 0
-        with pytest.warns(UserWarning, match=r"step 1 in .* is damaged, and was renamed to 1.damaged"):
+        with pytest.warns(UserWarning, match=r"step 1 in .* is damaged, and was renamed to 1.damaged") as said:
             assert checkpointer.save(1, tree=TREE | {"epoch": 4})
+        assert said[0].filename == __file__
     assert restored(run) == (1, [])
     aside = run / "1.damaged"
     assert (aside / files(run)[0].relative_to(run / "1")).read_bytes() == damaged

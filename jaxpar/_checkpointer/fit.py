@@ -72,7 +72,7 @@ def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) 
             f"{text}. Nothing was restored; build the object with that dtype, or allow the conversion with "
             "strict_dtype=False."
         )
-    warnings.warn(f"{text}; it is converted.", stacklevel=6)
+    warnings.warn(f"{text}; it is converted.", stacklevel=7)
 
 
 def _matched(item: str, here: Iterable[str], there: Iterable[str], at: str) -> dict[str, str]:

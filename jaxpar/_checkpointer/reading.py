@@ -42,7 +42,7 @@ def _newest(store: Store, items: Mapping[str, Item], strict: bool) -> tuple[int,
             return step, _values(store.path(step), items, strict)
         except Damage as damage:
             warnings.warn(
-                f"Checkpointer.restore: step {step} is damaged and is passed over: {damage}.", stacklevel=5
+                f"Checkpointer.restore: step {step} is damaged and is passed over: {damage}.", stacklevel=4
             )
             reasons.append(damage)
     raise CheckpointError(
@@ -78,7 +78,9 @@ def _values(path: Path, items: Mapping[str, Item], strict: bool) -> Values:
             )
         small = {name: own(manifest["states"], name) for name in items}
         specs = {name: saved_specs(manifest["arrays"][name], small[name]) for name in items}
-    names = {name: fit(name, leaves[name], specs[name], str(path), strict) for name in items}
+    names = {}
+    for name in items:
+        names[name] = fit(name, leaves[name], specs[name], str(path), strict)
     with _well_formed():
         arrays = read_arrays(path, manifest, items)
         decoded = {

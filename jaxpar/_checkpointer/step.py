@@ -90,13 +90,13 @@ def write_step(folder: Path, step: int, arrays: Arrays, states: list[State]) -> 
         written = pool.map(lambda at: _write_leaf(folder / places[at], arrays[at[0]][at[1]]), places)
         for (item, leaf), entry in zip(places, written, strict=True):
             saved[item][leaf] = entry
-    if places:
-        _write(folder / TREE, _tree(places.values()))
-        flush(folder / ARRAYS)
-    manifest: Manifest = {"format": FORMAT, "step": step, "arrays": saved, "states": states}
-    text = json.dumps(manifest).encode()
-    _write(folder / MANIFEST, digest(text).encode() + b"\n" + text)
-    flush(folder)
+        if places:
+            (folder / TREE).write_bytes(_tree(places.values()))
+        manifest: Manifest = {"format": FORMAT, "step": step, "arrays": saved, "states": states}
+        text = json.dumps(manifest).encode()
+        (folder / MANIFEST).write_bytes(digest(text).encode() + b"\n" + text)
+        # Not one by one as they are written: a journal is committed once for all that is there by then.
+        list(pool.map(flush, [folder, *folder.rglob("*")]))
 
 
 def read_manifest(step: Path) -> Manifest:
@@ -178,11 +178,6 @@ def flush(path: Path) -> None:
         os.close(file)
 
 
-def _write(path: Path, data: bytes | memoryview) -> None:
-    path.write_bytes(data)
-    flush(path)
-
-
 def _bytes(step: Path, name: str, size: int | None = None) -> memoryview:
     """The bytes of a file. If it does not have `size` of them, nothing is read, and nothing allocated."""
     try:
@@ -204,8 +199,8 @@ def _check(step: Path, name: str, expected: bytes) -> None:
 def _write_leaf(folder: Path, array: np.ndarray) -> SavedArray:
     data = flat_bytes(array).data
     folder.mkdir(parents=True)
-    _write(folder / ".zarray", _header(array.shape, array.dtype))
-    _write(folder / _chunk(array.shape), data)
+    (folder / ".zarray").write_bytes(_header(array.shape, array.dtype))
+    (folder / _chunk(array.shape)).write_bytes(data)
     return {"shape": list(array.shape), "dtype": array.dtype.name, "sha256": digest(data)}
 
 
