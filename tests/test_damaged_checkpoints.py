@@ -228,7 +228,9 @@ def test_training_writes_over_the_step_that_it_could_not_resume(run):
     with Checkpointer(run) as checkpointer:
         with pytest.warns(UserWarning, match="step 1 is damaged"):
             assert checkpointer.restore(tree=BLANK).step == 0
-        with pytest.warns(UserWarning, match=r"step 1 in .* is damaged, and was renamed to 1.damaged") as said:
+        with pytest.warns(
+            UserWarning, match=r"step 1 in .* is damaged, and was renamed to 1.damaged"
+        ) as said:
             assert checkpointer.save(1, tree=TREE | {"epoch": 4})
         assert said[0].filename == __file__
     assert restored(run) == (1, [])

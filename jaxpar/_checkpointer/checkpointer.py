@@ -47,15 +47,17 @@ class Checkpointer:
 
     Args:
       directory: a folder on a file system that all processes see; made if it is not there.
-      max_to_keep: steps to keep; None keeps all.
+      max_to_keep: steps to keep, those with the highest numbers; None keeps all. Never removed are the
+        step that was just saved, and what cannot be read.
       save_every: `save` does nothing at other steps than the multiples of this.
       asynchronous: whether the bytes are written while training goes on.
       on_save_error: `"raise"`, or `"warn"` to train on when a step cannot be written.
 
-    With several processes all of them call every method; rank 0 writes, all read.
+    With several processes all of them call every method; rank 0 writes, all read. One process at a time
+    saves to a directory: the first `save` locks it, until `close` or the end of the process.
 
     Raises:
-      CheckpointError: `directory` is a file or cannot be made.
+      CheckpointError: `directory` is a file.
 
     torch counterpart: `torch.save` and `torch.load`, which promise none of this.
     """
@@ -85,8 +87,9 @@ class Checkpointer:
         """Saves a step, if it is one to save.
 
         What is saved is what the items hold now: they may change as soon as this returns. If the save
-        before is still being written, it is waited for. After a SIGTERM to any process the step is saved in
-        any case and written to the end, and the process exits with code 75.
+        before is still being written, this waits for it. After a SIGTERM to any process the step is saved in
+        any case and written to the end, and the process exits with code 75. A damaged step of the same
+        number is renamed and kept.
 
         Args:
           step: the number of the step.
@@ -98,8 +101,9 @@ class Checkpointer:
           Whether the step was saved, or is being written.
 
         Raises:
-          CheckpointError: the step exists; the disk is full; an item whose state cannot be had; the save
-            before could not be written. With `on_save_error="warn"` the disk's errors are warnings.
+          CheckpointError: the step exists; the disk is full; an item whose state cannot be had; another
+            process saves to the directory; the save before could not be written. With
+            `on_save_error="warn"` the disk's errors are warnings.
           SystemExit: with code 75, after a SIGTERM.
         """
         step = _checked_step(step)
@@ -251,7 +255,8 @@ class Checkpointer:
           `Restored(step, trees)`.
 
         Raises:
-          CheckpointError: no such step; damaged; another object than the one that was saved.
+          CheckpointError: no such step; damaged; another object than the one that was saved; the newest
+            step is of another format, which another version of jaxpar reads.
         """
         if not items:
             raise TypeError("Checkpointer.restore: there is nothing to restore; pass items by name: net=net.")

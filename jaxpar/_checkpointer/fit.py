@@ -1,7 +1,7 @@
-"""Does a checkpoint fit the objects it is to go into? Names, shapes and dtypes, leaf by leaf.
+"""Does a checkpoint fit the objects that it is to go into? Names, shapes and dtypes, leaf by leaf.
 
-Nothing is read for it but the manifest, so a checkpoint that claims a giant shape is refused before
-anything of that size is made.
+Only the manifest is read for it, so a checkpoint that claims a giant shape is refused before anything of that
+size is made. torch's `load_state_dict` compares names and shapes too, but casts dtypes without a word.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) 
     if here is None and there is None:
         return
     if here is None or there is None:
-        kinds = {True: "a number, text or None", False: "an array"}
+        number, array = "a number, text or None", "an array"
         raise CheckpointError(
-            f"Checkpointer.restore: {item}: {name} is {kinds[here is None]} here and "
-            f"{kinds[there is None]} in {at}."
+            f"Checkpointer.restore: {item}: {name} is {array if here else number} here and "
+            f"{array if there else number} in {at}."
         )
     if here[0] != there[0]:
         raise CheckpointError(
@@ -76,7 +76,10 @@ def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) 
 
 
 def _matched(item: str, here: Iterable[str], there: Iterable[str], at: str) -> dict[str, str]:
-    """By name, and where that fails by the name without the `module` that a wrapper puts into it."""
+    """By name, and where that fails by the name without the `module` that a wrapper puts into it.
+
+    torch's users strip `module.` by hand, when a checkpoint of a wrapped net goes into a bare one.
+    """
     here, there = list(here), set(there)
     if set(here) == there:
         return {name: name for name in here}
@@ -127,10 +130,10 @@ def like(old: PyTree, new: PyTree) -> PyTree:
     if not is_key(old):
         new = np.asarray(new).astype(old.dtype, copy=False)
     sharding = old.sharding
-    if sharding is None:
+    if sharding is None:  # of a ShapeDtypeStruct
         return jnp.asarray(new)
     if not sharding.is_fully_addressable:
         return jax.make_array_from_callback(old.shape, sharding, lambda index: new[index])
     if isinstance(old, jax.Array) and not old.committed:
-        return jnp.asarray(new)
+        return jnp.asarray(new)  # device_put would tie it to a device, and JAX refuses to mix those
     return jax.device_put(new, sharding)

@@ -4,8 +4,8 @@ An item has leaves by name. Arrays become files; numbers, texts and random strea
 between processes, so they go into the manifest (see `ranks`). Where an object gives its own state, that is
 one leaf whatever its structure is: nothing of it is compared when it is restored.
 
-torch's counterpart are state_dicts; the place in the data, random streams and the step are left to the
-caller.
+torch's counterpart is a dict of state_dicts. There the place in the data and the random streams are the
+caller's affair.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class NNXItem:
         self._state = [
             (path, leaf)
             for path, leaf in nnx.to_flat_state(nnx.state(node))
+            # What a forward leaves behind belongs to that forward, and is not there in a net just built.
             if not isinstance(leaf, (nnx.Intermediate, nnx.Perturbation))
         ]
 

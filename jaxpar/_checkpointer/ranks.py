@@ -1,8 +1,9 @@
 """What several processes agree on.
 
-Parameters and statistics are the same in all of them, so rank 0 alone writes them and all read them.
-Small values may differ: positions in the data, random streams. Every rank sends its own to rank 0,
-which stores them once if they are equal, and else one for each rank.
+Parameters and statistics are the same on all ranks, so rank 0 alone writes them and all ranks read them.
+Small values may differ: positions in the data, random streams. Every rank sends its own to rank 0, which
+stores them once if they are equal, and one for each rank if not. Large arrays in the state of an object have
+no such rule behind them, so their digests are compared, and a difference is refused.
 """
 
 from __future__ import annotations
@@ -25,24 +26,21 @@ PATIENCE = 1800.0
 """Seconds to wait for rank 0's disk, and for reading; what torch waits for a collective."""
 
 MOST = 1 << 20
-"""Bytes that a rank may send: it travels through the coordinator."""
-
+"""Bytes that a rank may send: they travel through the coordinator."""
 
 T = TypeVar("T")
 
 
 def agree(what: str, mine: T, error: Exception | None = None) -> list[T]:
-    """Every rank's value, which must survive JSON; raises in all of them what went wrong in one."""
+    """Every rank's value, which must survive JSON; raises on all ranks what went wrong on one.
+
+    A rank that raised without coming here would leave the others waiting.
+    """
     if size() == 1:
         if error is not None:
             raise error
         return [mine]
-    said = (
-        str(error)
-        if error is None or isinstance(error, CheckpointError)
-        else f"{type(error).__name__}: {error}"
-    )
-    text = json.dumps({"value": mine, "error": None if error is None else said})
+    text = json.dumps({"value": mine, "error": None if error is None else _said(error)})
     if len(text) > MOST:
         refusal = CheckpointError(
             f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
@@ -64,10 +62,10 @@ def _said(error: Exception) -> str:
 
 
 def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
-    """Compares the ranks' digests of large arrays, of which rank 0 writes its own for all.
+    """Compares the ranks' digests of large arrays, by leaf.
 
     Raises:
-      CheckpointError: an array is another one on some rank.
+      CheckpointError: an array differs between ranks, or only some of them have it.
     """
     for leaf in dict.fromkeys(leaf for held in digests for leaf in held):
         first, *others = [held.get(leaf) for held in digests]
@@ -83,12 +81,12 @@ def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
 def own(states: list[State], item: str) -> dict[str, SavedValue]:
     """This rank's small values of an item.
 
-    With the number of ranks that saved, each gets its own. With another number, what was equal on all
-    ranks is still right. A random stream of its own is what every rank must have and nothing more: rank r
-    continues that of the old rank r, and where there was none, rank 0's folded with r.
+    With as many ranks as saved them, each gets its own. With another number, what was equal on all ranks is
+    still right. Of a random stream nothing matters but that every rank has its own: rank r continues that of
+    the old rank r, and where there was none, rank 0's folded with r.
 
     Raises:
-      CheckpointError: the ranks were in different places, and there is another number of them now.
+      CheckpointError: the ranks were in different places, and their number has changed.
     """
     if len(states) in (1, size()):
         return states[rank() % len(states)].get(item, {})
