@@ -1,11 +1,11 @@
 """gather: the replicas' outputs become one.
 
-torch copies the outputs of all replicas to one device, which therefore carries more than the others
-(its best-known weakness). Here that happens outside of `jax.jit` only. Inside, the result is one
-global array whose rows stay on the devices that made them, and no device holds all of it.
+torch copies the outputs of all replicas to one device, which then carries more than the others: its
+best-known weakness. Here that happens only outside of `jax.jit`. Inside, the result is one global array whose
+rows stay on the devices that made them, and no device holds all of it.
 
-What torch loses silently raises here: outputs of another dtype (torch casts them to the first
-one's), dicts with other keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
+What torch loses silently raises here: outputs of different dtypes (torch casts to the first one's), dicts
+with other keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """scatter: a batch goes out to the devices.
 
-torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each
-replica but the last one that gets any, so fewer replicas than devices may be used
-(docs/semantics.md row 15). Everything that is no tensor is passed to all replicas by reference
-(#19). Both hold here. What differs, on purpose:
+torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each replica but
+the last one that gets any, so fewer replicas than devices may be used (docs/semantics.md row 15). Everything
+else is passed to all replicas by reference (row 19). Both hold here. On purpose, this differs:
 
-* siblings with different numbers of rows raise; torch drops the rows that have no partner (#24);
+* siblings with different numbers of rows raise; torch drops the rows that have no partner (row 24);
 * numpy arrays are arrays (torch passes them by reference);
-* arguments and keyword arguments are split as one batch, so torch's padding of the shorter of the
-  two lists, and its slip (#27), have no counterpart.
+* arguments and keyword arguments are split as one batch, so torch's padding of the shorter of the two lists,
+  and its slip (row 27), have no counterpart.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def chunk_sizes(B: int, N: int) -> tuple[int, ...]:
 
 
 def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
-    """`scatter` behind its doors: `names` are the paths of the leaves, for the errors."""
+    """`scatter` for a placement; `names` are the leaves' paths, for the errors."""
     if not placement.N:
         raise DeviceError(
             "scatter: there is one CPU device and no accelerator, so nothing to scatter to; "
@@ -181,7 +180,7 @@ def _send(x: Any, axis: int, c: int, placement: Placement) -> jax.Array:
     stack = x.reshape(*before, N, c, *after)
     if axis:
         stack = np.moveaxis(stack, axis, 0)
-    # A CPU device shares the host's memory, and the caller may write to it again.
+    # A CPU device uses the host's memory as it is if that is aligned, and the caller may write to it again.
     shared = placement.devices[0].platform == "cpu" and not missing
 
     def piece(index: Any) -> np.ndarray:

@@ -1,13 +1,12 @@
 """Shards: a batch (or an output) in pieces, one for each replica, as one sharded tree.
 
-torch passes Python lists of per-device structures because it runs threads. JAX has one object that
-is the list: a global array with one shard on each device. Such an array needs equal shards, and
-`torch.chunk` gives 10 rows to 4 devices as 3, 3, 3, 1; so every piece is padded to the largest one
-and its true shape is kept beside it. The padding never leaves this module and `program`:
-whoever reads a piece cuts it to its shape first.
+torch passes Python lists of structures, one for each device, because it runs threads. In JAX one object is
+that list: a global array with one shard on each device. Its shards must be equal, and `torch.chunk` gives 10
+rows to 4 devices as 3, 3, 3, 1. So every piece is padded to the largest, and its true shape is kept beside
+it. The padding never leaves this file and `program`: who reads a piece cuts it to its shape first.
 
-Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension
-is. Pieces without axes and pieces of different shapes then need no rules of their own.
+Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension is. Pieces
+without axes and pieces of different shapes then need no rules of their own.
 """
 
 from __future__ import annotations
