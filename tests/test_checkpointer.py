@@ -390,6 +390,33 @@ def test_large_arrays_in_a_state_are_files(tmp_path):
         checkpointer.restore(0, step_object=Holder({}))
 
 
+def mse(net, x, y):
+    return ((net(x) - y) ** 2).mean()
+
+
+def test_a_training_step_goes_on_in_the_middle_of_an_accumulation(tmp_path):
+    rng = np.random.RandomState(0)
+    batches = [(rng.randn(8, 256), rng.randn(8, 256)) for _ in range(4)]
+
+    def made(seed):
+        net = jaxpar.DataParallel(nnx.Linear(256, 256, rngs=nnx.Rngs(seed)), [0, 1])
+        optimizer = nnx.Optimizer(net, optax.adam(1e-2), wrt=nnx.Param)
+        return net, optimizer, jaxpar.train_step(net, optimizer, mse, accumulate=2)
+
+    net, optimizer, step = made(0)
+    for batch in batches[:3]:
+        step(*batch)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, net=net, optimizer=optimizer, step_object=step)
+    names = [path.name for path in (tmp_path / "0" / "arrays").iterdir()]
+    assert sum("step_object.state['gradients']" in name for name in names) == 1  # the kernel's
+    other = made(1)
+    Checkpointer(tmp_path).restore(net=other[0], optimizer=other[1], step_object=other[2])
+    step(*batches[3])
+    other[2](*batches[3])
+    assert bits({"net": other[0], "optimizer": other[1]}) == bits({"net": net, "optimizer": optimizer})
+
+
 def test_a_state_and_a_tree_are_not_mixed_up(tmp_path):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(0, state=Holder(gradients(0)), tree={"x": np.ones(3)})
