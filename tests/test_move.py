@@ -197,11 +197,11 @@ def test_a_torch_tensor():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("foo", "'foo' is no device"),
+        ("foo", "'foo' is not a device"),
         (9, "out of range"),
         (-1, "out of range"),
         ("cuda:1", "JAX sees none"),
-        (1.5, "is no device"),
+        (1.5, "is not a device"),
     ],
 )
 def test_no_such_device(spec, message):

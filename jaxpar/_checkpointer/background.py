@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Background:
-    """Runs jobs that write. An error waits here until somebody asks."""
+    """Runs jobs that write. An error is kept until `wait` asks for it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

@@ -44,7 +44,7 @@ class Lock:
                 return
         self.release()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        self._close = weakref.finalize(self, os.close, self._file)  # also if nobody calls `release`
+        self._close = weakref.finalize(self, os.close, self._file)  # also without `release`
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,7 +13,7 @@ between, before anything is decoded, and it names the leaf. The manifest begins 
 stands beside the leaves follows from the manifest and is compared with it. That leaves no bit unchecked.
 
 orbax's default layout (OCDBT) keeps many leaves in one file. There a file's digest cannot name a leaf, and a
-leaf's is looked at only after TensorStore has decoded bytes that nobody has checked, which ends the process
+leaf's is looked at only after TensorStore has decoded unchecked bytes, which ends the process
 where they claim a shape too large to allocate: it takes both digests. The layout here is orbax's older one,
 an uncompressed zarr array for each leaf; orbax, TensorStore and zarr read it.
 """

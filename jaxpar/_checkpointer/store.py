@@ -59,6 +59,7 @@ class Store:
             raise CheckpointError(
                 f"Checkpointer.save: {self.directory} cannot be written to: {error.strerror}."
             ) from None
+        # Under the lock, so they are a dead process's and not another one's that is writing.
         for left in self._folders(NUMBER + re.escape(UNFINISHED)):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -66,7 +67,7 @@ class Store:
         self._lock.release()
 
     def set_aside(self, step: int) -> Path:
-        """Renames a step that is in the way of another one; nobody but the user removes it."""
+        """Renames a step whose number is needed. Only the user removes it."""
         aside, i = self.directory / f"{step}.damaged", 1
         while aside.exists():
             aside, i = self.directory / f"{step}.damaged-{i}", i + 1
@@ -87,7 +88,7 @@ class Store:
         try:
             unfinished.mkdir()
             write_step(unfinished, step, arrays, states)
-            unfinished.rename(self.path(step))
+            unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
             flush(self.directory)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)  # or it would go on filling the disk
@@ -106,7 +107,7 @@ class Store:
             return
         for step in [step for step in self.steps() if self._is_readable(step)][: -self._max_to_keep]:
             if step != written:
-                with contextlib.suppress(OSError):  # what cannot be removed is no reason to stop training
+                with contextlib.suppress(OSError):  # a step too many must not stop the training
                     shutil.rmtree(self.path(step).rename(self.directory / f"{step}{UNFINISHED}"))
 
     def _is_readable(self, step: int) -> bool:

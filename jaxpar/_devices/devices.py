@@ -78,7 +78,7 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
     if isinstance(spec, int) and not isinstance(spec, bool):
         return _pick(devices(), spec, f"device id {spec}")
     raise DeviceError(
-        f"device: {spec!r} is no device; give an int, a text such as 'cuda:0', or a jax.Device."
+        f"device: {spec!r} is not a device; give an int, a text such as 'cuda:0', or a jax.Device."
     )
 
 
@@ -93,7 +93,7 @@ def _from_text(text: str) -> jax.Device:
     match = re.fullmatch(r"([a-z]+)(?::(0|[1-9]\d*))?", text)
     if match is None or match[1] not in ("cpu", *_ACCELERATOR):
         raise DeviceError(
-            f"device: {text!r} is no device; write a kind ({', '.join(('cpu', *_ACCELERATOR))}), and an "
+            f"device: {text!r} is not a device; write a kind ({', '.join(('cpu', *_ACCELERATOR))}), and an "
             "index after a colon if you like: 'cpu', 'cuda:1'."
         )
     kind, index = match[1], int(match[2] or 0)

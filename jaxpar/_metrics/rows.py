@@ -117,7 +117,7 @@ class File:
                 yield from self.form.parse(counted())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise MetricError(
-                    f"MetricsLog: line {number} of {self.path} is no row of metrics ({error}). Move the file "
+                    f"MetricsLog: line {number} of {self.path} is not a row of metrics ({error}). Move the file "
                     "away, or take the line out."
                 ) from error
 

@@ -78,7 +78,7 @@ def broadcast(x: PyTree, src: int = 0) -> PyTree:
     """
     group = default_group()
     if not 0 <= src < group.size:
-        raise GroupError(f"broadcast: src={src} is no rank; ranks are 0 to {group.size - 1}.")
+        raise GroupError(f"broadcast: src={src} is not a rank; ranks are 0 to {group.size - 1}.")
     return _run("broadcast", _send, str(src), x)
 
 
@@ -277,7 +277,7 @@ def _check_op(op: str, function: str) -> None:
 
 def _cannot(dtype: np.dtype, op: str) -> str:
     if _is_key(dtype):
-        return "random keys are no numbers; all_gather and broadcast take them."
+        return "random keys are not numbers; all_gather and broadcast take them."
     if op == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
         return "only floats and complex numbers have a mean; sum them and divide, or convert them."
     if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):

@@ -148,7 +148,7 @@ def number(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise GroupError(f"init_process_group: {name} is {text!r}, which is no integer.") from None
+        raise GroupError(f"init_process_group: {name} is {text!r}, which is not an integer.") from None
 
 
 def _unset(name: str) -> GroupError:
