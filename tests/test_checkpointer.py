@@ -583,6 +583,23 @@ def test_a_full_disk_leaves_the_older_steps(how, tmp_path, monkeypatch):
         assert checkpointer.restore(tree=jnp.ones(5)).step == 2
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EFBIG, "File too large"), MemoryError()], ids=repr)
+def test_whatever_stops_a_write_is_named_and_leaves_nothing(error, tmp_path, monkeypatch):
+    def write(folder, *_):
+        (folder / "half").write_text("x")
+        raise error
+
+    with Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(0, tree=0)
+        with monkeypatch.context() as patched:
+            patched.setattr("jaxpar._checkpointer.store.write_step", write)
+            words = rf"step 1 could not be written to .*: {type(error).__name__}: .* Steps on disk: 0\."
+            with pytest.raises(CheckpointError, match=words):
+                checkpointer.save(1, tree=1)
+        assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "0"]
+        assert checkpointer.save(1, tree=1)
+
+
 def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path)
     with monkeypatch.context() as patched:

@@ -90,14 +90,14 @@ class Store:
             write_step(unfinished, step, arrays, states)
             unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
             flush(self.directory)
-        except OSError as error:
+        except Exception as error:
             shutil.rmtree(unfinished, ignore_errors=True)  # or it would go on filling the disk
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 nbytes = sum(x.nbytes for leaves in arrays.values() for x in leaves.values())
                 raise CheckpointError(self._full(step, nbytes)) from None
             raise CheckpointError(
-                f"Checkpointer.save: step {step} could not be written to {self.directory}: {error.strerror}. "
-                f"{self._kept()}"
+                f"Checkpointer.save: step {step} could not be written to {self.directory}: "
+                f"{type(error).__name__}: {error}. {self._kept()}"
             ) from None
         self._remove_oldest(step)
 

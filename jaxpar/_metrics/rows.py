@@ -117,8 +117,8 @@ class File:
                 yield from self.form.parse(counted())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise MetricError(
-                    f"MetricsLog: line {number} of {self.path} is not a row of metrics ({error}). Move the file "
-                    "away, or take the line out."
+                    f"MetricsLog: line {number} of {self.path} is not a row of metrics ({error}). Move the "
+                    "file away, or take the line out."
                 ) from error
 
     def write(self, rows: Callable[[], Iterator[Row]], more: Sequence[str] = ()) -> None:
