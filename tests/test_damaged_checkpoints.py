@@ -286,11 +286,17 @@ def test_a_disk_that_fails_to_read_is_damage_and_removes_nothing(run, monkeypatc
     assert restored(run) == (1, [])
 
 
-def test_another_format_is_refused_and_kept(run):
-    edited(run, lambda manifest: manifest.update(format=7))
+@pytest.mark.parametrize("found", [1, 7])
+def test_another_format_is_refused_and_kept(found, run):
+    if found == 1:  # whose manifest was a folder
+        (run / "1" / "manifest").unlink()
+        (run / "1" / "manifest").mkdir()
+        (run / "1" / "manifest" / "metadata").write_text('{"format": 1}')
+    else:
+        edited(run, lambda manifest: manifest.update(format=found))
     kept = {path: path.read_bytes() for path in files(run)}
     checkpointer = Checkpointer(run, max_to_keep=1)
-    words = r"1 has format 7, and this version of jaxpar knows format 2 only. The step is not damaged"
+    words = rf"1 has format {found}, and this version of jaxpar knows format 2 only. The step is not damaged"
     for read in (
         lambda: checkpointer.restore(tree=BLANK),
         lambda: checkpointer.restore(1, tree=BLANK),

@@ -108,17 +108,22 @@ def read_manifest(step: Path) -> Manifest:
     """
     if not (step / MANIFEST).exists() and not (step / ARRAYS).exists():
         raise Damage("it has neither manifest nor arrays, so it was not written by jaxpar.Checkpointer")
+    if (step / MANIFEST).is_dir():
+        raise _of_another_format(step, 1)
     seal, _, text = bytes(_bytes(step, MANIFEST)).partition(b"\n")
     if seal != digest(text).encode():
         raise Damage(f"{MANIFEST} has other bytes than were written")
     manifest: Manifest = json.loads(text)
     if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"Checkpointer: {step} has format {manifest['format']}, and this version of jaxpar knows format "
-            f"{FORMAT} only. The step is not damaged: restore it with the version that wrote it, or save to "
-            "another directory."
-        )
+        raise _of_another_format(step, manifest["format"])
     return manifest
+
+
+def _of_another_format(step: Path, found: int) -> CheckpointError:
+    return CheckpointError(
+        f"Checkpointer: {step} has format {found}, and this version of jaxpar knows format {FORMAT} only. "
+        "The step is not damaged: restore it with the version that wrote it, or save to another directory."
+    )
 
 
 def read_arrays(step: Path, manifest: Manifest, wanted: Collection[str]) -> Arrays:
