@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from processes import environment, free_port
 
 from jaxpar import Checkpointer
+from jaxpar._checkpointer.store import Store
 from jaxpar.errors import CheckpointError
 
 HOLDER = """
@@ -81,6 +83,26 @@ def test_a_failing_with_block_gives_the_lock_back(tmp_path):
         fail()
     with Checkpointer(tmp_path) as checkpointer:
         assert checkpointer.save(1, tree=1)
+
+
+def test_ctrl_c_while_closing_keeps_the_lock_until_the_step_is_written(tmp_path, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    go, write = threading.Event(), Store.write
+    monkeypatch.setattr(Store, "write", lambda *args: (go.wait(30), write(*args)))
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(0, tree=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpointer, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.close()
+    with pytest.raises(CheckpointError, match="another Checkpointer of this process"):
+        Checkpointer(tmp_path).save(1, tree=1)
+    go.set()
+    checkpointer.close()
+    with Checkpointer(tmp_path) as other:
+        assert other.save(1, tree=1)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):

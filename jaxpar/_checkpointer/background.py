@@ -17,6 +17,11 @@ class Background:
         self._error: Exception | None = None
         _all.add(self)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs that has not been waited for."""
+        return self._thread is None
+
     def start(self, job: Callable[[], None]) -> None:
         """Starts a job; `wait` must have been called since the last one."""
         self._thread = threading.Thread(target=self._run, args=(job,), name="jaxpar-checkpointer")

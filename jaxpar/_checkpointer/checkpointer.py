@@ -198,7 +198,8 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._store.close()
+            if self._background.idle:  # after a Ctrl-C while waiting, the step is still being written
+                self._store.close()
 
     def __enter__(self) -> Checkpointer:
         return self

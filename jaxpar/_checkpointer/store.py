@@ -28,6 +28,8 @@ MARGIN = 1 << 20
 
 
 class Store:
+    """One directory. Everything but `steps` and `path` is for the process that writes."""
+
     def __init__(self, directory: Path, max_to_keep: int | None):
         self.directory, self._max_to_keep, self._lock = directory, max_to_keep, Lock(directory)
         if directory.exists() and not directory.is_dir():
