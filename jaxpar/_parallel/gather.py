@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .._tree import is_array, is_real, is_staged, paths
-from .._typing import DeviceLike, PyTree, Shape
+from .._typing import DeviceLike, PyTree, Shape, TreeDef
 from ..errors import DimError, GatherError, GatherTypeError
 from . import placement as _placement
 from .shards import Shards, crop, separate
@@ -158,8 +158,8 @@ def _check_form(first: PyTree, other: PyTree, i: int) -> None:
             f"gather: {what}: replica 0 has {sorted(map(str, first))} and replica {i} has "
             f"{sorted(map(str, other))}."
         )
-    one: Any = jax.tree.structure(first)
-    two: Any = jax.tree.structure(other)
+    one: TreeDef = jax.tree.structure(first)
+    two: TreeDef = jax.tree.structure(other)
     if one != two:
         raise GatherError(
             f"gather: replica 0 returned {one} and replica {i} returned {two}; all replicas must return the "

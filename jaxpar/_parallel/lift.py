@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._typing import REPLICA, Shape
 from ..errors import CollectiveError
@@ -43,7 +43,7 @@ CALLS = {
 CURE = "Make B a multiple of the number of devices, or take the collective out of the module."
 
 
-def communicates(what: Any) -> bool:
+def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
     """Whether a program, or one equation of it, sends anything to other replicas."""
     # JAX marks collectives with an effect, but not ppermute, and it marks axis_index, which sends nothing. So
     # the names of the axes are read from the parameters instead.
@@ -148,11 +148,11 @@ def _has_rule(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _moves(tangent: Any) -> bool:
+def _moves(tangent: jax.Array | SymbolicZero) -> bool:
     return not isinstance(tangent, SymbolicZero) and tangent.dtype != jax.dtypes.float0
 
 
-def _floats(x: Any) -> bool:
+def _floats(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -181,8 +181,8 @@ class _Cut:
     """One branch in pieces. Sums i follow piece i; nothing follows the last piece."""
 
     program: ClosedJaxpr
-    pieces: list[list[Any]]
-    sums: list[list[Any]]
+    pieces: list[list[JaxprEqn]]
+    sums: list[list[JaxprEqn]]
 
     def reads(self, i: int) -> list[Any]:
         """The variables that piece i and its sums, or the outputs, read."""
@@ -206,8 +206,8 @@ def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
     # sum.
     program = jax.make_jaxpr(lambda *operands: _inline(branch, operands))(*operands)
     since: dict[Any, int] = {}
-    pieces: list[list[Any]] = [[]]
-    sums: list[list[Any]] = []
+    pieces: list[list[JaxprEqn]] = [[]]
+    sums: list[list[JaxprEqn]] = []
     for eqn in program.jaxpr.eqns:
         i = max((since.get(v, 0) for v in eqn.invars if not isinstance(v, Literal)), default=0)
         if communicates(eqn):
@@ -236,7 +236,7 @@ def _inline(program: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     return [_value(values, v) for v in jaxpr.outvars]
 
 
-def _names(eqn: Any) -> str:
+def _names(eqn: JaxprEqn) -> str:
     """`all_gather`, or `psum in scan`."""
     for inner in _programs(eqn.params):
         for e in inner.eqns:
@@ -257,7 +257,7 @@ def _value(values: dict[Any, Any], v: Any) -> Any:
     return v.val if isinstance(v, Literal) else values[v]
 
 
-def _evaluate(jaxpr: Jaxpr, eqns: list[Any], values: dict[Any, Any]) -> None:
+def _evaluate(jaxpr: Jaxpr, eqns: list[JaxprEqn], values: dict[Any, Any]) -> None:
     """Runs some equations of a program on known values, and adds their results to these."""
     # As a program of their own: evaluated one by one, equations would lose JAX's caches and take far longer.
     made = [v for eqn in eqns for v in eqn.outvars]
@@ -326,7 +326,7 @@ def _switch(
     """
     reads = [[v for v in cut.reads(i) if v in here] for cut, here in zip(cuts, known, strict=True)]
 
-    def piece(j: int, arrays: list[list[Any]]) -> list[Any]:
+    def piece(j: int, arrays: list[list[JaxprEqn]]) -> list[Any]:
         cut = cuts[j]
         values = dict(zip(cut.program.jaxpr.constvars, cut.program.consts, strict=True))
         values |= zip(reads[j], arrays[j], strict=True)
@@ -345,7 +345,7 @@ def _switch(
     return jax.lax.switch(choice, pieces, arrays)
 
 
-def _nothing(of: Any) -> jax.Array:
+def _nothing(of: jax.core.ShapedArray) -> jax.Array:
     return zeros(of.shape, of.dtype)
 
 
@@ -383,7 +383,7 @@ def _equal(a: Any, b: Any, names: dict[Any, Any]) -> bool:
     return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
 
 
-def _equal_equations(x: Any, y: Any, names: dict[Any, Any]) -> bool:
+def _equal_equations(x: JaxprEqn, y: JaxprEqn, names: dict[Any, Any]) -> bool:
     if x.primitive is not y.primitive or not _equal_atoms(x.invars, y.invars, names):
         return False
     names |= dict(zip(x.outvars, y.outvars, strict=True))

@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._devices import devices as _devices
 from .._tree import is_array, paths
-from .._typing import PyTree, Shape
+from .._typing import PyTree, Shape, TreeDef
 from ..errors import GatherError, GatherTypeError
 from .backends import Backend
 from .convolution_in_branch import for_branch
@@ -184,7 +184,7 @@ def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
 def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
     first = branches[0].local.outputs
     used = [(i, branches[j].local.outputs) for i, j in enumerate(table) if j < len(branches)]
-    form: Any = jax.tree.structure(first)
+    form: TreeDef = jax.tree.structure(first)
     for i, other in used:
         if (its := jax.tree.structure(other)) != form:
             raise GatherError(

@@ -11,7 +11,6 @@ torch broadcasts the buffers of device 0 before the next forward; only their sum
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,12 +46,12 @@ def terms_of(
     For callers that send the terms together with others.
     """
     leaves = jax.tree.leaves(tree)
-    form: Any = jax.tree.structure(tree)
+    form = jax.tree.structure(tree)
     # where, not a product: another replica's NaN must not come through.
     terms = [jnp.where(index == source, term, jnp.zeros_like(term)) for term in map(_encode, leaves)]
 
     def rebuild(sums: Sequence[jax.Array]) -> PyTree:
-        return form.unflatten([_decode(s, x) for s, x in zip(sums, leaves, strict=True)])
+        return jax.tree.unflatten(form, [_decode(s, x) for s, x in zip(sums, leaves, strict=True)])
 
     return terms, rebuild
 

@@ -18,7 +18,7 @@ from typing import Any, overload
 import jax
 
 from .._tree import is_array
-from .._typing import PyTree, Shape, Static
+from .._typing import PyTree, Shape, Static, TreeDef
 from .placement import Placement
 
 
@@ -75,14 +75,14 @@ class Shards(Sequence):
         return cls(combine(arrays, statics, treedef), sizes, shapes, placement)
 
 
-def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], Any]:
+def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
     """The array leaves, then every other leaf at its position (None where an array was), the form."""
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     return arrays, tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves), treedef
 
 
-def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: Any) -> PyTree:
+def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: TreeDef) -> PyTree:
     """The inverse of `separate`."""
     rest = iter(arrays)
     return jax.tree.unflatten(treedef, [next(rest) if s is None else s.value for s in statics])
@@ -93,7 +93,7 @@ def crop(piece: Any, shape: Shape) -> Any:
     return piece if piece.shape == shape else piece[tuple(slice(0, s) for s in shape)]
 
 
-def _piece(stack: Any, i: int, shape: Shape) -> Any:
+def _piece(stack: Any, i: int, shape: Shape) -> jax.Array:
     if isinstance(stack, jax.core.Tracer):
         return crop(stack[i], shape)
     # stack[i] would gather the whole array on every device and cost a thousand times as much.

@@ -7,7 +7,6 @@ are copied once and stay, and the same modules are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +28,7 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
     return jax.device_put(values, placement.replicated)
 
 
-def _check_place(leaf: Any, name: str, placement: Placement) -> None:
+def _check_place(leaf: object, name: str, placement: Placement) -> None:
     """torch's rule that all parameters and buffers are on device_ids[0] (docs/semantics.md row 14)."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise UninitializedError(

@@ -106,7 +106,7 @@ class AppliedView(FunctionView):
         return jax.tree.unflatten(form, spread(leaves, names, placement))
 
 
-def refuse_hidden_module(value: Any) -> None:
+def refuse_hidden_module(value: object) -> None:
     """Raises TypeError for a function that holds an NNX module."""
     # jit would take the module's arrays for constants: they would never be updated, and never be averaged.
     hidden = next((held for held in _held(value) if isinstance(held, nnx.Module)), None)
@@ -118,7 +118,7 @@ def refuse_hidden_module(value: Any) -> None:
         )
 
 
-def _held(value: Any) -> list[Any]:
+def _held(value: object) -> list[Any]:
     """What a function, a bound method or a partial keeps."""
     if isinstance(value, functools.partial):
         return [*value.args, *value.keywords.values(), *_held(value.func)]

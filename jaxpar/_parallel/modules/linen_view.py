@@ -96,6 +96,6 @@ class LinenView:
             self.scope.put_variable(collection, name, value)
 
 
-def _put(tree: Any, path: list[str], value: Any) -> dict:
+def _put(tree: dict, path: list[str], value: PyTree) -> dict:
     name, *rest = path
     return {**tree, name: _put(tree.get(name, {}), rest, value) if rest else value}

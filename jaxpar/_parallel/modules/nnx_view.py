@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from flax import errors as flax_errors
 from flax import nnx
 
 from ..._tree import check_alive, is_staged, same
-from ..._typing import PyTree, Static
+from ..._typing import Array, PyTree, Static
 from ..placement import Placement
 from ..spread import spread
 from .function_view import refuse_hidden_module
@@ -28,7 +28,7 @@ from .streams import fold
 class NNXDefinition:
     """A module without its arrays: what is compiled. Equal for modules of equal structure."""
 
-    def __init__(self, graphdef: Any, paths: Sequence[Any], kinds: Sequence[str]):
+    def __init__(self, graphdef: nnx.GraphDef, paths: Sequence[tuple], kinds: Sequence[str]):
         self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
         # To a GraphDef 1, 1.0 and True are the same attribute; to a program they are not.
         self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
@@ -53,12 +53,12 @@ class NNXDefinition:
     ) -> tuple[PyTree, dict[int, PyTree]]:
         return self.apply(operator.call, values, replica, args, kwargs)
 
-    def merge(self, values: Sequence[Any]) -> Any:
+    def merge(self, values: Sequence[Any]) -> nnx.Module:
         """The object with these values."""
         state = nnx.from_flat_state(zip(self.paths, values, strict=True))
         return nnx.merge(self.graphdef.value, state)
 
-    def read(self, module: Any) -> list:
+    def read(self, module: nnx.Module) -> list:
         """The values of an object that `merge` made, in their order."""
         return [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in _leaves(module)]
 
@@ -118,7 +118,7 @@ class NNXView:
         self._remember(placed, placement)
         return placed
 
-    def parameters(self, wrt: Any) -> tuple[int, ...]:
+    def parameters(self, wrt: nnx.filterlib.Filter) -> tuple[int, ...]:
         """Which of the values are to be trained: floating ones that the NNX filter `wrt` lets through."""
         wanted = nnx.filterlib.to_predicate(wrt)
         pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
@@ -164,7 +164,7 @@ class NNXView:
 class _Snapshot(NamedTuple):
     """What was in one attribute dict or container of a module."""
 
-    content: Any
+    content: dict | list | tuple
     keys: tuple
     values: tuple
 
@@ -189,7 +189,7 @@ def _unchanged(then: _Snapshot) -> bool:
     now = then.content
     if len(now) != len(then.values):
         return False
-    values = now
+    values: Iterable[Any] = now
     if isinstance(now, dict):
         values = now.values()
         if tuple(now) != then.keys:
@@ -224,12 +224,12 @@ def _leaves(module: nnx.Module) -> list[Any]:
     return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
 
 
-def _is_float(leaf: Any) -> bool:
+def _is_float(leaf: nnx.Variable | Array) -> bool:
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
     return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: nnx.Variable | Array) -> str:
     if not isinstance(leaf, nnx.Variable):
         return "array"
     if isinstance(leaf, nnx.Param):
