@@ -7,20 +7,22 @@ Parameters have torch's names; matrices are [in, out], torch's transposed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from . import functional
-from ._variable import uniform
+from ._variable import arrays, cast, optional, uniform
 
 
 class _Cell(nnx.Module):
     """What RNNCell, LSTMCell and GRUCell have in common."""
 
-    gates: int
+    num_gates: int
 
     def __init__(
         self,
@@ -28,8 +30,8 @@ class _Cell(nnx.Module):
         hidden_size: int,
         bias: bool = True,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         check_positive(input_size=input_size, hidden_size=hidden_size)
@@ -37,15 +39,14 @@ class _Cell(nnx.Module):
         self.hidden_size = hidden_size
         self.bias = bias
         self.dtype = dtype
-        G = self.gates * hidden_size
+        G = self.num_gates * hidden_size
         self.weight_ih = uniform(rngs, (input_size, G), hidden_size, param_dtype)
         self.weight_hh = uniform(rngs, (hidden_size, G), hidden_size, param_dtype)
-        self.bias_ih = uniform(rngs, (G,), hidden_size, param_dtype) if bias else nnx.data(None)
-        self.bias_hh = uniform(rngs, (G,), hidden_size, param_dtype) if bias else nnx.data(None)
+        self.bias_ih = optional(bias, lambda: uniform(rngs, (G,), hidden_size, param_dtype))
+        self.bias_hh = optional(bias, lambda: uniform(rngs, (G,), hidden_size, param_dtype))
 
-    def _step(self, function: Any, input: jax.Array, hx: Any) -> Any:
-        kept = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
-        params = [None if p is None else p[...] for p in kept]
+    def _step(self, function: Callable[..., Any], input: jax.Array, hx: Any) -> Any:
+        params = arrays(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         input, hx, params = cast((input, hx, params), self.dtype)
         return function(input, hx, *params)
 
@@ -59,7 +60,7 @@ class LSTMCell(_Cell):
     torch counterpart: `torch.nn.LSTMCell`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 4
+    num_gates = 4
 
     def __call__(
         self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None
@@ -75,7 +76,7 @@ class GRUCell(_Cell):
     torch counterpart: `torch.nn.GRUCell`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 3
+    num_gates = 3
 
     def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
         return self._step(functional.gru_cell, input, hx)
@@ -90,7 +91,7 @@ class RNNCell(_Cell):
     torch counterpart: `torch.nn.RNNCell`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 1
+    num_gates = 1
 
     def __init__(
         self,
@@ -99,8 +100,8 @@ class RNNCell(_Cell):
         bias: bool = True,
         nonlinearity: str = "tanh",
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         check_nonlinearity(nonlinearity)
@@ -110,10 +111,6 @@ class RNNCell(_Cell):
     def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
         function = functional.rnn_tanh_cell if self.nonlinearity == "tanh" else functional.rnn_relu_cell
         return self._step(function, input, hx)
-
-
-def cast(tree: Any, dtype: Any) -> Any:
-    return tree if dtype is None else jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
 
 
 def check_nonlinearity(nonlinearity: str) -> None:

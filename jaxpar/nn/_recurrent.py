@@ -1,6 +1,6 @@
 """RNN, LSTM and GRU with torch's weights and options.
 
-Flax has cells and a loop around them. torch's layers have several layers, two directions, dropout
+Flax has cells and a loop around them. torch's layers combine several layers, two directions, dropout
 between layers, projections and variable lengths in one.
 
 The parameters are one array for each of torch's tensors, under torch's names; matrices are [in, out],
@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import numbers
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from . import functional
-from ._cells import cast, check_nonlinearity, check_positive
-from ._variable import uniform
-from .functional._recurrent import weight_names
+from ._cells import check_nonlinearity, check_positive
+from ._gates import Lengths, weight_names
+from ._variable import cast, uniform
 
 
 class _Stack(nnx.Module):
     """What RNN, LSTM and GRU have in common."""
 
-    gates: int
+    num_gates: int
 
-    def __init__(
+    def _create(
         self,
         input_size: int,
         hidden_size: int,
@@ -37,13 +39,12 @@ class _Stack(nnx.Module):
         batch_first: bool,
         dropout: float,
         bidirectional: bool,
-        *,
-        proj_size: int = 0,
-        dtype: Any,
-        param_dtype: Any,
+        proj_size: int,
+        dtype: DTypeLike | None,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
-    ):
-        _check_stack(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
+    ) -> None:
+        _check_options(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -54,9 +55,11 @@ class _Stack(nnx.Module):
         self.proj_size = proj_size
         self.dtype = dtype
         self.deterministic = False
+        # Forked only if it is used, as a model without dropout may come without such a stream.
         self.rngs = rngs.dropout.fork() if dropout else nnx.data(None)
-        P, D, G = proj_size or hidden_size, 1 + bidirectional, self.gates * hidden_size
-        for number, names in enumerate(weight_names(num_layers, bidirectional, bias, proj_size > 0)):
+        P, D, G = proj_size or hidden_size, 1 + bidirectional, self.num_gates * hidden_size
+        for number, names in enumerate(self._weight_names()):
+            # The first D rows of weights read the input, the others the outputs of the layer below.
             shapes = {
                 "weight_ih": (input_size if number < D else P * D, G),
                 "weight_hh": (P, G),
@@ -65,9 +68,11 @@ class _Stack(nnx.Module):
             for name in names:
                 setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), hidden_size, param_dtype))
 
-    def _run(self, function: Any, input: jax.Array, hx: Any, lengths: Any) -> Any:
-        names = weight_names(self.num_layers, self.bidirectional, self.bias, self.proj_size > 0)
-        params = {name: getattr(self, name)[...] for group in names for name in group}
+    def _weight_names(self) -> list[list[str]]:
+        return weight_names(self.num_layers, self.bidirectional, self.bias, self.proj_size > 0)
+
+    def _run(self, function: Callable[..., Any], input: jax.Array, hx: Any, lengths: Lengths) -> Any:
+        params = {name: getattr(self, name)[...] for group in self._weight_names() for name in group}
         input, hx, params = cast((input, hx, params), self.dtype)
         drops = self.dropout > 0 and self.num_layers > 1 and not self.deterministic
         return function(
@@ -102,7 +107,7 @@ class LSTM(_Stack):
 
     Parameters, k from 0 to L - 1, each once more with `_reverse` for D = 2: weight_ih_l{k} [I, 4H] (for
     k > 0 [D*P, 4H]), weight_hh_l{k} [P, 4H], bias_ih_l{k} [4H], bias_hh_l{k} [4H], weight_hr_l{k} [H, P];
-    gates in the order i, f, g, o. All begin as U(-1/sqrt(H), 1/sqrt(H)).
+    gates in the order i, f, g, o. All start from U(-1/sqrt(H), 1/sqrt(H)).
 
     Raises:
       ValueError, TypeError: options that torch refuses, in its words.
@@ -110,7 +115,7 @@ class LSTM(_Stack):
     torch counterpart: `torch.nn.LSTM`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 4
+    num_gates = 4
 
     def __init__(
         self,
@@ -123,26 +128,15 @@ class LSTM(_Stack):
         bidirectional: bool = False,
         proj_size: int = 0,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            proj_size=proj_size,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size)
+        self._create(*shape, dtype, param_dtype, rngs)
 
     def __call__(
-        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Any = None
+        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         return self._run(functional.lstm, input, hx, lengths)
 
@@ -156,7 +150,7 @@ class GRU(_Stack):
     torch counterpart: `torch.nn.GRU`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 3
+    num_gates = 3
 
     def __init__(
         self,
@@ -168,25 +162,15 @@ class GRU(_Stack):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0)
+        self._create(*shape, dtype, param_dtype, rngs)
 
     def __call__(
-        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Any = None
+        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, jax.Array]:
         return self._run(functional.gru, input, hx, lengths)
 
@@ -199,7 +183,7 @@ class RNN(_Stack):
     torch counterpart: `torch.nn.RNN`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 1
+    num_gates = 1
 
     def __init__(
         self,
@@ -212,33 +196,23 @@ class RNN(_Stack):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         check_nonlinearity(nonlinearity)
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0)
+        self._create(*shape, dtype, param_dtype, rngs)
         self.nonlinearity = nonlinearity
 
     def __call__(
-        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Any = None
+        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, jax.Array]:
         function = functional.rnn_tanh if self.nonlinearity == "tanh" else functional.rnn_relu
         return self._run(function, input, hx, lengths)
 
 
-def _check_stack(
+def _check_options(
     input_size: int,
     hidden_size: int,
     num_layers: int,
@@ -247,7 +221,7 @@ def _check_stack(
     dropout: float,
     proj_size: int,
 ) -> None:
-    """torch's questions in torch's order and words."""
+    """torch's checks, in torch's order and words."""
     if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
         raise ValueError(
             "dropout should be a number in range [0, 1] representing the probability of an element being "
@@ -257,7 +231,8 @@ def _check_stack(
         warnings.warn(
             "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
             f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-            stacklevel=7,  # Flax makes the object in three frames above __init__
+            # This, _create and __init__, above them three frames of Flax, then the caller.
+            stacklevel=7,
         )
     for name, value in {"bias": bias, "batch_first": batch_first}.items():
         if not isinstance(value, bool):
