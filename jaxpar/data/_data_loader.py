@@ -115,6 +115,7 @@ class DataLoader:
         self.timeout, self.worker_init_fn = timeout, worker_init_fn
         self.batch_size, self.drop_last = batch_size, drop_last
         self.sampler, self.batch_sampler = sampler, batch_sampler
+        # torch's default depends on automatic batching, too.
         self.collate_fn = collate_fn or (default_convert if batch_sampler is None else default_collate)
         self.persistent_workers = persistent_workers
         self._stream = stream
@@ -190,6 +191,7 @@ class DataLoader:
         """
         if self._resume is not None:
             return self._resume
+        # Before the first epoch, and after the end of one, the place is the start of the next.
         position = self._position
         if position is None or position.ended:
             position = Position(self._start())

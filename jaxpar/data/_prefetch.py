@@ -150,7 +150,7 @@ class _Channel:
         while not self.ready.empty():
             self.ready.get()
         self.ready.put((END, None))
-        # A finalizer may run in the thread itself, which cannot wait for its own end.
+        # The thread cannot wait for its own end, should the iterable call `close`.
         if wait and self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
 
@@ -160,7 +160,7 @@ _channels: weakref.WeakSet[_Channel] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Ends all threads before JAX takes its backends down at exit: a copy still under way would crash.
+    """Ends all threads before JAX takes its backends down at exit, when no copy may be under way.
 
     atexit runs the last registered function first, and this module is imported after JAX.
     """

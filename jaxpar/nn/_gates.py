@@ -65,6 +65,7 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 def _input_gates(num_gates: int) -> Callable[[Weights, jax.Array], Gates]:
     def gates(weights: Weights, x: jax.Array) -> Gates:
         whole = matmul(x, weights["weight_ih"])
+        # The biases are added to each other first, once, and not to all steps one after the other.
         if "bias_ih" in weights:
             whole = whole + (weights["bias_ih"] + weights["bias_hh"])
         return tuple(jnp.split(whole, num_gates, axis=-1))
@@ -75,6 +76,7 @@ def _input_gates(num_gates: int) -> Callable[[Weights, jax.Array], Gates]:
 def _gru_input_gates(weights: Weights, x: jax.Array) -> Gates:
     """r, z and n, and after them what r multiplies: b_hn, to which the state's part is added."""
     r, z, n = jnp.split(matmul(x, weights["weight_ih"]), 3, axis=-1)
+    # n = tanh(x W_in + b_in + r (h W_hn + b_hn)): the last bias is inside of the product with r.
     inner = jnp.zeros(n.shape[-1:], n.dtype)
     if "bias_ih" in weights:
         (a, b, c), (d, e, inner) = (jnp.split(weights[name], 3) for name in ("bias_ih", "bias_hh"))

@@ -79,14 +79,16 @@ class MultiheadAttention(nnx.Module):
         self.batch_first = batch_first
         self.dtype = dtype
         self.deterministic = False
+        # Forked only if it is used, as a model without dropout may come without such a stream.
         self.rngs = rngs.dropout.fork() if dropout else nnx.data(None)
 
         def weight(*shape: int) -> nnx.Param:
             return nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), shape, param_dtype))
 
-        def row() -> nnx.Param:
+        def row() -> nnx.Param:  # torch's xavier_normal_ takes E for both fans of [1, 1, E]
             return nnx.Param(jax.random.normal(rngs.params(), (1, 1, E), param_dtype) * E**-0.5)
 
+        # As in torch the packed matrix has a fan-out of 3 E, so its weights start smaller than separate ones.
         separate = self.kdim != E or self.vdim != E
         self.in_proj_weight = optional(not separate, lambda: weight(E, 3 * E))
         self.q_proj_weight = optional(separate, lambda: weight(E, E))

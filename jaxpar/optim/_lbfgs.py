@@ -104,7 +104,7 @@ def lbfgs(
 
     def init(params):
         refuse_complex(params, "lbfgs")
-        # Flat vectors have one type; ravel_pytree would promote, and the update come back in another type.
+        # History and direction are flat vectors over all parameters, and a vector has one type.
         kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
         if len(kinds) > 1:
             raise TypeError(f"lbfgs: all parameters must have the same type, but have {sorted(kinds)}.")
@@ -213,7 +213,7 @@ def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:
     curvature = y @ s
     # Without positive curvature the inverse Hessian would not be positive definite; torch skips the pair.
     keep = ~first & (curvature > 1e-10)
-    # An index beyond the ring writes nothing, cheaper than a cond, which would copy the whole history.
+    # An index beyond the ring writes nothing, so that no cond is needed around the three updates.
     at_end = jnp.where(keep, state.pairs % size, size)
     old_dirs = state.old_dirs.at[at_end].set(y, mode="drop")
     old_stps = state.old_stps.at[at_end].set(s, mode="drop")

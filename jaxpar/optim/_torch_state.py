@@ -245,6 +245,7 @@ class _StateReader:
             param: self.entries[param][key] for param in sorted(params) if key in self.entries.get(param, {})
         }
         self.used |= {(param, key) for param in found}
+        # torch has one number for each parameter, this state one for all of them: they must agree.
         values = {float(value) for value in found.values()}
         if len(values) > 1:
             raise ValueError(f"state_from_torch: {key} differs between parameters: {found}.")
@@ -339,6 +340,7 @@ def _own_array(value: Any) -> np.ndarray:
 
 
 def _common_step(entries: Mapping[str, Mapping[str, np.ndarray]], given: int | None) -> int:
+    # torch counts for each parameter, and one that had no gradient in some step lags behind.
     steps = {called: int(entry["step"]) for called, entry in entries.items() if "step" in entry}
     if len(set(steps.values())) > 1:
         raise ValueError(f"state_from_torch: the parameters are not at the same step: {steps}.")

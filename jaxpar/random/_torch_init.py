@@ -294,7 +294,7 @@ def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, np.ndar
 
 def _check_order(module: nnx.Module, paths: list[str]) -> None:
     """Raises if these paths come from sorted attributes, which hide the order of construction."""
-    # A single child below such a node cannot be out of order, so most models need no `order`.
+    # A node with one child in question cannot have it out of order.
     for path, node in _rebuilt(module, ""):
         keys = (_join(path, key) for key, _ in _children(node))
         heads = [key for key in keys if any(_below(p, key) for p in paths)]

@@ -64,6 +64,8 @@ def scaled_dot_product_attention(
         weights = jax.nn.softmax(scores)
     else:
         scores = _masked(scores, attn_mask)
+        # softmax gives NaN for a row of -inf, in its gradient as well, even where the result is not selected.
+        # So such rows are computed from zeros and replaced.
         alone = (scores == -jnp.inf).all(-1, keepdims=True)
         weights = jnp.where(alone, 0, jax.nn.softmax(jnp.where(alone, 0, scores)))
     return dropout(weights, dropout_p, key=dropout_key) @ value
@@ -75,10 +77,12 @@ def _repeated(x: jax.Array, H: int, name: str) -> jax.Array:
             "scaled_dot_product_attention: Number of heads in key and value must divide the number of heads "
             f"in query: {name} has {x.shape[-3]}, query {H}"
         )
+    # Neighbouring heads of queries share a head of keys, as with torch's repeat_interleave.
     return jnp.repeat(x, H // x.shape[-3], axis=-3)
 
 
 def _scores(query: jax.Array, key: jax.Array, scale: float) -> jax.Array:
+    # torch scales the query, not the scores, which would round differently.
     return (query * scale) @ key.swapaxes(-1, -2)
 
 
@@ -166,7 +170,7 @@ def multi_head_attention_forward(
         fill = True if allowed.dtype == bool else 0
         allowed = jnp.pad(allowed, [(0, 0)] * 3 + [(0, len(extra))], constant_values=fill)
     q, k, v = (x.reshape(B, -1, num_heads, E // num_heads).swapaxes(1, 2) for x in (q, k, v))
-    rate = dropout_p if training else 0.0
+    rate = dropout_p if training else 0.0  # scaled_dot_product_attention has no training mode
     weights = None
     if need_weights:  # torch's other path, with NaN for queries without keys
         scores = _scores(q, k, 1 / math.sqrt(q.shape[-1]))

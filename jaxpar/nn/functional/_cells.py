@@ -100,6 +100,7 @@ def _step_one_state(
 
 
 def _step(kind: Recurrence, input: jax.Array, hx: State | None, *arrays: jax.Array | None) -> State:
+    # The gates are those of a stack, which finds biases by their names.
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     weights = {name: jnp.asarray(w) for name, w in zip(names, arrays, strict=True) if w is not None}
     if ("bias_ih" in weights) != ("bias_hh" in weights):
@@ -112,12 +113,14 @@ def _step(kind: Recurrence, input: jax.Array, hx: State | None, *arrays: jax.Arr
             f"{kind.name}Cell: input has inconsistent input_size: got {input.shape[-1]} expected {inputs}"
         )
     shape = (*input.shape[:-1], H)
+    # Shapes that merely broadcast would pass silently: a state without a batch for a batched input.
     for number, state in enumerate(hx or ()):
         if state.shape != shape:
             raise RuntimeError(
                 f"{kind.name}Cell: Expected hx[{number}] of shape {shape} for an input of shape "
                 f"{input.shape}, got {state.shape}"
             )
+    # An LSTM's state is the pair (h, c). Zeros have the common type, or a scan over cells would change types.
     if hx is None:
         hx = (jnp.zeros(shape, jnp.result_type(input, *weights.values())),) * (2 if kind is LSTM else 1)
     return kind.update(kind.add_state(kind.input_gates(weights, input), weights["weight_hh"], hx[0]), hx)

@@ -158,10 +158,10 @@ def _run(
         if first and training and dropout:
             if key is None:
                 raise ValueError(f"{kind.name}: dropout={dropout} in training needs key, a jax.random.key.")
-            key, now = jax.random.split(key)
+            key, now = jax.random.split(key)  # another mask in each gap between layers
             x = drop(x, dropout, key=now)
         outputs = []
-        for i in range(first, first + directions):
+        for i in range(first, first + directions):  # the second one, if any, runs backwards
             gates = kind.input_gates(weights[i], x)
             hh, hr = weights[i]["weight_hh"], weights[i].get("weight_hr")
             final, output = _scan(kind, i > first, hh, hr, gates, states[i], live)
@@ -179,6 +179,7 @@ def _by_direction(kind: Recurrence, params: Mapping[str, jax.Array]) -> tuple[li
     bidirectional = "weight_ih_l0_reverse" in params
     num_layers = sum(name.startswith("weight_ih_l") and not name.endswith("_reverse") for name in params)
     names = weight_names(num_layers, bidirectional, "bias_ih_l0" in params, "weight_hr_l0" in params)
+    # Without any weights there are no layers either, and the first two are reported missing.
     wanted = {name for group in names for name in group} or {"weight_ih_l0", "weight_hh_l0"}
     if wanted != set(params):
         raise ValueError(
@@ -203,6 +204,7 @@ def _initial_states(
         raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {expected}, got {inputs}")
     if T == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+    # h has the width of its projection, c that of the gates.
     H = first["weight_ih"].shape[1] // kind.num_gates
     widths = [first["weight_hh"].shape[0], H][: 2 if kind is LSTM else 1]
     shapes = [(len(weights), B, width) if batched else (len(weights), width) for width in widths]
