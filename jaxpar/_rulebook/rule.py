@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 Layer: TypeAlias = Any
-"""A layer of flax.nnx, flax.linen or jaxpar.nn, of which attributes are read; none is imported here."""
+"""A layer of flax.nnx, flax.linen or jaxpar.nn. Only its attributes are read, so none of them is imported."""
 Shape = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
 Step = Callable[..., Arrays]

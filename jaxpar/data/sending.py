@@ -60,7 +60,7 @@ def _put(leaf: PyTree, name: str, put: Put) -> PyTree:
     if isinstance(leaf, jax.Array):
         return put(leaf)
     if is_array_like(leaf) and not isinstance(leaf, np.generic):
-        leaf = np.asarray(leaf)  # a torch tensor, of which JAX knows nothing
+        leaf = np.asarray(leaf)  # a torch tensor, which JAX does not convert
     check_leaf(leaf, name, "prefetch")
     if not isinstance(leaf, np.ndarray):
         return leaf

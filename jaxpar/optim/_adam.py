@@ -1,6 +1,6 @@
 """Adam, AdamW, NAdam, RAdam and Adamax.
 
-`optax.adam` is the same algebra, but takes 1 - beta**t as it stands; in float32 that makes it many times
+`optax.adam` is the same algebra, but computes 1 - beta**t literally; in float32 that makes it many times
 as noisy as torch, which computes it in float64 (docs/optim.md has numbers). `optax.amsgrad` maximises
 the corrected second moment, torch the raw one: another algorithm. optax.nadam lacks torch's momentum
 schedule, and optax.radam adds eps to the corrected root, which differs where gradients are tiny.
@@ -228,7 +228,7 @@ def _rectification(beta2: Scalar, step: jax.Array) -> jax.Array:
 
 
 def _average_length(beta2: Scalar, step: jax.Array) -> jax.Array:
-    """rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), of which float32 keeps three digits as it stands.
+    """rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), of which float32 would keep three digits.
 
     With L = -log(b) and x = t * L it is c + 2 / L * (1 - x / (exp(x) - 1)), where c is a constant
     of size L. The last factor is its power series (Bernoulli numbers) while x is small.

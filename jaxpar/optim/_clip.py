@@ -79,7 +79,7 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
     if not isinstance(total, jax.core.Tracer):
         check(total)
         return total
-    # The callback returns the norm itself: so XLA cannot drop it, and whoever uses the norm waits for it.
+    # The callback returns the norm itself: so XLA cannot drop it, and all that depends on the norm waits.
     return jax.pure_callback(check, total, total, vmap_method="sequential")
 
 

@@ -1,4 +1,4 @@
-"""muon: refused, since torch's numbers cannot be had."""
+"""muon: refused, because torch's numbers cannot be reproduced."""
 
 from __future__ import annotations
 

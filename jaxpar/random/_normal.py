@@ -65,7 +65,7 @@ def shift(values: np.ndarray, mean: float, std: float) -> np.ndarray:
 
 
 def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:
-    """[16 n] uniform numbers to as many normal ones."""
+    """[16 n] normal numbers from as many uniform ones."""
     u = u.reshape(-1, 2, 8)
     first, second = u[:, 0].reshape(-1), u[:, 1].reshape(-1)
     log, sincos = (_log, _sincos) if u.dtype == np.float32 else (_libm_log, _libm_sincos)
