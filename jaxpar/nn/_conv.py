@@ -36,7 +36,8 @@ class Conv(nnx.Module):
       dilation: the distance between the kernel's elements.
       groups: of channels; each sees the input channels of its own group.
       bias: whether there is a `bias`, [O].
-      padding_mode: "zeros", "reflect", "replicate" or "circular".
+      padding_mode: what the padding is: "zeros", "reflect" (without the border), "replicate" (the
+        border), "circular" (from the other end).
       dtype: of the computation; the common type of input and parameters if left out.
       param_dtype: of the parameters.
       rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(I / groups * k).

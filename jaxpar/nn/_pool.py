@@ -80,8 +80,8 @@ class AvgPool(nnx.Module):
 
     Args:
       kernel_size, stride, padding: a number, or one for each spatial axis; `stride` is `kernel_size`
-        if left out.
-      ceil_mode: whether a last window may reach beyond the end.
+        if left out. Padding is 0.
+      ceil_mode: whether a last window may reach beyond the end. What lies beyond the padding never counts.
       count_include_pad: whether padding counts as elements.
       divisor_override: divide the sums by this instead.
 

@@ -30,11 +30,8 @@ def avg_pool(
 
     Args:
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
-      kernel_size, stride, padding: a number, or one for each spatial axis; `stride` is `kernel_size`
-        if left out. Padding is 0.
-      ceil_mode: whether a last window may reach beyond the end. What lies beyond the padding never counts.
-      count_include_pad: whether padding counts as elements.
-      divisor_override: divide the sums by this instead.
+      kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override: as for
+        `jaxpar.nn.AvgPool`.
 
     Returns:
       [..., *T, C].

@@ -29,13 +29,7 @@ def conv(
       x: [N, *S, I], or one row [*S, I]. I: channels in.
       kernel: [*k, I / groups, O]. O: channels out.
       bias: [O], or None.
-      stride: one number for all spatial axes, or one for each; so are `padding` and `dilation`.
-      padding: elements before and after each axis; "valid" for none; "same" for an output as long as
-        the input, where an odd element goes to the end.
-      dilation: the distance between the kernel's elements.
-      groups: of channels; each sees the input channels of its own group.
-      padding_mode: what the padding is: "zeros", "reflect" (without the border), "replicate" (the
-        border), "circular" (from the other end).
+      stride, padding, dilation, groups, padding_mode: as for `jaxpar.nn.Conv`.
 
     Returns:
       [N, *T, O], T = (S + 2 padding - dilation (k - 1) - 1) // stride + 1.
@@ -75,12 +69,7 @@ def conv_transpose(
       x: [N, *S, I], or one row [*S, I].
       kernel: [*k, O / groups, I], the kernel of the convolution from O to I channels.
       bias: [O], or None.
-      stride: the distance between the input's elements in the output; one number for all spatial
-        axes, or one for each, as are the following.
-      padding: elements cut off at both ends of the output.
-      output_padding: elements added at its end.
-      groups: of channels; each sees the input channels of its own group.
-      dilation: the distance between the kernel's elements.
+      stride, padding, output_padding, groups, dilation: as for `jaxpar.nn.ConvTranspose`.
 
     Returns:
       [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.

@@ -32,9 +32,8 @@ def max_pool(
 
     Args:
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
-      kernel_size, stride, padding, dilation: a number, or one for each spatial axis; `stride` is
-        `kernel_size` if left out. Padding is never the largest.
-      ceil_mode: whether a last window may reach beyond the end.
+      kernel_size, stride, padding, dilation, ceil_mode: as for `jaxpar.nn.MaxPool`. Padding is never the
+        largest.
       return_indices: return the positions as well: integers that number the elements of all spatial
         axes in one row, as torch does.
 
