@@ -89,12 +89,10 @@ def _attend(
     key_padding_mask: Mask,
     is_causal: bool,
 ) -> jax.Array:
-    options: dict[str, Any] = {
-        "attn_mask": mask,
-        "key_padding_mask": key_padding_mask,
-        "is_causal": is_causal,
-    }
-    return attention(x, memory, memory, need_weights=False, **options)[0]
+    output, _ = attention(
+        x, memory, memory, key_padding_mask, need_weights=False, attn_mask=mask, is_causal=is_causal
+    )
+    return output
 
 
 class TransformerEncoderLayer(_Layer):
