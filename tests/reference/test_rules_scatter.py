@@ -71,7 +71,7 @@ TABLE = [(rows, n, sizes) for rows, row in CHUNKS.items() for n, sizes in zip((2
 
 @pytest.mark.parametrize(("rows", "n", "sizes"), [*TABLE, (36, 7, [6] * 6)])
 def test_chunk_sizes(rows: int, n: int, sizes: list[int]) -> None:
-    # docs/semantics.md row 15, section 1.7
+    # docs/semantics.md rows 15, 1.7
     x = torch.arange(2.0 * rows).reshape(rows, 2)
     seen: list[int] = []
     module = nn.Threshold(-1, 0)
