@@ -1,23 +1,8 @@
-"""What cannot be had, and why."""
+"""muon: refused, because torch's numbers cannot be reproduced."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
-
-
-def sparse_adam(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refused: there are no sparse gradients in JAX.
-
-    `torch.optim.SparseAdam` updates only the rows that occur in a sparse gradient, moments included.
-    A dense gradient does not say which rows these are: a row may have been used and have gradient zero.
-
-    Raises:
-      NotImplementedError: always.
-    """
-    raise NotImplementedError(
-        "sparse_adam: JAX has no sparse gradients, and a dense one does not say which rows were used. "
-        "Use adam; its numbers are torch.optim.Adam's with sparse=False."
-    )
 
 
 def muon(*args: Any, **kwargs: Any) -> NoReturn:

@@ -1,24 +1,23 @@
-"""Where a sampler's random numbers come from, and how its place is kept.
+"""The generators that samplers draw from, and their state as text.
 
-torch has one default generator for the whole process. Here there is none: what stands for it is
-given as `seed=`, a number or a `Generator` that several samplers and loaders draw from in turn.
+torch has one default generator for the whole process. Here there is none: `seed=` takes its place, a
+number or a `Generator` that several samplers and loaders draw from in turn.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import numpy as np
 
 from ..random import Generator
 
 
-def given(generator: Any, function: str) -> Generator | None:
-    """The generator that a user gave, or None.
+def check_generator(generator: object, function: str) -> Generator | None:
+    """The generator given by the user, or None.
 
     Raises:
-      TypeError: it is none of `jaxpar.random`'s.
+      TypeError: it is not a `jaxpar.random.Generator`.
     """
     if generator is None or isinstance(generator, Generator):
         return generator
@@ -28,8 +27,8 @@ def given(generator: Any, function: str) -> Generator | None:
     )
 
 
-def default(seed: Any, function: str) -> Generator:
-    """What stands for torch's default generator: of a seed, a given one, or the operating system's."""
+def default_generator(seed: int | Generator | None, function: str) -> Generator:
+    """In place of torch's default generator: one with this seed, this one, or one seeded by the system."""
     if seed is None:
         generator = Generator()
         generator.seed()
@@ -42,10 +41,10 @@ def default(seed: Any, function: str) -> Generator:
         ) from error
 
 
-def to_text(generator: Generator) -> str:
-    """The generator's place as text, so that JSON can keep it."""
+def generator_to_text(generator: Generator) -> str:
+    """The generator's state as text, so that JSON can store it."""
     return base64.b64encode(generator.get_state().tobytes()).decode()
 
 
-def from_text(generator: Generator, text: str) -> None:
+def generator_from_text(generator: Generator, text: str) -> None:
     generator.set_state(np.frombuffer(base64.b64decode(text), np.uint8))
