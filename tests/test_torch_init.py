@@ -119,6 +119,14 @@ LAYERS = {
     "PReLU": (lambda r: nnx.PReLU(0.25), lambda: T.PReLU()),
     "jaxpar PReLU": (lambda r: J.PReLU(4, 0.125), lambda: T.PReLU(4, 0.125)),
     "MultiHeadAttention": (attention, lambda: T.MultiheadAttention(12, 4)),
+    "TransformerEncoderLayer": (
+        lambda r: J.TransformerEncoderLayer(12, 3, 20, rngs=r),
+        lambda: T.TransformerEncoderLayer(12, 3, 20),
+    ),
+    "TransformerDecoderLayer": (
+        lambda r: J.TransformerDecoderLayer(12, 3, 20, rngs=r),
+        lambda: T.TransformerDecoderLayer(12, 3, 20),
+    ),
     "MultiHeadAttention, no bias": (
         lambda r: attention(r, use_bias=False),
         lambda: T.MultiheadAttention(12, 4, bias=False),

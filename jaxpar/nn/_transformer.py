@@ -58,14 +58,16 @@ class _Layer(nnx.Module):
 
         self.norm_first = norm_first
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        # In torch's order, in which torch_init draws the weights.
         self.self_attn = attention()
+        if self.has_memory:
+            self.multihead_attn = attention()
         self.linear1 = linear(d_model, dim_feedforward, bias, **options)
         self.dropout = Dropout(dropout, rngs=rngs)
         self.linear2 = linear(dim_feedforward, d_model, bias, **options)
         self.norm1, self.norm2 = norm(), norm()
         self.dropout1, self.dropout2 = Dropout(dropout, rngs=rngs), Dropout(dropout, rngs=rngs)
         if self.has_memory:
-            self.multihead_attn = attention()
             self.norm3 = norm()
             self.dropout3 = Dropout(dropout, rngs=rngs)
 
