@@ -20,7 +20,6 @@ from sklearn.datasets import load_digits
 
 import jaxpar
 from jaxpar import parity
-from jaxpar.data import DataLoader, TensorDataset
 from jaxpar.nn.functional import cross_entropy
 
 jaxpar.virtual_devices(4)  # without a GPU; with GPUs these are used
@@ -28,11 +27,11 @@ folder = Path(tempfile.mkdtemp())
 
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-train, test = slice(0, 1450), slice(1450, None)
+rows, test = jaxpar.data.TensorDataset(images[:1450], labels[:1450]), slice(1450, None)
 
 
 def batches(epoch):  # torch: torch.manual_seed(epoch), then DataLoader(..., shuffle=True)
-    return DataLoader(TensorDataset(images[train], labels[train]), 100, shuffle=True, seed=epoch)
+    return jaxpar.data.DataLoader(rows, batch_size=100, shuffle=True, seed=epoch)
 
 
 # ------------------------------------------------------------------------- torch trains for three epochs
@@ -73,25 +72,28 @@ class Net(nnx.Module):
         return self.fc(nnx.max_pool(x, (2, 2), strides=(2, 2)).reshape(len(x), -1))
 
 
+def loss_fn(net, x, y):
+    return cross_entropy(net(x), y)
+
+
 net = jaxpar.DataParallel(nnx.eval_shape(lambda: Net(nnx.Rngs(0))))  # shapes: all numbers are in the file
 optimizer = nnx.Optimizer(net, jaxpar.optim.adamw(lr=3e-3, weight_decay=0.05), wrt=nnx.Param)
-# torch flattens channels first and Flax channels last, which no shape shows.
-mapping = {"fc": parity.flattened("fc", (8, 4, 4))}
+mapping = {"fc": parity.flattened("fc", (8, 4, 4))}  # torch flattens channels first, Flax channels last
 rest = parity.load_checkpoint(folder / "torch.pt", net, optimizer, mapping=mapping)
 print(f"in jaxpar: weights and AdamW's state after epoch {rest['epoch']}")
 
-step = jaxpar.train_step(net, optimizer, lambda net, x, y: cross_entropy(net(x), y))
-for epoch in range(rest["epoch"], 6):
+step = jaxpar.train_step(net, optimizer, loss_fn)
+for epoch in range(rest["epoch"], 7):
     for x, y in batches(epoch):
         loss = step(x, y)
     print(f"epoch {epoch}: loss {float(loss):.3f}")
 form = {"like": folder / "torch.pt", "module_prefix": True, "mapping": mapping}
-parity.save_checkpoint(folder / "jaxpar.pt", net, optimizer, extra={"epoch": 6}, **form)
+parity.save_checkpoint(folder / "jaxpar.pt", net, optimizer, extra={"epoch": 7}, **form)
 
 # ------------------------------------------------------------------------------------- and back in torch
 back = torch.nn.DataParallel(TorchNet()).eval()
 back.load_state_dict(torch.load(folder / "jaxpar.pt")["model"])
 theirs = back(torch.tensor(images[test])).argmax(1).numpy()
 ours = np.asarray(jaxpar.eval_step(net)(images[test])).argmax(1)
-ours, theirs = (np.mean(guess == labels[test]) for guess in (ours, theirs))
-print(f"right in jaxpar: {ours:.1%}, back in torch: {theirs:.1%}")
+right = [f"{np.mean(guess == labels[test]):.1%}" for guess in (ours, theirs)]
+print(f"right in jaxpar: {right[0]}, back in torch: {right[1]}")
