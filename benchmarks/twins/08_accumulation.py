@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel in examples/08_accumulation.py: what n processes do, one after the other."""
+"""What torch does in examples/08_accumulation.py: its n processes, one after the other."""
 
 import torch
 from torch import nn
