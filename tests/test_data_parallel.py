@@ -114,7 +114,7 @@ def test_the_wrapper_pickles():
 
 # docs/semantics.md row 2: no code change in CPU mode
 def test_one_cpu_device_passes_through(monkeypatch):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
     assert jaxpar.device_count() == 0
     for ids in (None, [0, 1]):
         net = jaxpar.DataParallel(Linear(), device_ids=ids)

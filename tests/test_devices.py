@@ -23,12 +23,12 @@ def test_a_backend_that_does_not_start_is_no_accelerator(monkeypatch):
     def fails():
         raise RuntimeError("Unable to initialize backend 'cuda'")
 
-    monkeypatch.setattr("jaxpar._devices.devices", fails)
+    monkeypatch.setattr("jaxpar._devices.devices.devices", fails)
     assert jaxpar.is_available() is False
 
 
 def test_one_cpu_device_is_none(monkeypatch):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
     assert jaxpar.device_count() == 0
 
 

@@ -146,8 +146,8 @@ import os, signal, time
 import jaxpar
 import jaxpar.distributed as dist
 from jaxpar import errors
-from jaxpar.distributed import _exchange, _process_group
-from jaxpar.distributed.exchange import exchange
+from jaxpar.distributed import _process_group
+from jaxpar.distributed.exchange import _client, exchange
 
 dist.init_process_group(timeout=60)
 r, W = dist.get_rank(), dist.get_world_size()
@@ -160,7 +160,7 @@ except errors.GroupError as error:
 for i in range(20):  # the store does not grow
     assert exchange("word", f"{i} of {r}") == [f"{i} of 0", f"{i} of 1"]
 dist.barrier()
-keys = _exchange._client().key_value_dir_get("jaxpar/1/word/")
+keys = _client().key_value_dir_get("jaxpar/1/word/")
 assert len(keys) == 2, keys
 dist.barrier()
 

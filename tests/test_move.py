@@ -211,13 +211,13 @@ def test_no_such_device(spec, message):
 
 
 def test_cuda_on_a_host_with_accelerators_refuses_the_cpu(monkeypatch, devices):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: devices[2:])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: devices[2:])
     with pytest.raises(errors.DeviceError, match="Invalid device, must be an accelerator, not cpu:0"):
         jaxpar.cuda(np.ones(2), "cpu")
 
 
 def test_cuda_with_one_cpu_device(monkeypatch, devices):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: devices[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: devices[:1])
     with pytest.raises(
         errors.DeviceError, match=r"no accelerator and a single CPU device\. Install jaxpar\[cuda12\]"
     ):

@@ -8,6 +8,7 @@ into one program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,14 @@ class Loss:
     function: Static
     has_aux: bool = False
     precision: Precision | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # every step asks for it, to find its program
+        fields = self.definition, self.form, self.parameters, self.function, self.has_aux, self.precision
+        return hash(fields)
 
     def __call__(
         self,
