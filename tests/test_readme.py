@@ -73,6 +73,22 @@ def test_the_commands_exist():
         assert re.search(rf"^{target}:", makefile, re.M)
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
-        assert (ROOT / target).exists(), target
+GUIDES = ["README.md", "CONTRIBUTING.md", "tests/README.md", "examples/README.md", "torch_ref/README.md"]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_links_lead_somewhere(guide):
+    path = ROOT / guide
+    for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("guide", [*GUIDES, "jaxpar/_parallel/README.md", "jaxpar/distributed/README.md"])
+def test_files_and_commands_that_the_guides_name_are_there(guide):
+    path = ROOT / guide
+    text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (\w+)", text):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for name in re.findall(r"`([\w./]+\.(?:py|md))`", text):
+        places = [ROOT, path.parent, ROOT / "tests", ROOT / "tests" / "against_torch", ROOT / "jaxpar"]
+        assert any((place / name).exists() for place in places), name
