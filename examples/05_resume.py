@@ -1,9 +1,9 @@
 """A training that is killed and comes back to the same loss, to the last bit.
 
 What it adds: everything that a run depends on in one checkpoint: the model with its dropout stream, the
-optimizer, the generator of the noise, and the loader's place in the epoch. A step is written while
-training goes on, completely or not at all. The same file runs alone and in several processes under a
-launcher that starts them again. After Ctrl-C or SIGTERM all of them save and leave.
+optimizer, the training step, the generator of the noise, and the loader's place in the epoch. It is
+written while training goes on, completely or not at all. The same file runs alone and in several
+processes under a launcher that starts them again. After Ctrl-C or SIGTERM all of them save and leave.
 
 The data are scikit-learn's digits: 1797 images of 8 x 8 pixels (E. Alpaydin and C. Kaynak, UCI
 repository, CC BY 4.0; shipped with scikit-learn).
@@ -83,7 +83,7 @@ optimizer = nnx.Optimizer(net, jaxpar.optim.adam(lr=3e-3), wrt=nnx.Param)
 step = jaxpar.train_step(net, optimizer, lambda net, x, y: cross_entropy(net(x), y))
 
 # ----------------------------------------------------------------------------------------- training
-state = {"net": net, "optimizer": optimizer, "loader": loader, "noise": noise}
+state = {"net": net, "optimizer": optimizer, "step": step, "loader": loader, "noise": noise}
 with (
     jaxpar.Checkpointer(run, save_every=options.save_every) as checkpointer,
     jaxpar.MetricsLog(run) as log,

@@ -181,11 +181,11 @@ def batches():
         yield from loader
 
 
-items = {"net": net, "optimizer": optimizer, "loader": loader}
+state = {"net": net, "optimizer": optimizer, "step": step, "loader": loader}
 with jaxpar.Checkpointer(run, save_every=100) as checkpointer, jaxpar.MetricsLog(run) as log:
     done, stopped = 0, False
     if checkpointer.latest_step() is not None:
-        done = checkpointer.restore(**items).step
+        done = checkpointer.restore(**state).step
         log.resume_from(done + 1)
     if done and options.torch:
         parser.error("--torch begins at the first step: give another folder to --run")
@@ -198,12 +198,12 @@ with jaxpar.Checkpointer(run, save_every=100) as checkpointer, jaxpar.MetricsLog
             log.log(done, loss=loss)
             if twin and done <= 50:
                 log.log(done, torch=twin(x, t))
-            checkpointer.save(done, **items)
+            checkpointer.save(done, **state)
     except KeyboardInterrupt:
         stopped = True
     checkpointer.wait()
     if checkpointer.latest_step() != done:
-        checkpointer.save(done, force=True, **items)
+        checkpointer.save(done, force=True, **state)
 if stopped:
     print(f"stopped after step {done}; to go on: --run {run}")
     sys.exit(130)
