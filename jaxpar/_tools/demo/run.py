@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -20,8 +20,8 @@ from ...parity import Comparison, Judged, Kind, Level, Policy, judge, measure
 from .flax_side import FlaxSide, Seen
 from .settings import TOLERANCE, TRAIN_ROWS, Fault, Settings
 
-Side = Any
-"""FlaxSide, or TorchSide, whose file imports torch."""
+if TYPE_CHECKING:
+    from .torch_side import TorchSide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,8 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     return digits.images[mixed] / 16, digits.target[mixed].astype(np.int64)
 
 
-def _torch_side(ours: FlaxSide, stack: ExitStack) -> list[Side]:
+def _torch_side(ours: FlaxSide, stack: ExitStack) -> list[TorchSide]:
+    """PyTorch's side, if there is PyTorch."""
     try:
         from .torch_side import beside
     except ModuleNotFoundError as error:
@@ -103,7 +104,7 @@ def _epoch(
     number: int,
     settings: Settings,
     digits: tuple[np.ndarray, np.ndarray],
-    sides: list[Side],
+    sides: list[FlaxSide | TorchSide],
     after_step: Callable[[], None],
 ) -> Epoch:
     """All sides go through the training digits once and then name the test digits."""
