@@ -35,7 +35,6 @@ from ._metrics import MetricsLog as MetricsLog
 from ._devices.move import cpu as cpu
 from ._devices.move import cuda as cuda
 from ._devices.move import device_of as device_of
-from ._devices.move import same_device as same_device
 from ._devices.move import to as to
 from ._parallel.on_device import OnDevice as OnDevice
 from ._parallel.parallel_apply import parallel_apply as parallel_apply

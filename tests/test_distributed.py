@@ -48,10 +48,10 @@ assert dist.all_reduce(None) is None
 for bad, why in [
     (lambda: dist.all_reduce(jnp.arange(3), "mean"), "x is int64[3]: only floats"),
     (lambda: dist.all_reduce({{"a": 1j}}, "max"), "x['a'] is complex128[]: complex numbers have no max"),
-    (lambda: dist.all_reduce(jax.random.key(0)), "random keys are no numbers"),
+    (lambda: dist.all_reduce(jax.random.key(0)), "random keys are not numbers"),
     (lambda: dist.all_reduce("text"), "x is a str"),
     (lambda: dist.all_reduce(1.0, "avg"), "op='avg' is unknown"),
-    (lambda: dist.broadcast(1.0, W), f"src={{W}} is no rank"),
+    (lambda: dist.broadcast(1.0, W), f"src={{W}} is not a rank"),
     (lambda: dist.reduce_scatter(jnp.ones(W + 1)), "cannot be shared out evenly"),
     (lambda: dist.reduce_scatter([1.0] * (W + 1)), f"a list of {{W + 1}} for {{W}} ranks"),
 ]:

@@ -1,9 +1,9 @@
 """DataParallel: the four verbs in one sentence.
 
-torch's `nn.DataParallel` does scatter, replicate, parallel_apply, gather at every forward, and so
-does this. The same flow serves the class and the function; the class only remembers its arguments.
-Differences that a user sees, all in docs/semantics.md: parameters stay replicated between calls,
-inside `jax.jit` outputs stay sharded, and whatever torch drops or corrupts silently raises.
+torch's `nn.DataParallel` does scatter, replicate, parallel_apply and gather at every forward, and so does
+this. One flow serves the class and the function; the class only remembers its arguments. What a user sees of
+the differences is in docs/semantics.md: parameters stay replicated between calls, inside `jax.jit` outputs
+stay sharded, and what torch drops or corrupts silently raises.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def forward(
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     """Where outputs go. A batch that already lies on all the devices gives outputs that do.
 
-    Otherwise a model of which one block is wrapped could not be called outside of jit after a
-    training step inside it: its other blocks' parameters are on all devices by then, and JAX
-    refuses to mix them with an array on one.
+    Otherwise a model with one wrapped block could not be called outside of jit after a training step inside
+    it: by then the parameters of its other blocks are on all devices, and JAX refuses to mix them with an
+    array on one.
     """
     if is_staged():
         return None

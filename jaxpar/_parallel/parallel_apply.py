@@ -1,7 +1,7 @@
 """parallel_apply: every replica runs on its own rows.
 
-torch starts a thread for each replica; here all of them are one compiled program (`program`). A list of
-different modules is run one by one, each on its own device.
+torch starts a thread for each replica. Here all replicas are one compiled program (`program`), and the
+modules of a list are run one by one, each on its own device, without waiting for the one before.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from flax import linen, nnx
 from .._parallel.modules import Changes, Definition
 from .._parallel.modules.function_view import Applied, AppliedView
 from .._parallel.modules.linen_view import LinenView
-from .._parallel.modules.nnx_view import NNXView, view_nnx
+from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import check_alive, is_array
-from .._typing import PyTree, Static
+from .._typing import PyTree, Static, TreeDef
 from .world import ALONE, World
 
 
@@ -45,7 +45,7 @@ class Arrays(Protocol):
     @property
     def definitions(self) -> Any: ...
     @property
-    def form(self) -> Any: ...
+    def form(self) -> TreeDef: ...
     @property
     def names(self) -> list[str]: ...
     @property
@@ -82,12 +82,12 @@ class ObjectArrays:
         self._written: list[Any] = []  # the same as the program knows it
 
     @property
-    def definition(self) -> Any:
+    def definition(self) -> NNXDefinition:
         """The object without its arrays, as it was when they were read."""
         return self.view.definition
 
     @property
-    def form(self) -> Any:
+    def form(self) -> TreeDef:
         return jax.tree.structure(self.view.held())
 
     @property
@@ -134,7 +134,7 @@ class ModuleArrays(ObjectArrays):
         self,
         net: nnx.Module,
         module: nnx.Module,
-        wrt: Any,
+        wrt: nnx.filterlib.Filter,
         placement: Placement | None,
         world: World,
         known: dict[Any, Any],
@@ -193,7 +193,7 @@ class TrainingArrays:
         return self.net.definition, self.optimizer.definition
 
     @property
-    def form(self) -> Any:
+    def form(self) -> TreeDef:
         return self.net.form
 
     @property
@@ -233,7 +233,7 @@ def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> 
     state = nnx.from_flat_state(
         (path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(net, wrt)) if path[root:] in paths
     )
-    form: Any = jax.tree.structure(state)
+    form: TreeDef = jax.tree.structure(state)
     # Flax's order of a flat state is not that of a tree's leaves, so places are found by numbering these.
     numbered = nnx.to_flat_state(form.unflatten(range(form.num_leaves)))
     at = {variable.get_raw_value(): path[root:] for path, variable in numbered}

@@ -22,7 +22,7 @@ from .._parallel.placement import Placement
 from .._parallel.program import Kind, Local
 from .._parallel.reduce import terms_of
 from .._parallel.shards import Shards, combine
-from .._typing import REPLICA, PyTree
+from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..comm_hooks.hook import Bucket, CommHook
 from ..comm_hooks.message import Message
 from .loss import Loss
@@ -119,8 +119,8 @@ class BatchPlan:
     """
 
     loss: Loss
-    statics: Any
-    form: Any
+    statics: tuple[Static | None, ...]
+    form: TreeDef
     update: Update | None = None
 
     def __call__(self, values: list, extra: dict[str, Any], own: Own, batch: list) -> Result:

@@ -253,7 +253,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         values = settle(arrays, arrays.read(), world, init_sync)
         arrays.commit(dict(enumerate(values)))
 
-    def arrays(self, wrt: Any) -> ModuleArrays:
+    def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
         """The wrapped module's, of which `wrt` says what is trained."""
         world, known = self.world, self.engine_state.structures
         return ModuleArrays(self, self.module, wrt, world.local, world, known)
@@ -267,7 +267,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         return self._forward(self.module, inputs, kwargs)
 
     def value_and_grad(
-        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: Any = nnx.Param
+        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: nnx.filterlib.Filter = nnx.Param
     ) -> Callable[..., Any]:
         """A function of a batch that returns the mean loss and the mean gradients.
 

@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._parallel.modules import Definition
 from .._parallel.shards import separate
-from .._tree import is_array
+from .._tree import is_real
+from .._typing import Array
 from ..distributed.step_agreement import ledger
 from .local_batch import Rows
 from .update import Update
@@ -52,7 +54,7 @@ class Said:
 
     number: int
     step: int
-    definition: Any
+    definition: Definition
     trained: tuple[int, ...]
     names: list[str]
     loss_fn: Callable[..., Any]
@@ -102,7 +104,7 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
 
     `names` are those of the optimizer's values.
     """
-    state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_array(x)]
+    state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_real(x)]
     numbers = [(name, x) for name, x in state if x.size == 1 and not _is_key(x)]
     kinds = _digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state).encode())
     return (
@@ -123,7 +125,7 @@ def _program(update: Update, values: list, optimizer: list) -> str:
     return _digest(_without_addresses(str(closed.jaxpr)).encode() + b"".join(x.tobytes() for x in constants))
 
 
-def _structure(definition: Any) -> str:
+def _structure(definition: Definition) -> str:
     # Words without their order: that of a set is another one in every process.
     text = _without_addresses(repr(getattr(definition, "graphdef", definition)))
     return _digest(" ".join(sorted(text.split())).encode())
@@ -137,7 +139,7 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def _is_key(x: Any) -> bool:
+def _is_key(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 from flax import nnx
 
+from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._parallel.shards import combine
-from .._typing import PyTree, Static
+from .._typing import PyTree, Static, TreeDef
 from .agreement import Agreement, Alone
 from .arrays import Arrays, ModuleArrays
 from .compiled_step import Own, Program, Result
@@ -58,7 +59,7 @@ def eval_step(
     return evaluate
 
 
-def _call(net: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
+def _call(net: Callable[..., PyTree], *batch: PyTree, **kwargs: PyTree) -> PyTree:
     return net(*batch, **kwargs)
 
 
@@ -79,7 +80,11 @@ class OutputWork(WholeBatch):
 
 
 def _compiled(
-    definition: Any, function: Static, precision: Precision | None, statics: Any, form: Any
+    definition: NNXDefinition,
+    function: Static,
+    precision: Precision | None,
+    statics: tuple[Static | None, ...],
+    form: TreeDef,
 ) -> Program:
     def run(values: list, extra: dict[str, Any], own: Own, arrays: list) -> Result:
         del extra, own
@@ -94,5 +99,5 @@ def _compiled(
     return jax.jit(run)
 
 
-def _lowered(precision: Precision, value: Any, kind: str) -> Any:
+def _lowered(precision: Precision, value: PyTree, kind: str) -> PyTree:
     return precision.cast(value) if kind == "parameter" else value

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._parallel.modules import Changes, Definition
-from .._typing import PyTree, Static
+from .._typing import PyTree, Static, TreeDef
 from ..errors import LossError
 from .precision import Precision
 
@@ -41,7 +41,7 @@ class Loss:
     """
 
     definition: Definition
-    form: Any
+    form: TreeDef
     parameters: tuple[int, ...]
     function: Static
     has_aux: bool = False

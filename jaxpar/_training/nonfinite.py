@@ -7,7 +7,6 @@ answer, a report of two numbers, is read some steps later, when nobody has to wa
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,8 +76,8 @@ class Reports:
 
     def __init__(self, together: bool) -> None:
         self._together = together
-        self._first: Any = None  # the oldest that nobody has read
-        self._last: Any = None
+        self._first: jax.Array | None = None  # the oldest that nobody has read
+        self._last: jax.Array | None = None
         self._age, self._looked = 0, 0.0
 
     def add(self, report: jax.Array) -> None:
@@ -100,7 +99,9 @@ class Reports:
         if self._together:
             return self._age >= LAG
         now = time.monotonic()
-        if now - self._looked < PAUSE or not self._first.is_ready():
+        if self._first is None or now - self._looked < PAUSE:
+            return False
+        if not self._first.is_ready():  # type: ignore[attr-defined]
             return False
         self._looked = now
         return True

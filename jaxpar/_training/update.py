@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._parallel.modules.nnx_view import view_nnx
-from .._tree import is_array
+from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
+from .._tree import is_real
+from .._typing import PyTree
 from ..errors import OptimizerError
 from .arrays import order_of_gradients
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
@@ -62,8 +63,8 @@ class Update:
       strategy: how it is computed on the devices that there are.
     """
 
-    net: Any
-    optimizer: Any
+    net: NNXDefinition
+    optimizer: NNXDefinition
     parameters: tuple[int, ...]
     gradients: Callable[[list], Any]
     accumulate: int
@@ -141,7 +142,7 @@ class Update:
         return good, extra
 
 
-def _as(tree: Any, types: Any) -> Any:
+def _as(tree: PyTree, types: PyTree) -> PyTree:
     """For a user's buffer that comes back in another type."""
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
 
@@ -167,16 +168,16 @@ def update_of(
     net: nnx.Module, optimizer: nnx.Optimizer, accumulate: int, on_nonfinite: str, precision: Precision | None
 ) -> Update:
     """The update of this net by this optimizer, if they belong together."""
-    split: Any = view_nnx(net)
-    other: Any = view_nnx(optimizer)
+    split = view_nnx(net)
+    other = view_nnx(optimizer)
     form, order = order_of_gradients(net, optimizer.wrt, split, root=0)
     parameters = split.parameters(optimizer.wrt)
 
-    def gradients(flat: list) -> Any:
+    def gradients(flat: list) -> PyTree:
         return form.unflatten([flat[i] for i in order])
 
     values = split.held()
-    platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
+    platform = next((d.platform for x in values if is_real(x) for d in x.devices()), "cpu")
     trained = [values[i] for i in parameters]
     nbytes = sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained)
     made = Update(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from .._parallel.backends import backend
 from .._parallel.data_parallel import DataParallel
@@ -19,7 +20,7 @@ from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._parallel.shards import separate
 from .._tree import is_staged
-from .._typing import PyTree, Static
+from .._typing import PyTree, Static, TreeDef
 from ..data.sending import sender
 from .agreement import Agreement
 from .arrays import Arrays
@@ -154,8 +155,8 @@ class Whole(NamedTuple):
     """A batch that is not cut here: its arrays on the devices, what is no array, the structure of both."""
 
     arrays: list
-    statics: Any
-    form: Any
+    statics: tuple[Static | None, ...]
+    form: TreeDef
 
 
 class WholeBatch:
@@ -195,7 +196,7 @@ class BatchWork(WholeBatch):
         return self.programs(plan, ("own",) if keep else objective.donates(keep)), batch.arrays
 
 
-def placement_of(net: Any) -> Placement | None:
+def placement_of(net: nnx.Module) -> Placement | None:
     """Where a plain module's or a DataParallel's arrays go; None leaves them where they are."""
     if isinstance(net, DataParallel) and net.placement.devices:
         return net.placement
