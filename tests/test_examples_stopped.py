@@ -41,8 +41,8 @@ def wait_for_rows(log: Path, rows: int, process: subprocess.Popen) -> None:
 
 def test_ctrl_c_leaves_a_checkpoint_and_a_log(tmp_path):
     example = ROOT / "examples" / "12_gpt.py"
-    # 275 rows of text in batches of 25: one shape, so that no step waits for a compiler.
-    small = ["--run", tmp_path, "--layers", "1", "--width", "16", "--text", "12000", "--batch-size", "25"]
+    # 276 rows of text in batches of 23: one shape, so that no step waits for a compiler.
+    small = ["--run", tmp_path, "--layers", "1", "--width", "16", "--text", "12033", "--batch-size", "23"]
     process = subprocess.Popen(
         [sys.executable, example, *small, "--steps", "1000000"],
         stdout=subprocess.PIPE,
