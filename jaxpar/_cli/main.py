@@ -61,7 +61,7 @@ def start_devices(n: int | None) -> None:
 def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     del option
     if wanted:
-        from .._tools.demo.versions import version
+        from importlib.metadata import version
 
         click.echo(f"jaxpar {version('jaxpar')}")
         context.exit()
@@ -124,7 +124,7 @@ def demo(
         click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(report.text(result))
-    sys.exit(1 if result.verdict and not result.verdict.same else 0)
+    sys.exit(1 if result.reference and not result.comparison.same else 0)
 
 
 @cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")

@@ -1,10 +1,9 @@
-"""`jaxpar demo`: the same training in JAX and in PyTorch, compared tensor by tensor at every step.
+"""`jaxpar demo`: the same training in JAX and in PyTorch, measured and judged by `jaxpar.parity`.
 
-    digits ──► jax_side ───► Seen ──┐
-                                    ├─► compare ─► differences ─► judge ─► Verdict ─► report
-    digits ──► torch_side ─► Seen ──┘
+    digits ─┬─► flax_side ──► Seen ─┐
+            │                       ├─► measure ─► judge ─► report
+            └─► torch_side ─► Seen ─┘
 
-`settings` is light and `run` is the loop. The two sides share nothing but the batches and the first
-weights. Both describe what they saw with torch's names and in torch's layout, and everything after
-that is NumPy.
+The two sides share the batches and the first weights, nothing else. `parity.compare` would train copies
+of its own; a demo has to show the loop that a user writes, with its loss, accuracy and time.
 """

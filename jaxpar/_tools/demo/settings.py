@@ -1,4 +1,4 @@
-"""What a demo is asked to do. Imported by the command line, so it imports nothing heavy."""
+"""What a demo is asked to do. The command line imports it for every command, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 TRAIN_ROWS = 1437
 """Of 1797 digits; the rest is for testing. The last batch of an epoch is uneven over 8 devices."""
 
-LEARNING_RATE = 0.05
-MOMENTUM = 0.9
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 TOLERANCE = 1e-10
-"""In float64 rounding stays far below it, and no difference in meaning does."""
+"""Relative. In float64 rounding stays far below it, and no difference in meaning does."""
 
 
 class Fault(enum.Enum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 
 import torch_ref
 
-from .compare import Seen, Tensors
-from .digits import Digits, MissingError
+from ...errors import JaxparError
+from ...parity import Kind
+from .flax_side import Seen, Tensors
 from .settings import LEARNING_RATE, MOMENTUM
 
 
@@ -25,62 +25,60 @@ class CNN(nn.Module):
         self.linear = nn.Linear(16 * 4 * 4, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images[:, None]
-        x = torch.relu(self.norm1(self.conv1(x)))
+        x = torch.relu(self.norm1(self.conv1(images[:, None])))
         x = torch.relu(self.norm2(self.conv2(x)))
         return self.linear(nn.functional.avg_pool2d(x, 2).flatten(1))
 
 
 class TorchSide:
-    """The model, wrapped, with its optimizer."""
+    """The model in torch's DataParallel, with its optimizer."""
 
-    def __init__(self, state: Tensors, devices: torch_ref.Devices):
+    def __init__(self, state_dict: Tensors, devices: torch_ref.Devices):
         net = CNN().double()
-        net.load_state_dict({name: torch.tensor(x) for name, x in state.items()})
-        self.devices = devices
+        net.load_state_dict({name: torch.tensor(x) for name, x in state_dict.items()})
         kind = ("CUDA " if devices.real else "pretend CPU ") + "device" + "s" * (devices.count > 1)
         self.described = f"torch.nn.DataParallel (PyTorch {torch.__version__}) on {devices.count} {kind}"
-        self.net = nn.DataParallel(net.to(devices.device), device_ids=list(range(devices.count)))
+        self.device = devices.device
+        self.net = nn.DataParallel(net.to(self.device), device_ids=list(range(devices.count)))
         self.optimizer = torch.optim.SGD(self.net.parameters(), LEARNING_RATE, MOMENTUM)
 
-    def step(self, batch: Digits) -> tuple[Seen, float]:
-        start = time.perf_counter()
+    def step(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.optimizer.zero_grad()
-        outputs = self.net(self._tensor(batch.images))
-        loss = nn.functional.cross_entropy(outputs, self._tensor(batch.labels))
-        loss.backward()
+        self.logits = self.net(torch.from_numpy(images).to(self.device))
+        self.loss = nn.functional.cross_entropy(self.logits, torch.from_numpy(labels).to(self.device))
+        self.loss.backward()
         self.optimizer.step()
-        loss.item()  # waits for the device
-        seconds = time.perf_counter() - start
-        module: nn.Module = self.net.module
-        weights, statistics = dict(module.named_parameters()), dict(module.named_buffers())
-        gradients = {name: p.grad for name, p in weights.items() if p.grad is not None}
-        logits = {"logits": outputs}
-        seen = Seen(*map(_arrays, (logits, {"cross_entropy": loss}, gradients, statistics, weights)))
-        return seen, seconds
+        self.loss.item()  # waits for the device
+
+    def seen(self) -> Seen:
+        weights = dict(self.net.module.named_parameters())
+        return {
+            Kind.OUTPUT: _arrays({"logits": self.logits}),
+            Kind.LOSS: _arrays({"cross_entropy": self.loss}),
+            Kind.GRADIENT: _arrays({name: p.grad for name, p in weights.items() if p.grad is not None}),
+            Kind.STATE: _arrays(dict(self.net.module.named_buffers())),
+            Kind.WEIGHT: _arrays(weights),
+        }
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         self.net.eval()
         with torch.no_grad():
-            outputs = self.net(self._tensor(images))
+            logits = self.net(torch.from_numpy(images).to(self.device))
         self.net.train()
-        return outputs.cpu().numpy()
-
-    def _tensor(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).to(self.devices.device)
+        return logits.cpu().numpy()
 
 
 @contextmanager
-def beside(state: Tensors, replicas: int) -> Iterator[TorchSide]:
+def beside(state_dict: Tensors, replicas: int) -> Iterator[TorchSide]:
     """PyTorch's side, from the weights and statistics given; inside it there are pretend devices."""
     threads = torch.get_num_threads()
     # Every replica is a thread already. With a pool for each of them steps can take seconds.
     torch.set_num_threads(1)
     try:
         with torch_ref.pretend(replicas) as devices:
-            yield TorchSide(state, devices)
+            yield TorchSide(state_dict, devices)
     except torch_ref.UnsupportedTorch as error:
-        raise MissingError(f"demo: {error}") from error
+        raise JaxparError(f"demo: {error}") from error
     finally:
         torch.set_num_threads(threads)
 
