@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from jaxpar._cli.demo.report import KINDS
+from jaxpar._cli.demo.run import Epoch, comparison, judged
+from jaxpar._cli.demo.settings import TOLERANCE, Fault, Settings
 from jaxpar._cli.main import cli
-from jaxpar._tools.demo.report import KINDS
-from jaxpar._tools.demo.run import Epoch, comparison, judged
-from jaxpar._tools.demo.settings import TOLERANCE, Fault, Settings
 from jaxpar.parity import Kind, Outcome
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="compares with PyTorch")

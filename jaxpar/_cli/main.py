@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from .._devices.virtual import virtual_devices
-from .._tools.demo.settings import Fault, Settings
 from ..errors import JaxparError, MatchError
+from .demo.settings import Fault, Settings
 
 
 def main() -> None:
@@ -116,8 +116,8 @@ def demo(
     settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
     with progress(settings.steps, description="starting JAX and PyTorch", leave=False) as shown:
         start_devices(devices)
-        from .._tools.demo import report
-        from .._tools.demo.run import run
+        from .demo import report
+        from .demo.run import run
 
         result = run(settings, shown.step)
     if as_json:
