@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxpar.parity import Kind, kinks, measure, noise, noise_elements
-from jaxpar.parity._distance import CHUNK, unit_roundoff
+from jaxpar.parity.measuring import Kind, kinks, measure, noise, noise_elements
+from jaxpar.parity.measuring._distance import CHUNK, unit_roundoff
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.dtype(t) for t in ("float64", "float32", "float16", "complex64", "complex128")] + [BFLOAT16]
@@ -332,7 +332,7 @@ def test_no_leaf_is_copied(order):
 
 
 def test_neither_jax_nor_torch_is_imported():
-    code = "import sys, jaxpar.parity as p; p.measure, p.judge, p.Comparison, p.noise; print(*sys.modules)"
+    code = "import sys, jaxpar.parity as p; p.measuring.measure, p.Comparison, p.Policy; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"jax", "torch", "flax"} & set(modules.split())
 

@@ -193,7 +193,7 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
     """
     if (spec is None) != (to is None):
         raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
-    from ..parity._convert import convert as run
+    from .convert import convert as run
 
     try:
         click.echo(run(source, target, key=key, spec=spec, to=to))

@@ -34,7 +34,7 @@ def read_spec(
 
 
 def arguments() -> list[str]:
-    from ..parity._compare import compare
+    from ..parity import compare
 
     return [name for name in inspect.signature(compare).parameters if name != "progress"]
 

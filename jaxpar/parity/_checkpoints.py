@@ -21,8 +21,7 @@ import jaxpar
 from ..errors import FileError, MatchError
 from ._files import read_weights
 from ._files.path import written
-from ._weights import links_of, load_torch, to_torch
-from ._weights.links import Links
+from ._weights import Links, links_of, load_torch, to_torch
 
 Path: TypeAlias = "str | os.PathLike[str]"
 KEYS = ("model", "optimizer")

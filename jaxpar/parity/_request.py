@@ -1,4 +1,4 @@
-"""Request: the arguments of compare, checked, and what they come to."""
+"""Request: the arguments of compare, checked, and what follows from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 
-from ._judge import Level, Policy
+from ._pair import Pair
 from ._sides.layout import Layout
-from ._sides.pair import Pair
 from ._sides.task import Batch, Loss, Optimizer, Task
+from .measuring import Level, Policy
 
 Arrays = Any
 """One array, a tuple of arrays, or a function of the step's number (from 1) that returns either."""
@@ -49,7 +50,7 @@ class Request:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        level = Level.parse(self.level)
+        level = self.asked
         if self.steps < 1 or self.replicas < 1:
             raise ValueError(
                 f"parity.compare: steps={self.steps} and replicas={self.replicas} must be at least 1."
@@ -73,6 +74,9 @@ class Request:
             pair = getattr(self, name)
             if pair is not None and not (isinstance(pair, Sequence) and len(pair) == 2):
                 raise TypeError(f"parity.compare: {name} is a pair, torch's and JAX's, not {pair!r}.")
+        if not isinstance(self.torch_module, torch.nn.Module):
+            kind = type(self.torch_module).__name__
+            raise TypeError(f"parity.compare: the first argument is a torch.nn.Module, not {kind}.")
 
     @functools.cached_property
     def task(self) -> Task:
@@ -87,14 +91,21 @@ class Request:
             seed=self.seed,
         )
 
+    @functools.cached_property
+    def asked(self) -> Level:
+        return Level.parse(self.level)
+
+    @functools.cached_property
+    def bounds(self) -> Policy:
+        return self.policy or Policy(self.asked)
+
     @property
     def compute_dtype(self) -> str:
         """What the level computes in."""
-        return "float64" if Level.parse(self.level) is Level.SEMANTIC else self.dtype
+        return "float64" if self.asked is Level.SEMANTIC else self.dtype
 
     def pair(self) -> Pair:
-        """Both modules, their leaves matched."""
-        Pair.check(self.torch_module)
+        """Both modules, their leaves paired."""
         return Pair.of(
             self.torch_module,
             self.flax_module,

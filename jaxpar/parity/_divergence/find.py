@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from .._comparison import Comparison, Divergence
-from .._judge import Outcome
 from .._levels import Batches
-from .._measure import Difference, Kind
-from .._sides.pair import Pair
+from .._pair import Pair
+from .._result import Divergence, Result
+from ..measuring import Difference, Kind, Outcome
 from . import optimizers, weights
 from .forward import Forward
 
 
-def find(pair: Pair, batches: Batches, compared: Comparison) -> Divergence | None:
+def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
     """The first place where the models differ, in the order of computation; None if float64 shows none.
 
     Weights come first, if each model has its own; then layers and the code between them; the loss;

@@ -9,10 +9,10 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from .._comparison import Divergence, LayerResult
 from .._levels import Batches
+from .._pair import Pair
+from .._result import Divergence, LayerResult
 from .._sides.flax_side import FlaxSide
-from .._sides.pair import Pair
 from .._sides.task import Batch, Named, Seen
 from .._sides.torch_side import TorchSide
 from .._weights import Link

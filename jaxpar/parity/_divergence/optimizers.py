@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .._comparison import Cause, Divergence
 from .._levels import Batches
-from .._sides.pair import Pair
+from .._pair import Pair
+from .._result import Cause, Divergence
 from .._sides.task import Named
 from .search import EQUAL, apart
 

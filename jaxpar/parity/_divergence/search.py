@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
-from .._comparison import Cause
+from .._result import Cause
 from .._sides.task import Named
 from .catalogue import Variation
 from .catalogue_models import variations

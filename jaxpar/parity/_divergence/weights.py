@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .._comparison import Cause, Divergence
-from .._measure import Difference
-from .._sides.pair import Pair
+from .._pair import Pair
+from .._result import Cause, Divergence
+from ..measuring import Difference
 from .search import EQUAL, apart
 
 
@@ -18,7 +18,7 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
     name = different[0].name
     reference = pair.reference("float64")
     theirs, ours = reference.weights()[name], pair.candidate(reference).weights()[name]
-    link = next(link for link in pair.links.layers if name.rpartition(".")[0] == link.flax)
+    link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
     found = (
         Cause(text, apart(array, theirs)) for text, array in _rearranged(ours) if array.shape == theirs.shape
     )

@@ -14,23 +14,25 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from .._comparison import Comparison
-from .._measure import Number
+from .._result import Result
+from ..measuring import Number
+
+R = TypeVar("R", bound=Result)
 
 FORMAT = "jaxpar.parity.Comparison"
 VERSION = 1
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
+def document(comparison: Result) -> dict[str, Any]:
     """Plain values. `same` says what the rows and the curve say, for readers without jaxpar."""
     head = {"format": FORMAT, "version": VERSION, "same": comparison.same}
     return head | _encoded(comparison)
 
 
-def dumps(comparison: Comparison) -> str:
+def dumps(comparison: Result) -> str:
     """Strict JSON in ASCII, a line for every field and every row."""
     lines = []
     for name, value in document(comparison).items():
@@ -45,11 +47,11 @@ def _line(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def comparison(text: str) -> Comparison:
-    """What `dumps` was given.
+def loads(text: str, kind: type[R]) -> R:
+    """What `dumps` was given, as a Result of this class.
 
     Raises:
-      ValueError: the text is no JSON, or not of this form; the message says where.
+      ValueError: the text is not JSON, or not of this form; the message says where.
     """
     try:
         found = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
@@ -64,7 +66,7 @@ def comparison(text: str) -> Comparison:
             f"comparison: the document has version {found.get('version')!r}, this jaxpar reads {VERSION}."
         )
     rest = {key: value for key, value in found.items() if key not in ("format", "version", "same")}
-    decoded: Comparison = _decoded(Comparison, rest, "comparison")
+    decoded: R = _decoded(kind, rest, "comparison")
     if found.get("same") is not decoded.same:
         raise ValueError(f'comparison: "same" is {found.get("same")!r}, but its rows say {decoded.same}.')
     return decoded

@@ -1,14 +1,15 @@
-"""A Flax model as pure functions over named leaves, the same for NNX and Linen.
+"""FlaxNet: a Flax model as pure functions over named leaves, the same for NNX and Linen.
 
-`parameters` and `rest` are the model's own trees, which optax and jit know; `named` and `fill`
-translate between them and flat dicts by path, which the parity kit compares.
+`parameters` and `rest` are the model's own trees, which optax and jit know; `named_parameters`, `named_rest`
+and `filled` translate between them and the flat dicts by path in which models are compared.
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
-from contextlib import nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,31 +19,55 @@ from flax import linen, nnx, traverse_util
 import jaxpar
 
 from ...errors import MaskError
-from .flax_masks import Injection, is_active_dropout
-from .flax_watch import Handler, watch
+from .flax_calls import Handler, watch
+from .flax_dropout import Injection, is_active_dropout
 from .task import Task
 
 Tree = Any
+Arrays = dict[str, jax.Array]
 
 
-class FlaxNet(Protocol):
-    """A model in one element type."""
+class FlaxNet(abc.ABC):
+    """A copy of a model in one element type.
+
+    Attributes:
+      parameters, rest: the leaves that are differentiated, and all others.
+      notes: what had to be changed in the copy.
+    """
 
     parameters: Tree
     rest: Tree
-    notes: list[str]
+
+    def __init__(self, task: Task):
+        self.task = task
+        self.notes: list[str] = []
 
     def apply(
         self, parameters: Tree, rest: Tree, inputs: tuple, masks: tuple, handler: Handler | None = None
     ) -> tuple[Any, Tree]:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
+        injection = Injection(masks, handler)
+        after = self._call(parameters, rest, inputs, injection)
+        injection.finish()
+        return after
 
-    def named_parameters(self, tree: Tree) -> dict[str, jax.Array]:
+    def _watching(self, root: nnx.Module | linen.Module, handler: Handler) -> AbstractContextManager:
+        # Inside DataParallel nobody can stand between the layers; dropout is refused there.
+        return watch(root, handler) if self.task.replicas == 1 else nullcontext()
+
+    @abc.abstractmethod
+    def _call(self, parameters: Tree, rest: Tree, inputs: tuple, handler: Handler) -> tuple[Any, Tree]:
+        """The outputs, and `rest` after the call."""
+
+    @abc.abstractmethod
+    def named_parameters(self, tree: Tree) -> Arrays:
         """The leaves of a tree like `parameters` (gradients, too) by path."""
 
-    def named_rest(self, tree: Tree) -> dict[str, jax.Array]:
+    @abc.abstractmethod
+    def named_rest(self, tree: Tree) -> Arrays:
         """The leaves of a tree like `rest` by path, without random streams."""
 
+    @abc.abstractmethod
     def filled(self, parameters: Tree, rest: Tree, named: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
         """Both trees with the leaves that are in `named` replaced, in the trees' own element types."""
 
@@ -58,7 +83,7 @@ def flax_net(module: Any, variables: Any, task: Task, dtype: str) -> FlaxNet:
     )
 
 
-def cast(tree: Tree, dtype: Any) -> Tree:
+def cast(tree: Tree, dtype: np.dtype) -> Tree:
     """Real floating leaves in `dtype`, all others as they are."""
 
     def leaf(x: Any) -> Any:
@@ -67,53 +92,36 @@ def cast(tree: Tree, dtype: Any) -> Tree:
     return jax.tree.map(leaf, tree)
 
 
-def _set_dtype(module: nnx.Module, dtype: Any) -> list[str]:
-    """Layers that were told to compute in one type would do so whatever their weights are."""
-    notes = []
-    for path, layer in nnx.iter_modules(module):
-        fixed = getattr(layer, "dtype", None)
-        if fixed is not None and jnp.issubdtype(fixed, jnp.floating) and fixed != dtype:
-            layer.dtype = dtype
-            notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")
-    return notes
-
-
-def _refuse_dropout(module: nnx.Module) -> None:
-    """In DataParallel a replica's masks are its own, and nobody can stand between its layers."""
-    for path, layer in nnx.iter_modules(module):
-        if is_active_dropout(layer, {}):
-            raise MaskError(
-                f"parity.compare: {'.'.join(map(str, path))} would drop in every replica. Compare replicas "
-                "with rate 0 or in evaluation mode, and dropout with replicas=1."
-            )
-
-
-class _NNXNet:
-    def __init__(self, module: nnx.Module, task: Task, dtype: Any):
+class _NNXNet(FlaxNet):
+    def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype):
+        super().__init__(task)
         module = nnx.clone(module)
         module.train() if task.training else module.eval()
-        self.notes = _set_dtype(module, dtype)
+        self._set_dtype(module, dtype)
         nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState)), dtype))
-        self.task = task
         self.prefix = 0
         if task.replicas > 1:
             _refuse_dropout(module)
             module, self.prefix = jaxpar.DataParallel(module, range(task.replicas)), 1
         self.definition, self.parameters, self.rest = nnx.split(module, nnx.Param, ...)
 
-    def apply(
-        self, parameters: Tree, rest: Tree, inputs: tuple, masks: tuple, handler: Handler | None = None
-    ) -> tuple[Any, Tree]:
+    def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
+        """Layers that were told to compute in one type would do so whatever their weights are."""
+        for path, layer in nnx.iter_modules(module):
+            fixed = getattr(layer, "dtype", None)
+            if fixed is not None and jnp.issubdtype(fixed, jnp.floating) and fixed != dtype:
+                layer.dtype = dtype
+                self.notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")
+
+    def _call(self, parameters: Tree, rest: Tree, inputs: tuple, handler: Handler) -> tuple[Any, Tree]:
         net: Any = nnx.merge(self.definition, parameters, rest, copy=True)
-        injection = Injection(masks, handler)
-        with watch(net, injection) if self.task.replicas == 1 else nullcontext():
+        with self._watching(net, handler):
             outputs = net(*inputs, **self.task.flax_kwargs)
-        injection.finish()
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param)))
         known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
 
-    def named_parameters(self, tree: Tree) -> dict[str, jax.Array]:
+    def named_parameters(self, tree: Tree) -> Arrays:
         return {
             self._name(path): variable[...]
             for path, variable in nnx.to_flat_state(tree)
@@ -142,14 +150,24 @@ class _NNXNet:
         return ".".join(map(str, path[self.prefix :]))
 
 
-class _LinenNet:
-    def __init__(self, module: linen.Module, variables: Any, task: Task, dtype: Any):
+def _refuse_dropout(module: nnx.Module) -> None:
+    """In DataParallel the masks of a replica are its own."""
+    for path, layer in nnx.iter_modules(module):
+        if is_active_dropout(layer, {}):
+            raise MaskError(
+                f"parity.compare: {'.'.join(map(str, path))} would drop in every replica. Compare replicas "
+                "with rate 0 or in evaluation mode, and dropout with replicas=1."
+            )
+
+
+class _LinenNet(FlaxNet):
+    def __init__(self, module: linen.Module, variables: Any, task: Task, dtype: np.dtype):
+        super().__init__(task)
         if variables is None:
             raise TypeError(
                 "parity.compare: a Linen module has no variables of its own; pass variables=..., or "
                 "weights='torch'."
             )
-        self.task, self.notes = task, []
         if getattr(module, "dtype", None) not in (None, dtype):
             self.notes.append(f"dtype={jnp.dtype(module.dtype)} of the module was set to {dtype}")
             module = module.clone(dtype=dtype)
@@ -159,22 +177,18 @@ class _LinenNet:
         self.parameters = variables.pop("params", {})
         self.rest = variables
 
-    def apply(
-        self, parameters: Tree, rest: Tree, inputs: tuple, masks: tuple, handler: Handler | None = None
-    ) -> tuple[Any, Tree]:
-        injection = Injection(masks, handler)
+    def _call(self, parameters: Tree, rest: Tree, inputs: tuple, handler: Handler) -> tuple[Any, Tree]:
         mutable = list(rest) if self.task.training else []
-        with watch(self.module, injection) if self.task.replicas == 1 else nullcontext():
+        with self._watching(self.module, handler):
             outputs, changed = self.net.apply(
                 {"params": parameters, **rest}, *inputs, mutable=mutable, **self.task.flax_kwargs
             )
-        injection.finish()
         return outputs, {**rest, **changed}
 
-    def named_parameters(self, tree: Tree) -> dict[str, jax.Array]:
+    def named_parameters(self, tree: Tree) -> Arrays:
         return {".".join(path): x for path, x in traverse_util.flatten_dict(tree).items()}
 
-    def named_rest(self, tree: Tree) -> dict[str, jax.Array]:
+    def named_rest(self, tree: Tree) -> Arrays:
         # Paths tell leaves apart without the collection.
         return {".".join(path[1:]): x for path, x in traverse_util.flatten_dict(tree).items()}
 

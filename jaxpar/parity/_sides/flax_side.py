@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import projection
-from .flax_net import cast, flax_net
+from .default_loss import factors
+from .flax_attention import softmax_in_float64
+from .flax_net import Arrays, Tree, cast, flax_net
 from .task import Batch, Named, Seen, Task
-
-Tree = Any
 
 
 class FlaxSide:
@@ -22,7 +21,7 @@ class FlaxSide:
     float64 needs x64 on wherever the methods are called.
 
     Args:
-      factors: of the projection, in Flax's layout, where they are known already.
+      factors: of the default loss, in Flax's layout, where they are known already.
     """
 
     def __init__(
@@ -31,16 +30,18 @@ class FlaxSide:
         self.factors = factors
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
-        self.parameters, self.rest = self.net.parameters, self.net.rest
         self.tx = task.optimizer[1] if task.optimizer else None
-        self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
         self._step = jax.jit(self._compute)
+        self._start()
+
+    def _start(self) -> None:
+        self.parameters, self.rest = self.net.parameters, self.net.rest
+        self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
 
     def fresh(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
         side = copy.copy(self)
-        side.parameters, side.rest = self.net.parameters, self.net.rest
-        side.optimizer_state = self.tx.init(side.parameters) if self.tx else ()
+        side._start()
         return side
 
     def step(self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True) -> Seen:
@@ -49,13 +50,13 @@ class FlaxSide:
         Without `keep` the side stays as it was.
         """
         inputs = self._arrays(batch.inputs)
-        targets = self._arrays(batch.targets) if self.task.loss else self.projection(batch, masks)
+        targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
         before = self.parameters, self.rest, self.optimizer_state
         loss, outputs, (gradients, of_inputs), *after = self._step(*before, inputs, targets, masks)
         if keep:
             self.parameters, self.rest, self.optimizer_state = after
         return Seen(
-            outputs={name: np.asarray(x) for name, x in named_leaves(outputs).items()},
+            outputs=_numpy(named_leaves(outputs)),
             loss={"": np.asarray(loss)} if self.task.loss else {},
             input_gradients={str(i): np.asarray(x) for i, x in of_inputs.items()},
             gradients=_numpy(self.net.named_parameters(gradients)),
@@ -82,7 +83,7 @@ class FlaxSide:
             return self._loss(outputs, targets), (outputs, after)
 
         floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
-        gradient = jax.value_and_grad(objective, (0, 1), has_aux=True)
+        gradient = jax.value_and_grad(softmax_in_float64(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
         if self.tx:
             updates, optimizer_state = self.tx.update(gradients[0], optimizer_state, parameters)
@@ -94,11 +95,11 @@ class FlaxSide:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
         leaves = named_leaves(outputs)
-        terms = (jnp.sum(leaves[name] * factors) for name, factors in targets.items())
+        terms = (jnp.sum(leaves[name] * x) for name, x in targets.items())
         return sum(terms, jnp.zeros((), self.dtype))
 
-    def projection(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> dict[str, jax.Array]:
-        """The factors of the outputs, made from the shapes that torch has."""
+    def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
+        """The default loss's factors of the outputs, made from the shapes that torch has."""
         if self.factors is not None:
             return {name: self.array(x) for name, x in self.factors.items()}
         inputs = self._arrays(batch.inputs)
@@ -109,8 +110,8 @@ class FlaxSide:
             for name, x in named_leaves(outputs).items()
             if jnp.issubdtype(x.dtype, jnp.floating)
         }
-        factors = projection.weights(shapes, self.task.seed)
-        return {name: self.array(self.task.layout.outputs(x)) for name, x in factors.items()}
+        made = factors(shapes, self.task.seed)
+        return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
@@ -124,5 +125,5 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _numpy(named: dict[str, jax.Array]) -> Named:
+def _numpy(named: Arrays) -> Named:
     return {name: np.asarray(x) for name, x in named.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._noise import kinks
+from ..measuring import kinks
 from .torch_arrays import to_numpy
 
 POINTS: dict[str, tuple[float, ...]] = {

@@ -1,4 +1,4 @@
-"""Linen modules: the classes of submodules are learned from one abstract call."""
+"""LinenTree: a Linen module knows its submodules only while it runs, so one abstract call is watched."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from flax.core import meta
 import jaxpar
 
 from ...errors import MatchError
-from .placing import place
-from .tree import Leaf, Shape, by_owner, join
+from .copying import place
+from .paths import join
+from .tree import Leaf, Tree
 
 PASSING = ("cache", "intermediates", "perturbations", "losses")
 """Collections that hold no weights."""
 
 
-class LinenTree:
-    """See `tree.Tree`. Without `variables` its leaves are shapes until `write` has made them."""
+class LinenTree(Tree):
+    """A Linen module. Without `variables` its leaves are shapes until `write` has made them."""
 
     def __init__(self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Any = None):
         self.module = module
         self.wrapped = isinstance(module, jaxpar.DataParallel)
         self.layers, shapes = _watch(module, inputs, kwargs)
         self.variables = shapes if variables is None else variables
-        self.leaves: dict[str, Leaf] = {}
-        self.aliases: dict[str, str] = {}
+        self.leaves, self.aliases = {}, {}
         self.names = {path: self._name(path.split(".")) for path in self.layers}
         self._keys: dict[str, tuple[str, ...]] = {}
         for key, value in _flat(self.variables).items():
@@ -46,11 +46,7 @@ class LinenTree:
             self.names[path] = self._name(words)
             shape = np.shape(_bare(value))
             self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
-        self._shapes = by_owner(self.leaves)
         self.files = {path: ".".join(key) for path, key in self._keys.items()}
-
-    def own_shapes(self, path: str) -> dict[str, Shape]:
-        return self._shapes.get(path, {})
 
     def values(self) -> dict[str, Any]:
         flat = _flat(self.variables)
@@ -73,7 +69,7 @@ class LinenTree:
         return self.variables
 
     def _name(self, words: list[str]) -> str:
-        """Without what DataParallel and Sequential add."""
+        """A path without the words that DataParallel and Sequential add."""
         kept: list[str] = []
         for i, word in enumerate(words):
             above = self.layers.get(join(*words[:i]))
@@ -95,7 +91,7 @@ def _watch(module: linen.Module, inputs: tuple, kwargs: dict[str, Any]) -> tuple
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
     def start(traced: list[Any]) -> Any:
-        mixed = list(leaves)  # what is no array, a flag for instance, stays what it is
+        mixed = list(leaves)  # a flag among the inputs must stay a Python value
         for i, x in zip(arrays, traced, strict=True):
             mixed[i] = x
         return module.init(jax.random.key(0), *jax.tree.unflatten(structure, mixed), **kwargs)

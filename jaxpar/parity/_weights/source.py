@@ -1,4 +1,4 @@
-"""Source: torch's weights by name, whatever they came in."""
+"""Source: torch's weights by name, from a module, a state_dict or a file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import MatchError
+from .._files import read_weights
 from .._tensors import array_of, is_tensor
 from .tree import Shape
 
@@ -25,7 +26,7 @@ class Source:
       kinds: the names of the class and its bases, for the path of each submodule; empty where only
         a state_dict is known.
       tied: groups of names of one and the same tensor.
-      shares: whether `tied` is all there is to know. It is of a module; a dict may hold copies.
+      shares: whether `tied` is complete. It is for a module; a dict may hold copies of one tensor.
       label: what errors call it.
     """
 
@@ -56,12 +57,12 @@ class Source:
             raise MatchError(f"{self.label}: {name} cannot be read: {error}.") from error
 
 
-def source(given: Any) -> Source:
+def source_of(given: Any) -> Source:
     """From a torch module, a state_dict of tensors or arrays, or a path.
 
     Raises:
       FileError: the file cannot be read. MatchError: a value that is no tensor.
-      TypeError: nothing of these.
+      TypeError: none of these.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.nn.Module):
@@ -71,8 +72,6 @@ def source(given: Any) -> Source:
         }
         return _checked(given.state_dict(), kinds, type(given).__name__)
     if isinstance(given, (str, os.PathLike)):
-        from .._files import read_weights
-
         return _checked(read_weights(given), {}, os.fspath(given))
     if isinstance(given, Mapping):
         return _checked(given, {}, "the state_dict")

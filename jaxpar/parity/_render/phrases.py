@@ -7,9 +7,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from .._comparison import Comparison
-from .._judge import Judged, Level, Outcome
-from .._measure import Difference, Number
+from .._result import Result
+from ..measuring import Difference, Judged, Level, Number, Outcome
 
 QUESTIONS = {
     Level.SEMANTIC: "both in float64, max|c - r| / max|r| against a bound far above rounding",
@@ -37,7 +36,7 @@ def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
     return {each: found[each] for each in ORDER}
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: Result) -> str:
     """The verdict."""
     level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
     if not total:
@@ -54,7 +53,7 @@ def _tensors(count: int) -> str:
     return f"{count:,} tensor{'s' * (count != 1)}"
 
 
-def summary(comparison: Comparison) -> str:
+def summary(comparison: Result) -> str:
     """What was compared, how, and the counts that the headline leaves out."""
     found = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
@@ -72,7 +71,7 @@ def summary(comparison: Comparison) -> str:
     return ", ".join(parts)
 
 
-def divergence(comparison: Comparison) -> list[str]:
+def divergence(comparison: Result) -> list[str]:
     """The first layer that differs, and what would make it equal; empty if there is none."""
     d = comparison.divergence
     if d is None:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import MatchError
-from .links import Arrays, Links
-from .matching import linked
-from .source import Source, source
-from .tree import Tree, tree
+from .pairing import Arrays, Links
+from .source import Source, source_of
+from .tree import Tree
+from .tree_of import tree_of
+from .unmatched import complete_links
 
 
 def load_torch(
@@ -52,9 +53,9 @@ def load_torch(
 
     torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
     """
-    there = source(torch_module)
-    here = tree(flax_module, inputs, kwargs, variables)
-    links = linked(here, there, mapping, ignore_torch, ignore_flax)
+    there = source_of(torch_module)
+    here = tree_of(flax_module, inputs, kwargs, variables)
+    links = complete_links(here, there, mapping, ignore_torch, ignore_flax)
     leaves = converted(links, there)
     return here.write({path: _fitted(path, array, here, lossy) for path, array in leaves.items()})
 
@@ -71,8 +72,8 @@ def links_of(
     variables: Any = None,
 ) -> Links:
     """The `Links` of two models; arguments and errors are those of `load_torch`."""
-    here = tree(flax_module, inputs, kwargs, variables)
-    return linked(here, source(torch_module), mapping, ignore_torch, ignore_flax, "links_of")
+    here = tree_of(flax_module, inputs, kwargs, variables)
+    return complete_links(here, source_of(torch_module), mapping, ignore_torch, ignore_flax, "links_of")
 
 
 def converted(links: Links, there: Source) -> Arrays:

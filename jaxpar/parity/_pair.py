@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import torch
 from flax import linen
 
-from .._judge import Level
-from .._levels import Sides
-from .._weights import Links, links_of
-from .flax_side import FlaxSide
-from .task import Batch, Task
-from .torch_masks import refuse_unwatchable
-from .torch_side import TorchSide
+from ._levels import Sides
+from ._sides.flax_side import FlaxSide
+from ._sides.task import Batch, Task
+from ._sides.torch_dropout import refuse_unwatchable
+from ._sides.torch_side import TorchSide
+from ._weights import Links, links_of
+from .measuring import Level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +38,6 @@ class Pair:
     _made: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
     """One side of each type: its compiled step serves all that follow."""
 
-    @staticmethod
-    def check(torch_module: Any) -> None:
-        if not isinstance(torch_module, torch.nn.Module):
-            raise TypeError(
-                f"parity.compare: the first argument is a torch.nn.Module, not {type(torch_module).__name__}."
-            )
-
     @classmethod
     def of(
         cls,
@@ -56,14 +49,15 @@ class Pair:
         variables: Any,
         batch: Batch,
     ) -> Pair:
-        """Matches the leaves; `batch` is what a Linen module has to be called with for that.
+        """Pairs the leaves; `batch` is what a Linen module has to be called with for that.
 
         Raises:
-          TypeError: the second is no Flax module.
+          TypeError: the second is not a Flax module.
           MatchError: leaves without a counterpart.
           NotImplementedError: torch draws random numbers where they cannot be seen.
         """
-        _refuse_random(torch_module, task)
+        if task.training:
+            refuse_unwatchable(torch_module, task.replicas)
         inputs = tuple(task.layout.inputs(x) for x in batch.inputs)
         if isinstance(flax_module, linen.Module) and variables is None and weights == "torch":
             variables = _zeros(flax_module, inputs, task)
@@ -90,7 +84,7 @@ class Pair:
             side.load(reference.weights(), reference.state())
         return side
 
-    def sides(self, level: Level, dtype: str) -> Sides:
+    def sides(self, level: Level, dtype: str) -> Sides[TorchSide]:
         """Those that a level needs, all from the same weights."""
         if level is Level.SEMANTIC:
             reference = self.reference("float64")
@@ -109,18 +103,3 @@ def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Any:
         return module.init(rngs, *inputs, **task.flax_kwargs)
 
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init))
-
-
-def _refuse_random(module: torch.nn.Module, task: Task) -> None:
-    if not task.training:
-        return
-    refuse_unwatchable(module)
-    if task.replicas == 1:
-        return
-    for path, layer in module.named_modules():
-        if isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise NotImplementedError(
-                f"parity.compare: {path} ({type(layer).__name__}) would drop in {task.replicas} replicas at "
-                "once, in threads whose order is not fixed. Compare replicas with dropout 0 or in evaluation "
-                "mode, and dropout with replicas=1."
-            )
