@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._sides.flax_attention import softmax_in_float64
 from .._sides.flax_side import FlaxSide, named_leaves
 from .._sides.task import Batch, Named
 from .torch_trace import LayerCall
@@ -89,7 +90,8 @@ def replay(
         outputs, after = side.net.apply(parameters, rest, inputs, masks, forced)
         return seen, named_leaves(outputs), side.net.named_rest(after)
 
-    seen, outputs, state = jax.jit(run)(side.parameters, side.rest, inputs, masks, references)
+    run = jax.jit(softmax_in_float64(run))
+    seen, outputs, state = run(side.parameters, side.rest, inputs, masks, references)
     arrays = {
         part: {
             (key.rpartition("#")[0], int(key.rpartition("#")[2])): np.asarray(x) for key, x in found.items()

@@ -57,7 +57,7 @@ _current: ContextVar[_Watch | None] = ContextVar("watch", default=None)
 def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
     layers = [(path, layer) for path, layer in nnx.iter_modules(root) if "__call__" in dir(type(layer))]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
-    classes = [(layer, type(layer)) for _, layer in layers]
+    classes: list[tuple[Any, Any]] = [(layer, type(layer)) for _, layer in layers]
     token = _current.set(_Watch(handler, paths))
     try:
         for layer, layer_class in classes:
@@ -78,7 +78,7 @@ class _Silent(nnx.Pytree):
 
     def __init_subclass__(cls) -> None:
         # NNX must know the class: a model may split, scan or jit its layers while it is watched.
-        nnx.Pytree.__init_subclass__.__func__(cls, pytree=cls._pytree__is_pytree)  # type: ignore[attr-defined]
+        nnx.Pytree.__init_subclass__.__func__(cls, pytree=cls._pytree__is_pytree)
 
 
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
