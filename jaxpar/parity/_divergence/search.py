@@ -1,22 +1,25 @@
-"""Searching: torch with one call made wrongly, until it gives what Flax gave."""
+"""Searching: torch with one call made wrongly, until it gives what Flax gave.
+
+torch answers, not a model of Flax's code: a cause that is named is proven by its number.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
 
 from .._result import Cause
 from .._sides.task import Named
-from .catalogue import Variation
-from .catalogue_models import variations
+from .catalogue import Variation, variations
 from .torch_trace import Change, Op
 
 Watch = Callable[[dict[int, Change]], Named]
-"""Runs torch with these calls changed, and gives the arrays that Flax's are to be held against."""
+"""Runs torch with these calls changed; returns the arrays that Flax's are held against."""
 
 EQUAL = 1e-10
 MOST = 400
@@ -26,9 +29,10 @@ MOST = 400
 def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
     """The changes of one call that make torch equal to Flax, the best first."""
     found: list[Cause] = []
-    for index, variation in list(_all(ops))[:MOST]:
+    for index, variation in list(itertools.islice(_all(ops), MOST)):
         try:
-            # What torch warns of in a wrong call is no news for the user.
+            # The user did not make the wrong call, and is not to be warned of it. Python's filters and
+            # torch's generator belong to the process; both are restored after every run.
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
                 changed = watch({index: variation.change})
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
@@ -42,7 +46,7 @@ def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
     return tuple(sorted(best.values(), key=lambda cause: cause.relative))
 
 
-def _all(ops: Iterable[Op]) -> Iterable[tuple[int, Variation]]:
+def _all(ops: Iterable[Op]) -> Iterator[tuple[int, Variation]]:
     for op in ops:
         try:
             yield from ((op.index, variation) for variation in variations(op))

@@ -1,8 +1,9 @@
-"""Watching torch: what went into and came out of each layer, which functions were called, and the same
-again with one call changed.
+"""Watching torch: what went into each layer and came out, which functions were called, and a run with one
+of these calls changed.
 
-The changed call is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by
-torch itself, and the answer held against what Flax computed; nothing has to be known of Flax's code.
+The changed call is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by torch
+itself, and the answer is held against what Flax computed. Hooks sit on the compared copy alone, and the mode
+that sees the functions belongs to this thread.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ class Op:
 
 @dataclasses.dataclass
 class LayerCall:
-    """One call of a layer: the path, the how-manyth call of it, its arrays in torch's layout.
+    """One call of a layer.
 
-    `first` and `last` say which ops it made: range(first, last).
+    Attributes:
+      nth: how many calls of the same layer came before.
+      inputs, outputs: its arrays in torch's layout.
+      first, last: the ops that it made are range(first, last).
     """
 
     path: str
@@ -66,7 +70,7 @@ class Trace:
 
 
 class _Ops(TorchFunctionMode):
-    """Numbers the calls, keeps them, and makes one of them differently."""
+    """Numbers the calls, keeps them, and makes some of them differently."""
 
     def __init__(self, trace: Trace, changes: dict[int, Change], keep: bool):
         super().__init__()
