@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..parity import Layout, read_weights, write_weights
-from ..parity.conversion import flax_to_torch, torch_to_flax
+from ..parity.conversion import Conversion
 from .parity_spec import read_spec
 
-TO: dict[str, Callable[..., dict[str, np.ndarray]]] = {"flax": torch_to_flax, "torch": flax_to_torch}
-SAME_NAMES = ("variables", "mapping", "ignore_torch", "ignore_flax")
-"""What a spec may define beside `flax_module`, `inputs`, `layout` and `flax_kwargs`."""
+MATCHING = ("variables", "mapping", "ignore_torch", "ignore_flax")
+OPTIONAL = ("inputs", "layout", "flax_kwargs", *MATCHING)
+"""What a spec may define beside `flax_module`."""
 
 
 def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
@@ -31,8 +30,9 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
       MatchError: the weights are not the model's.
     """
     tensors: dict[str, Any] = read_weights(source, key=key)
-    if spec is not None and to is not None:
-        tensors = TO[to](tensors, **_model(spec), label=f"convert {source}")
+    if spec is not None:
+        conversion = Conversion(**_model(spec), label=f"convert {source}")
+        tensors = conversion.to_flax(tensors) if to == "flax" else conversion.to_torch(tensors)
     write_weights(target, tensors, metadata={"format": "flax" if to == "flax" else "pt"})
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors.values())
     return f"{source} -> {target}: {len(tensors)} tensors, {size / 1e6:.1f} MB"
@@ -40,15 +40,11 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
 
 def _model(spec: str) -> dict[str, Any]:
     """The spec's model, and how its weights are to be matched."""
-    given = read_spec(spec, ("flax_module",), ("flax_module", "inputs", "layout", "flax_kwargs", *SAME_NAMES))
+    given = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
     inputs = given.get("inputs")
     if inputs is not None:
         layout = Layout.parse(given.get("layout", "same"))
         several = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
         inputs = tuple(layout.inputs(np.asarray(x)) for x in several)
-    found = {name: given[name] for name in SAME_NAMES if name in given}
-    return found | {
-        "flax_module": given["flax_module"],
-        "inputs": inputs,
-        "kwargs": given.get("flax_kwargs"),
-    }
+    found = {name: given[name] for name in MATCHING if name in given}
+    return found | {"flax_module": given["flax_module"], "inputs": inputs, "kwargs": given.get("flax_kwargs")}

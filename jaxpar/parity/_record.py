@@ -118,7 +118,8 @@ def check(
     manifest = _read_manifest(target)
     arrays = read_weights(target)
     level = Level(manifest["level"])
-    policy = _policy(manifest["policy"], level)
+    overrides = tuple(map(tuple, manifest["policy"]["overrides"]))
+    policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
     for name, what in (("loss", loss), ("optimizer", optimizer)):
         if manifest[name] != (what is not None):
             made = "with" if manifest[name] else "without"
@@ -148,13 +149,14 @@ def check(
     # The file has no order of its own; that of the record is the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
     findings.differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
+    recorded_in = {f"{name} (record)": value for name, value in manifest["environment"].items()}
     recorded = {key: ratio for key, ratio in ratios.items() if ratio is not None}
     return Comparison(
         level=level,
         rows=judge(findings.differences, policy, manifest["noise"], recorded),
         steps=manifest["steps"],
         replicas=manifest["replicas"],
-        environment={**environment(task, manifest["dtype"]), **_recorded(manifest["environment"])},
+        environment=environment(task, manifest["dtype"]) | recorded_in,
         notes=tuple(side.net.notes),
         seconds=time.perf_counter() - started,
         policy=policy,
@@ -301,12 +303,3 @@ def _target(path: str | os.PathLike[str]) -> Path:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _policy(fields: Mapping[str, Any], level: Level) -> Policy:
-    overrides = tuple((pattern, bound) for pattern, bound in fields["overrides"])
-    return Policy(**{**fields, "level": level, "overrides": overrides})
-
-
-def _recorded(environment: Mapping[str, str]) -> dict[str, str]:
-    return {f"{name} (record)": value for name, value in environment.items()}

@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What `compare` was asked; the attributes are its arguments."""
+    """The arguments of `compare`."""
 
     torch_module: Any
     flax_module: Any
@@ -101,7 +101,7 @@ class Request:
 
     @property
     def compute_dtype(self) -> str:
-        """What the level computes in."""
+        """The type that the level computes in."""
         return "float64" if self.asked is Level.SEMANTIC else self.dtype
 
     def pair(self) -> Pair:
@@ -117,7 +117,7 @@ class Request:
         )
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, its values rounded to the type that is asked about, for all sides alike."""
+        """The batch of a step. All sides get the values rounded to the type that is asked about."""
         return Batch(self._arrays(self.inputs, step, "inputs"), self._arrays(self.targets, step, "targets"))
 
     def _arrays(self, what: Arrays, step: int, name: str) -> tuple[np.ndarray, ...]:

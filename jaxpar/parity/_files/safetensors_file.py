@@ -1,7 +1,7 @@
 """The safetensors format: eight bytes of length, a JSON header, the arrays' bytes.
 
-The library checks the header (offsets, overlaps, overflows, sizes); duplicate keys, of which it keeps
-the last, are looked for here. Arrays are views of the mapped file.
+The library checks the header: offsets, overlaps, overflows, sizes. Of duplicate keys it keeps the last, so
+they are refused here. Arrays are views of the mapped file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_HEADER = 100_000_000
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """Raises FileError for whatever is wrong with the file."""
+    """Raises FileError for anything wrong with the file."""
     header, start = _header(path)
     _library_agrees(path)
     data = np.memmap(path, np.uint8, "r", start) if os.path.getsize(path) > start else np.zeros(0, np.uint8)

@@ -27,7 +27,7 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def document(comparison: Result) -> dict[str, Any]:
-    """Plain values. `same` says what the rows and the curve say, for readers without jaxpar."""
+    """Plain values. `same` is the verdict, for readers without jaxpar."""
     head = {"format": FORMAT, "version": VERSION, "same": comparison.same}
     return head | _encoded(comparison)
 
@@ -89,7 +89,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(kind: Any, value: Any, path: str) -> Any:
-    """The value of a type, `path` saying where in the document it stands."""
+    """The value of a type; `path` says where in the document it stands."""
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, path)
     if typing.get_origin(kind) is tuple:

@@ -1,4 +1,4 @@
-"""A comparison as JUnit's XML, which CI systems show: a test case for each tensor, layer and curve."""
+"""A comparison as JUnit's XML for CI systems: a test case for each tensor, each layer and the curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison says in words and short numbers, the same in every form."""
+"""Phrases: what a comparison says in words and short numbers, the same in every form."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ QUESTIONS = {
 }
 ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold, not even escaped, and HTML should not."""
+"""Characters that XML cannot hold, not even escaped, and HTML should not."""
 
 
 def legal(text: str) -> str:
-    """The text with a sign instead of each character that a document cannot hold."""
+    """The text with a replacement for each character that a document cannot hold."""
     return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -42,26 +42,22 @@ def headline(comparison: Result) -> str:
     if not total:
         return f"Nothing was compared at the {level} level"
     if found[Outcome.DIFFERENT]:
-        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_tensors(total)}"
+        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
     if not comparison.same and comparison.curve is not None:
         step = comparison.curve.first_outside
         return f"Different at the {level} level: the trajectory leaves its envelope at step {step}"
-    return f"The same at the {level} level: all {_tensors(total)}"
+    return f"The same at the {level} level: all {_count(total, 'tensor')}"
 
 
-def _tensors(count: int) -> str:
-    return f"{count:,} tensor{'s' * (count != 1)}"
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def summary(comparison: Result) -> str:
-    """What was compared, how, and the counts that the headline leaves out."""
+    """What was compared and how, and the counts that the headline leaves out."""
     found = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
-    for count, one, many in (
-        (comparison.steps, "step", "steps"),
-        (comparison.replicas, "replica", "replicas"),
-    ):
-        parts.append(f"{count:,} {one if count == 1 else many}")
+    parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
     if found[Outcome.WORSE]:
         parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
     if found[Outcome.NOISE]:

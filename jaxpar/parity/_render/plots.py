@@ -1,4 +1,4 @@
-"""Where things lie in the report's pictures: numbers to coordinates. The drawing is the template's."""
+"""Where things lie in the report's pictures: numbers to coordinates. The template draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTS = 1500
 WIDTH, HEIGHT = 360, 278
 LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
 ZERO_X, ZERO_Y = 70, 230
-"""Where the zeros are, which have no place on a logarithmic axis."""
+"""Where zeros are drawn, which have no place on a logarithmic axis."""
 CURVE_WIDTH, CURVE_HEIGHT = 720, 300
 BAR_FLOOR = 1e-17
 

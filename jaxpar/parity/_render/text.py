@@ -1,4 +1,4 @@
-"""A comparison as a table for a terminal or a log: the worst first, what is alike counted."""
+"""A comparison as a table for a terminal or a log: the worst rows first, the others counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..measuring import Judged, Level, Outcome
 from . import phrases
 
 WIDTH = 120
-"""Of the text that `str` gives; a terminal has its own."""
+"""Of the text that `str` returns; a terminal has its own."""
 SHOWN = {Outcome.DIFFERENT: 20, Outcome.WORSE: 10, Outcome.SAME: 3, Outcome.NOISE: 5}
 """Rows of each outcome; the others are counted."""
 STYLES = {Outcome.DIFFERENT: "bold red", Outcome.WORSE: "yellow", Outcome.SAME: "green", Outcome.NOISE: "dim"}

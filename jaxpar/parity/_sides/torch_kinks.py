@@ -1,4 +1,4 @@
-"""Elements at a kink: where rounding alone decides which of two derivatives a framework takes."""
+"""Elements at a kink, where rounding alone decides which of two derivatives a framework takes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ POINTS: dict[str, tuple[float, ...]] = {
 
 
 class _Count(TorchFunctionMode):
+    """Belongs to the thread that enters it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.near: dict[str, int] = {}

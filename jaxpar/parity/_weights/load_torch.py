@@ -29,17 +29,17 @@ def load_torch(
 ) -> Any:
     """Puts a torch model's weights into a Flax model of the same meaning.
 
-    Layers are matched by name and converted by the rulebook; every tensor and every leaf is used
-    exactly once, or nothing is loaded. Leaves keep the Flax model's element types and devices.
+    Layers are matched by name and converted by the rulebook. Every tensor and every leaf is used exactly
+    once, or nothing is loaded. Leaves keep the Flax model's element types and devices.
 
     Args:
       flax_module: an NNX module (also one of `nnx.eval_shape`), or a Linen module.
       torch_module: a torch module, a state_dict (of tensors or arrays), or the path of a
         `.safetensors`, `.pt`, `.pth` or `.bin` file.
-      mapping: Flax paths by torch names, where they disagree; see `match`. It holds for all names
-        below its keys; `flattened`, `transposed` and tuples of paths say more.
-      ignore_torch: torch names (or what is below them) that the Flax model does without.
-      ignore_flax: Flax leaves (or what is below them) that keep their values.
+      mapping: Flax paths by torch names, where they disagree; see `match`. A key holds for all names below
+        it; values are paths, `flattened`, `transposed`, or tuples of paths.
+      ignore_torch: torch names, with all below them, that the Flax model does without.
+      ignore_flax: Flax leaves, with all below them, that keep their values.
       inputs, kwargs: the arguments of one call of a Linen module; shapes are enough.
       variables: values of a Linen module to start from, needed for `ignore_flax`.
       lossy: allows values to change when they are converted to a leaf's element type.
@@ -49,7 +49,7 @@ def load_torch(
 
     Raises:
       MatchError: names, shapes or element types do not fit; it lists both sides.
-      FileError: the file is damaged or of another kind. TypeError: not such arguments.
+      FileError: the file is damaged or of another kind. TypeError: arguments of another kind.
 
     torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
     """
@@ -85,7 +85,7 @@ def converted(links: Links, there: Source) -> Arrays:
 
 
 class _Lazily(Mapping):
-    """A source's arrays, each made when it is asked for."""
+    """A source's arrays, each read when it is asked for: a file may be larger than memory."""
 
     def __init__(self, there: Source):
         self.there = there

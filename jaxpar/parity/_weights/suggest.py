@@ -16,10 +16,10 @@ def suggest(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Entries for a mapping, and the reason for each.
 
-    Layers are paired if as many are left of their kind here as there.
+    Layers are paired if there are as many of their kind left over here as there.
 
     Args:
-      torch, flax: the names and leaves that are left.
+      torch, flax: the names and leaves that are left over.
     """
     here, there = _flax_layers(pairing, flax), _torch_layers(pairing, torch)
     pairs: dict[str, str] = {}
@@ -55,7 +55,7 @@ def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]
 
 
 def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
-    """What is left of torch's layers, by the layers' own names."""
+    """The leftovers of torch's layers, by the layers' own names."""
     found: dict[str, set[tuple[str, Shape]]] = {}
     surplus = set(pairing.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
     for raw in names:
@@ -79,7 +79,7 @@ def _layer_of(pairing: Pairing, name: str) -> str:
 
 
 def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature]:
-    """What is left of Flax's layers, by the names and shapes that torch would have."""
+    """The leftovers of Flax's layers, by the names and shapes that torch would have."""
     tree = pairing.tree
     left = set(leaves)
     found: dict[str, Signature] = {}
@@ -100,7 +100,7 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
 
 
 def _shortened(pairs: dict[str, str], pairing: Pairing) -> dict[str, str]:
-    """Entries for whole blocks: "a.0.fc": "b.0.fc" is "a": "b" if nothing else says otherwise."""
+    """Entries for whole blocks: "a.0.fc": "b.0.fc" becomes "a": "b" if that holds for all below it."""
     short: dict[str, str] = {}
     for torch, flax in pairs.items():
         theirs, ours = torch.split("."), flax.split(".")

@@ -38,16 +38,16 @@ def to_torch(
 
     Args:
       flax_module: an NNX module, or a Linen module with `inputs` and `variables`.
-      like: a torch module, state_dict or path whose names are to be met; without it the names are
-        the Flax paths, changed by `mapping`.
-      mapping: as `load_torch`'s, which is its inverse with the same mapping.
-      ignore_torch, ignore_flax: names that one side does without, as `load_torch`'s.
+      like: a torch module, state_dict or path with the names that are wanted; without it they are the Flax
+        paths, changed by `mapping`.
+      mapping: as in `load_torch`, which with the same mapping is the inverse.
+      ignore_torch, ignore_flax: names that one side does without, as in `load_torch`.
       inputs, kwargs, variables: of a Linen module.
       numpy: NumPy arrays instead of torch tensors; torch is not needed then.
 
     Returns:
-      Copies, in the order of the model's layers, or of `like`. Where Flax merges torch's two biases
-      of a recurrent layer, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
+      Copies, in the order of the model's layers, or of `like`. Where Flax merges the two biases of torch's
+      recurrent layers, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
 
     Raises:
       MatchError: names or shapes do not fit. UninitializedError: leaves without values.
