@@ -14,14 +14,17 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 
 import jaxpar
 
+from .._typing import PyTree
 from ..errors import FileError, MatchError
 from ._files import read_weights
 from ._files.path import written
 from ._weights import Links, links_of, load_torch, to_torch
+from ._weights.mapping import Entries
 
 Path: TypeAlias = "str | os.PathLike[str]"
 KEYS = ("model", "optimizer")
@@ -33,7 +36,7 @@ def load_checkpoint(
     net: nnx.Module,
     optimizer: nnx.Optimizer | None = None,
     *,
-    mapping: Mapping[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     names: Sequence[str] | None = None,
@@ -95,7 +98,7 @@ def save_checkpoint(
     *,
     like: Path | Mapping[str, Any] | None = None,
     module_prefix: bool = False,
-    mapping: Mapping[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     names: Sequence[str] | None = None,
@@ -148,7 +151,9 @@ def save_checkpoint(
         torch.save(content | dict(extra or {}), temporary)
 
 
-def _options(mapping: Any, ignore_torch: Iterable[str], ignore_flax: Iterable[str]) -> dict[str, Any]:
+def _options(
+    mapping: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
+) -> dict[str, Any]:
     # Tuples, because they are read twice: for the weights, and for the optimizer's state.
     return {"mapping": mapping, "ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
 
@@ -164,7 +169,7 @@ def _bare(net: Any) -> nnx.Module:
     return net
 
 
-def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> Any:
+def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
     """The parameters as the optimizer got them: of the net, or of its wrapper."""
     for net in nets:
         parameters = nnx.as_pure(nnx.state(net, optimizer.wrt))
@@ -174,7 +179,7 @@ def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> Any:
     raise ValueError("load_checkpoint: the optimizer was not made for the parameters of this net.")
 
 
-def _entry(file: Mapping[str, Any], key: str, path: Any) -> Mapping[str, Any]:
+def _entry(file: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(file.get(key), Mapping):
         held = ", ".join(map(str, list(file)[:8]))
         raise FileError(f"{os.fspath(path)}: there is no state_dict called {key!r} in it; it has {held}.")
@@ -219,7 +224,7 @@ def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
         for i, leaf in enumerate(part.flax):
             places[_without(leaf)] = (part, i)
 
-    def layout(path: str) -> Any:
+    def layout(path: str) -> jaxpar.optim.TorchParam:
         leaf = _without(path.replace("/", "."))
         if leaf not in places:
             raise ValueError(f"the optimizer has a state for {leaf}, which is no parameter of the model.")
@@ -234,7 +239,7 @@ def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
         def to_flax(array: np.ndarray) -> np.ndarray:
             return part.forth([array])[i]
 
-        def to_torch(array: Any) -> np.ndarray:
+        def to_torch(array: npt.ArrayLike) -> np.ndarray:
             array = np.asarray(array)
             # Flax may hold a torch parameter in several leaves; the state of one is known here.
             whole = [np.zeros(shape, array.dtype) for shape in shapes]

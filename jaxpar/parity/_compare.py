@@ -29,6 +29,8 @@ from ._request import Arrays, Request
 from ._sides.layout import Layout
 from ._sides.task import Batch, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
+from ._weights.mapping import Entries
+from ._weights.tree import FlaxModule, Variables
 from .measuring import Kind, Level, Policy, judge, measure
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Stopped(KeyboardInterrupt):
 
 def compare(
     torch_module: torch.nn.Module,
-    flax_module: Any,
+    flax_module: FlaxModule,
     inputs: Arrays,
     *,
     targets: Arrays = (),
@@ -62,9 +64,9 @@ def compare(
     resync: bool = True,
     training: bool | None = None,
     layout: str | tuple[str, str] | Layout = "same",
-    mapping: Any = None,
+    mapping: Entries | None = None,
     weights: str = "torch",
-    variables: Any = None,
+    variables: Variables | None = None,
     torch_kwargs: Mapping[str, Any] | None = None,
     flax_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,8 @@ from ._sides.task import Batch, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
+from ._weights.mapping import Entries
+from ._weights.tree import FlaxModule, Variables
 from .measuring import Level
 
 
@@ -30,8 +31,8 @@ class Pair:
     """
 
     torch_module: torch.nn.Module
-    flax_module: Any
-    variables: Any
+    flax_module: FlaxModule
+    variables: Variables | None
     task: Task
     links: Links
     weights: str
@@ -42,11 +43,11 @@ class Pair:
     def of(
         cls,
         torch_module: torch.nn.Module,
-        flax_module: Any,
+        flax_module: FlaxModule,
         task: Task,
-        mapping: Any,
+        mapping: Entries | None,
         weights: str,
-        variables: Any,
+        variables: Variables | None,
         batch: Batch,
     ) -> Pair:
         """Pairs the leaves; `batch` is what a Linen module has to be called with for that.
@@ -95,10 +96,10 @@ class Pair:
         return Sides(reference, self.candidate(reference), oracle)
 
 
-def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Any:
+def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
     """The variables of a Linen module, without the work of drawing them."""
 
-    def init() -> Any:
+    def init() -> Variables:
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
         return module.init(rngs, *inputs, **task.flax_kwargs)
 

@@ -14,7 +14,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,15 @@ from ._files import read_weights, write_weights
 from ._levels import Findings, Sides, Step
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen, Task
+from ._weights.tree import FlaxModule, Variables
 from .measuring import Kind, Level, Policy, judge
 
 if TYPE_CHECKING:
-    from ._request import Request
+    import jax
+    import optax
+    import torch
+
+    from ._request import Arrays, Request
 
 FORMAT = "jaxpar parity record"
 VERSION = 1
@@ -45,7 +50,11 @@ FIELDS = {
 
 
 def record(
-    path: str | os.PathLike[str], torch_module: Any, flax_module: Any, inputs: Any, **arguments: Any
+    path: str | os.PathLike[str],
+    torch_module: torch.nn.Module,
+    flax_module: FlaxModule,
+    inputs: Arrays,
+    **arguments: Any,
 ) -> Comparison:
     """Compares, and if both are the same keeps what torch computed, for `check`.
 
@@ -88,11 +97,11 @@ def record(
 
 def check(
     path: str | os.PathLike[str],
-    flax_module: Any,
+    flax_module: FlaxModule,
     *,
-    loss: Any = None,
-    optimizer: Any = None,
-    variables: Any = None,
+    loss: Callable[..., jax.Array] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    variables: Variables | None = None,
     flax_kwargs: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Whether a Flax model still computes what torch computed when the record was made.

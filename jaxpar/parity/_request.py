@@ -15,6 +15,8 @@ import torch
 from ._pair import Pair
 from ._sides.layout import Layout
 from ._sides.task import Batch, Loss, Optimizer, Task
+from ._weights.mapping import Entries
+from ._weights.tree import FlaxModule, Variables
 from .measuring import Level, Policy
 
 Arrays = Any
@@ -27,8 +29,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Request:
     """The arguments of `compare`."""
 
-    torch_module: Any
-    flax_module: Any
+    torch_module: torch.nn.Module
+    flax_module: FlaxModule
     inputs: Arrays
     targets: Arrays
     loss: Loss | None
@@ -40,9 +42,9 @@ class Request:
     resync: bool
     training: bool | None
     layout: str | tuple[str, str] | Layout
-    mapping: Any
+    mapping: Entries | None
     weights: str
-    variables: Any
+    variables: Variables | None
     torch_kwargs: Mapping[str, Any] | None
     flax_kwargs: Mapping[str, Any] | None
     seed: int

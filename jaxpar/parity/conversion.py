@@ -14,9 +14,10 @@ import numpy as np
 
 from ..errors import MatchError
 from ._weights.load_torch import converted
+from ._weights.mapping import Entries
 from ._weights.source import source_of
 from ._weights.to_torch import imagined, state_dict
-from ._weights.tree import Tree
+from ._weights.tree import FlaxModule, Tree, Variables
 from ._weights.tree_of import tree_of
 from ._weights.unmatched import complete_links
 
@@ -29,11 +30,11 @@ class Conversion:
     collections.
     """
 
-    flax_module: Any
+    flax_module: FlaxModule
     inputs: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
-    variables: Any = None
-    mapping: Mapping[str, Any] | None = None
+    variables: Variables | None = None
+    mapping: Entries | None = None
     ignore_torch: Sequence[str] = ()
     ignore_flax: Sequence[str] = ()
     label: str = "Conversion"

@@ -15,11 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._typing import PyTree, Shape
 from .._sides.flax_attention import softmax_in_float64
 from .._sides.flax_side import FlaxSide, named_leaves
 from .._sides.task import Batch, Named
+from .._weights.tree import FlaxModule
 from .torch_trace import LayerCall
 
+Array = np.ndarray | jax.Array
 Key = tuple[str, int]
 """A call: the Flax path, and how many calls of it came before."""
 Both = tuple[np.ndarray, np.ndarray]
@@ -58,7 +61,7 @@ def replay(
     missing = dict.fromkeys(calls, "not called in Flax")
     inputs = tuple(side.array(side.task.layout.inputs(x)) for x in batch.inputs)
 
-    def run(parameters: Any, rest: Any, inputs: tuple, masks: tuple, references: Any) -> tuple:
+    def run(parameters: PyTree, rest: PyTree, inputs: tuple, masks: tuple, references: PyTree) -> tuple:
         forcing = _Forcing(references, channels_last, missing)
         outputs, after = side.net.apply(parameters, rest, inputs, masks, forcing)
         return forcing.inputs, forcing.results, named_leaves(outputs), side.net.named_rest(after)
@@ -78,7 +81,9 @@ class _Forcing:
         self.inputs: dict[Key, tuple] = {}
         self.results: dict[Key, tuple] = {}
 
-    def __call__(self, path: str, layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    def __call__(
+        self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
+    ) -> PyTree:
         nth = self.counts[path] = self.counts.get(path, -1) + 1
         key = path, nth
         if key not in self.references:
@@ -113,7 +118,7 @@ def _replaced(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -
     return placed if theirs and ours and hasattr(ours[0], "shape") else None
 
 
-def fit(array: Any, shape: tuple[int, ...], channels_last: bool) -> Any | None:
+def fit(array: Array, shape: Shape, channels_last: bool) -> Array | None:
     """The array in the layout of a shape: as it is, channels at the end, or time and batch swapped."""
     if channels_last and array.ndim > 2:
         array = jnp.moveaxis(array, 1, -1)

@@ -9,19 +9,19 @@ that sees the functions belongs to this thread.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..._typing import PyTree
 from .._sides.torch_arrays import named_leaves, to_numpy
 
-Function = Callable[..., Any]
-Change = Callable[[Function, tuple, dict], Any]
+Function = Callable[..., PyTree]
+Change = Callable[[Function, tuple, dict], PyTree]
 """What to do instead of function(*args, **kwargs)."""
 
 
@@ -76,7 +76,9 @@ class _Ops(TorchFunctionMode):
         super().__init__()
         self.trace, self.changes, self.keep, self.count = trace, changes, keep, 0
 
-    def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Function, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> PyTree:
         kwargs = kwargs or {}
         index, self.count = self.count, self.count + 1
         if self.keep:
@@ -110,11 +112,11 @@ def watched(
         open_calls.append(LayerCall(path, nth, arrays, [], ops.count))
         trace.calls.append(open_calls[-1])
 
-    def leave(path: str, layer: torch.nn.Module, args: tuple, output: Any) -> None:
+    def leave(path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         call = open_calls.pop()
         call.outputs, call.last = [to_numpy(x) for x in named_leaves(output).values()], ops.count
 
-    def finish(layer: torch.nn.Module, args: tuple, output: Any) -> None:
+    def finish(layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         trace.model_ops = ops.count
 
     with ExitStack() as stack:

@@ -14,12 +14,13 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from .._result import Result
 from ..measuring import Number
 
 R = TypeVar("R", bound=Result)
+Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | None
 
 FORMAT = "jaxpar.parity.Comparison"
 VERSION = 1
@@ -43,7 +44,7 @@ def dumps(comparison: Result) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _line(value: Any) -> str:
+def _line(value: Json) -> str:
     return json.dumps(value, allow_nan=False)
 
 
@@ -88,7 +89,7 @@ def _encoded(value: Any) -> Any:
     return value
 
 
-def _decoded(kind: Any, value: Any, path: str) -> Any:
+def _decoded(kind: Any, value: Json, path: str) -> Any:
     """The value of a type; `path` says where in the document it stands."""
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, path)
@@ -113,7 +114,7 @@ def _decoded(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _dataclass(kind: Any, value: Any, path: str) -> Any:
+def _dataclass(kind: Any, value: Json, path: str) -> Any:
     hints, found = _hints(kind), _object(value, path)
     if found.keys() != hints.keys():
         names = ", ".join(sorted(found.keys() ^ hints.keys()))
@@ -127,7 +128,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+def _tuple(kinds: tuple[Any, ...], value: Json, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         _wrong(path, value, "a list")
     if kinds[-1] is Ellipsis:
@@ -137,11 +138,11 @@ def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     return tuple(_decoded(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
 
 
-def _object(value: Any, path: str) -> dict[str, Any]:
+def _object(value: Json, path: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else _wrong(path, value, "an object")
 
 
-def _float(value: Any, path: str) -> float:
+def _float(value: Json, path: str) -> float:
     if isinstance(value, str) and value in NOT_FINITE:
         return NOT_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -152,7 +153,7 @@ def _float(value: Any, path: str) -> float:
         _wrong(path, value, "a number of float64")
 
 
-def _number(value: Any, path: str) -> Number:
+def _number(value: Json, path: str) -> Number:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, dict) and value.keys() == {"real", "imag"}:
@@ -172,6 +173,6 @@ def _no_such_number(text: str) -> NoReturn:
     raise ValueError(f'comparison: JSON has no {text}; it is written as the text "{text}".')
 
 
-def _wrong(path: str, value: Any, expected: str) -> NoReturn:
+def _wrong(path: str, value: Json, expected: str) -> NoReturn:
     shown = repr(value)
     raise ValueError(f"{path}: {shown if len(shown) < 60 else shown[:57] + '...'} is not {expected}.")

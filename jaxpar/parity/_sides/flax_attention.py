@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 R = TypeVar("R")
+Atom = Var | Literal
 WIDE, NARROW = np.dtype(np.float64), np.dtype(np.float32)
 ROUNDING = "_dot_product_attention_core"
 """JAX's function that rounds. tests/test_parity_attention.py fails when it has another name."""
@@ -35,9 +36,9 @@ def softmax_in_float64(function: Callable[..., R]) -> Callable[..., R]:
     return exact
 
 
-def _exact(program: Any) -> Any:
+def _exact(program: Jaxpr | ClosedJaxpr) -> Jaxpr | ClosedJaxpr:
     """A Jaxpr or ClosedJaxpr without attention's roundings; itself if it has none."""
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr: Any = getattr(program, "jaxpr", program)
     rewritten = _Rewriting().of(jaxpr)
     if rewritten is jaxpr:
         return program
@@ -48,7 +49,7 @@ class _Rewriting:
     """One pass over the equations of a program. Its inputs and outputs keep their types."""
 
     def __init__(self) -> None:
-        self.instead: dict[Var, Any] = {}
+        self.instead: dict[Var, Atom] = {}
         """A variable, and the one that takes its place."""
         self.cast: JaxprEqn | None = None
         """One of attention's roundings, as a pattern for other casts."""
@@ -75,20 +76,20 @@ class _Rewriting:
         else:
             yield self._with_programs(equation.replace(invars=given))
 
-    def _widened(self, equation: JaxprEqn, given: list[Any]) -> Iterator[JaxprEqn]:
+    def _widened(self, equation: JaxprEqn, given: list[Atom]) -> Iterator[JaxprEqn]:
         """The equation with float64 for float32 in all that it is given, told and returns."""
         assert self.cast is not None
         for i, x in enumerate(given):
             if _dtype(x) == NARROW:  # a constant, such as the -inf that a maximum starts from
-                given[i] = Var(x.aval.update(dtype=WIDE))
+                given[i] = wide = Var(x.aval.update(dtype=WIDE))
                 to_wide = self.cast.params | {"new_dtype": WIDE}
-                yield self.cast.replace(invars=[x], outvars=[given[i]], params=to_wide)
+                yield self.cast.replace(invars=[x], outvars=[wide], params=to_wide)
         made = [Var(x.aval.update(dtype=WIDE)) if _dtype(x) == NARROW else x for x in equation.outvars]
         self.instead |= dict(zip(equation.outvars, made, strict=True))
         params = {key: WIDE if _is_narrow(value) else value for key, value in equation.params.items()}
         yield equation.replace(invars=given, outvars=made, params=params)
 
-    def _inlined(self, inner: Jaxpr, equation: JaxprEqn, given: list[Any]) -> Iterator[JaxprEqn]:
+    def _inlined(self, inner: Jaxpr, equation: JaxprEqn, given: list[Atom]) -> Iterator[JaxprEqn]:
         """The equations of a program that the softmax calls: its rule under jax_softmax_custom_jvp."""
         self.instead |= dict(zip(inner.invars, given, strict=True))
         for each in inner.eqns:
@@ -103,7 +104,7 @@ class _Rewriting:
         self.changed = True
         return equation.replace(params=params)
 
-    def _now(self, x: Any) -> Any:
+    def _now(self, x: Atom) -> Atom:
         return x if isinstance(x, Literal) else self.instead.get(x, x)
 
 
@@ -134,9 +135,9 @@ def _is_cast(equation: JaxprEqn, *dtypes: np.dtype) -> bool:
     return equation.primitive.name == "convert_element_type" and equation.params["new_dtype"] in dtypes
 
 
-def _dtype(x: Any) -> np.dtype | None:
+def _dtype(x: Atom) -> np.dtype | None:
     return getattr(x.aval, "dtype", None)
 
 
-def _is_narrow(value: Any) -> bool:
+def _is_narrow(value: object) -> bool:
     return isinstance(value, (np.dtype, type)) and value in (NARROW, NARROW.type)

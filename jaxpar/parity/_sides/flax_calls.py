@@ -16,14 +16,19 @@ from typing import Any, Protocol
 
 from flax import linen, nnx
 
+from ..._typing import PyTree
+from .._weights.tree import FlaxModule
+
 
 class Handler(Protocol):
     """Called instead of a layer, with its path in the model and the call itself."""
 
-    def __call__(self, path: str, layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any: ...
+    def __call__(
+        self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
+    ) -> PyTree: ...
 
 
-def watch(root: nnx.Module | linen.Module, handler: Handler) -> AbstractContextManager[None]:
+def watch(root: FlaxModule, handler: Handler) -> AbstractContextManager[None]:
     """Inside it `handler(path, layer, call, args, kwargs)` answers every call of a layer below `root`.
 
     Args:
@@ -34,7 +39,9 @@ def watch(root: nnx.Module | linen.Module, handler: Handler) -> AbstractContextM
 
 @contextmanager
 def _watch_linen(handler: Handler) -> Iterator[None]:
-    def interceptor(call: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
+    def interceptor(
+        call: Callable[..., PyTree], args: tuple, kwargs: dict, context: linen.module.InterceptorContext
+    ) -> PyTree:
         if context.method_name != "__call__":
             return call(*args, **kwargs)
         return handler(".".join(context.module.path), context.module, call, args, kwargs)
@@ -57,7 +64,7 @@ _current: ContextVar[_Watch | None] = ContextVar("watch", default=None)
 def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
     layers = [(path, layer) for path, layer in nnx.iter_modules(root) if "__call__" in dir(type(layer))]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
-    classes: list[tuple[Any, Any]] = [(layer, type(layer)) for _, layer in layers]
+    classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
     token = _current.set(_Watch(handler, paths))
     try:
         for layer, layer_class in classes:
@@ -82,10 +89,10 @@ class _Silent(nnx.Pytree):
 
 
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
-def _watched(layer_class: Any) -> Any:
+def _watched(layer_class: Any) -> type[nnx.Module]:
     """The subclass whose `__call__` asks the handler."""
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
         call, watch = super(watched, self).__call__, _current.get()
         # Copies that a transformation of NNX makes on the way have the class, and no path.
         path = None if watch is None else watch.paths.get(id(self))
@@ -95,5 +102,5 @@ def _watched(layer_class: Any) -> Any:
 
     names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     members = {"__call__": __call__, **names}
-    watched: Any = type(layer_class)(layer_class.__name__, (_Silent, layer_class), members)
+    watched = type(layer_class)(layer_class.__name__, (_Silent, layer_class), members)
     return watched

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._typing import PyTree
 from ...errors import MaskError
+from .._weights.tree import FlaxModule
 from .flax_calls import Handler
 
 
@@ -19,14 +21,16 @@ class Injection:
     def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None):
         self.masks, self.used, self.otherwise = masks, 0, otherwise
 
-    def __call__(self, path: str, layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    def __call__(
+        self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
+    ) -> PyTree:
         if is_active_dropout(layer, kwargs):
             call = partial(self._masked, path, layer)
         if self.otherwise:
             return self.otherwise(path, layer, call, args, kwargs)
         return call(*args, **kwargs)
 
-    def _masked(self, path: str, layer: Any, x: jax.Array, **kwargs: Any) -> jax.Array:
+    def _masked(self, path: str, layer: FlaxModule, x: jax.Array, **kwargs: Any) -> jax.Array:
         # torch's mask says what is kept; the factor is the layer's own, so that a wrong rate shows.
         rate = rate_of(layer)
         factor = 1 / (1 - rate) if rate < 1 else 0.0
@@ -50,7 +54,7 @@ class Injection:
             )
 
 
-def is_active_dropout(layer: Any, kwargs: Mapping[str, Any]) -> bool:
+def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
     """Whether this call would draw: a Dropout of flax or jaxpar.nn, not deterministic, with a rate."""
     if not type(layer).__name__.startswith("Dropout"):
         return False
@@ -60,7 +64,7 @@ def is_active_dropout(layer: Any, kwargs: Mapping[str, Any]) -> bool:
     return not deterministic and rate_of(layer) > 0
 
 
-def rate_of(layer: Any) -> float:
+def rate_of(layer: FlaxModule) -> float:
     """Flax's layers call it `rate`, jaxpar.nn's `p` as torch does."""
     return getattr(layer, "rate", getattr(layer, "p", 0.0))
 

@@ -7,9 +7,8 @@ and `filled` translate between them and the flat dicts by path in which models a
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,15 @@ from flax import linen, nnx, traverse_util
 
 import jaxpar
 
+from ..._typing import PyTree
 from ...errors import MaskError
+from .._weights.tree import FlaxModule, Variables
 from .flax_calls import Handler, watch
 from .flax_dropout import Injection, is_active_dropout
 from .task import Task
 
-Tree = Any
 Arrays = dict[str, jax.Array]
+Trees = tuple[PyTree, PyTree]
 
 
 class FlaxNet(abc.ABC):
@@ -35,44 +36,44 @@ class FlaxNet(abc.ABC):
       notes: what had to be changed in the copy.
     """
 
-    parameters: Tree
-    rest: Tree
+    parameters: PyTree
+    rest: PyTree
 
     def __init__(self, task: Task):
         self.task = task
         self.notes: list[str] = []
 
     def apply(
-        self, parameters: Tree, rest: Tree, inputs: tuple, masks: tuple, handler: Handler | None = None
-    ) -> tuple[Any, Tree]:
+        self, parameters: PyTree, rest: PyTree, inputs: tuple, masks: tuple, handler: Handler | None = None
+    ) -> Trees:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler)
         after = self._call(parameters, rest, inputs, injection)
         injection.finish()
         return after
 
-    def _watching(self, root: nnx.Module | linen.Module, handler: Handler) -> AbstractContextManager:
+    def _watching(self, root: FlaxModule, handler: Handler) -> AbstractContextManager:
         # Inside DataParallel nobody can stand between the layers; dropout is refused there.
         return watch(root, handler) if self.task.replicas == 1 else nullcontext()
 
     @abc.abstractmethod
-    def _call(self, parameters: Tree, rest: Tree, inputs: tuple, handler: Handler) -> tuple[Any, Tree]:
+    def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
         """The outputs, and `rest` after the call."""
 
     @abc.abstractmethod
-    def named_parameters(self, tree: Tree) -> Arrays:
+    def named_parameters(self, tree: PyTree) -> Arrays:
         """The leaves of a tree like `parameters` (gradients, too) by path."""
 
     @abc.abstractmethod
-    def named_rest(self, tree: Tree) -> Arrays:
+    def named_rest(self, tree: PyTree) -> Arrays:
         """The leaves of a tree like `rest` by path, without random streams."""
 
     @abc.abstractmethod
-    def filled(self, parameters: Tree, rest: Tree, named: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
+    def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
         """Both trees with the leaves that are in `named` replaced, in the trees' own element types."""
 
 
-def flax_net(module: Any, variables: Any, task: Task, dtype: str) -> FlaxNet:
+def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str) -> FlaxNet:
     """From an nnx.Module, or a Linen module and its variables."""
     if isinstance(module, nnx.Module):
         return _NNXNet(module, task, jnp.dtype(dtype))
@@ -83,10 +84,10 @@ def flax_net(module: Any, variables: Any, task: Task, dtype: str) -> FlaxNet:
     )
 
 
-def cast(tree: Tree, dtype: np.dtype) -> Tree:
+def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
     """Real floating leaves in `dtype`, all others as they are."""
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: jax.Array) -> jax.Array:
         return x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
 
     return jax.tree.map(leaf, tree)
@@ -113,15 +114,15 @@ class _NNXNet(FlaxNet):
                 layer.dtype = dtype
                 self.notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")
 
-    def _call(self, parameters: Tree, rest: Tree, inputs: tuple, handler: Handler) -> tuple[Any, Tree]:
-        net: Any = nnx.merge(self.definition, parameters, rest, copy=True)
+    def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
+        net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, rest, copy=True)
         with self._watching(net, handler):
             outputs = net(*inputs, **self.task.flax_kwargs)
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param)))
         known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
 
-    def named_parameters(self, tree: Tree) -> Arrays:
+    def named_parameters(self, tree: PyTree) -> Arrays:
         return {
             self._name(path): variable[...]
             for path, variable in nnx.to_flat_state(tree)
@@ -130,8 +131,8 @@ class _NNXNet(FlaxNet):
 
     named_rest = named_parameters
 
-    def filled(self, parameters: Tree, rest: Tree, named: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
-        def leaf(path: tuple, variable: Any) -> Any:
+    def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
+        def leaf(path: tuple, variable: nnx.Variable) -> nnx.Variable:
             value = named.get(self._name(path))
             if value is None:
                 return variable
@@ -161,7 +162,7 @@ def _refuse_dropout(module: nnx.Module) -> None:
 
 
 class _LinenNet(FlaxNet):
-    def __init__(self, module: linen.Module, variables: Any, task: Task, dtype: np.dtype):
+    def __init__(self, module: linen.Module, variables: Variables | None, task: Task, dtype: np.dtype):
         super().__init__(task)
         if variables is None:
             raise TypeError(
@@ -173,11 +174,10 @@ class _LinenNet(FlaxNet):
             module = module.clone(dtype=dtype)
         self.module = module
         self.net = jaxpar.DataParallel(module, range(task.replicas)) if task.replicas > 1 else module
-        variables = cast(linen.meta.unbox(dict(variables)), dtype)
-        self.parameters = variables.pop("params", {})
-        self.rest = variables
+        self.rest: dict[str, PyTree] = cast(linen.meta.unbox(dict(variables)), dtype)
+        self.parameters = self.rest.pop("params", {})
 
-    def _call(self, parameters: Tree, rest: Tree, inputs: tuple, handler: Handler) -> tuple[Any, Tree]:
+    def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
         mutable = list(rest) if self.task.training else []
         with self._watching(self.module, handler):
             outputs, changed = self.net.apply(
@@ -185,15 +185,15 @@ class _LinenNet(FlaxNet):
             )
         return outputs, {**rest, **changed}
 
-    def named_parameters(self, tree: Tree) -> Arrays:
+    def named_parameters(self, tree: PyTree) -> Arrays:
         return {".".join(path): x for path, x in traverse_util.flatten_dict(tree).items()}
 
-    def named_rest(self, tree: Tree) -> Arrays:
+    def named_rest(self, tree: PyTree) -> Arrays:
         # Paths tell leaves apart without the collection.
         return {".".join(path[1:]): x for path, x in traverse_util.flatten_dict(tree).items()}
 
-    def filled(self, parameters: Tree, rest: Tree, named: Mapping[str, np.ndarray]) -> tuple[Tree, Tree]:
-        def fill(tree: Tree, skip: int) -> Tree:
+    def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
+        def fill(tree: PyTree, skip: int) -> PyTree:
             flat = traverse_util.flatten_dict(tree)
             return traverse_util.unflatten_dict(
                 {path: jnp.asarray(named.get(".".join(path[skip:]), x), x.dtype) for path, x in flat.items()}

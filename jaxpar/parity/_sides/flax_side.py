@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._typing import PyTree
+from .._weights.tree import FlaxModule, Variables
 from .default_loss import factors
 from .flax_attention import softmax_in_float64
-from .flax_net import Arrays, Tree, cast, flax_net
+from .flax_net import Arrays, cast, flax_net
 from .task import Batch, Named, Seen, Task
 
 
@@ -25,7 +27,12 @@ class FlaxSide:
     """
 
     def __init__(
-        self, module: Any, task: Task, dtype: str, variables: Any = None, factors: Named | None = None
+        self,
+        module: FlaxModule,
+        task: Task,
+        dtype: str,
+        variables: Variables | None = None,
+        factors: Named | None = None,
     ):
         self.factors = factors
         self.task, self.dtype = task, jnp.dtype(dtype)
@@ -75,9 +82,15 @@ class FlaxSide:
         self.parameters, self.rest = self.net.filled(self.parameters, self.rest, {**weights, **state})
 
     def _compute(
-        self, parameters: Tree, rest: Tree, optimizer_state: Tree, inputs: tuple, targets: Any, masks: tuple
+        self,
+        parameters: PyTree,
+        rest: PyTree,
+        optimizer_state: PyTree,
+        inputs: tuple,
+        targets: PyTree,
+        masks: tuple,
     ) -> tuple:
-        def objective(parameters: Tree, floating: dict[int, jax.Array]) -> tuple:
+        def objective(parameters: PyTree, floating: dict[int, jax.Array]) -> tuple:
             whole = tuple(floating.get(i, x) for i, x in enumerate(inputs))
             outputs, after = self.net.apply(parameters, rest, whole, masks)
             return self._loss(outputs, targets), (outputs, after)
@@ -91,7 +104,7 @@ class FlaxSide:
             parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
         return loss, outputs, gradients, parameters, after, optimizer_state
 
-    def _loss(self, outputs: Any, targets: Any) -> jax.Array:
+    def _loss(self, outputs: PyTree, targets: PyTree) -> jax.Array:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
         leaves = named_leaves(outputs)
@@ -120,7 +133,7 @@ class FlaxSide:
         return cast(jnp.asarray(x), self.dtype)
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, Any]:
     """The leaves of the outputs, by their place: "" for a lone array, else [0], ['logits']."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 

@@ -6,11 +6,11 @@ have drawn. What draws inside a fused kernel cannot be watched and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -24,6 +24,8 @@ ELEMENTWISE = {
     torch.dropout,
 }
 
+T = TypeVar("T")
+
 
 class _Capture(TorchFunctionMode):
     """A mode belongs to a thread: other threads drop as ever."""
@@ -33,8 +35,8 @@ class _Capture(TorchFunctionMode):
         self.masks: list[torch.Tensor] = []
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> T:
         kwargs = kwargs or {}
         if function in ELEMENTWISE:
             return self._dropout(function, *args, **kwargs)
@@ -44,7 +46,7 @@ class _Capture(TorchFunctionMode):
             return self._seen_inside(functional.multi_head_attention_forward)(*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _seen_inside(self, function: Any) -> Callable[..., Any]:
+    def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function with globals of its own, in which what it calls is watched.
 
         A mode is off inside the function that it handles. Patching torch.nn.functional for the length of the

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,6 +22,8 @@ POINTS: dict[str, tuple[float, ...]] = {
 }
 """By function, with its default settings."""
 
+T = TypeVar("T")
+
 
 class _Count(TorchFunctionMode):
     """Belongs to the thread that enters it."""
@@ -32,8 +34,8 @@ class _Count(TorchFunctionMode):
         self.all: dict[str, int] = {}
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> T:
         name = getattr(function, "__name__", "")
         if name in POINTS and args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             self.near[name] = self.near.get(name, 0) + kinks(to_numpy(args[0]), POINTS[name])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
 
+from ..._typing import PyTree
 from .._weights import Links
 from .default_loss import factors
 from .task import Batch, Named, Seen, Task
@@ -113,7 +113,7 @@ class TorchSide:
         return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
     def _loss(
-        self, outputs: Any, leaves: dict[str, torch.Tensor], targets: tuple[np.ndarray, ...]
+        self, outputs: PyTree, leaves: dict[str, torch.Tensor], targets: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
         if self.task.loss:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,10 +12,11 @@ from flax.core import meta
 
 import jaxpar
 
+from ..._typing import PyTree
 from ...errors import MatchError
 from .copying import place
 from .paths import join
-from .tree import Leaf, Tree
+from .tree import FlaxModule, Leaf, Tree, Variables
 
 PASSING = ("cache", "intermediates", "perturbations", "losses")
 """Collections that hold no weights."""
@@ -24,7 +25,9 @@ PASSING = ("cache", "intermediates", "perturbations", "losses")
 class LinenTree(Tree):
     """A Linen module. Without `variables` its leaves are shapes until `write` has made them."""
 
-    def __init__(self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Any = None):
+    def __init__(
+        self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Variables | None
+    ):
         self.module = module
         self.wrapped = isinstance(module, jaxpar.DataParallel)
         self.layers, shapes = _watch(module, inputs, kwargs)
@@ -52,7 +55,7 @@ class LinenTree(Tree):
         flat = _flat(self.variables)
         return {path: _bare(flat[key]) for path, key in self._keys.items()}
 
-    def write(self, values: Mapping[str, np.ndarray]) -> Any:
+    def write(self, values: Mapping[str, np.ndarray]) -> Variables:
         flat = _flat(self.variables)
         for path, new in place(values, self.values()).items():
             old = flat[self._keys[path]]
@@ -79,18 +82,20 @@ class LinenTree(Tree):
         return join(*kept)
 
 
-def _watch(module: linen.Module, inputs: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+def _watch(
+    module: linen.Module, inputs: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[str, FlaxModule], Variables]:
     """The modules by path in the order of calls, and the variables' shapes. Nothing is computed."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, FlaxModule] = {}
 
-    def note(call: Any, args: tuple, named: dict[str, Any], context: Any) -> Any:
+    def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
         seen.setdefault(".".join(context.module.path), context.module)
         return call(*args, **named)
 
     leaves, structure = jax.tree.flatten(inputs)
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
-    def start(traced: list[Any]) -> Any:
+    def start(traced: list[jax.Array]) -> PyTree:
         mixed = list(leaves)  # a flag among the inputs must stay a Python value
         for i, x in zip(arrays, traced, strict=True):
             mixed[i] = x
@@ -101,7 +106,7 @@ def _watch(module: linen.Module, inputs: tuple, kwargs: dict[str, Any]) -> tuple
     return seen, shapes
 
 
-def _flat(variables: Any) -> dict[tuple[str, ...], Any]:
+def _flat(variables: Variables) -> dict[tuple[str, ...], Any]:
     plain = {name: dict(tree) for name, tree in dict(variables).items()}
     return traverse_util.flatten_dict(plain, is_leaf=lambda _, x: isinstance(x, meta.AxisMetadata))
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...errors import MatchError
+from .mapping import Entries
 from .pairing import Arrays, Links
-from .source import Source, source_of
-from .tree import Tree
+from .source import Source, TorchWeights, source_of
+from .tree import FlaxModule, Tree, Variables
 from .tree_of import tree_of
 from .unmatched import complete_links
 
 
 def load_torch(
-    flax_module: Any,
-    torch_module: Any,
+    flax_module: FlaxModule,
+    torch_module: TorchWeights,
     *,
-    mapping: Mapping[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    variables: Any = None,
+    variables: Variables | None = None,
     lossy: bool = False,
 ) -> Any:
     """Puts a torch model's weights into a Flax model of the same meaning.
@@ -61,15 +62,15 @@ def load_torch(
 
 
 def links_of(
-    flax_module: Any,
-    torch_module: Any,
+    flax_module: FlaxModule,
+    torch_module: TorchWeights,
     *,
-    mapping: Mapping[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    variables: Any = None,
+    variables: Variables | None = None,
 ) -> Links:
     """The `Links` of two models; arguments and errors are those of `load_torch`."""
     here = tree_of(flax_module, inputs, kwargs, variables)
@@ -96,7 +97,7 @@ class _Lazily(Mapping):
     def __contains__(self, name: object) -> bool:
         return name in self.there.tensors
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.there.tensors)
 
     def __len__(self) -> int:

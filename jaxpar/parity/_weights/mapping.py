@@ -14,11 +14,10 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from .tree import Shape
+from ..._typing import Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,12 @@ def transposed(path: str, axes: collections.abc.Sequence[int]) -> Transposed:
     return Transposed(path, order)
 
 
-def path_of(place: Any) -> str | None:
+Place = str | Flattened | Transposed | collections.abc.Sequence[str]
+"""A value of a mapping."""
+Entries = collections.abc.Mapping[str, Place]
+
+
+def path_of(place: Place) -> str | None:
     """The Flax path that an entry leads to; None for a stack, which leads to several."""
     path = place.path if isinstance(place, (Flattened, Transposed)) else place
     return path if isinstance(path, str) else None
@@ -110,13 +114,13 @@ class Mapping(collections.abc.Mapping):
 
     def __init__(
         self,
-        entries: collections.abc.Mapping[str, Any],
+        entries: Entries,
         reasons: collections.abc.Mapping[str, str] | None = None,
         unmatched: tuple[str, ...] = (),
     ):
         self.entries, self.reasons, self.unmatched = dict(entries), dict(reasons or {}), unmatched
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Place:
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:

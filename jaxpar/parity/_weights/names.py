@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from .mapping import path_of
+from .mapping import Entries, Place, path_of
 from .paths import inside, join, prefixes, torch_like
 from .source import Source
 from .tree import Tree
@@ -27,7 +26,7 @@ class Names:
       entries: the mapping, with bare keys.
     """
 
-    def __init__(self, source: Source, tree: Tree, entries: Mapping[str, Any]):
+    def __init__(self, source: Source, tree: Tree, entries: Entries):
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
@@ -45,12 +44,12 @@ class Names:
             target, explicit = self.target(path)
             self._leading.setdefault(target, []).append((explicit, path))
 
-    def entry(self, name: str) -> tuple[str, Any] | None:
+    def entry(self, name: str) -> tuple[str, Place] | None:
         """The mapping's entry for a name: the longest key that fits."""
         key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
         return None if key is None else (key, self.entries[key])
 
-    def place(self, name: str) -> Any:
+    def place(self, name: str) -> Place | None:
         """What the mapping says of this very name."""
         return self.entries.get(name)
 
@@ -75,7 +74,7 @@ class Names:
         key = self.entry(name)
         return key is None or key[0] in prefixes(above)
 
-    def _named(self, place: Any) -> str:
+    def _named(self, place: Place) -> str:
         """What the Flax path of an entry is called without wrappers."""
         path = path_of(place)
         if path is None:  # a stack leads to several layers at once, and to none of them by name

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from ..._rulebook import Part, Rule, same
 from . import stacks
-from .mapping import Flattened, Transposed
+from .mapping import Entries, Flattened, Place, Transposed
 from .names import Names
 from .paths import inside, join, last, owner
 from .source import Source
@@ -182,7 +181,7 @@ class Pairing:
         self.repeats.append(part)
 
 
-def pair(tree: Tree, source: Source, mapping: Mapping[str, Any], ignored: Iterable[str] = ()) -> Pairing:
+def pair(tree: Tree, source: Source, mapping: Entries, ignored: Iterable[str] = ()) -> Pairing:
     """Everything that can be paired; the rest is in `left_in_torch` and `left_in_flax`."""
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
     _pair_modules(pairing)
@@ -306,7 +305,7 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
             pairing.claim(owner(leaf), owner(bare), rule, full)
 
 
-def leaf_part(tree: Tree, leaf: str, bare: str, place: Any) -> Part | None:
+def leaf_part(tree: Tree, leaf: str, bare: str, place: Place | None) -> Part | None:
     """How one array is laid out: as the mapping says, else as the layer's rule says, else as it is.
 
     None where the layer has a rule, and the torch name is not the rule's.

@@ -7,14 +7,21 @@ import functools
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..._typing import Shape
 from ...errors import MatchError
 from .._files import read_weights
 from .._tensors import array_of, is_tensor
-from .tree import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+
+TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLike[str]"
+"""A module, a state_dict of tensors or arrays, or a path."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +64,15 @@ class Source:
             raise MatchError(f"{self.label}: {name} cannot be read: {error}.") from error
 
 
-def source_of(given: Any) -> Source:
+def source_of(given: TorchWeights) -> Source:
     """From a torch module, a state_dict of tensors or arrays, or a path.
 
     Raises:
       FileError: the file cannot be read. MatchError: a value that is no tensor.
       TypeError: none of these.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(given, torch.nn.Module):
+    loaded: Any = sys.modules.get("torch")
+    if loaded is not None and isinstance(given, loaded.nn.Module):
         kinds = {
             path: tuple(kind.__name__ for kind in type(module).__mro__[:-1])
             for path, module in given.named_modules(remove_duplicate=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..._typing import Shape
 from .pairing import Pairing
 from .paths import inside, last, owner
-from .tree import Shape
 
 Signature = frozenset[tuple[str, Shape]]
 

@@ -9,29 +9,30 @@ import jax
 import numpy as np
 
 from ..._rulebook import Rule
+from ..._typing import Shape
 from ...errors import UninitializedError
 from .._tensors import tensor_of
 from . import stacks
 from .copying import fresh, on_all_cores
-from .mapping import Transposed, path_of
+from .mapping import Entries, Transposed, path_of
 from .pairing import Links, leaf_part
 from .paths import inside, join, prefixes
-from .source import Source, source_of
-from .tree import Shape, Tree
+from .source import Source, TorchWeights, source_of
+from .tree import FlaxModule, Tree, Variables
 from .tree_of import tree_of
 from .unmatched import complete_links
 
 
 def to_torch(
-    flax_module: Any,
+    flax_module: FlaxModule,
     *,
-    like: Any = None,
-    mapping: Mapping[str, Any] | None = None,
+    like: TorchWeights | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    variables: Any = None,
+    variables: Variables | None = None,
     numpy: bool = False,
 ) -> dict[str, Any]:
     """A Flax model's weights with torch's names, layouts and layers: a state_dict.
@@ -83,7 +84,7 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) ->
     return {name: arrays[first[name]] for name in order}
 
 
-def imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Source:
+def imagined(here: Tree, mapping: Entries, ignored: set[str]) -> Source:
     """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
     tensors = {
         ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
@@ -92,7 +93,7 @@ def imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Sourc
     return Source(tensors, {}, (), False, "to_torch")
 
 
-def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
+def _torch_names(here: Tree, mapping: Entries, ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
     """Names, shapes and element types: of leaves that the mapping names, then of layers, then of the rest."""
     found: dict[str, tuple[Shape, Any]] = {}
     leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
@@ -121,7 +122,7 @@ def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> d
     return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
 
 
-def _layers(here: Tree, mapping: Mapping[str, Any]) -> Iterator[tuple[str, str, Rule]]:
+def _layers(here: Tree, mapping: Entries) -> Iterator[tuple[str, str, Rule]]:
     """(Flax path, torch path, rule) of all layers that have a rule, stacks first."""
     stacked = set()
     for key, place in mapping.items():
@@ -136,7 +137,7 @@ def _layers(here: Tree, mapping: Mapping[str, Any]) -> Iterator[tuple[str, str, 
             yield path, torch_path(here, path, mapping), found
 
 
-def torch_path(here: Tree, path: str, mapping: Mapping[str, Any]) -> str:
+def torch_path(here: Tree, path: str, mapping: Entries) -> str:
     """The torch name of a Flax path: by the most specific entry of the mapping, else its own."""
     best = (-1, here.names[path])
     for key, place in mapping.items():

@@ -9,14 +9,18 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from flax import linen, nnx
 
 from ..._rulebook import Rule, rule_for
+from ..._typing import Shape
 from .paths import last, owner
 
-Shape = tuple[int, ...]
+FlaxModule: TypeAlias = "nnx.Module | linen.Module"
+Variables: TypeAlias = Mapping[str, Any]
+"""Of a Linen module: trees of arrays by collection."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Tree(abc.ABC):
       wrapped: whether the model itself is a DataParallel, so that torch's names begin with `module.`
     """
 
-    layers: dict[str, Any]
+    layers: dict[str, FlaxModule]
     leaves: dict[str, Leaf]
     aliases: dict[str, str]
     names: dict[str, str]
@@ -55,7 +59,7 @@ class Tree(abc.ABC):
         """The arrays as they are, by leaf path."""
 
     @abc.abstractmethod
-    def write(self, values: Mapping[str, np.ndarray]) -> Any:
+    def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module | Variables:
         """Puts arrays of the leaves' shapes and dtypes in their places, on the devices of the old ones.
 
         NNX: in place; returns the module. Linen: returns new variables.

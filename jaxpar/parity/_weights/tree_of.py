@@ -9,14 +9,14 @@ from flax import linen, nnx
 
 from .linen_tree import LinenTree
 from .nnx_tree import NNXTree
-from .tree import Tree
+from .tree import FlaxModule, Tree, Variables
 
 
 def tree_of(
-    module: Any,
+    module: FlaxModule,
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    variables: Any = None,
+    variables: Variables | None = None,
 ) -> Tree:
     """The tree of a module.
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
 from typing import Any
 
+from ..._typing import Shape
 from ...errors import MatchError
-from .mapping import Mapping, path_of
+from .mapping import Entries, Mapping, path_of
 from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
-from .source import Source, source_of
+from .source import Source, TorchWeights, source_of
 from .suggest import suggest
-from .tree import Shape, Tree
+from .tree import FlaxModule, Tree
 from .tree_of import tree_of
 
 SHOWN = 12
@@ -21,10 +22,10 @@ SHOWN = 12
 
 
 def match(
-    flax_module: Any,
-    torch_module: Any,
+    flax_module: FlaxModule,
+    torch_module: TorchWeights,
     *,
-    mapping: MappingABC[str, Any] | None = None,
+    mapping: Entries | None = None,
     inputs: Sequence[Any] | None = None,
     kwargs: MappingABC[str, Any] | None = None,
 ) -> Mapping:
@@ -56,7 +57,7 @@ def match(
 def complete_links(
     here: Tree,
     there: Source,
-    mapping: MappingABC[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     function: str = "load_torch",
@@ -78,7 +79,7 @@ def complete_links(
     return pairing.links()
 
 
-def _unknown_entries(pairing: Pairing, entries: MappingABC[str, Any]) -> Iterable[str]:
+def _unknown_entries(pairing: Pairing, entries: Entries) -> Iterable[str]:
     names, here = pairing.names, pairing.tree
     for key, place in entries.items():
         bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ._distance import Array, Distance, category, distance, integers, narrower, unit_roundoff
 
@@ -178,7 +179,7 @@ def _nothing_against_something(kind: Kind, c: Array | None, r: Array | None) -> 
     return f"no gradient in the {without}, and not zero in the {with_}" if there.any() else None
 
 
-def _array(x: Any) -> Array | None:
+def _array(x: npt.ArrayLike | None) -> Array | None:
     """A NumPy array without a copy where that can be; None for None and float0."""
     if x is None:
         return None
@@ -187,7 +188,13 @@ def _array(x: Any) -> Array | None:
 
 
 def _numbers(
-    c: Array, r: Array, o: Array | None, left_out: Array | None, unit: float | None, points: int, carrier: Any
+    c: Array,
+    r: Array,
+    o: Array | None,
+    left_out: Array | None,
+    unit: float | None,
+    points: int,
+    carrier: npt.ArrayLike | None,
 ) -> dict[str, Any]:
     """The numbers of two arrays, and a fault where exact agreement is due."""
     exact = category(r.dtype) in ("bool", "integer")
@@ -233,7 +240,7 @@ def _nothing(fault: str | None) -> dict[str, Any]:
     return numbers | empty | {"fault": fault}
 
 
-def _ratios(found: Distance, unit: float, carrier: Any) -> dict[str, float]:
+def _ratios(found: Distance, unit: float, carrier: npt.ArrayLike | None) -> dict[str, float]:
     """The candidate's error over the reference's own, or over the rounding of the result if larger."""
     (rms_c, max_c), (rms_r, max_r) = found.candidate_error, found.reference_error
     rms_o, max_o = found.oracle_size

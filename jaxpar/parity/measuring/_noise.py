@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ._distance import CHUNK, category, distance, flat
 
@@ -75,7 +76,7 @@ def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any])
     return found
 
 
-def kinks(array: Any, points: Sequence[float] = (0.0,), width: float = 1e-6) -> int:
+def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float = 1e-6) -> int:
     """How many elements lie within `width` of a point where the derivative jumps, as of a ReLU at 0.
 
     Rounding may put such an element on the other side, and its gradient with it.
@@ -92,12 +93,12 @@ def kinks(array: Any, points: Sequence[float] = (0.0,), width: float = 1e-6) -> 
     return count
 
 
-def _is_there(gradient: Any) -> bool:
+def _is_there(gradient: npt.ArrayLike | None) -> bool:
     """Neither None nor JAX's float0."""
     return gradient is not None and category(np.asarray(gradient).dtype) in ("float", "complex")
 
 
-def _size(gradient: Any) -> tuple[float, float]:
+def _size(gradient: npt.ArrayLike) -> tuple[float, float]:
     """RMS and maximum."""
     g = np.asarray(gradient)
     return distance(g, g, g).oracle_size

@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 from .variation import (
     Given,
@@ -60,7 +60,7 @@ def batch_norm(op: Op) -> Iterator[Variation]:
 def _biased(momentum: float | None) -> Change:
     """Flax's running variance: of the rows as they are, where torch estimates that of all rows there are."""
 
-    def change(function: Function, args: tuple, kwargs: Given) -> Any:
+    def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
         given = arguments(function, args, kwargs)
         share = given["momentum"] if momentum is None else momentum
         x, var = given["input"], given["running_var"]
@@ -114,7 +114,7 @@ def activation(op: Op) -> Iterator[Variation]:
         yield Variation(f"{right} (it acts as {name})", partial(_of_the_input, other))
 
 
-def _of_the_input(other: Function, function: Function, args: tuple, kwargs: Given) -> Any:
+def _of_the_input(other: Function, function: Function, args: tuple, kwargs: Given) -> PyTree:
     return other(args[0] if args else kwargs["input"])
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
+from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 from .variation import Given, Variation, acting, applying, calling, given_to, orders, reordered
 
@@ -74,7 +74,7 @@ def recurrent(op: Op) -> Iterator[Variation]:
 def _with_weights(order: tuple[int, ...], kept: Callable[[int], bool] = lambda i: True) -> Change:
     """The gates of all weights in another order, and zeros for the weights that are not kept."""
 
-    def change(function: Function, args: tuple, kwargs: Given) -> Any:
+    def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
         moved = [reordered(w, order) if kept(i) else torch.zeros_like(w) for i, w in enumerate(args[2])]
         return function(*args[:2], moved, *args[3:], **kwargs)
 

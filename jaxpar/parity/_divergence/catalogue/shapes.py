@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from ..torch_trace import Op
+from ...._typing import PyTree
+from ..torch_trace import Function, Op
 from .variation import Given, Variation, acting, afterwards, applying, calling, given_to, orders, recalling
 
 
@@ -56,7 +56,7 @@ def _transposed(given: Given) -> Iterator[Variation]:
         yield calling(f"output_padding={given.get('output_padding', 0)} (it acts as {p})", output_padding=p)
 
 
-def _each(value: Any, n: int) -> tuple:
+def _each(value: int | str | Sequence[int], n: int) -> tuple:
     """One value for each of n axes."""
     return (value,) * n if isinstance(value, int | str) else tuple(value) * (n // len(value))
 
@@ -129,7 +129,7 @@ def pieces(op: Op) -> Iterator[Variation]:
         yield afterwards(text, partial(_taken, order))
 
 
-def _taken(order: tuple[int, ...], parts: Any) -> tuple:
+def _taken(order: tuple[int, ...], parts: Sequence[torch.Tensor]) -> tuple:
     return tuple(parts[i] for i in order)
 
 
@@ -153,7 +153,7 @@ def binary(op: Op) -> Iterator[Variation]:
                 yield Variation(f"the other operand is {verb} (it is left out)", partial(_operand, i))
 
 
-def _operand(i: int, function: Any, args: tuple, kwargs: Given) -> Any:
+def _operand(i: int, function: Function, args: tuple, kwargs: Given) -> PyTree:
     return args[i]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 
 Given = dict[str, Any]
@@ -77,7 +78,7 @@ def recalling(text: str, change: Callable[[Given], Given]) -> Variation:
     They are read when the call is made again: an earlier call may be the one that is changed.
     """
 
-    def again(function: Function, args: tuple, kwargs: Given) -> Any:
+    def again(function: Function, args: tuple, kwargs: Given) -> PyTree:
         given = arguments(function, args, kwargs)
         return function(**{**given, **change(given)})
 
