@@ -22,8 +22,9 @@ def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
     different = [row.difference for row in compared.different if row.difference.step == step]
     noise = {row.difference.name for row in compared.rows if row.outcome is Outcome.NOISE}
     kinds = {d.kind for d in different}
-    if step == 0:
+    if step == 0:  # weights="own": they were compared before the first step
         return weights.divergence(pair, different)
+    # In the order of computation: every later place inherits what an earlier one got wrong.
     forward = Forward.run(pair, batches, step)
     found = forward.divergence()
     if found is None and Kind.LOSS in kinds:
@@ -43,6 +44,7 @@ def _backward(forward: Forward, different: list[Difference]) -> Divergence | Non
     if not owners:
         where = "Outputs and parameter gradients agree; the gradient of the inputs does not."
         return Divergence("", "", "", where)
+    # The backward pass starts at the loss, so the last layer of the forward pass is its first.
     last = next(result for result in forward.layers if result.candidate == owners[-1])
     where = (
         f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "

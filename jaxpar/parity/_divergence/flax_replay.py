@@ -56,6 +56,7 @@ def replay(
     Args:
       calls: for each call of a Flax layer the reference's, and whether its channels are last in Flax.
     """
+    # Arguments of the compiled run and not its constants, which XLA would spend its time folding.
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
     missing = dict.fromkeys(calls, "not called in Flax")
@@ -107,7 +108,7 @@ class _Forcing:
 
 def _replaced(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -> list[Any] | None:
     """Our arrays with theirs in their places; None if the first does not fit."""
-    placed = list(ours)
+    placed = list(ours)  # what the reference has not, such as a flag, stays Flax's own
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if hasattr(mine, "shape"):
             fitting = fit(other, mine.shape, channels_last)
@@ -125,6 +126,7 @@ def fit(array: Array, shape: Shape, channels_last: bool) -> Array | None:
         return array if array.shape == shape else None
     if array.shape == shape:
         return array
+    # torch's recurrent layers have time first, unless they were told otherwise.
     if array.ndim > 2 and jnp.swapaxes(array, 0, 1).shape == shape:
         return jnp.swapaxes(array, 0, 1)
     return None

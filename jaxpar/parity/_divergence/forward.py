@@ -46,9 +46,11 @@ class Forward:
         """The forward pass of a step, both sides starting it from the reference's weights."""
         links = _layers(pair)
         reference = pair.reference("float64")
+        # The comparison may have been in float32. Here float64 takes the steps again, to have no rounding.
         for earlier in range(1, step):
             reference.step(batches(earlier))
         candidate, batch = pair.candidate(reference), batches(step)
+        # Clones, because BatchNorm writes its statistics in place.
         before = {name: x.clone() for name, x in reference.module.state_dict().items()}
         trace = Trace()
         seen = reference.step(batch, watched(reference.module, links, trace, keep=True))
@@ -186,6 +188,7 @@ def _layers(pair: Pair) -> dict[str, Link]:
     """The outermost layers that the rulebook knows, by torch path."""
     found: dict[str, Link] = {}
     for link in pair.links.layers:
+        # A layer inside of a known one has no counterpart that could be called alone, as in attention.
         below = any(link.flax.startswith(f"{other.flax}.") for other in found.values())
         if link.rule and not below and isinstance(link.torch, str):
             found[link.torch] = link

@@ -54,6 +54,7 @@ def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str])
     candidate = pair.candidate(reference)
     for step in range(1, steps + 1):
         candidate.step(batches(step), reference.step(batches(step)).masks)
+    # torch runs from the start with each variation: an optimizer's state remembers its settings.
     ours, found = candidate.weights(), []
     for text, other in _variations(build, right):
         varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))

@@ -42,6 +42,7 @@ def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
         )
         if relative <= EQUAL:
             found.append(Cause(variation.text, relative))
+    # The same mistake in several calls is one cause; the call that explains most stands for it.
     best = {cause.text: cause for cause in sorted(found, key=lambda cause: -cause.relative)}
     return tuple(sorted(best.values(), key=lambda cause: cause.relative))
 
@@ -56,6 +57,7 @@ def _all(ops: Iterable[Op]) -> Iterator[tuple[int, Variation]]:
 
 def apart(c: np.ndarray, r: np.ndarray) -> float:
     """max|c - r| / max|r|, infinite where the shapes or the NaNs differ."""
+    # NaN in one and not in the other is no small difference, and neither is another shape.
     if c.shape != r.shape or not np.array_equal(np.isfinite(c), np.isfinite(r)):
         return math.inf
     finite = np.isfinite(r)

@@ -109,6 +109,7 @@ def watched(
     def enter(path: str, layer: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         nth = counts[path] = counts.get(path, -1) + 1
         arrays = [to_numpy(x) for x in named_leaves((args, kwargs)).values()]
+        # Copies: what a layer is given may be changed in place later.
         open_calls.append(LayerCall(path, nth, arrays, [], ops.count))
         trace.calls.append(open_calls[-1])
 

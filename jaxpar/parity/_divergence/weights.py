@@ -19,6 +19,7 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
     reference = pair.reference("float64")
     theirs, ours = reference.weights()[name], pair.candidate(reference).weights()[name]
     link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
+    # The search is over arrangements of Flax's own elements: equal shapes hide most of them.
     found = (
         Cause(text, apart(array, theirs)) for text, array in _rearranged(ours) if array.shape == theirs.shape
     )

@@ -96,7 +96,7 @@ def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
 class _NNXNet(FlaxNet):
     def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype):
         super().__init__(task)
-        module = nnx.clone(module)
+        module = nnx.clone(module)  # the user's own module keeps its mode, types and statistics
         module.train() if task.training else module.eval()
         self._set_dtype(module, dtype)
         nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState)), dtype))
@@ -174,10 +174,12 @@ class _LinenNet(FlaxNet):
             module = module.clone(dtype=dtype)
         self.module = module
         self.net = jaxpar.DataParallel(module, range(task.replicas)) if task.replicas > 1 else module
+        # Boxes of partitioning metadata have no counterpart in torch.
         self.rest: dict[str, PyTree] = cast(linen.meta.unbox(dict(variables)), dtype)
         self.parameters = self.rest.pop("params", {})
 
     def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
+        # In evaluation a collection that the module writes to is a mistake, and Flax says so.
         mutable = list(rest) if self.task.training else []
         with self._watching(self.module, handler):
             outputs, changed = self.net.apply(

@@ -38,6 +38,8 @@ class FlaxSide:
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
         self.tx = task.optimizer[1] if task.optimizer else None
+        # One program for the forward and backward pass and the update, as in training. The optimizer's state
+        # is an argument, so all steps run the same program.
         self._step = jax.jit(self._compute)
         self._start()
 
@@ -95,6 +97,7 @@ class FlaxSide:
             outputs, after = self.net.apply(parameters, rest, whole, masks)
             return self._loss(outputs, targets), (outputs, after)
 
+        # Tokens and masks have no gradient, and JAX refuses to be asked for one.
         floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
         gradient = jax.value_and_grad(softmax_in_float64(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
@@ -116,6 +119,7 @@ class FlaxSide:
         if self.factors is not None:
             return {name: self.array(x) for name, x in self.factors.items()}
         inputs = self._arrays(batch.inputs)
+        # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
         outputs, _ = jax.eval_shape(self.net.apply, self.parameters, self.rest, inputs, masks)
         back = self.task.layout.outputs_back
         shapes = {

@@ -23,5 +23,6 @@ def to_tensor(array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tens
 
 def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
     """The tensors in a tree of outputs, by their place: "" for a lone tensor, else [0], ['logits']."""
+    # JAX walks the tree, so that outputs have the same names on both sides.
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, torch.Tensor))
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}

@@ -68,6 +68,7 @@ class _Capture(TorchFunctionMode):
         training = kwargs.get("training", kwargs.get("train", others[0] if others else True))
         if not training or p == 0:
             return input
+        # Dropout of ones draws what dropout of the input would have drawn, of each kind in its own shape.
         with torch.no_grad():
             mask = function(torch.ones_like(input), p, True)
         self.masks.append(mask)

@@ -36,6 +36,7 @@ class _Count(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> T:
+        # By name, because relu is three functions: torch's, the functional one and the tensor's method.
         name = getattr(function, "__name__", "")
         if name in POINTS and args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             self.near[name] = self.near.get(name, 0) + kinks(to_numpy(args[0]), POINTS[name])

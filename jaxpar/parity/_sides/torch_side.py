@@ -26,6 +26,7 @@ class TorchSide:
 
     def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
+        # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
         self.module = copy.deepcopy(module).to("cpu", self.torch_dtype)
         self.module.train(task.training)
         self.links, self.task = links, task
@@ -42,6 +43,7 @@ class TorchSide:
           observe: entered around forward and loss, to watch them.
           forward_only: no backward pass and no step; gradients are zero then.
         """
+        # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
         with self._wrapped() as net, seeded(self.task.seed + self.steps), capture() as masks:
             inputs = [self._input(x) for x in batch.inputs]
@@ -117,6 +119,7 @@ class TorchSide:
     ) -> torch.Tensor:
         if self.task.loss:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
+        # Integers, as an argmax among the outputs, have no gradient.
         real = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point()}
         made = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
         terms = [(x * self._tensor(made[name])).sum() for name, x in real.items()]

@@ -89,6 +89,7 @@ def _watch(
     seen: dict[str, FlaxModule] = {}
 
     def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
+        # A shared module is called several times and is one layer.
         seen.setdefault(".".join(context.module.path), context.module)
         return call(*args, **named)
 

@@ -37,6 +37,7 @@ class Names:
         for name in (self.bare[raw] for raw in source.tensors):
             for path in prefixes(name):
                 self.below.setdefault(path, []).append(name)
+        # A path needs its raw form too: Link.torch is for torch's get_submodule.
         for path in list(self.below):
             self.raw.setdefault(path, self._raw_path(path))
         self._leading: dict[str, list[tuple[bool, str]]] = {}
@@ -66,6 +67,7 @@ class Names:
         the same name, exact ones first."""
         name = self.tree.names[path]
         found = self._leading.get(torch_like(name), [])
+        # What the mapping names is meant; a torch module that happens to have the same name is not.
         explicit = [bare for said, bare in found if said]
         return explicit or sorted((bare for _, bare in found), key=lambda bare: bare != name)
 
@@ -85,6 +87,7 @@ class Names:
         """A key of the mapping, which may have the wrappers' prefixes or not."""
         if key in self.bare:
             return self.bare[key]
+        # A path of a state_dict, whose modules are not known: the first name below it has the same prefix.
         raw = next((raw for raw in self.bare if raw.startswith(key + ".")), None)
         if raw is None:
             return key
@@ -107,6 +110,7 @@ def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dic
     """
     names, levels = list(names), 0
     if not kinds:
+        # A wrapper around a wrapper writes `module.module.`
         while names and all(_strip(name, levels).startswith("module.") for name in names):
             levels += 1
         return {name: _strip(name, levels) for name in names}

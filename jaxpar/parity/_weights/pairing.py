@@ -78,6 +78,7 @@ class Links:
         found: Arrays = {}
         for part in self.parts:
             arrays = [self._find(name, tensors) for name in part.torch]
+            # Of a part with some of its tensors nothing can be made: query, key and value are one kernel.
             if all(array is not None for array in arrays):
                 found.update(zip(part.flax, part.forth(arrays, gradient), strict=True))  # type: ignore[arg-type]
         return found
@@ -89,6 +90,7 @@ class Links:
             if leaves.keys() >= set(part.flax):
                 arrays = part.back((leaves[leaf] for leaf in part.flax), gradient)
                 found.update(zip(part.torch, arrays, strict=True))
+        # torch's state_dict lists a tied tensor under each of its names.
         for name in list(found):
             found |= {other: found[name] for other in self.tied.get(name, ()) if other not in found}
         return found
@@ -136,7 +138,8 @@ class Pairing:
         return Links(tuple(layers), self.tree.leaves, tuple(self.repeats), ties, self.surplus)
 
     def left_in_torch(self) -> list[str]:
-        """Names that nothing has used. Of a tensor with several names one is enough."""
+        """Names that nothing has used."""
+        # Of a tensor with several names one is enough: Flax may have it once.
         used = {other for group in self.source.tied if self.tensors & set(group) for other in group}
         return [n for n in self.source.tensors if n not in self.tensors | used | self.surplus.keys()]
 
@@ -186,9 +189,12 @@ def pair(tree: Tree, source: Source, mapping: Entries, ignored: Iterable[str] = 
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
     _pair_modules(pairing)
     _pair_stacks(pairing)
+    # Parents come first in `layers`: the rule of a MultiheadAttention claims its out_proj.weight before the
+    # Linear in it can.
     for path in tree.layers:
         for bare in pairing.names.leading_to(path):
             _pair_layer(pairing, path, bare)
+    # Aliases last: a tied weight has its first partner by then, and torch's other names become repeats.
     for leaf in [*tree.leaves, *tree.aliases]:
         if tree.first(leaf) not in pairing.ignored:
             _pair_leaf(pairing, leaf)
@@ -198,6 +204,7 @@ def pair(tree: Tree, source: Source, mapping: Entries, ignored: Iterable[str] = 
 
 def _pair_modules(pairing: Pairing) -> None:
     """Modules of the same name, whether they hold weights of their own or not."""
+    # The search for a divergence replays layers without weights as well: dropout, activations, pooling.
     for path in pairing.tree.layers:
         found = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
         if found:
@@ -241,6 +248,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         if full:
             pairing.claim(path, bare, rule, full)
             used = True
+    # Only where the layer is paired: num_batches_tracked of a BatchNorm without partner is a name left over.
     if used:
         pairing.surplus |= {there[name]: value for name, value in rule.surplus.items() if name in there}
 
@@ -315,6 +323,7 @@ def leaf_part(tree: Tree, leaf: str, bare: str, place: Place | None) -> Part | N
     rule = tree.rule(owner(leaf))
     for part in rule.parts if rule else ():
         if part.flax == (last(leaf),) and len(part.torch) == 1:
+            # Another name says nothing of the layout, unless the layout is the same anyway.
             if f".{bare}".endswith("." + part.torch[0]) or part.plain:
                 return _rearranged(place, part) if isinstance(place, Flattened) else part
             return None
@@ -343,6 +352,7 @@ def _check_ties(pairing: Pairing) -> None:
     made = {name: part for link in pairing.layers.values() for part in link.parts for name in part.torch}
     for group in pairing.source.tied:
         places = {made[name].flax for name in group if name in made}
+        # Whoever names one of them in the mapping knows that they are apart in Flax.
         said = any(pairing.names.entry(pairing.names.bare[name]) for name in group)
         if len(places) > 1 and not said:
             flax = " and ".join(", ".join(leaves) for leaves in sorted(places))

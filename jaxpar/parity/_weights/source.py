@@ -105,6 +105,7 @@ def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     places: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if is_tensor(tensor) and tensor.numel() and tensor.layout.__str__() == "torch.strided":
+            # Not the pointer alone: a view of the first rows begins where the whole does.
             place = (
                 tensor.data_ptr(),
                 tensor.dtype,

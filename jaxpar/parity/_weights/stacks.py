@@ -43,6 +43,7 @@ def units(tree: Tree, paths: Sequence[str], both: bool) -> Iterator[tuple[str, R
 def cells(tree: Tree, path: str) -> list[tuple[str, Rule]]:
     """The recurrent cells at a path, in torch's order: both of a Bidirectional."""
     layer = tree.layers.get(path)
+    # nnx.Bidirectional and nnx.RNN hold cells; torch has no module for a cell inside of a stack.
     halves = [half for half in ("forward_rnn", "backward_rnn") if hasattr(layer, half)]
     if halves:
         return [cell for half in halves for cell in cells(tree, join(path, half))]

@@ -28,7 +28,7 @@ def suggest(
         ours = [path for path, s in here.items() if s == signature]
         theirs = [path for path, s in there.items() if s == signature]
         if len(ours) != len(theirs):
-            continue
+            continue  # order says nothing where one of them is missing, and it is not known which
         sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
         for mine, yours, why in _paired(ours, theirs):
             pairs[yours] = mine
@@ -57,6 +57,7 @@ def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]
 def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
     """The leftovers of torch's layers, by the layers' own names."""
     found: dict[str, set[tuple[str, Shape]]] = {}
+    # Counters have no place in Flax, and would make every BatchNorm a layer of another kind.
     surplus = set(pairing.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
     for raw in names:
         path = _layer_of(pairing, pairing.names.bare[raw])

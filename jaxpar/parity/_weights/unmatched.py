@@ -48,6 +48,7 @@ def match(
     known = dict(mapping or {})
     pairing = pair(here, there, known)
     entries, reasons = suggest(pairing, pairing.left_in_torch(), pairing.left_in_flax())
+    # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
     final = pair(here, there, {**entries, **known})
     left = [f"torch {name} {there.shapes[name]}" for name in final.left_in_torch()]
     left += [f"flax  {leaf} {here.leaves[leaf].shape}" for leaf in final.left_in_flax()]
@@ -73,6 +74,7 @@ def complete_links(
     no_flax, unknown_f = _ignored(here.leaves, ignore_flax, "ignore_flax")
     pairing = pair(here, there.without(no_torch), entries, no_flax)
     torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
+    # Mistakes in the arguments come first: a typing error there leaves names over on both sides.
     faults = [*_unknown_entries(pairing, entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
         raise MatchError(_complaint(pairing, function, torch, flax, faults))
@@ -82,6 +84,7 @@ def complete_links(
 def _unknown_entries(pairing: Pairing, entries: Entries) -> Iterable[str]:
     names, here = pairing.names, pairing.tree
     for key, place in entries.items():
+        # The user's key may have prefixes of wrappers; the error shows it as it was written.
         bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)
         if bare and bare not in names.below:
             yield f"mapping: torch has no {key!r}{_like(key, names.below)}"

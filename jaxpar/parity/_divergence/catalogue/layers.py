@@ -30,6 +30,7 @@ EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-7, 1e-10, 1e-9, 0.0, 1e-4, 1.1e-5,
 
 
 def epsilons(op: Op) -> Iterator[Variation]:
+    # Flax's LayerNorm and GroupNorm have 1e-6 where torch's have 1e-5, and training hides it.
     right = given_to(op).get("eps")
     if right is None:  # rms_norm: the type's own
         right = torch.finfo(op.args[0].dtype).eps
@@ -43,6 +44,7 @@ def batch_norm(op: Op) -> Iterator[Variation]:
     if given["running_mean"] is None:
         return
     if training:
+        # Flax's momentum is the share of the old value, torch's that of the new one.
         unbiased = "the running variance is the unbiased one"
         yield Variation(f"{unbiased}, n/(n-1) of what it is: jaxpar.nn.BatchNorm", _biased(None))
         for other in dict.fromkeys((1 - momentum, 0.1, 0.9, 0.99, 0.01, 0.5)):
@@ -108,7 +110,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def activation(op: Op) -> Iterator[Variation]:
     right = op.name
-    if op.name == "gelu":
+    if op.name == "gelu":  # Flax's default is the approximation, torch's is not
         right = f"approximate={given_to(op).get('approximate') not in (None, 'none')}"
     for name, other in ACTIVATIONS.items():
         yield Variation(f"{right} (it acts as {name})", partial(_of_the_input, other))
@@ -144,7 +146,7 @@ def dropout(op: Op) -> Iterator[Variation]:
 def linear(op: Op) -> Iterator[Variation]:
     given = given_to(op)
     weight = given["weight"]
-    if weight.shape[0] == weight.shape[1]:
+    if weight.shape[0] == weight.shape[1]:  # of any other shape it would not have been loaded
         yield calling("the kernel is the transpose of torch's weight (it is not transposed)", weight=weight.T)
     if given.get("bias") is not None:
         yield calling("the bias is added (it is not)", bias=None)
@@ -165,6 +167,7 @@ def embedding(op: Op) -> Iterator[Variation]:
         "the embedding is not scaled (it is multiplied by the root of its size)",
         lambda y: y * weight.shape[1] ** 0.5,
     )
+    # Clamped, because torch refuses an index out of range.
     last = weight.shape[0] - 1
     for shift in (1, -1):
         yield calling(

@@ -29,6 +29,7 @@ def cross_entropy(op: Op) -> Iterator[Variation]:
             "the mean divides by the sum of the rows' weights (it divides by their number)",
             lambda y: y * weight[target.clamp(min=0)].sum() / target.numel(),
         )
+    # optax's has no ignore_index: a port multiplies by a mask, and takes the mean over all rows.
     kept = target != given["ignore_index"]
     if not kept.all():
         yield afterwards(

@@ -51,6 +51,7 @@ def _masks(name: str, mask: torch.Tensor | None) -> Iterator[Variation]:
     if mask is None:
         return
     yield calling(f"{name} is applied (it is not)", **{name: None})
+    # torch's nn.MultiheadAttention masks out where True; its function and Flax keep where True.
     polarity = f"{name} has Flax's polarity, True for what is kept (it is inverted)"
     if mask.dtype == torch.bool:
         yield calling(polarity, **{name: ~mask})
@@ -65,6 +66,7 @@ def recurrent(op: Op) -> Iterator[Variation]:
     gates = {"lstm": 4, "gru": 3}.get(op.name, 1)
     for order in orders(gates):
         yield Variation(f"gates are in torch's order (they are in order {order})", _with_weights(order))
+    # Four weights for each layer and direction: two kernels, then two biases.
     plain = tuple(range(gates))
     for skipped, name in ((2, "bias_ih"), (3, "bias_hh")):
         kept = lambda i, skipped=skipped: i % 4 != skipped  # noqa: E731

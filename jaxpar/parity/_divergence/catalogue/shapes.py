@@ -62,6 +62,7 @@ def _each(value: int | str | Sequence[int], n: int) -> tuple:
 
 
 def average_pool(op: Op) -> Iterator[Variation]:
+    # nnx.avg_pool counts padding as torch does; other libraries do not.
     right = given_to(op).get("count_include_pad", True)
     yield from acting("count_include_pad", right, [not right])
     yield from max_pool(op)
@@ -86,6 +87,7 @@ def interpolate(op: Op) -> Iterator[Variation]:
     mode, corners, antialias = given["mode"], bool(given["align_corners"]), given["antialias"]
     if mode in ("linear", "bilinear", "bicubic", "trilinear"):
         yield from acting("align_corners", corners, [not corners])
+    # jax.image.resize smooths when it makes smaller, and its cubic kernel has another parameter.
     if mode in ("bilinear", "bicubic"):
         yield calling(
             f"antialias={antialias} (it acts as {not antialias}, or as a=-0.5)", antialias=not antialias
@@ -112,6 +114,7 @@ def reshape(op: Op) -> Iterator[Variation]:
     shape = op.args[1:]
     shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
     if len(shape) > 3 and all(isinstance(n, int) for n in shape):
+        # A wrong split has as many elements as the right one, so nothing raises.
         crosswise = (*shape[:-2], shape[-1], shape[-2])
         yield Variation(
             "the last axis is split into (heads, size) (it is split into (size, heads))",

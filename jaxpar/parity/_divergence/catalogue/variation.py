@@ -105,7 +105,7 @@ def acting(
 ) -> Iterator[Variation]:
     """The same function with each of these values for one argument: "label=right (it acts as value)"."""
     for value in dict.fromkeys(values):
-        if value != right:
+        if value != right:  # else it would be the run that is known to differ
             text = f"{label or name}={shown(right)} (it acts as {shown(value)})"
             yield calling(text, **{name: value}, **more)
 
