@@ -1,4 +1,4 @@
-"""`jaxpar parity`: arguments to a comparison to an exit code."""
+"""`jaxpar parity`: from arguments to a comparison to an exit code."""
 
 from __future__ import annotations
 

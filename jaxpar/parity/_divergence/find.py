@@ -1,4 +1,4 @@
-"""find: from the rows that differ to the place and its cause."""
+"""find: from rows that differ to the first place that differs, and its cause."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
 
 
 def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
-    """Outputs agree and gradients do not: the layer nearest to the loss whose own gradient differs."""
+    """Outputs agree, gradients do not: the layer nearest to the loss whose own gradient differs."""
     order = [result.candidate for result in forward.layers]
     names = {d.name for d in different if d.kind is Kind.GRADIENT}
     owners = [path for path in order if any(name.startswith(f"{path}.") for name in names)]

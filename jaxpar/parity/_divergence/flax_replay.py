@@ -31,7 +31,7 @@ Both = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What was seen.
+    """What Flax's layers did with the reference's inputs.
 
     Attributes:
       inputs: the first array that each call was about to be given.
@@ -74,7 +74,7 @@ def replay(
 
 
 class _Forcing:
-    """A handler that gives every known call the reference's arrays. What it notes is traced."""
+    """A handler that gives every known call the reference's arrays, and notes the layer's own."""
 
     def __init__(self, references: Mapping, channels_last: Mapping[Key, bool], missing: dict[Key, str]):
         self.references, self.channels_last, self.missing = references, channels_last, missing

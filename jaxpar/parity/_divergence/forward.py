@@ -83,7 +83,7 @@ class Forward:
         return None
 
     def loss_divergence(self) -> Divergence:
-        """Outputs agree, and what is made of them does not."""
+        """The outputs agree, and the losses do not."""
         flax = self.candidate.step(self.batch, self.seen.masks, keep=False).loss
         found = self._causes(self.trace.ops[self.trace.model_ops :], lambda seen, trace: seen.loss, flax)
         return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", found)
@@ -148,9 +148,9 @@ class Forward:
     def _causes_between(
         self, previous: LayerCall | None, end: int, look: Look, flax: Named
     ) -> tuple[Cause, ...]:
-        """In the ops since the previous layer; else in all before `end` that no layer made.
+        """In the ops since the previous layer, or else in all before `end` that no layer made.
 
-        In a residual what arrives may have been made before the layer in between.
+        What arrives through a residual was made before the layer in between.
         """
         found = self._causes(self.trace.ops[previous.last if previous else 0 : end], look, flax)
         if found:

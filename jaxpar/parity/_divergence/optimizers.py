@@ -1,4 +1,4 @@
-"""Gradients agree and updates do not: torch's optimizer with another setting, until it is optax's."""
+"""Gradients agree and updates do not: torch's optimizer with other settings, until it is optax's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "R
 
 
 def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
-    """Runs both sides `steps` steps, torch's with each variation, and holds the weights together.
+    """Runs both sides for `steps` steps, torch's with each variation, and compares the weights.
 
     Args:
       steps: beyond the first that differs, if there are more: settings that are alike in one step

@@ -1,6 +1,6 @@
-"""Searching: torch with one call made wrongly, until it gives what Flax gave.
+"""The search for a cause: torch with one call made wrongly, until it gives what Flax gave.
 
-torch answers, not a model of Flax's code: a cause that is named is proven by its number.
+A cause is named only if torch's own answer proves it. Nothing is assumed about Flax's code.
 """
 
 from __future__ import annotations

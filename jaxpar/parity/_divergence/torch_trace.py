@@ -70,7 +70,7 @@ class Trace:
 
 
 class _Ops(TorchFunctionMode):
-    """Numbers the calls, keeps them, and makes some of them differently."""
+    """Numbers the calls, keeps them, and changes some of them."""
 
     def __init__(self, trace: Trace, changes: dict[int, Change], keep: bool):
         super().__init__()

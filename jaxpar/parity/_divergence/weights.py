@@ -1,4 +1,4 @@
-"""Weights that are not the same: the leaf, and what would make it torch's."""
+"""Weights that differ: the first leaf, and what would make it torch's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
 
 
 def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Ways in which elements get into the wrong places."""
+    """The ways in which elements end up in the wrong places."""
     for axes in itertools.permutations(range(x.ndim)):
         if axes != tuple(range(x.ndim)):
             yield f"its axes are permuted by {axes}", x.transpose(axes)

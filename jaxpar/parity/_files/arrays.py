@@ -1,4 +1,4 @@
-"""What is written to files: arrays from whatever holds numbers, or an error that names it."""
+"""Arrays to write: from whatever holds numbers, or an error that names it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ...errors import FileError
 
 
 def checked_path(name: str) -> str:
-    """The path, if it is that of a plain file with something in it.
+    """The path of a plain file that is not empty.
 
     Raises:
       FileError: missing, a folder, a device or pipe, empty, or not readable.
@@ -32,7 +32,7 @@ def checked_path(name: str) -> str:
 
 @contextlib.contextmanager
 def written(name: str) -> Iterator[str]:
-    """A temporary path beside `name`, which takes its place when the block ends well."""
+    """A temporary path beside `name`; the file takes its place when the block ends without an error."""
     folder, file = os.path.split(os.path.abspath(name))
     if os.path.isdir(name):
         raise FileError(f"{name}: it is a folder; give a file's name.")

@@ -97,7 +97,7 @@ def _array(path: str, name: str, entry: Mapping[str, Any], data: np.ndarray) -> 
 
 
 def write(temporary: str, path: str, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
-    """Arrays in the order of their sizes' alignment, as the library orders them."""
+    """Arrays with the largest elements first, as the library writes them: every array is aligned."""
     arrays = {name: _given(path, name, tensor) for name, tensor in tensors.items()}
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": metadata}

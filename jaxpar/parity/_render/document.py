@@ -1,7 +1,7 @@
-"""A comparison as JSON and back. The document's form is that of the dataclasses, field by field.
+"""A comparison as JSON and back. The document has the form of the dataclasses, field by field.
 
-JSON has no NaN, no infinity and no complex numbers: the first two are the texts "NaN", "Infinity" and
-"-Infinity" where a number is expected, a complex number is an object of `real` and `imag`.
+JSON has no NaN, no infinity and no complex numbers. Where a number is expected, "NaN", "Infinity" and
+"-Infinity" are texts, and a complex number is an object with `real` and `imag`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ ROWS = 1000
 
 
 def dumps(comparison: Result) -> str:
-    """The page. It is XML as well, so that whatever a name contains cannot become markup unnoticed.
+    """The page. It is valid XML as well, so a test notices when a name becomes markup.
 
     Raises:
       ImportError: jinja2 is not installed.

@@ -14,7 +14,7 @@ STEPS = 10
 
 
 def dumps(comparison: Result) -> str:
-    """A tensor that is different at any step is one failure; noise is skipped, with its reason."""
+    """One failure for each tensor that differs at any step; noise is a skipped case with its reason."""
     suite = ElementTree.Element("testsuite", name=legal(comparison.subject or "parity"))
     properties = ElementTree.SubElement(suite, "properties")
     facts = {"level": comparison.level.value, "steps": comparison.steps, "replicas": comparison.replicas}

@@ -26,12 +26,12 @@ def legal(text: str) -> str:
 
 
 def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
-    """By outcome, then by how many times the limit; rows of equal size stay in order of computation."""
+    """By outcome, then by severity; equal rows stay in the order of computation."""
     return sorted(rows, key=lambda row: (ORDER.index(row.outcome), -row.severity))
 
 
 def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
-    """How many of them have each outcome."""
+    """The number of rows of each outcome."""
     found = collections.Counter(row.outcome for row in rows)
     return {each: found[each] for each in ORDER}
 
@@ -84,12 +84,12 @@ def divergence(comparison: Result) -> list[str]:
 
 
 def layer(path: str) -> str:
-    """A module's path; that of the whole model is empty."""
+    """A module's path. The model's own is empty, and gets a name."""
     return path or "the model itself"
 
 
 def short(x: float | None) -> str:
-    """Two digits of a small number, three of a ratio's size."""
+    """Two digits of very small and large numbers, three of others."""
     if x is None:
         return ""
     if x == 0 or not math.isfinite(x):
@@ -98,12 +98,12 @@ def short(x: float | None) -> str:
 
 
 def value(x: Number) -> str:
-    """An element; enough digits to see a difference of 1e-10."""
+    """An element, with enough digits to show a difference of 1e-10."""
     return "" if x is None else f"{x:.12g}" if isinstance(x, (float, complex)) else str(x)
 
 
 def name(difference: Difference) -> str:
-    """Its path; a model's only output has none."""
+    """The tensor's path. A model's only output has none, and gets a name."""
     return difference.name or f"the {difference.kind.value}"
 
 
@@ -112,12 +112,12 @@ def shape(row: Judged) -> str:
 
 
 def limit(row: Judged) -> str:
-    """What the row is held against."""
+    """The bound of the row."""
     return {0.0: "exact", math.inf: "none"}.get(row.limit) or short(row.limit)
 
 
 def middle(text: str, length: int) -> str:
-    """The text, without its middle if it is longer; the ends of a path tell most."""
+    """At most so many characters: the ends of a path tell most, so the middle goes."""
     if len(text) <= length:
         return text
     end = (length - 1) // 2

@@ -37,7 +37,7 @@ class Axis:
         return cls(low - (low == high), high + (low == high), start, end)
 
     def at(self, value: float) -> float:
-        """The pixel of a value; those beyond an end are put there."""
+        """The pixel of a value; values beyond an end are drawn there."""
         log = math.log10(value) if value > 0 else self.low
         part = (min(max(log, self.low), self.high) - self.low) / (self.high - self.low)
         return round(self.start + part * (self.end - self.start), 1)
@@ -128,7 +128,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """In order of execution; `limit` is where the bound lies, as a part of the width."""
+    """Bars in order of execution; `limit` is the place of the bound, as a part of the width."""
 
     title: str
     text: str
@@ -199,7 +199,7 @@ class Trajectory:
 
 
 def trajectory(curve: Curve) -> Trajectory:
-    """Where the curve lies; at most 600 steps are drawn, the first one outside among them."""
+    """The curve in pixels; at most 600 steps are drawn, among them the first one outside."""
     y = Axis.over([*curve.candidate, *curve.low, *curve.high], CURVE_HEIGHT - 44, 14)
     first, last = curve.steps[0], max(curve.steps[-1], curve.steps[0] + 1)
 
@@ -220,7 +220,7 @@ def trajectory(curve: Curve) -> Trajectory:
 
 
 def _round_steps(first: int, last: int) -> range:
-    """At most about ten multiples of 1, 2 or 5 times a power of ten."""
+    """About ten steps at most: multiples of 1, 2 or 5 times a power of ten."""
     least = max(1.0, (last - first) / 10)
     power = 10 ** math.floor(math.log10(least))
     apart = next(k * power for k in (1, 2, 5, 10) if k * power >= least)

@@ -29,7 +29,7 @@ def plain(comparison: Result) -> str:
 
 
 def table(comparison: Result, width: int) -> Group:
-    """For rich, for so many columns: colours where the terminal has them and NO_COLOR is not set."""
+    """For rich, in so many columns; it has colours where the terminal has, unless NO_COLOR is set."""
     verdict = Outcome.SAME if comparison.same else Outcome.DIFFERENT
     parts: list[RenderableType] = [
         Text(phrases.headline(comparison) + ".", STYLES[verdict]),
@@ -58,7 +58,7 @@ def _shown(comparison: Result) -> list[Judged]:
 
 
 def _rows(comparison: Result, width: int) -> Table:
-    """As many columns as fit; no number is cut, and a path is folded or loses its middle."""
+    """As many columns as fit. No number is cut; a path is folded or loses its middle."""
     numeric, steps, wide = comparison.level is not Level.SEMANTIC, comparison.steps > 1, width >= 100
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     grid.add_column("verdict", no_wrap=True)
@@ -110,7 +110,7 @@ def _collapsed(comparison: Result) -> list[str]:
 
 
 def _reasons(comparison: Result) -> list[str]:
-    """Why, for the rows whose numbers do not say it: faults and noise."""
+    """Reasons of the rows whose numbers do not tell: faults and noise."""
     reasons = (
         f"{row.difference.kind.value} {phrases.name(row.difference)}: {row.reason}"
         for row in _shown(comparison)

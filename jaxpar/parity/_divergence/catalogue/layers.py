@@ -60,7 +60,7 @@ def batch_norm(op: Op) -> Iterator[Variation]:
 
 
 def _biased(momentum: float | None) -> Change:
-    """Flax's running variance: of the rows as they are, where torch estimates that of all rows there are."""
+    """Flax's running variance divides by n, torch's by n - 1."""
 
     def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
         given = arguments(function, args, kwargs)
@@ -121,7 +121,7 @@ def _of_the_input(other: Function, function: Function, args: tuple, kwargs: Give
 
 
 def identity(op: Op) -> Iterator[Variation]:
-    """The call is not there at all."""
+    """The call is left out."""
     if op.args and isinstance(op.args[0], torch.Tensor):
         yield Variation(f"{op.name} is done (it is left out)", lambda function, args, kwargs: args[0])
 

@@ -74,7 +74,7 @@ def recurrent(op: Op) -> Iterator[Variation]:
 
 
 def _with_weights(order: tuple[int, ...], kept: Callable[[int], bool] = lambda i: True) -> Change:
-    """The gates of all weights in another order, and zeros for the weights that are not kept."""
+    """All weights with their gates in another order; zeros for those that are not kept."""
 
     def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
         moved = [reordered(w, order) if kept(i) else torch.zeros_like(w) for i, w in enumerate(args[2])]

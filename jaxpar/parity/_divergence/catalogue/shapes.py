@@ -29,7 +29,7 @@ def convolution(op: Op) -> Iterator[Variation]:
 
 
 def _padded(given: Given) -> Iterator[Variation]:
-    """Flax's default: as much padding as gives ceil(n / stride), the odd one at the end."""
+    """Flax's default, SAME: ceil(n / stride) outputs, with the odd element of padding at the end."""
     x, weight = given["input"], given["weight"]
     n = weight.ndim - 2
     defaults = {"stride": 1, "padding": 0, "dilation": 1}
@@ -46,7 +46,7 @@ def _padded(given: Given) -> Iterator[Variation]:
 
 
 def _transposed(given: Given) -> Iterator[Variation]:
-    """Flax without transpose_kernel=True, and its paddings."""
+    """Flax's paddings of a transposed convolution."""
     space = given["weight"].shape[2:]
     right = _each(given.get("padding", 0), len(space))[0]
     for p in range(max(space)):
@@ -98,7 +98,7 @@ def interpolate(op: Op) -> Iterator[Variation]:
 
 
 def flatten(op: Op) -> Iterator[Variation]:
-    """Channels first in torch, channels last in Flax, and then one axis."""
+    """Channels come first in torch and last in Flax, so a flatten orders features otherwise."""
     x = op.args[0]
     if isinstance(x, torch.Tensor) and x.ndim > 2:
         yield Variation(
@@ -109,7 +109,7 @@ def flatten(op: Op) -> Iterator[Variation]:
 
 
 def reshape(op: Op) -> Iterator[Variation]:
-    """Heads and their size, in one axis or the other way round."""
+    """Heads and their size, split out of one axis in the wrong order."""
     yield from flatten(op)
     shape = op.args[1:]
     shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
@@ -147,7 +147,7 @@ VERBS = {"add": "added", "mul": "multiplied", "sub": "subtracted", "div": "divid
 
 
 def binary(op: Op) -> Iterator[Variation]:
-    """A residual, a scale or an offset that is not there."""
+    """A residual, a scale or an offset that is left out."""
     verb = VERBS[op.name.strip("_").removeprefix("r").removeprefix("i")]
     if len(op.args) > 1:
         shape = op.function(*op.args, **op.kwargs).shape

@@ -1,4 +1,4 @@
-"""Variation: one wrong way to call a function of torch, and the ways to write such down."""
+"""Variation: one wrong way to call a function of torch, and helpers to write one in a line."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def given_to(op: Op) -> Given:
 
 
 def calling(text: str, **other: Any) -> Variation:
-    """The same function with some arguments otherwise."""
+    """The same function with other values for some arguments."""
     return recalling(text, lambda given: other)
 
 
 def recalling(text: str, change: Callable[[Given], Given]) -> Variation:
-    """The same function with some arguments made of those that it is given.
+    """The same function with some arguments computed from the given ones.
 
-    They are read when the call is made again: an earlier call may be the one that is changed.
+    The given ones are those of the new run, in which earlier values may differ.
     """
 
     def again(function: Function, args: tuple, kwargs: Given) -> PyTree:
@@ -91,7 +91,7 @@ def applying(text: str, instead: Function) -> Variation:
 
 
 def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
-    """The same function, and something done to its result."""
+    """The same function, with its result changed."""
     return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
 
 
@@ -111,7 +111,7 @@ def acting(
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
-    """All wrong orders of so many blocks: query, key and value; gates."""
+    """All wrong orders of so many blocks, such as query, key and value, or gates."""
     right = tuple(range(count))
     return (order for order in itertools.permutations(right) if order != right)
 
