@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,17 +146,14 @@ def check(
     with exact():
         side = FlaxSide(flax_module, task, manifest["dtype"], variables, _below(arrays, "factors/"))
         _load(side, _below(arrays, "start/"), target)
-        steps = manifest["steps"]
-        if level is Level.NUMERIC:
-            played = Sides(_Played(arrays, "reference", side), side, _Played(arrays, "expected", side))
-            taken = _levels.numeric(played, lambda step: _batch(arrays, step), steps, findings)
-        else:
-            played = Sides(_Played(arrays, "expected", side), side)
-            taken = _levels.semantic(played, lambda step: _batch(arrays, step), steps, findings)
-        for _ in taken:
-            pass
+        numeric, expected = level is Level.NUMERIC, _Played(arrays, "expected", side)
+        reference = _Played(arrays, "reference", side) if numeric else expected
+        sides = Sides(reference, side, oracle=expected if numeric else None)
+        run = _levels.numeric if numeric else _levels.semantic
+        for _ in run(sides, partial(_batch, arrays), manifest["steps"], findings):
+            pass  # all that is asked for is in findings
     ratios = {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
-    # The file has no order of its own; that of the record is the order of computation.
+    # safetensors files are ordered by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
     findings.differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
     recorded_in = {f"{name} (record)": value for name, value in manifest["environment"].items()}

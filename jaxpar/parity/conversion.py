@@ -66,7 +66,7 @@ class Conversion:
                 f"{_some(wanted.keys() - arrays.keys())}."
             )
         given = source_of(arrays)
-        leaves = {path: given.array(name) for name, path in wanted.items()}
+        leaves = {path: given[name] for name, path in wanted.items()}
         for path, leaf in leaves.items():
             shape = here.leaves[path].shape
             if leaf.shape != shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,40 +79,16 @@ def links_of(
 
 def converted(links: Links, there: Source) -> Arrays:
     """All leaves in Flax's layout and torch's element types."""
-    leaves = links.to_flax(_Lazily(there))
+    leaves = links.to_flax(there)
     for part in links.repeats:
-        _check_equal(part.torch, part.flax, part.forth([there.array(name) for name in part.torch]), leaves)
+        for path, array in zip(part.flax, part.forth([there[name] for name in part.torch]), strict=True):
+            if not np.array_equal(array, leaves[path], equal_nan=array.dtype.kind == "f"):
+                raise MatchError(
+                    f"load_torch: {', '.join(part.torch)} is one more tensor for {path}, which Flax has "
+                    "once, and its values are not those of the first one. Give the Flax model a variable of "
+                    "its own for it."
+                )
     return leaves
-
-
-class _Lazily(Mapping):
-    """A source's arrays, each read when it is asked for: a file may be larger than memory."""
-
-    def __init__(self, there: Source):
-        self.there = there
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.there.array(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.there.tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.there.tensors)
-
-    def __len__(self) -> int:
-        return len(self.there.tensors)
-
-
-def _check_equal(
-    torch: Sequence[str], flax: Sequence[str], arrays: Sequence[np.ndarray], leaves: Mapping[str, np.ndarray]
-) -> None:
-    for path, array in zip(flax, arrays, strict=True):
-        if not np.array_equal(array, leaves[path], equal_nan=array.dtype.kind == "f"):
-            raise MatchError(
-                f"load_torch: {', '.join(torch)} is one more tensor for {path}, which Flax has once, and its "
-                "values are not those of the first one. Give the Flax model a variable of its own for it."
-            )
 
 
 def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray:
@@ -122,7 +98,8 @@ def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray
         return array
     with np.errstate(over="ignore", invalid="ignore"):
         fitted = array.astype(dtype)
-        changed = 0 if lossy else np.count_nonzero(~_same(array, fitted.astype(array.dtype)))
+        back = fitted.astype(array.dtype)
+        changed = 0 if lossy else np.count_nonzero((array != back) & ~((array != array) & (back != back)))
     if changed:
         raise MatchError(
             f"load_torch: {path} is {dtype} in Flax and {array.dtype} in torch: {changed} of {array.size} "
@@ -130,7 +107,3 @@ def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray
             "or allow it with lossy=True."
         )
     return fitted
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a == b) | ((a != a) & (b != b))

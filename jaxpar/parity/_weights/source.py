@@ -24,9 +24,9 @@ TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLi
 """A module, a state_dict of tensors or arrays, or a path."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Names, shapes and values of a torch model's state.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source(Mapping):
+    """A torch model's arrays by name, each read when it is asked for: a file may be larger than memory.
 
     Attributes:
       tensors: tensors or arrays by name, in torch's order.
@@ -53,8 +53,16 @@ class Source:
         groups = (tuple(name for name in group if name not in names) for group in self.tied)
         return dataclasses.replace(self, tensors=tensors, tied=tuple(group for group in groups if group))
 
-    def array(self, name: str) -> np.ndarray:
-        """The values of one name."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # without reading it
+
+    def __getitem__(self, name: str) -> np.ndarray:
         tensor = self.tensors[name]
         if not is_tensor(tensor):
             return np.asarray(tensor)
