@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import jaxpar
-from jaxpar._checkpointer.manifest import describe
+from jaxpar._checkpointer.plain import flat_bytes
+from jaxpar._checkpointer.step import digest as sha256
 from jaxpar._checkpointer.store import Store
 from jaxpar.errors import CheckpointError
 
@@ -140,7 +141,7 @@ def flips(count: int, rng: random.Random, root: Path) -> str:
     with jaxpar.Checkpointer(folder) as checkpointer:
         for step in range(2):
             checkpointer.save(step, tree=state(step, 0.5))
-    files = [path for path in sorted((folder / "1" / "arrays").rglob("*")) if path.is_file()]
+    files = [path for path in sorted((folder / "1").rglob("*")) if path.is_file()]
     noticed = 0
     for i in range(count):
         # Every second one by size, so that most are in the values; the others any file.
@@ -180,7 +181,7 @@ def costs(megabytes: int, rounds: int, root: Path) -> list[str]:
             totals.append(time.perf_counter() - start)
             start = time.perf_counter()
             for x in tree.values():
-                describe(np.asarray(x))
+                sha256(flat_bytes(np.asarray(x)).data)
             digests.append(time.perf_counter() - start)
             start = time.perf_counter()
             checkpointer.restore(tree=tree)
@@ -248,7 +249,7 @@ def _fill(run: Path) -> str:
     for earlier in range(step):
         _, trees = checkpointer.restore(earlier, tree=state(0, 1.0))
         good += right(trees["tree"], earlier, 1.0) == LEAVES
-    assert "needs" in message, message
+    assert "needs" in message or "File too large" in message, message
     assert not list(run.glob("*tmp*"))
     checkpointer.save(step + 1, tree=state(step + 1, 1.0))
     return f"step {step} refused; {good} of {step} earlier steps right; the next step saved"

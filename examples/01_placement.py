@@ -55,7 +55,7 @@ print(net(on_last).shape)
 # ----------------------------------------------------------------------------------- two devices meet
 if last > 0:
     try:
-        jaxpar.same_device(on_first, on_last)
+        jaxpar.device_of([on_first, on_last])
     except jaxpar.errors.MixedDevicesError as error:
         print("MixedDevicesError:", error)
     try:

@@ -7,7 +7,7 @@ from . import nn as nn
 from . import optim as optim
 from . import random as random
 from . import parity as parity
-from .distributed._check_replicas import check_replicas as check_replicas
+from .distributed.check_replicas import check_replicas as check_replicas
 from ._checkpointer import Checkpointer as Checkpointer
 from ._checkpointer import Restored as Restored
 from ._devices.current import DeviceProperties as DeviceProperties
@@ -35,11 +35,11 @@ from ._metrics import MetricsLog as MetricsLog
 from ._devices.move import cpu as cpu
 from ._devices.move import cuda as cuda
 from ._devices.move import device_of as device_of
-from ._devices.move import same_device as same_device
 from ._devices.move import to as to
 from ._parallel.on_device import OnDevice as OnDevice
 from ._parallel.parallel_apply import parallel_apply as parallel_apply
 from ._parallel.placement import Placement as Placement
+from ._parallel.programs import clear_caches as clear_caches
 from ._metrics.progress import progress as progress
 from ._parallel.replicate import Replicas as Replicas
 from ._parallel.replicate import replicate as replicate

@@ -10,18 +10,18 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from ._typing import PyTree
+from ._typing import Array, PyTree
 from .errors import DeletedError, LeafError, RangeError
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> TypeGuard[Array]:
     return isinstance(leaf, (jax.Array, np.ndarray))
 
 
@@ -48,7 +48,7 @@ def is_staged() -> bool:
 _eager: Any = None
 
 
-def is_real(leaf: Any) -> bool:
+def is_real(leaf: object) -> TypeGuard[jax.Array]:
     """An array with bytes behind it, not a tracer."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 PyTree: TypeAlias = Any
+TreeDef: TypeAlias = jax.tree_util.PyTreeDef
+Array: TypeAlias = "jax.Array | np.ndarray"
 Shape: TypeAlias = tuple[int, ...]
 DeviceLike: TypeAlias = "int | str | jax.Device"
 

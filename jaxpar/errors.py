@@ -246,7 +246,7 @@ class MetricError(JaxparError, ValueError):
 
 
 class CheckpointError(JaxparError, RuntimeError):
-    """A step that cannot be saved or restored: damaged, of another object, not there, no room.
+    """A step that cannot be saved or restored: damaged, of another object, not there, no room, locked.
 
     Cause: `checkpointer.restore(net=net)` where `net` is wider than the one that was saved.
     Cure: build the object as it was; where bytes are damaged, `restore()` without a step takes the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,10 +245,191 @@ def test_which_steps_are_saved_and_kept(tmp_path, monkeypatch):
         assert checkpointer.save(7, force=True, tree=7)
         assert not checkpointer.save(8, tree=8)
     assert checkpointer.directory == tmp_path / "run"
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["6", "7"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", "6", "7"]
     assert (checkpointer.latest_step(), checkpointer.latest_valid()) == (7, 7)
     assert checkpointer.restore(tree=0) == (7, {"tree": 7})
     assert checkpointer.restore(6, tree=0) == (6, {"tree": 6})
+
+
+def test_the_limit_goes_by_number_and_spares_what_was_just_saved(tmp_path):
+    with Checkpointer(tmp_path, max_to_keep=1) as checkpointer:
+        found = []
+        for step in (5, 3, 4, 6):
+            checkpointer.save(step, tree=step)
+            checkpointer.wait()
+            found.append(sorted(int(p.name) for p in tmp_path.iterdir() if p.name != ".lock"))
+    assert found == [[5], [3, 5], [4, 5], [6]]
+
+
+def test_a_process_killed_while_it_removes_a_step_leaves_no_half_step(tmp_path, monkeypatch):
+    checkpointer = Checkpointer(tmp_path, max_to_keep=1, asynchronous=False)
+    checkpointer.save(0, tree=0)
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", lambda path, **_: (path / "manifest").unlink())
+        checkpointer.save(1, tree=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "0.tmp", "1"]
+    assert checkpointer.restore(tree=0).step == 1
+    checkpointer.save(2, tree=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "2"]
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path):
+    run = tmp_path / "run"
+    with Checkpointer(run, asynchronous=False) as checkpointer:
+        checkpointer.save(0, tree=0)
+        shutil.rmtree(run)
+        assert checkpointer.latest_step() is None
+        assert checkpointer.save(1, tree=1)
+        assert sorted(p.name for p in run.iterdir()) == [".lock", "1"]
+        assert checkpointer.restore(tree=0) == (1, {"tree": 1})
+        with pytest.raises(CheckpointError, match="another Checkpointer of this process saves to"):
+            Checkpointer(run).save(2, tree=2)  # the lock is the one of the new directory
+
+
+def test_leaves_may_have_any_name(tmp_path):
+    names = [
+        "a",
+        "A",
+        "a/b",
+        "../../up",
+        "x" * 300,
+        "x" * 299 + "y",
+        "a.b",
+        "é",
+        "%2F",
+        "a#0",
+        " ",
+        "con:",
+        "\n",
+    ]
+    tree = {name: np.full(i + 1, i) for i, name in enumerate(names)}
+    items = {"x": {"y": np.ones(1)}, "x.['y']": np.ones(2), "X": {"Y": np.ones(3)}, "../x": np.ones(4)}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(0, tree=tree, **items)
+    _, trees = Checkpointer(tmp_path / "run").restore(
+        tree=jax.tree.map(np.zeros_like, tree), **jax.tree.map(np.zeros_like, items)
+    )
+    assert jax.tree.map(np.array_equal, trees["tree"], tree) == dict.fromkeys(names, True)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, {n: trees[n] for n in items}, items)))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    folders = [path.name for path in (tmp_path / "run" / "0" / "arrays").iterdir()]
+    assert len({name.casefold() for name in folders}) == len(names) + len(items) + 1  # as macOS sees them
+    ocp.PyTreeCheckpointHandler().restore(epath.Path(tmp_path / "run" / "0" / "arrays"))
+
+
+def test_bytes_in_another_order_and_arrays_that_are_more_than_bytes(tmp_path):
+    there = np.arange(3.0).astype(">f8")
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, tree=there, state=Holder({"x": there, "large": np.arange(9000, dtype=">i8")}))
+        checkpointer.wait()
+        got = Holder({})
+        _, trees = checkpointer.restore(tree=np.zeros(3), state=got)
+        assert trees["tree"].tolist() == got.state["x"].tolist() == [0, 1, 2]
+        assert got.state["large"].tolist() == list(range(9000))
+        masked = np.ma.masked_array([1, 2], [True, False])
+        for strange in (masked, np.array(["text"]), np.array([object()]), np.zeros(2, [("a", int)])):
+            for given in ({"x": strange}, Holder({"x": strange})):
+                with pytest.raises(CheckpointError, match=r"\['x'\] is a .*; nothing is pickled"):
+                    checkpointer.save(1, tree=given)
+
+
+# ---------------------------------------------------------------------------------- large states of objects
+
+
+class Holder:
+    """Something with a state of its own, such as a training step that keeps gradients."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def gradients(seed):
+    rng = np.random.RandomState(seed)
+    return {
+        "scale": 16384.0,
+        "kept": [
+            {"kernel": rng.randn(200, 100), "bias": rng.randn(100)},
+            (jnp.asarray(rng.randn(9000)), None),
+        ],
+        "hook": {("a", 1): rng.randn(300, 60).astype(np.float32), ("b", 2): np.int64(3)},
+    }
+
+
+def same_state(state, seed):
+    want = gradients(seed)
+    assert jax.tree.structure(state) == jax.tree.structure(want)
+    assert list(state) == list(want)
+    for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(want), strict=True):
+        assert type(x) is (np.ndarray if isinstance(y, jax.Array) else type(y))
+        np.testing.assert_array_equal(x, y)
+    return True
+
+
+def test_large_arrays_in_a_state_are_files(tmp_path):
+    mine = Holder(gradients(0))
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, step_object=mine, net=nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        mine.state["kept"][0]["kernel"][:] = 0  # what was saved is the state before
+        got = Holder({"another": "structure"})
+        assert checkpointer.restore(step_object=got) == (0, {})
+        got.state["kept"][0]["kernel"] += 0  # they may be written to
+        assert same_state(got.state, 0)
+    assert sorted(path.name for path in (tmp_path / "0" / "arrays").glob("step*")) == [
+        f"step_object.state['{at}" for at in ("hook'][('a', 1)]", "kept'][0]['kernel']", "kept'][1][0]")
+    ]
+    assert (tmp_path / "0" / "manifest").stat().st_size < 5000
+    path = tmp_path / "0" / "arrays" / "step_object.state['kept'][0]['kernel']" / "0.0"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    with pytest.raises(CheckpointError, match=r"leaf step_object: state\['kept'\]\[0\]\['kernel'\]"):
+        checkpointer.restore(0, step_object=Holder({}))
+
+
+def mse(net, x, y):
+    return ((net(x) - y) ** 2).mean()
+
+
+def test_a_training_step_goes_on_in_the_middle_of_an_accumulation(tmp_path):
+    rng = np.random.RandomState(0)
+    batches = [(rng.randn(8, 256), rng.randn(8, 256)) for _ in range(4)]
+
+    def made(seed):
+        net = jaxpar.DataParallel(nnx.Linear(256, 256, rngs=nnx.Rngs(seed)), [0, 1])
+        optimizer = nnx.Optimizer(net, optax.adam(1e-2), wrt=nnx.Param)
+        return net, optimizer, jaxpar.train_step(net, optimizer, mse, accumulate=2)
+
+    net, optimizer, step = made(0)
+    for batch in batches[:3]:
+        step(*batch)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, net=net, optimizer=optimizer, step_object=step)
+    names = [path.name for path in (tmp_path / "0" / "arrays").iterdir()]
+    assert sum("step_object.state['gradients']" in name for name in names) == 1  # the kernel's
+    other = made(1)
+    Checkpointer(tmp_path).restore(net=other[0], optimizer=other[1], step_object=other[2])
+    step(*batches[3])
+    other[2](*batches[3])
+    assert bits({"net": other[0], "optimizer": other[1]}) == bits({"net": net, "optimizer": optimizer})
+
+
+def test_a_state_and_a_tree_are_not_mixed_up(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, state=Holder(gradients(0)), tree={"x": np.ones(3)})
+    for wrong in ({"state": {"x": np.ones(3)}}, {"tree": Holder({})}):
+        with pytest.raises(CheckpointError, match="is another object than the one in"):
+            checkpointer.restore(**wrong)
+    alone = Holder(np.arange(9000))  # a state may be an array
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, alone=alone, small=Holder(np.arange(3)))
+        checkpointer.wait()
+        one, two = Holder(None), Holder(None)
+        checkpointer.restore(alone=one, small=two)
+    assert (one.state.tolist(), two.state.tolist()) == (list(range(9000)), [0, 1, 2])
 
 
 def test_a_step_is_an_orbax_checkpoint(tmp_path):
@@ -258,7 +441,7 @@ def test_a_step_is_an_orbax_checkpoint(tmp_path):
 
 
 def test_only_who_writes_removes_what_a_killed_process_left(tmp_path):
-    left = tmp_path / "5.orbax-checkpoint-tmp"
+    left = tmp_path / "5.tmp"
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(0, tree=1)
         checkpointer.wait()
@@ -340,9 +523,10 @@ def test_nothing_changes_when_an_item_is_refused(saved):
 
 
 def test_a_dtype_is_converted_where_that_is_asked_for(saved):
-    with pytest.warns(UserWarning, match="bfloat16 here and float32"):
+    with pytest.warns(UserWarning, match="bfloat16 here and float32") as said:
         got = saved.restore(strict_dtype=False, tree=OTHERS["dtype"][0]).trees["tree"]
     assert got["x"].dtype == jnp.bfloat16
+    assert said[0].filename == __file__
 
 
 def test_what_is_not_there_is_named(saved, tmp_path):
@@ -353,7 +537,10 @@ def test_what_is_not_there_is_named(saved, tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no step in .* which is empty"):
         Checkpointer(tmp_path).restore(tree=SAVED)
     (tmp_path / "0").mkdir()
-    with pytest.raises(CheckpointError, match=r"was not written by jaxpar.Checkpointer"):
+    with (
+        pytest.warns(UserWarning, match="step 0 is damaged and is passed over"),
+        pytest.raises(CheckpointError, match=r"was not written by jaxpar.Checkpointer"),
+    ):
         Checkpointer(tmp_path).restore(tree=SAVED)
 
 
@@ -367,13 +554,14 @@ class Usage(NamedTuple):
 
 
 def on_full_disk(monkeypatch, how):
-    def save(*_, **__):
-        raise ValueError("RESOURCE_EXHAUSTED: Error writing ... No space left on device " + "x" * 5000)
+    def write(folder, *_):
+        (folder / "half").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     if how == "asked for first":
         monkeypatch.setattr("shutil.disk_usage", lambda _: Usage())
     else:
-        monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", save)
+        monkeypatch.setattr("jaxpar._checkpointer.store.write_step", write)
 
 
 @pytest.mark.parametrize("how", ["asked for first", "found on the way"])
@@ -393,6 +581,23 @@ def test_a_full_disk_leaves_the_older_steps(how, tmp_path, monkeypatch):
         assert checkpointer.save(2, tree=jnp.ones(5) * 2)
         assert checkpointer.restore(0, tree=jnp.ones(5)).trees["tree"].sum() == 0
         assert checkpointer.restore(tree=jnp.ones(5)).step == 2
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EFBIG, "File too large"), MemoryError()], ids=repr)
+def test_whatever_stops_a_write_is_named_and_leaves_nothing(error, tmp_path, monkeypatch):
+    def write(folder, *_):
+        (folder / "half").write_text("x")
+        raise error
+
+    with Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(0, tree=0)
+        with monkeypatch.context() as patched:
+            patched.setattr("jaxpar._checkpointer.store.write_step", write)
+            words = rf"step 1 could not be written to .*: {type(error).__name__}: .* Steps on disk: 0\."
+            with pytest.raises(CheckpointError, match=words):
+                checkpointer.save(1, tree=1)
+        assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "0"]
+        assert checkpointer.save(1, tree=1)
 
 
 def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
@@ -550,7 +755,7 @@ def test_several_processes_save_together_and_other_numbers_resume(tmp_path):
     for rank, e in enumerate(ended):
         assert "the ranks save different steps: [1, 2, 3, 4]" in e.out
         assert e.out.splitlines()[-1] in (str(rank), "True")
-    steps = sorted(int(p.name) for p in tmp_path.iterdir())
+    steps = sorted(int(p.name) for p in tmp_path.iterdir() if p.name != ".lock")
     assert len(steps) == 2  # 0, and one that all ranks had in common when SIGTERM came
     assert steps[1] > 0
 
@@ -565,6 +770,62 @@ def test_several_processes_save_together_and_other_numbers_resume(tmp_path):
         {"net": nnx.Linear(2, 3, rngs=nnx.Rngs(0)), "own": nnx.Rngs(0)}
     )
     assert together.at == 7
+
+
+LARGE = (
+    BOTH
+    + """
+class Holder:
+    def __init__(self, state):
+        self.state = state
+    def state_dict(self):
+        return self.state
+    def load_state_dict(self, state):
+        self.state = state
+
+def state(own):
+    kept = np.arange(400_000.0).reshape(2, -1)
+    everywhere = jax.device_put(kept, jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(jax.devices()), "x"), jax.sharding.PartitionSpec()))
+    return {"kept": [kept, everywhere], "place": rank, "own": np.full(9000, own)}
+
+assert checkpointer.save(0, step_object=Holder(state(5)))
+got = Holder(None)
+checkpointer.wait()
+checkpointer.restore(step_object=got)
+assert got.state["place"] == rank
+assert np.array_equal(got.state["kept"][0], state(0)["kept"][0])
+assert np.array_equal(got.state["kept"][1], state(0)["kept"][0])
+try:
+    checkpointer.save(1, force=True, step_object=Holder(state(rank // 2)))
+except CheckpointError as error:
+    print(error)
+try:
+    kept = state(0)  # on all ranks: JAX compares what is put on the devices of several processes
+    checkpointer.save(1, force=True, step_object=Holder({} if rank else kept))
+except CheckpointError as error:
+    print(error)
+
+class Broken(Holder):
+    def state_dict(self):
+        return self.state[rank]
+
+try:
+    checkpointer.save(1, force=True, broken=Broken([0, 1]))
+except (CheckpointError, IndexError) as error:
+    print(error)
+"""
+)
+
+
+def test_large_states_of_several_processes(tmp_path):
+    for out in outputs(ranks(3, LARGE, env={"RUN": str(tmp_path)})):
+        differing, missing, broken = [line for line in out.splitlines() if "Gloo" not in line]
+        assert "step_object: state['own'] is not the same on rank 2 as on rank 0" in differing
+        assert "step_object: state['kept'][0] is not the same on ranks 1, 2 as on rank 0" in missing
+        assert "list index out of range" in broken
+    assert (tmp_path / "0" / "manifest").stat().st_size < 5000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "0"]
 
 
 def test_more_processes_than_before_get_streams_of_their_own(monkeypatch):

@@ -79,7 +79,7 @@ def test_no_such_device(spec, message):
 
 
 def test_a_current_device_without_an_index(monkeypatch, devices):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: devices[2:])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: devices[2:])
     with jax.default_device(devices[0]), pytest.raises(errors.DeviceError, match="cpu:0, which has no index"):
         jaxpar.current_device()
 

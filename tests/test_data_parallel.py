@@ -114,7 +114,7 @@ def test_the_wrapper_pickles():
 
 # docs/semantics.md row 2: no code change in CPU mode
 def test_one_cpu_device_passes_through(monkeypatch):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
     assert jaxpar.device_count() == 0
     for ids in (None, [0, 1]):
         net = jaxpar.DataParallel(Linear(), device_ids=ids)
@@ -518,9 +518,9 @@ def test_only_call_is_parallel():
         ({"device_ids": [0, 0]}, errors.DeviceError, r"0 given twice in device_ids=\[0, 0\]"),
         ({"device_ids": [0, "cpu:0"]}, errors.DeviceError, "'cpu:0' given twice"),
         ({"device_ids": []}, errors.DeviceError, "device_ids is empty"),
-        ({"device_ids": ["cpu:1x"]}, errors.DeviceError, "'cpu:1x' is no device; write a kind"),
+        ({"device_ids": ["cpu:1x"]}, errors.DeviceError, "'cpu:1x' is not a device; write a kind"),
         ({"device_ids": ["cuda:0"]}, errors.DeviceError, r"JAX sees none .*install jaxpar\[cuda12\]"),
-        ({"device_ids": [1.5]}, errors.DeviceError, r"1\.5 is no device"),
+        ({"device_ids": [1.5]}, errors.DeviceError, r"1\.5 is not a device"),
         ({"device_ids": 2}, TypeError, r"device_ids must be a list of devices, not 2; write \[2\]"),
         ({"output_device": "gpu"}, errors.DeviceError, "asks for an accelerator"),
         ({"output_device": 9}, errors.DeviceError, "device id 9 is out of range"),

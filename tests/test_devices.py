@@ -23,12 +23,12 @@ def test_a_backend_that_does_not_start_is_no_accelerator(monkeypatch):
     def fails():
         raise RuntimeError("Unable to initialize backend 'cuda'")
 
-    monkeypatch.setattr("jaxpar._devices.devices", fails)
+    monkeypatch.setattr("jaxpar._devices.devices.devices", fails)
     assert jaxpar.is_available() is False
 
 
 def test_one_cpu_device_is_none(monkeypatch):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
     assert jaxpar.device_count() == 0
 
 
@@ -47,16 +47,16 @@ def test_names(spec, index, devices):
         ("cpu:8", r"'cpu:8' is out of range: this process has 8 cpu devices \(cpu:0 to cpu:7\)"),
         (8, "device id 8 is out of range"),
         (-1, "device id -1 is out of range"),
-        ("foo", "'foo' is no device; write a kind"),
-        ("CPU", "'CPU' is no device"),
-        ("cpu:-1", "'cpu:-1' is no device"),
-        ("cpu:01", "'cpu:01' is no device"),
-        ("cpu:", "'cpu:' is no device"),
-        ("", "'' is no device"),
+        ("foo", "'foo' is not a device; write a kind"),
+        ("CPU", "'CPU' is not a device"),
+        ("cpu:-1", "'cpu:-1' is not a device"),
+        ("cpu:01", "'cpu:01' is not a device"),
+        ("cpu:", "'cpu:' is not a device"),
+        ("", "'' is not a device"),
         ("cuda:0", r"'cuda:0' asks for an accelerator and JAX sees none .*jaxpar\[cuda12\]"),
-        (1.5, r"1\.5 is no device"),
-        (True, "True is no device"),
-        ([0], r"\[0\] is no device"),
+        (1.5, r"1\.5 is not a device"),
+        (True, "True is not a device"),
+        ([0], r"\[0\] is not a device"),
     ],
 )
 def test_no_such_device(spec, message):

@@ -48,10 +48,10 @@ assert dist.all_reduce(None) is None
 for bad, why in [
     (lambda: dist.all_reduce(jnp.arange(3), "mean"), "x is int64[3]: only floats"),
     (lambda: dist.all_reduce({{"a": 1j}}, "max"), "x['a'] is complex128[]: complex numbers have no max"),
-    (lambda: dist.all_reduce(jax.random.key(0)), "random keys are no numbers"),
+    (lambda: dist.all_reduce(jax.random.key(0)), "random keys are not numbers"),
     (lambda: dist.all_reduce("text"), "x is a str"),
     (lambda: dist.all_reduce(1.0, "avg"), "op='avg' is unknown"),
-    (lambda: dist.broadcast(1.0, W), f"src={{W}} is no rank"),
+    (lambda: dist.broadcast(1.0, W), f"src={{W}} is not a rank"),
     (lambda: dist.reduce_scatter(jnp.ones(W + 1)), "cannot be shared out evenly"),
     (lambda: dist.reduce_scatter([1.0] * (W + 1)), f"a list of {{W + 1}} for {{W}} ranks"),
 ]:
@@ -146,8 +146,8 @@ import os, signal, time
 import jaxpar
 import jaxpar.distributed as dist
 from jaxpar import errors
-from jaxpar.distributed import _exchange, _process_group
-from jaxpar.distributed.exchange import exchange
+from jaxpar.distributed import _process_group
+from jaxpar.distributed.exchange import _client, exchange
 
 dist.init_process_group(timeout=60)
 r, W = dist.get_rank(), dist.get_world_size()
@@ -160,7 +160,7 @@ except errors.GroupError as error:
 for i in range(20):  # the store does not grow
     assert exchange("word", f"{i} of {r}") == [f"{i} of 0", f"{i} of 1"]
 dist.barrier()
-keys = _exchange._client().key_value_dir_get("jaxpar/1/word/")
+keys = _client().key_value_dir_get("jaxpar/1/word/")
 assert len(keys) == 2, keys
 dist.barrier()
 

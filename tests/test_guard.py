@@ -49,7 +49,7 @@ import os, time
 import numpy as np, jax, jax.numpy as jnp
 import jaxpar, jaxpar.distributed as dist
 from jaxpar import errors
-from jaxpar.distributed import _guard
+from jaxpar.distributed import guard as module
 from jaxpar.distributed.guard import Guard
 from flax import nnx
 
@@ -76,8 +76,8 @@ except errors.DivergenceError as error:
 dist.barrier()
 
 if r == 1:
-    plain = _guard.fingerprint
-    _guard.fingerprint = lambda: plain() | {"jax_enable_x64": "Perhaps"}
+    plain = module.fingerprint
+    module.fingerprint = lambda: plain() | {"jax_enable_x64": "Perhaps"}
 try:
     Guard("configured")
 except errors.DivergenceError as error:

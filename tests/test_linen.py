@@ -214,7 +214,7 @@ def test_one_device_and_none(monkeypatch):
     variables = variables_of(net)
     want = Net().apply({c: v["module"] for c, v in variables.items()}, X, train=False)
     np.testing.assert_allclose(net.apply(variables, X, train=False), want, rtol=1e-12)
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
     net = jaxpar.DataParallel(Net())
     assert net.device_ids == []
     np.testing.assert_allclose(net.apply(variables, X, train=False), want, rtol=1e-12)

@@ -319,6 +319,6 @@ def test_other_misuse(tmp_path):
 )
 def test_a_file_of_something_else_is_left_alone(tmp_path, name, text, line):
     (tmp_path / name).write_text(text)
-    with pytest.raises(MetricError, match=rf"line {line} of .*{name} is no row of metrics"):
+    with pytest.raises(MetricError, match=rf"line {line} of .*{name} is not a row of metrics"):
         MetricsLog(tmp_path)
     assert (tmp_path / name).read_text() == text

@@ -153,17 +153,17 @@ def test_arrays_on_two_devices_raise():
     with pytest.raises(ValueError, match="incompatible devices"):
         x + y
     message = (
-        r"found at least two devices, cpu:1 and cpu:3! argument 0: x\['w'\] is on cpu:1, argument 1: "
-        r"x\[0\] on cpu:3; move .*jaxpar\.to\("
+        r"found at least two devices, cpu:1 and cpu:3! x\[0\]\['w'\] is on cpu:1, x\[1\]\[0\] on cpu:3; "
+        r"move .*jaxpar\.to\("
     )
     with pytest.raises(errors.MixedDevicesError, match=message) as caught:
-        jaxpar.same_device({"w": x}, [y])
+        jaxpar.device_of([{"w": x}, [y]])
     assert isinstance(caught.value, RuntimeError)
     assert isinstance(caught.value, ValueError)
     with pytest.raises(errors.MixedDevicesError, match=r"x\[0\] is on cpu:1, x\[1\] on cpu:3"):
         jaxpar.device_of([x, y])
     # Arrays that are not committed go wherever the others are, in JAX and here.
-    assert jaxpar.same_device(jnp.ones(2), x) is jaxpar.device_of(x)
+    assert jaxpar.device_of([jnp.ones(2), x]) is jaxpar.device_of(x)
 
 
 # ------------------------------------------------------------------------------------------ bad input
@@ -197,11 +197,11 @@ def test_a_torch_tensor():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("foo", "'foo' is no device"),
+        ("foo", "'foo' is not a device"),
         (9, "out of range"),
         (-1, "out of range"),
         ("cuda:1", "JAX sees none"),
-        (1.5, "is no device"),
+        (1.5, "is not a device"),
     ],
 )
 def test_no_such_device(spec, message):
@@ -211,13 +211,13 @@ def test_no_such_device(spec, message):
 
 
 def test_cuda_on_a_host_with_accelerators_refuses_the_cpu(monkeypatch, devices):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: devices[2:])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: devices[2:])
     with pytest.raises(errors.DeviceError, match="Invalid device, must be an accelerator, not cpu:0"):
         jaxpar.cuda(np.ones(2), "cpu")
 
 
 def test_cuda_with_one_cpu_device(monkeypatch, devices):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: devices[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: devices[:1])
     with pytest.raises(
         errors.DeviceError, match=r"no accelerator and a single CPU device\. Install jaxpar\[cuda12\]"
     ):

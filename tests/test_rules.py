@@ -80,7 +80,7 @@ def test_the_arguments_above_are_torchs(name):
 
 # rule 2
 def test_without_devices_nothing_that_names_them_is_read(monkeypatch):
-    monkeypatch.setattr("jaxpar._devices.devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: jax.devices()[:1])
 
     def fails(x):
         raise LookupError("as it was raised")

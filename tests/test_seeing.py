@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from jaxpar._devices.devices import visible as _visible
+from jaxpar._devices import visible as _visible
 from jaxpar._tools.devices_and_environment import environment, nvml, table
 from jaxpar._tools.devices_and_environment.sizes import sizes
 

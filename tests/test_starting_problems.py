@@ -255,7 +255,7 @@ BAD = {
     "no WORLD_SIZE": ({"WORLD_SIZE": None}, {}, "environment variable WORLD_SIZE expected, but not set"),
     "no MASTER_ADDR": ({"MASTER_ADDR": None}, {}, "environment variable MASTER_ADDR expected, but not set"),
     "no MASTER_PORT": ({"MASTER_PORT": None}, {}, "environment variable MASTER_PORT expected, but not set"),
-    "RANK is text": ({"RANK": "one"}, {}, "RANK is 'one', which is no integer"),
+    "RANK is text": ({"RANK": "one"}, {}, "RANK is 'one', which is not an integer"),
     "rank too large": ({"RANK": "2"}, {}, "rank 2 is not below world_size 2; ranks are 0 to 1"),
     "no world": ({}, {"world_size": 0}, "world_size must be positive, not 0"),
     "no port": ({}, {"init_method": "tcp://localhost"}, "port number missing in 'tcp://localhost'"),
@@ -265,7 +265,11 @@ BAD = {
     "no size": ({}, {"init_method": "tcp://h:80", "rank": 0}, "world size parameter missing"),
     "another method": ({}, {"init_method": "file:///shared/x"}, "init_method='file:///shared/x' is unknown"),
     "another backend": ({}, {"backend": "mpi"}, "backend='mpi' is unknown; write 'gloo', 'nccl' or None"),
-    "a bad heartbeat": ({"JAXPAR_HEARTBEAT": "soon"}, {}, "JAXPAR_HEARTBEAT is 'soon', which is no integer"),
+    "a bad heartbeat": (
+        {"JAXPAR_HEARTBEAT": "soon"},
+        {},
+        "JAXPAR_HEARTBEAT is 'soon', which is not an integer",
+    ),
     "no time": ({}, {"timeout": 0}, "timeout must be positive"),
 }
 

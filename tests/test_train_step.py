@@ -18,8 +18,7 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
-from jaxpar._training import throttle as ahead
-from jaxpar._training import update
+from jaxpar._training import throttle, update
 from jaxpar._training.nonfinite import NONE, first_bad, first_bad_on_cpu
 from jaxpar._training.throttle import STEPS
 
@@ -200,7 +199,7 @@ def test_one_program_and_nothing_waits():
 @pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
 def test_python_is_a_few_steps_ahead_of_virtual_devices(kind, cores, before, monkeypatch):
     """Of 4, if they have fewer cores; `before` of STEPS + 2 steps are made before the first has ended."""
-    monkeypatch.setattr(ahead, "cores", lambda: cores)
+    monkeypatch.setattr(throttle, "cores", lambda: cores)
     gate, returned = threading.Event(), []
     gate.set()
 
@@ -241,7 +240,7 @@ def test_a_host_batch_may_be_written_to_again(kind, B):
 
 
 def test_a_loss_may_be_donated(monkeypatch):
-    monkeypatch.setattr(ahead, "cores", lambda: 1)
+    monkeypatch.setattr(throttle, "cores", lambda: 1)
     step = jaxpar.train_step(*pair(data_parallel), mse)
     for _ in range(2 * STEPS):
         step(X[:8], Y[:8]).delete()
@@ -297,15 +296,16 @@ BAD = np.where(np.arange(33).reshape(11, 3) == 4, np.nan, X)
 
 
 WAYS = {
-    "CPU": update.way("cpu", 2**24),
-    "CPU, large": update.way("cpu", 2**24 + 1),
-    "accelerator": update.way("gpu", 2**24 + 1),
+    "CPU": update.strategy_for("cpu", 2**24),
+    "CPU, large": update.strategy_for("cpu", 2**24 + 1),
+    "accelerator": update.strategy_for("gpu", 2**24 + 1),
 }
 
 
 def on(way, step):
     """The step as it is compiled elsewhere: it branches or chooses, and gives up its old state or not."""
-    step._program._update = dataclasses.replace(step._program._update, way=WAYS[way])
+    objective = step._objective
+    objective.update = dataclasses.replace(objective.update, strategy=WAYS[way])
     return step
 
 

@@ -17,7 +17,8 @@ from test_program import reduced_elements
 
 import jaxpar
 from jaxpar import comm_hooks
-from jaxpar._training import engine as step_of_ddp
+from jaxpar._parallel.programs import Programs
+from jaxpar._training.compiled_step import compiled
 from jaxpar.comm_hooks.message import SMALL, Message
 from jaxpar.errors import DeviceError, GradientError, LossError, ParametersError, StagedError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
@@ -270,10 +271,10 @@ def test_sync_batch_norm_sees_all_rows(B):
 
 def texts_of(monkeypatch, calls):
     """The compiled programs that `calls(net)` runs, as text."""
-    texts, original = [], step_of_ddp.compiled
+    texts = []
 
     def spied(plan, donate=()):
-        program = original(plan, donate)
+        program = compiled(plan, donate)
 
         def run(*args):
             texts.append(program.lower(*args).compile().as_text())
@@ -281,9 +282,10 @@ def texts_of(monkeypatch, calls):
 
         return run
 
-    monkeypatch.setattr(step_of_ddp, "compiled", spied)
     with jax.enable_x64(False):
-        calls(ddp(Everything()))
+        net = ddp(Everything())
+        monkeypatch.setattr(net.engine_state, "programs", Programs(spied))
+        calls(net)
     return texts
 
 
@@ -381,7 +383,7 @@ def test_powersgd_loses_nothing():
     step = net.value_and_grad(square)
     want = nnx.to_pure_dict(exact.value_and_grad(square)(X, Y)[1])["module"]["a"]["kernel"]
     said = [nnx.to_pure_dict(step(X, Y)[1])["module"]["a"]["kernel"] for _ in range(calls)]
-    errors = net.memory.own.hook.errors[1]  # of a.bias, a.kernel, b.bias, b.kernel
+    errors = net.engine_state.own.hook.errors[1]  # of a.bias, a.kernel, b.bias, b.kernel
     assert errors.shape == (N, *want.shape)
     assert_close(said[1], want, NEAR)
     assert_close(sum(said) + errors.mean(0), calls * want, NEAR)
@@ -393,7 +395,7 @@ def test_hooks_are_registered_once():
     for net in (ddp(Net(), comm_hook=comm_hooks.allreduce), ddp(Net())):
         with pytest.raises(TypeError, match="Communication hook must be callable"):
             net.register_comm_hook(lambda state, bucket: bucket)
-        if not net.memory.registered:
+        if not net.engine_state.registered:
             net.register_comm_hook(comm_hooks.allreduce)
         with pytest.raises(RuntimeError, match="can only be called once"):
             net.register_comm_hook(comm_hooks.allreduce)

@@ -11,8 +11,8 @@ import pytest
 
 import jaxpar
 from jaxpar import errors
-from jaxpar._devices.devices import devices as _devices
-from jaxpar._devices.devices import virtual as _virtual
+from jaxpar._devices import devices as _devices
+from jaxpar._devices import virtual as _virtual
 
 VARIABLES = ("PJRT_NPROC", "NPROC", "JAXPAR_PJRT_NPROC", "JAXPAR_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxpar._devices.devices import visible as _visible
+from jaxpar._devices import visible as _visible
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -104,7 +104,7 @@ def test_in_a_process_of_its_own():
     code = (
         "import os, warnings; warnings.simplefilter('error')\n"
         f"os.environ[{VARIABLE!r}] = '1'\n"  # in time
-        "from jaxpar import _visible\n"
+        "from jaxpar._devices import visible as _visible\n"
         "import jax\n"
         "_visible.remember(); jax.local_devices(); _visible.check()\n"
         "assert _visible._original() == ('0,1', True)\n"

@@ -1,12 +1,13 @@
-"""Checkpointer: the state of a training run on disk, all of it or nothing, and every bit checked.
+"""Checkpointer: the state of a training run on disk, whole or not at all, and every bit checked.
 
-torch leaves this to `torch.save` and the reader's care: a kill in the middle leaves half a file, and
-a flipped bit trains on. Here orbax writes into a temporary folder that is renamed when it is
-complete, in a thread, and every leaf and every file has a SHA-256 beside it, which `restore` checks.
+torch leaves this to `torch.save` and the caller: a kill in the middle leaves half a file, and a flipped bit
+trains on. Here a step is written by a thread into a folder that gets its name when it is complete, and each
+leaf is a file whose SHA-256 `restore` compares.
 
-`item` says what can be saved, `plain` writes small values as JSON, `fit` compares a checkpoint with
-the objects it goes into, `manifest` holds the digests, `store` is one directory of orbax's,
-`background` the thread, `ranks` what several processes agree on.
+Saving goes from `item` (what can be saved) through `snapshot` (what it holds now) and `plain` (small values
+as JSON) to `store` (a directory of steps, under a `lock`) and `step` (the folder of one, and why one layer of
+digests is enough). Restoring goes back through `reading` and `fit` (does it suit the objects it is to go
+into?). `ranks` is what several processes agree on, `background` the thread.
 """
 
 from .checkpointer import Checkpointer as Checkpointer

@@ -10,12 +10,17 @@ from collections.abc import Callable
 
 
 class Background:
-    """Runs jobs that write. An error waits here until somebody asks."""
+    """Runs jobs that write. An error is kept until `wait` asks for it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         _all.add(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs that has not been waited for."""
+        return self._thread is None
 
     def start(self, job: Callable[[], None]) -> None:
         """Starts a job; `wait` must have been called since the last one."""
@@ -51,6 +56,7 @@ def _finish() -> None:
             print(f"jaxpar.Checkpointer: at exit: {error}", file=sys.stderr)
 
 
-# atexit would be too late: the pools that orbax writes with are closed before its functions run. This
-# is what concurrent.futures itself uses; the last one to register is the first one to be called.
+# atexit would be too late: a job that has not begun to write could no longer use a pool of threads, since
+# concurrent.futures closes them all before atexit runs. This is what concurrent.futures itself uses, and
+# the last one to register is the first one to be called.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]

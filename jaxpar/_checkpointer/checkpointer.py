@@ -8,18 +8,18 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, SupportsIndex
 
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .background import Background
-from .item import item_of
-from .manifest import FORMAT, Damage, check_files, describe, read_manifest
-from .ranks import agree, preempted, rank, size
-from .reading import exactly, newest
-from .snapshot import on_host, small_of
-from .store import HostArrays, Store
+from .item import StatefulItem, TreeItem, item_of
+from .ranks import agree, check_alike, preempted, rank
+from .reading import read_step
+from .snapshot import on_host, snapshot
+from .step import Arrays, Damage, State, check_step
+from .store import Store
 
 REQUEUE = 75
 """EX_TEMPFAIL: the state is saved, start me again. `jaxpar launch` and batch systems understand it."""
@@ -47,15 +47,17 @@ class Checkpointer:
 
     Args:
       directory: a folder on a file system that all processes see; made if it is not there.
-      max_to_keep: steps to keep; None keeps all.
+      max_to_keep: steps to keep, those with the highest numbers; None keeps all. Never removed are the
+        step that was just saved, and what cannot be read.
       save_every: `save` does nothing at other steps than the multiples of this.
       asynchronous: whether the bytes are written while training goes on.
       on_save_error: `"raise"`, or `"warn"` to train on when a step cannot be written.
 
-    With several processes all of them call every method; rank 0 writes, all read.
+    With several processes all of them call every method; rank 0 writes, all read. One process at a time
+    saves to a directory: the first `save` locks it, until `close` or the end of the process.
 
     Raises:
-      CheckpointError: `directory` is a file or cannot be made.
+      CheckpointError: `directory` is a file.
 
     torch counterpart: `torch.save` and `torch.load`, which promise none of this.
     """
@@ -78,16 +80,16 @@ class Checkpointer:
         self.save_every, self.asynchronous, self.on_save_error = save_every, asynchronous, on_save_error
         self._store = Store(self.directory, max_to_keep)
         self._background = Background()
-        self._damaged: set[int] = set()
 
     # ------------------------------------------------------------------------------------------- saving
 
-    def save(self, step: int, /, *, force: bool = False, **items: Any) -> bool:
+    def save(self, step: int, /, *, force: bool = False, **items: PyTree) -> bool:
         """Saves a step, if it is one to save.
 
         What is saved is what the items hold now: they may change as soon as this returns. If the save
-        before is still being written, it is waited for. After a SIGTERM to any process the step is saved in
-        any case and written to the end, and the process exits with code 75.
+        before is still being written, this waits for it. After a SIGTERM to any process the step is saved in
+        any case and written to the end, and the process exits with code 75. A damaged step of the same
+        number is renamed and kept.
 
         Args:
           step: the number of the step.
@@ -99,8 +101,9 @@ class Checkpointer:
           Whether the step was saved, or is being written.
 
         Raises:
-          CheckpointError: the step exists; the disk is full; an item whose state cannot be had; the save
-            before could not be written. With `on_save_error="warn"` the disk's errors are warnings.
+          CheckpointError: the step exists; the disk is full; an item whose state cannot be had; another
+            process saves to the directory; the save before could not be written. With
+            `on_save_error="warn"` the disk's errors are warnings.
           SystemExit: with code 75, after a SIGTERM.
         """
         step = _checked_step(step)
@@ -116,58 +119,61 @@ class Checkpointer:
             raise SystemExit(REQUEUE)
         return started
 
-    def _begin(self, step: int, items: Mapping[str, Any]) -> bool:
-        error: CheckpointError | None = None
-        small: dict[str, Any] = {}
-        troubles: list[str] = []
-        kinds: dict[str, str] = {}
-        arrays: HostArrays = {}
-        room = True
+    def _begin(self, step: int, items: Mapping[str, PyTree]) -> bool:
         try:
-            held = {name: item_of(name, given) for name, given in items.items()}
-            leaves = {name: item.leaves() for name, item in held.items()}
-            kinds = {name: item.kind for name, item in held.items()}
-            small = {name: small_of(name, each) for name, each in leaves.items()}
-            if rank() == 0:
-                arrays = {name: on_host(name, each) for name, each in leaves.items()}
-                troubles, room = self._prepare(step, arrays)
-        except CheckpointError as found:
-            error = found
-        answers = agree("Checkpointer.save", [step, small, troubles, room], error)
-        _check_one_step([answer[0] for answer in answers])
-        _, _, troubles, room = answers[0]
+            taken = snapshot(items)
+            arrays = on_host(taken.arrays) if rank() == 0 else {}
+            troubles, room = self._prepare(step, arrays) if rank() == 0 else ([], True)
+        except Exception as error:  # whatever an item raises: the other ranks wait for this one
+            agree("Checkpointer.save", None, error)
+            raise
+        answers = agree("Checkpointer.save", (step, taken.small, taken.digests, troubles, room))
+        steps, states, digests, (troubles, *_), (room, *_) = zip(*answers, strict=True)
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"Checkpointer.save: the ranks save different steps: {list(steps)}. All must call it with "
+                "the same one."
+            )
+        check_alike(digests)
         self._complain(troubles)
         if room and rank() == 0:
-            states = [answer[1] for answer in answers]
-            self._background.start(lambda: self._write(step, kinds, arrays, states))
+            once = states[:1] if all(state == states[0] for state in states) else states
+            self._background.start(lambda: self._write(step, arrays, list(once)))
         return room
 
-    def _prepare(self, step: int, arrays: HostArrays) -> tuple[list[str], bool]:
+    def _prepare(self, step: int, arrays: Arrays) -> tuple[list[str], bool]:
         """Rank 0: what went wrong with the save before, and whether there is room for this one."""
         before = self._background.wait()
-        for damaged in self._damaged:  # a step that could not be restored makes room for its successor
-            self._store.discard(damaged)
-        self._damaged.clear()
+        troubles = [] if before is None else [str(before)]
         self._store.open()
         if step in self._store.steps():
+            self._make_way(step)
+        try:
+            self._store.check_space(step, sum(x.nbytes for each in arrays.values() for x in each.values()))
+        except CheckpointError as full:
+            return [*troubles, str(full)], False
+        return troubles, True
+
+    def _make_way(self, step: int) -> None:
+        """Sets a step aside whose number is needed, if it is damaged. That is found out here and now: a
+        disk that failed while `restore` was looking may have come back since."""
+        try:
+            check_step(self._store.path(step))
+        except Damage as damage:
+            aside = self._store.set_aside(step)
+            warnings.warn(
+                f"Checkpointer.save: step {step} in {self.directory} is damaged, and was renamed to "
+                f"{aside.name}: {damage}.",
+                stacklevel=5,
+            )
+        else:
             raise CheckpointError(
                 f"Checkpointer.save: step {step} exists in {self.directory}. A step is never written over: "
                 "restore the newest one and go on from there, or use another directory."
             )
-        try:
-            self._store.check_space(step, sum(x.nbytes for each in arrays.values() for x in each.values()))
-        except CheckpointError as full:
-            return [*([str(before)] if before else []), str(full)], False
-        return [str(before)] if before else [], True
 
-    def _write(self, step: int, kinds: Mapping[str, str], arrays: HostArrays, states: list[Any]) -> None:
-        items = {
-            name: {"kind": kinds[name], "arrays": {leaf: describe(x) for leaf, x in each.items()}}
-            for name, each in arrays.items()
-        }
-        if all(state == states[0] for state in states):
-            states = states[:1]
-        self._store.write(step, arrays, {"format": FORMAT, "step": step, "items": items, "states": states})
+    def _write(self, step: int, arrays: Arrays, states: list[State]) -> None:
+        self._store.write(step, arrays, states)
         reached(step)
 
     def _complain(self, troubles: list[str]) -> None:
@@ -188,11 +194,12 @@ class Checkpointer:
         return trouble is None
 
     def close(self) -> None:
-        """Waits, and gives orbax's threads back. Leaving a `with` block does this."""
+        """Waits, and lets other processes save to the directory. Leaving a `with` block does this."""
         try:
             self.wait()
         finally:
-            self._store.close()
+            if self._background.idle:  # after a Ctrl-C while waiting, the step is still being written
+                self._store.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -223,15 +230,14 @@ class Checkpointer:
         self._background.join()
         for step in reversed(self._store.steps()):
             try:
-                read_manifest(self._store.path(step))
-                check_files(self._store.path(step))
-            except (Damage, FileNotFoundError) as damage:
+                check_step(self._store.path(step))
+            except Damage as damage:
                 warnings.warn(f"Checkpointer.latest_valid: step {step} is damaged: {damage}.", stacklevel=2)
             else:
                 return step
         return None
 
-    def restore(self, step: int | None = None, /, *, strict_dtype: bool = True, **items: Any) -> Restored:
+    def restore(self, step: int | None = None, /, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
         """Puts a step's state into the items.
 
         Everything is read, compared leaf by leaf (names, shapes, dtypes) and checked against its digest
@@ -250,48 +256,34 @@ class Checkpointer:
           `Restored(step, trees)`.
 
         Raises:
-          CheckpointError: no such step; damaged; another object than the one that was saved.
+          CheckpointError: no such step; damaged; another object than the one that was saved; the newest
+            step is of another format, which another version of jaxpar reads.
         """
         if not items:
             raise TypeError("Checkpointer.restore: there is nothing to restore; pass items by name: net=net.")
         self._background.join()
         held = {name: item_of(name, given) for name, given in items.items()}
-        error, read = None, None
-        if rank() == 0:
-            try:
-                read = (
-                    newest(self._store, held, strict_dtype, self._damaged)
-                    if step is None
-                    else exactly(self._store, step, held, strict_dtype)
-                )
-            except CheckpointError as found:
-                error = found
-        (chosen, *_) = agree("Checkpointer.restore", None if read is None else read[0], error)
-        if read is None:
-            try:
-                read = exactly(self._store, chosen, held, strict_dtype)
-            except CheckpointError as found:
-                error = found
-        if size() > 1:
+        try:
+            read = read_step(self._store, step, held, strict_dtype) if rank() == 0 else None
+        except Exception as error:
+            agree("Checkpointer.restore", -1, error)
+            raise
+        (chosen, *_) = agree("Checkpointer.restore", read[0] if read else -1)
+        try:
+            _, values = read or read_step(self._store, chosen, held, strict_dtype)
+        except Exception as error:
             agree("Checkpointer.restore: read", None, error)
-        assert read is not None
-        values = read[1]
+            raise
+        agree("Checkpointer.restore: read", None)
         # What may refuse its state goes first, so that nothing has changed if it does.
-        order = sorted(held, key=lambda name: held[name].kind != "state")
+        order = sorted(held, key=lambda name: not isinstance(held[name], StatefulItem))
         put = {name: held[name].put(values[name]) for name in order}
         reached(chosen)
-        return Restored(chosen, {name: put[name] for name in held if held[name].kind == "tree"})
+        return Restored(chosen, {name: put[name] for name in held if isinstance(held[name], TreeItem)})
 
 
-def _checked_step(step: Any) -> int:
+def _checked_step(step: SupportsIndex) -> int:
     step = operator.index(step)
     if step < 0:
         raise ValueError(f"Checkpointer.save: the step is {step}; it must be 0 or more.")
     return step
-
-
-def _check_one_step(steps: list[int]) -> None:
-    if len(set(steps)) > 1:
-        raise CheckpointError(
-            f"Checkpointer.save: the ranks save different steps: {steps}. All must call it with the same one."
-        )

@@ -1,48 +1,52 @@
-"""Does a checkpoint fit the objects it is to go into? Names, shapes and dtypes, leaf by leaf.
+"""Does a checkpoint fit the objects that it is to go into? Names, shapes and dtypes, leaf by leaf.
 
-Nothing is read for it but the manifest, so a checkpoint that claims a giant shape is refused before
-anything of that size is made.
+Only the manifest is read for it, so a checkpoint that claims a giant shape is refused before anything of that
+size is made. torch's `load_state_dict` compares names and shapes too, but casts dtypes without a word.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._typing import PyTree
 from ..errors import CheckpointError
 from .item import Leaf
-from .plain import spec
+from .plain import is_key, spec
+from .step import SavedArray, SavedValue
 
 MOST = 5
 """Leaves that an error lists."""
 
 Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
-"""Shape and dtype of an array; None for a value that is none."""
+"""Shape and dtype of an array; None for any other value."""
 
 
 def fit(
-    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Any], at: str, strict: bool
+    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Spec], at: str, strict: bool
 ) -> dict[str, str]:
-    """The names in the checkpoint of an item's leaves.
+    """What an object's leaves are called in the checkpoint.
 
     Args:
-      leaves: of the object.
-      saved: (shape, dtype) of arrays and None of other values, by name.
-      at: the file, for the errors.
+      leaves: the object's.
+      saved: the checkpoint's.
+      at: the step's folder, for the errors.
       strict: whether another dtype is an error or a warning.
 
     Raises:
       CheckpointError: a leaf is only on one side, or has another shape, dtype or kind.
     """
+    whole = [name for name, leaf in leaves.items() if leaf.whole]
+    if whole and whole[0] in saved:
+        return {name: name for name in whole}  # the arrays beside it are parts of it
     names = _matched(item, leaves, saved, at)
     for name, leaf in leaves.items():
-        if not leaf.whole:
-            _same(item, name, _spec(leaf), saved[names[name]], at, strict)
+        _same(item, name, _spec(leaf), saved[names[name]], at, strict)
     return names
 
 
@@ -50,10 +54,10 @@ def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) 
     if here is None and there is None:
         return
     if here is None or there is None:
-        kinds = {True: "a number, text or None", False: "an array"}
+        number, array = "a number, text or None", "an array"
         raise CheckpointError(
-            f"Checkpointer.restore: {item}: {name} is {kinds[here is None]} here and "
-            f"{kinds[there is None]} in {at}."
+            f"Checkpointer.restore: {item}: {name} is {array if here else number} here and "
+            f"{array if there else number} in {at}."
         )
     if here[0] != there[0]:
         raise CheckpointError(
@@ -68,11 +72,14 @@ def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) 
             f"{text}. Nothing was restored; build the object with that dtype, or allow the conversion with "
             "strict_dtype=False."
         )
-    warnings.warn(f"{text}; it is converted.", stacklevel=6)
+    warnings.warn(f"{text}; it is converted.", stacklevel=7)
 
 
 def _matched(item: str, here: Iterable[str], there: Iterable[str], at: str) -> dict[str, str]:
-    """By name, and where that fails by the name without the `module` that a wrapper puts into it."""
+    """By name, and where that fails by the name without the `module` that a wrapper puts into it.
+
+    torch's users strip `module.` by hand, when a checkpoint of a wrapped net goes into a bare one.
+    """
     here, there = list(here), set(there)
     if set(here) == there:
         return {name: name for name in here}
@@ -102,32 +109,31 @@ def _some(names: list[str]) -> str:
 
 
 def _spec(leaf: Leaf) -> Spec:
-    """Of an object's leaf what the manifest says of a saved one."""
     value = leaf.value
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return tuple(value.shape), str(value.dtype)
     return None
 
 
-def saved_specs(arrays: Mapping[str, Any], light: Mapping[str, Any]) -> dict[str, Any]:
-    """(shape, dtype) or None for all leaves of an item in a manifest."""
-    found: dict[str, Any] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
-    return found | {name: spec(entry["value"]) for name, entry in light.items()}
+def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
+    """The specs of all leaves of an item in a manifest."""
+    found: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
+    return found | {name: spec(entry["value"]) for name, entry in small.items()}
 
 
-def like(old: Any, new: Any) -> Any:
+def like(old: PyTree, new: PyTree) -> PyTree:
     """A value from a checkpoint, of the dtype and on the devices of the one that it replaces."""
     if isinstance(old, np.ndarray):
         return np.asarray(new).astype(old.dtype, copy=False)
     if not isinstance(old, (jax.Array, jax.ShapeDtypeStruct)):
         return new
-    if not jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
+    if not is_key(old):
         new = np.asarray(new).astype(old.dtype, copy=False)
     sharding = old.sharding
-    if sharding is None:
+    if sharding is None:  # of a ShapeDtypeStruct
         return jnp.asarray(new)
     if not sharding.is_fully_addressable:
         return jax.make_array_from_callback(old.shape, sharding, lambda index: new[index])
     if isinstance(old, jax.Array) and not old.committed:
-        return jnp.asarray(new)
+        return jnp.asarray(new)  # device_put would tie it to a device, and JAX refuses to mix those
     return jax.device_put(new, sharding)

@@ -1,25 +1,42 @@
 """Small values as JSON: numbers, texts, random keys, the state dicts of loaders and generators.
 
-No pickle: what is read can only be one of these. Every value comes back as what it was; whatever
-would not is refused.
+Nothing is pickled, so nothing that is read back can run code. Every value comes back as what it was;
+one that would not is refused. torch pickles, and `torch.load` needs `weights_only` to be safe.
 """
 
 from __future__ import annotations
 
 import base64
 import sys
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from .._typing import PyTree
 from ..errors import CheckpointError
 
+Json: TypeAlias = Any
+"""What `json.loads` returns, which has no better type."""
 
-def encode(value: Any, where: str) -> Any:
-    """JSON for a value; `where` is its path, for the error.
+Array: TypeAlias = "jax.Array | np.ndarray"
+
+LARGE = 1 << 16
+"""Bytes from which an array in a state dict becomes a file of its own. As base64 it would take a third
+more and, with several processes, travel through the coordinator."""
+
+
+def encode(value: PyTree, item: str, path: str = "", large: dict[str, Array] | None = None) -> Json:
+    """JSON for a value.
+
+    Args:
+      item, path: what the value is called, for the error.
+      large: takes the arrays of LARGE bytes or more, by path; the JSON then only refers to them. Without
+        it they are part of the JSON.
 
     Raises:
       CheckpointError: neither array, number, text, bytes, None nor a dict, list or tuple of these.
@@ -28,80 +45,109 @@ def encode(value: Any, where: str) -> Any:
         return value
     if isinstance(value, bytes):
         return {"bytes": _text(value)}
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = _array(np.asarray(jax.random.key_data(value)))
+    if is_key(value):
+        data = _inline(np.asarray(jax.random.key_data(value)))
         return {"key": str(jax.random.key_impl(value)), "dtype": str(value.dtype), "data": data}
-    if isinstance(value, np.generic):
-        return {"scalar": _array(np.asarray(value))}
-    if isinstance(value, (jax.Array, np.ndarray)) and value.dtype != object:
-        return {"array": _array(np.asarray(value))}
+    if isinstance(value, np.generic) and is_storable(value):
+        return {"scalar": _inline(np.asarray(value))}
+    if isinstance(value, (jax.Array, np.ndarray)) and is_storable(value):
+        if large is None or value.nbytes < LARGE:
+            return {"array": _inline(np.asarray(value))}
+        large[path] = value
+        return {"array": {"leaf": path}}
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return {"tensor": _array(value.detach().cpu().numpy())}
+        return {"tensor": _inline(value.detach().cpu().numpy())}
     if isinstance(value, dict):
-        pairs = [[encode(k, where), encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
-        return {"dict": pairs}
-    if type(value) in (list, tuple):
-        parts = [encode(v, f"{where}[{i}]") for i, v in enumerate(value)]
-        return {type(value).__name__: parts}
+        return {
+            "dict": [
+                [encode(k, item, path), encode(v, item, f"{path}[{k!r}]", large)] for k, v in value.items()
+            ]
+        }
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return {type(value).__name__: [encode(v, item, f"{path}[{i}]", large) for i, v in enumerate(value)]}
     raise CheckpointError(
-        f"Checkpointer.save: {where} is a {type(value).__module__}.{type(value).__qualname__}. Arrays, "
-        "numbers, texts, bytes and dicts, lists and tuples of these can be saved; nothing is pickled."
+        f"Checkpointer.save: {item}{': ' * bool(path)}{path} is a {_kind(value)}. Arrays, numbers, texts, "
+        "bytes and dicts, lists and tuples of these can be saved; nothing is pickled."
     )
 
 
-def decode(text: Any) -> Any:
-    """The value that `encode` wrote."""
-    if not isinstance(text, dict):
-        return text
-    kind = next(iter(text))
-    if kind not in READERS:
-        raise ValueError(f"{kind!r} is no kind of value")
-    return READERS[kind](text[kind], text)
+def decode(text: Json, large: Mapping[str, np.ndarray] = MappingProxyType({})) -> PyTree:
+    """The value that `encode` wrote; `large` has the arrays that the JSON refers to."""
+    match text:
+        case {"bytes": data}:
+            return base64.b64decode(data)
+        case {"key": impl, "data": data}:
+            return jax.random.wrap_key_data(jnp.asarray(_array(data)), impl=impl)
+        case {"scalar": data}:
+            return _array(data)[()]
+        case {"array": {"leaf": path}}:
+            return large[path]
+        case {"array": data}:
+            return _array(data)
+        case {"tensor": data}:
+            torch = sys.modules.get("torch")
+            return _array(data) if torch is None else torch.from_numpy(_array(data))
+        case {"dict": pairs}:
+            return {decode(k): decode(v, large) for k, v in pairs}
+        case {"list": parts}:
+            return [decode(part, large) for part in parts]
+        case {"tuple": parts}:
+            return tuple(decode(part, large) for part in parts)
+        case dict() | list():
+            raise ValueError(f"it has {str(text)[:60]}, which is not a kind of value")
+    return text
 
 
-def spec(text: Any) -> tuple[tuple[int, ...], str] | None:
+def spec(text: Json) -> tuple[tuple[int, ...], str] | None:
     """The (shape, dtype) of what `encode` wrote, if it is an array or a random key."""
-    if isinstance(text, dict) and "array" in text:
-        return tuple(text["array"]["shape"]), text["array"]["dtype"]
-    if isinstance(text, dict) and "key" in text:
-        extra = jax.random.key_data(jax.random.key(0, impl=text["key"])).ndim
-        shape = text["data"]["shape"]
-        return tuple(shape[: len(shape) - extra]), text["dtype"]
+    match text:
+        case {"array": {"shape": shape, "dtype": dtype}}:
+            return tuple(shape), dtype
+        case {"key": impl, "dtype": dtype, "data": {"shape": shape}}:
+            own = jax.random.key_data(jax.random.key(0, impl=impl)).ndim  # axes of each key's own
+            return tuple(shape[: len(shape) - own]), dtype
     return None
 
 
-def _array(array: np.ndarray) -> dict[str, Any]:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": _text(data)}
+def is_key(value: PyTree) -> bool:
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _of(text: dict[str, Any]) -> np.ndarray:
-    """frombuffer refuses bytes that are not exactly the shape's, so no shape makes it allocate more."""
-    flat = np.frombuffer(bytearray(base64.b64decode(text["data"])), dtype_of(text["dtype"]))
-    return flat.reshape(text["shape"])
-
-
-def _tensor(text: dict[str, Any], _: Any) -> Any:
-    torch = sys.modules.get("torch")
-    return _of(text) if torch is None else torch.from_numpy(_of(text))
-
-
-READERS: dict[str, Any] = {
-    "bytes": lambda text, _: base64.b64decode(text),
-    "key": lambda impl, whole: jax.random.wrap_key_data(jnp.asarray(_of(whole["data"])), impl=impl),
-    "scalar": lambda text, _: _of(text)[()],
-    "array": lambda text, _: _of(text),
-    "tensor": _tensor,
-    "dict": lambda pairs, _: {decode(k): decode(v) for k, v in pairs},
-    "list": lambda parts, _: [decode(part) for part in parts],
-    "tuple": lambda parts, _: tuple(decode(part) for part in parts),
-}
+def is_storable(array: Array | np.generic) -> bool:
+    """Whether bytes, shape and the name of the dtype give the array back: not objects, records or masks."""
+    try:
+        named = dtype_of(array.dtype.name) == array.dtype.newbyteorder("=")
+        return named and not array.dtype.hasobject and not isinstance(array, np.ma.MaskedArray)
+    except TypeError:
+        return False
 
 
 def dtype_of(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
+def flat_bytes(array: np.ndarray) -> np.ndarray:
+    """The array's bytes, in C order and the machine's byte order; a view where that is possible."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1).view(np.uint8)
+
+
+def _inline(array: np.ndarray) -> Json:
+    data = flat_bytes(array).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": _text(data)}
+
+
+def _array(text: Json) -> np.ndarray:
+    # frombuffer refuses bytes that are not exactly the shape's, so no shape can make it allocate more.
+    flat = np.frombuffer(bytearray(base64.b64decode(text["data"])), dtype_of(text["dtype"]))
+    return flat.reshape(text["shape"])
+
+
 def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{type(value).__name__} of {value.dtype}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,42 +1,50 @@
 """What several processes agree on.
 
-Parameters and statistics are the same in all of them, so rank 0 alone writes them and all read them.
-Small values may differ: positions in the data, random streams. Every rank sends its own to rank 0,
-which stores them once if they are equal, and else one for each rank.
+Parameters and statistics are the same on all ranks, so rank 0 alone writes them and all ranks read them.
+Small values may differ: positions in the data, random streams. Every rank sends its own to rank 0, which
+stores them once if they are equal, and one for each rank if not. Large arrays in the state of an object have
+no such rule behind them, so their digests are compared, and a difference is refused.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
 
 from ..distributed import preempted as preempted
-from ..distributed.exchange import exchange
+from ..distributed.exchange import exchange, ranks_text
 from ..distributed.group import rank, size
 from ..errors import CheckpointError
-from .plain import decode, encode
+from .plain import LARGE, decode, encode
+from .step import SavedValue, State
 
 PATIENCE = 1800.0
 """Seconds to wait for rank 0's disk, and for reading; what torch waits for a collective."""
 
 MOST = 1 << 20
-"""Bytes that a rank may send: it travels through the coordinator."""
+"""Bytes that a rank may send: they travel through the coordinator."""
+
+T = TypeVar("T")
 
 
-def agree(what: str, mine: Any, error: Exception | None = None) -> list[Any]:
-    """Every rank's value; raises in all of them what went wrong in one."""
+def agree(what: str, mine: T, error: Exception | None = None) -> list[T]:
+    """Every rank's value, which must survive JSON; raises on all ranks what went wrong on one.
+
+    A rank that raised without coming here would leave the others waiting.
+    """
     if size() == 1:
         if error is not None:
             raise error
         return [mine]
-    text = json.dumps({"value": mine, "error": None if error is None else str(error)})
+    text = json.dumps({"value": mine, "error": None if error is None else _said(error)})
     if len(text) > MOST:
         refusal = CheckpointError(
             f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
-            f"{MOST:,} can be exchanged; keep large state as arrays."
+            f"{MOST:,} can be exchanged; keep large state in arrays of {LARGE:,} bytes or more."
         )
         text = json.dumps({"value": None, "error": str(refusal)})
         error = error or refusal
@@ -49,19 +57,40 @@ def agree(what: str, mine: Any, error: Exception | None = None) -> list[Any]:
     return [answer["value"] for answer in answers]
 
 
-def own(states: list[dict[str, Any]], item: str) -> dict[str, Any]:
-    """This rank's small values of an item.
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
-    With the number of ranks that saved, each gets its own. With another number, what was equal on all
-    ranks is still right. A random stream of its own is what every rank must have and nothing more: rank r
-    continues that of the old rank r, and where there was none, rank 0's folded with r.
+
+def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
+    """Compares the ranks' digests of large arrays, by leaf.
 
     Raises:
-      CheckpointError: the ranks were in different places, and there is another number of them now.
+      CheckpointError: an array differs between ranks, or only some of them have it.
+    """
+    for leaf in dict.fromkeys(leaf for held in digests for leaf in held):
+        first, *others = [held.get(leaf) for held in digests]
+        differing = [i for i, other in enumerate(others, 1) if other != first]
+        if differing:
+            raise CheckpointError(
+                f"Checkpointer.save: {leaf} is not the same on {ranks_text(differing)} as on rank 0, which "
+                f"writes arrays of {LARGE:,} bytes or more for all ranks. Make them equal "
+                "(jaxpar.distributed.broadcast, all_reduce), or keep them out of the state."
+            )
+
+
+def own(states: list[State], item: str) -> dict[str, SavedValue]:
+    """This rank's small values of an item.
+
+    With as many ranks as saved them, each gets its own. With another number, what was equal on all ranks is
+    still right. Of a random stream nothing matters but that every rank has its own: rank r continues that of
+    the old rank r, and where there was none, rank 0's folded with r.
+
+    Raises:
+      CheckpointError: the ranks were in different places, and their number has changed.
     """
     if len(states) in (1, size()):
         return states[rank() % len(states)].get(item, {})
-    found = {}
+    found: dict[str, SavedValue] = {}
     for name, first in states[0].get(item, {}).items():
         theirs = [state[item][name] for state in states]
         if all(entry == first for entry in theirs):
@@ -80,11 +109,11 @@ def own(states: list[dict[str, Any]], item: str) -> dict[str, Any]:
     return found
 
 
-def _folded(entry: dict[str, Any]) -> dict[str, Any]:
+def _folded(entry: SavedValue) -> SavedValue:
     value = decode(entry["value"])
     if isinstance(value, np.ndarray):  # the count of a stream, whose key differs already
         return entry
     fold = jax.random.fold_in
     for _ in value.shape:
         fold = jax.vmap(fold, (0, None))
-    return entry | {"value": encode(fold(value, rank()), "stream")}
+    return {"value": encode(fold(value, rank()), "stream"), "stream": True}

@@ -1,1 +1,1 @@
-"""torch.cuda's verbs: which devices there are, which one is current, and how arrays and modules get there."""
+"""torch.cuda's verbs: which devices there are, which one is current, how arrays and modules get there."""

@@ -1,14 +1,13 @@
 """The current device: where arrays that name no device are made.
 
-torch.cuda keeps an index for each thread. JAX has `jax.default_device`, a context manager with the
-same reach; these are torch's words for it, so code written with either sees the other.
+torch.cuda keeps an index for each thread. JAX has `jax.default_device`, a context manager that holds for a
+thread too. These are torch's names for it, so code written with one sees what the other has set.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from types import TracebackType
-from typing import Any
 
 import jax
 
@@ -21,7 +20,7 @@ def current_device() -> int:
     """The current device as a position in `devices()`.
 
     Raises:
-      DeviceError: JAX's default device is none of them (the CPU, on a host with accelerators).
+      DeviceError: JAX's default device is not among them (the CPU, on a host with accelerators).
 
     torch counterpart: `torch.cuda.current_device` (docs/semantics.md row P4).
     """
@@ -36,7 +35,7 @@ def current_device() -> int:
 
 
 class set_device:
-    """Make `device` the current one, for good or for the length of a `with` block.
+    """Makes `device` the current one, for good or for a `with` block.
 
     ```python
     jaxpar.set_device(1)           # from here on, in this thread
@@ -56,7 +55,7 @@ class set_device:
     def __init__(self, device: DeviceLike):
         self.device = _devices.device(device)
         self._context = jax.default_device(self.device)
-        self._context.__enter__()
+        self._context.__enter__()  # here and not in `__enter__`: as a plain call it holds from now on
 
     def __enter__(self) -> jax.Device:
         return self.device
@@ -69,7 +68,7 @@ class set_device:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceProperties:
-    """What is known of a device; None where the backend does not tell.
+    """What is known about a device; None where the backend does not say.
 
     Attributes:
       name: the kind of device, such as `NVIDIA H100` or `cpu`.
@@ -78,7 +77,7 @@ class DeviceProperties:
       process_index: the process that owns it.
       total_memory: bytes that JAX may use on it.
       multi_processor_count: its cores, as the backend counts them.
-      compute_capability: NVIDIA's, as a text.
+      compute_capability: NVIDIA's, such as `9.0`.
     """
 
     name: str
@@ -91,13 +90,13 @@ class DeviceProperties:
 
 
 def get_device_name(device: DeviceLike | None = None) -> str:
-    """The kind of a device, of the current one if left out. torch: `torch.cuda.get_device_name`."""
+    """The kind of a device, by default of the current one. torch: `torch.cuda.get_device_name`."""
     return _devices.device(device).device_kind
 
 
 def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
-    """What is known of a device. torch: `torch.cuda.get_device_properties` (docs/semantics.md row P6)."""
-    d: Any = _devices.device(device)
+    """What is known about a device. torch: `torch.cuda.get_device_properties` (docs/semantics.md row P6)."""
+    d = _devices.device(device)
     found = _devices.devices()
     return DeviceProperties(
         name=d.device_kind,
@@ -111,9 +110,9 @@ def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
 
 
 def synchronize(device: DeviceLike | None = None) -> None:
-    """Wait until everything that was dispatched to a device, or to the current one, is done.
+    """Waits until everything that was dispatched to a device, or to the current one, is done.
 
-    JAX has no such call; waiting for every array that lives on the device is the same.
+    JAX has no such call. Waiting for every array that lives on the device comes to the same.
 
     torch counterpart: `torch.cuda.synchronize`.
     """
@@ -124,8 +123,8 @@ def synchronize(device: DeviceLike | None = None) -> None:
 def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
     """Bytes on a device: `bytes_in_use`, `peak_bytes_in_use`, `bytes_limit`.
 
-    From the backend's allocator where it tells. The CPU's does not: there `bytes_in_use` is the sum
-    over the arrays that are alive, and the other two are None.
+    The backend's allocator counts them, except on CPU devices: there `bytes_in_use` is the sum over the
+    arrays that are alive, and the other two are None.
 
     torch counterpart: `torch.cuda.memory_allocated`, `max_memory_allocated`, `mem_get_info`.
     """
@@ -135,6 +134,6 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
     if found:
         return {key: found.get(key) for key in keys}
     alive = (s for x in jax.live_arrays() if not x.is_deleted() for s in x.addressable_shards)
-    # Looking at a shard makes an array of it, which is alive from then on: one buffer counts once.
+    # Looking at a shard makes an array of it, which is alive from then on. So each buffer counts once.
     buffers = {s.data.unsafe_buffer_pointer(): s.data.nbytes for s in alive if s.device == d}
     return dict.fromkeys(keys, None) | {"bytes_in_use": sum(buffers.values())}

@@ -1,11 +1,11 @@
 """Devices: which there are, what they are called, which one a text or a number means.
 
-torch.cuda counts accelerators and falls back to the CPU. Here the list is: the accelerators of this
-process if there are any, else the CPU devices. Several (virtual) CPU devices are devices to be
-parallel over, so that every program can be tried on a laptop; a single one is not, and
-`DataParallel` then passes through as torch's does without a GPU.
+torch.cuda counts accelerators only. Here the list has the accelerators of this process or, if there are
+none, its CPU devices. `DataParallel` uses several (virtual) CPU devices like GPUs, so that every program
+can be tried on a laptop. A single one it passes through, as torch's does without a GPU.
 
-An integer is a position in `devices()`, never `jax.Device.id`: those jump between processes.
+An integer is a position in `devices()`, never a `jax.Device.id`: in the second process of a job those do not
+begin with 0.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _ACCELERATOR = ("cuda", "gpu", "rocm", "tpu")
 
 
 def devices() -> list[jax.Device]:
-    """The devices of this process that integer ids count: the accelerators, else all CPU devices.
+    """The devices of this process that integers count: the accelerators or, without any, all CPU devices.
 
     torch counterpart: `range(torch.cuda.device_count())` (docs/semantics.md row P2).
     """
     _virtual.from_environment()
-    _visible.remember()  # before the look that may start the backend
+    _visible.remember()  # first, because `local_devices` may start the backend
     found = jax.local_devices()
     _visible.check()
     return found
 
 
 def device_count() -> int:
-    """How many devices `DataParallel(net)` uses: accelerators, or several CPU devices, else 0.
+    """How many devices `DataParallel(net)` uses: the accelerators, or several CPU devices; otherwise 0.
 
-    torch counterpart: `torch.cuda.device_count()`; 0 means pass-through there and here.
+    torch counterpart: `torch.cuda.device_count()`; with 0, DataParallel passes through there and here.
     """
     found = devices()
     return len(found) if len(found) > 1 or found[0].platform != "cpu" else 0
 
 
 def is_available() -> bool:
-    """Whether there is an accelerator. Never raises: a backend that does not start is none.
+    """Whether there is an accelerator. Never raises: a backend that does not start has none.
 
     torch counterpart: `torch.cuda.is_available()` (docs/semantics.md row P1).
     """
@@ -78,12 +78,12 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
     if isinstance(spec, int) and not isinstance(spec, bool):
         return _pick(devices(), spec, f"device id {spec}")
     raise DeviceError(
-        f"device: {spec!r} is no device; give an int, a text such as 'cuda:0', or a jax.Device."
+        f"device: {spec!r} is not a device; give an int, a text such as 'cuda:0', or a jax.Device."
     )
 
 
 def name(d: jax.Device) -> str:
-    """What a device is called in texts and errors: `cuda:1`, `cpu:0`."""
+    """What a device is called in tables and errors: `cuda:1`, `cpu:0`."""
     kind = "cuda" if d.platform == "gpu" else d.platform
     peers = jax.local_devices(backend=d.platform) if d.process_index == jax.process_index() else []
     return f"{kind}:{peers.index(d)}" if d in peers else f"{kind}:{d.id}"
@@ -93,7 +93,7 @@ def _from_text(text: str) -> jax.Device:
     match = re.fullmatch(r"([a-z]+)(?::(0|[1-9]\d*))?", text)
     if match is None or match[1] not in ("cpu", *_ACCELERATOR):
         raise DeviceError(
-            f"device: {text!r} is no device; write a kind ({', '.join(('cpu', *_ACCELERATOR))}), and an "
+            f"device: {text!r} is not a device; write a kind ({', '.join(('cpu', *_ACCELERATOR))}), and an "
             "index after a colon if you like: 'cpu', 'cuda:1'."
         )
     kind, index = match[1], int(match[2] or 0)
@@ -114,7 +114,7 @@ def _from_text(text: str) -> jax.Device:
 
 
 def _current() -> jax.Device | None:
-    """What `jax.default_device` or `set_device` made the current one."""
+    """The device that `jax.default_device` or `set_device` has made the current one."""
     now = jax.config.jax_default_device  # type: ignore[attr-defined]
     return jax.local_devices(backend=now)[0] if isinstance(now, str) else now
 

@@ -1,18 +1,17 @@
 """to, cuda, cpu: arrays, trees and modules go to a device; device_of: where they are.
 
-torch moves a module in place, so that optimizers built before stay valid, and returns the same
-tensor when it is already there (docs/semantics.md rows P12, P14). Both hold here. A move is
-differentiable: the gradient comes home to the device the array came from.
+torch moves a module in place, so that optimizers built before stay valid, and returns the same tensor when
+it is already there (docs/semantics.md rows P12, P14). Both hold here. A move is differentiable: the
+gradient goes back to the device from which the array came.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from .._tree import check_alive, check_leaf, is_array, is_real, is_staged, warn_narrowed
 from .._typing import DeviceLike, PyTree
@@ -20,8 +19,8 @@ from ..errors import DeviceError, LeafError, MixedDevicesError, UninitializedErr
 from . import devices as _devices
 
 
-def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: Any = None) -> PyTree:
-    """Move `x` to a device, change its type, or both.
+def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike | None = None) -> PyTree:
+    """Moves `x` to a device, changes its dtype, or both.
 
     Args:
       x: an array, any tree of arrays (a Linen module's variables, a batch), or an NNX module.
@@ -35,7 +34,7 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: Any = Non
       devices stays spread if `device` is one of them.
 
     Raises:
-      DeviceError: no such device. LeafError: a leaf is no array.
+      DeviceError: no such device. LeafError: a leaf is not an array.
       RangeError: integers that would wrap. DeletedError: a donated array.
       TypeError: an integer dtype for a tree or a module.
 
@@ -54,19 +53,19 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: Any = Non
             m for _, m in nnx.iter_modules(x) if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
         ]
         nnx.update(x, _move(nnx.state(x), "module", target, dtype, stay_spread=True))
-        for table in tables:  # the one Flax layer that computes in the type it was made with
+        for table in tables:  # the one layer of Flax that computes in the dtype it was made with
             table.dtype = table.embedding.dtype
         return x
     return _move(x, "x", target, dtype, stay_spread=False)
 
 
 def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
-    """Move `x` to `devices()[device]`, or to the current device.
+    """Moves `x` to `devices()[device]`, or to the current device.
 
     On a host without accelerators this is a virtual CPU device, if there are several.
 
     Raises:
-      DeviceError: there is no accelerator and one CPU device only; or `device` is not in
+      DeviceError: there are neither accelerators nor several CPU devices; or `device` is not in
         `devices()`, such as `"cpu"` on a host with GPUs.
 
     torch counterpart: `Tensor.cuda`, `Module.cuda` (docs/semantics.md rows P12, P13).
@@ -85,7 +84,7 @@ def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
 
 
 def cpu(x: PyTree) -> PyTree:
-    """Move `x` to the first CPU device. torch: `Tensor.cpu`, `Module.cpu`."""
+    """Moves `x` to the first CPU device. torch: `Tensor.cpu`, `Module.cpu`."""
     return to(x, _devices.device("cpu"))
 
 
@@ -93,37 +92,26 @@ def device_of(x: PyTree) -> jax.Device:
     """The device that an array, or every array of a tree or module, is on.
 
     For arrays on several devices it is the first one, as torch's parameters are on `device_ids[0]`.
-
-    Raises:
-      MixedDevicesError: two leaves are on different devices. LeafError: there is no array.
-
-    torch counterpart: `Tensor.device`, `next(module.parameters()).device` (docs/semantics.md row P11).
-    """
-    return same_device(nnx.state(x) if isinstance(x, nnx.Module) else x)
-
-
-def same_device(*trees: PyTree) -> jax.Device:
-    """The one device that all arrays of these trees are on.
-
     Arrays that are not committed to a device go wherever the others are.
 
     Raises:
-      MixedDevicesError: names two leaves, their devices, and `jaxpar.to`.
+      MixedDevicesError: two leaves are on different devices; names them and `jaxpar.to`. LeafError: there
+        is no array.
 
-    torch counterpart: the check behind "Expected all tensors to be on the same device"
-    (docs/semantics.md row P15).
+    torch counterpart: `Tensor.device`, `next(module.parameters()).device`, and the check behind "Expected
+    all tensors to be on the same device" (docs/semantics.md rows P11, P15).
     """
-    found: list[tuple[bool, jax.Device, str]] = []
-    for i, tree in enumerate(trees):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            if is_real(leaf):
-                root = "x" if len(trees) == 1 else f"argument {i}: x"
-                found.append((not leaf.committed, _first(leaf), root + jax.tree_util.keystr(path)))
+    tree = nnx.state(x) if isinstance(x, nnx.Module) else x
+    found: list[tuple[bool, jax.Device, str]] = [
+        (not leaf.committed, _first(leaf), f"x{jax.tree_util.keystr(path)}")
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if is_real(leaf)
+    ]
     if not found:
         raise LeafError(
             "device_of: there is no array, so no device; give a jax.Array or a tree that holds one."
         )
-    found.sort(key=lambda entry: entry[0])
+    found.sort(key=lambda entry: entry[0])  # a committed one first, if there is any
     _, home, first = found[0]
     for free, d, name in found:
         if d != home and not free:
@@ -132,7 +120,7 @@ def same_device(*trees: PyTree) -> jax.Device:
 
 
 def mixed(one: str, two: str, first: str, second: str) -> str:
-    """The sentence for two devices where one is needed."""
+    """The error for two devices where one is needed, in torch's words."""
     return (
         f"Expected all arrays to be on the same device, but found at least two devices, {one} and {two}! "
         f"{first} is on {one}, {second} on {two}; move one of them with jaxpar.to({second!r}, {one!r})."
@@ -146,7 +134,9 @@ def _first(leaf: jax.Array) -> jax.Device:
     return min(leaf.devices(), key=lambda d: d.id)
 
 
-def _move(tree: PyTree, root: str, target: jax.Device | None, dtype: Any, *, stay_spread: bool) -> PyTree:
+def _move(
+    tree: PyTree, root: str, target: jax.Device | None, dtype: DTypeLike | None, *, stay_spread: bool
+) -> PyTree:
     found = jax.tree.leaves_with_path(tree)
     names = [root + jax.tree_util.keystr(path) for path, _ in found]
     leaves = [leaf for _, leaf in found]
@@ -160,7 +150,7 @@ def _move(tree: PyTree, root: str, target: jax.Device | None, dtype: Any, *, sta
     return jax.tree.unflatten(jax.tree.structure(tree), moved)
 
 
-def _check(leaf: Any, name: str) -> None:
+def _check(leaf: object, name: str) -> None:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise UninitializedError(
             f"to: Cannot move {name}, a shape ({leaf.dtype}{list(leaf.shape)}) without values; build the "
@@ -174,7 +164,7 @@ def _check(leaf: Any, name: str) -> None:
     warn_narrowed(leaf, name, "to")
 
 
-def _dtype(leaf: Any, dtype: Any) -> Any:
+def _dtype(leaf: jax.Array | np.ndarray, dtype: DTypeLike | None) -> DTypeLike | None:
     """The new dtype of a leaf of a tree; None to keep its own."""
     if dtype is None or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return None
@@ -183,7 +173,9 @@ def _dtype(leaf: Any, dtype: Any) -> Any:
     return dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else None
 
 
-def _move_leaf(leaf: Any, target: jax.Device | None, dtype: Any, stay_spread: bool) -> Any:
+def _move_leaf(
+    leaf: jax.Array | np.ndarray, target: jax.Device | None, dtype: DTypeLike | None, stay_spread: bool
+) -> jax.Array | np.ndarray:
     if isinstance(leaf, np.ndarray) and target is None:
         leaf = jnp.asarray(leaf)
     if target is not None and not _is_there(leaf, target, stay_spread):
@@ -191,9 +183,11 @@ def _move_leaf(leaf: Any, target: jax.Device | None, dtype: Any, stay_spread: bo
     return leaf if dtype is None or leaf.dtype == dtype else leaf.astype(dtype)
 
 
-def _is_there(leaf: Any, target: jax.Device, stay_spread: bool) -> bool:
+def _is_there(leaf: jax.Array | np.ndarray, target: jax.Device, stay_spread: bool) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return False
     if not is_real(leaf):
-        return is_staged() and not isinstance(leaf, np.ndarray)
+        return is_staged()  # in a compiled program the compiler places what has no device yet
     home = leaf.devices()
     if stay_spread and len(home) > 1 and target in home:
         return True

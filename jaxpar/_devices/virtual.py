@@ -1,33 +1,32 @@
-"""Virtual CPU devices: one host pretending to have n devices, without ever hanging.
+"""Virtual CPU devices: one host that behaves as if it had n devices, and does not hang.
 
-Left alone, a loop that trains on virtual devices and does not wait after every step stops for ever
-in an all-reduce. This is why (XLA's CPU client, jax 0.10):
+torch has nothing like it. XLA has, but left alone, a loop that trains on virtual devices and does not wait
+after every step stops for ever in an all-reduce. This is why (XLA's CPU client, jax 0.10):
 
 * One pool of threads serves all virtual devices: one thread for each core, but at least n.
-* A program for n devices is first *launched*: n short tasks in the pool, one for each device. A
-  device takes 32 programs; when it has them, its task keeps its thread until one of them has ended.
-  The Python thread waits for the launch, so there is one launch at a time: at most n threads.
-* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n are there.
-  XLA executes one program for several devices at a time: at most n threads.
-* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, and
-  copies of 100 KB or more are tasks of this pool too. They wait for nobody: 1 thread is enough.
+* A program for n devices is first *launched*: n short tasks in the pool, one for each device. A device
+  queues 32 programs; when its queue is full, the task keeps its thread until one of them has ended. The
+  Python thread waits for the launch, so there is one launch at a time: at most n threads.
+* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n are there. XLA
+  executes one program for several devices at a time: at most n threads.
+* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, and copies of
+  100 KB or more are tasks of this pool too. They wait for nothing: 1 thread is enough.
 
-So a pool of 2n + 1 always has a thread left for what the others wait for. In a smaller one the tasks
-of a launch can keep the threads that the execution needs, while they wait for that execution.
-Programs for one device run to their end on whatever thread is left, and change nothing. Measured for
-n = 2, 4, 8 and 16 (`benchmarks/virtual_devices.py bound`): a loop that never waits stops with 2n - 1
-threads and runs with 2n; with a callback in it, it stops with 2n and runs with 2n + 1. The 32 shows
-too: with n threads a loop runs if it waits every 30 steps, and stops if it waits every 60.
+So a pool of 2n + 1 always has a thread left for what the others wait for. In a smaller one the tasks of a
+launch can keep the threads that the execution needs, while they wait for that execution. Programs for one
+device run to their end on whatever thread is left, and change nothing. Measured for n = 2, 4, 8 and 16
+(`benchmarks/virtual_devices.py bound`): a loop that never waits stops with 2n - 1 threads and runs with 2n;
+with a callback in it, it stops with 2n and runs with 2n + 1. The 32 shows too: with n threads a loop runs
+if it waits every 30 steps, and stops if it waits every 60.
 
-The pool size is read once, when the backend starts, from `PJRT_NPROC`, which is why device count and
-pool are set together and first. Threads that wait cost nothing: large matmuls take the same time as
-with the default pool (`benchmarks/virtual_devices.py matmul`).
+The size of the pool is read once, when the backend starts, from `PJRT_NPROC`. That is why device count and
+pool are set together, and first. Threads that wait cost nothing: large matmuls take the same time as with
+the default pool (`benchmarks/virtual_devices.py matmul`).
 
-What no pool size cures: several Python threads that launch programs for several devices and never
-wait. The programs of one can take all 32 places of a device while they wait for a program of
-another that has not got its place there. Launch from one thread or under a lock, or wait for a
-result every few steps. The last helps a host callback that calls JAX itself too, which needs one of
-the 32 places.
+One thing no size cures: several Python threads that launch programs for several devices and never wait. The
+programs of one can fill the queue of a device while they wait for a program of another that has no place in
+it. Launch from one thread or under a lock, or wait for a result every few steps. Waiting also helps a host
+callback that calls JAX itself, since that needs a place in the queue too.
 """
 
 from __future__ import annotations
@@ -48,13 +47,12 @@ _asked: int | None = None
 
 
 def virtual_devices(n: int) -> None:
-    """Make this process see `n` CPU devices. Call it before JAX is used for the first time.
+    """Makes this process see `n` CPU devices. Call it before JAX is used for the first time.
 
     It also gives XLA enough threads for them: with fewer, a training loop on virtual devices hangs.
-    Calling it again with the same `n` does nothing. A `PJRT_NPROC` that is already set is
-    respected, with a warning if it is too small to be safe. The call is stronger than `JAXPAR_DEVICES`
-    in the environment. Where there are accelerators JAX still prefers them; `JAX_PLATFORMS=cpu` hides
-    them.
+    Calling it again with the same `n` does nothing. A `PJRT_NPROC` that is already set is respected, with
+    a warning if it is too small to be safe. The call overrides `JAXPAR_DEVICES` in the environment. Where
+    there are accelerators, JAX still prefers them; `JAX_PLATFORMS=cpu` hides them.
 
     Raises:
       DeviceError: `n` is not a positive integer.
@@ -74,10 +72,10 @@ def virtual_devices(n: int) -> None:
 
 @functools.cache
 def from_environment() -> int | None:
-    """Does what `JAXPAR_DEVICES=n` says, once, and returns n; None if it says nothing.
+    """Does what `JAXPAR_DEVICES=n` asks for, once, and returns n; None if it asks for nothing.
 
-    A process that has called `virtual_devices` is left alone, and so is, with a warning, one in which
-    JAX already runs with another number of devices.
+    Changes nothing where `virtual_devices` was called, and warns where JAX already runs with another
+    number of devices.
 
     Raises:
       DeviceError: `JAXPAR_DEVICES` is not a positive integer.
@@ -103,18 +101,18 @@ def from_environment() -> int | None:
 
 
 def _set(n: int) -> bool:
-    """Sets device count and pool; False if JAX already runs."""
+    """Sets the number of devices and the size of the pool; False if JAX already runs."""
     import jax
 
     try:
-        # The one place where jaxpar touches jax.config: the caller has asked for exactly this. A JAX that
-        # runs refuses a change and accepts the value it has, so n alone would not tell.
+        # The one place where jaxpar changes jax.config, because the caller has asked for exactly this. A
+        # running JAX refuses another value but accepts the one it has, so setting n alone would not tell.
         jax.config.update("jax_num_cpu_devices", n + 1)
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:
         return False
     if os.environ.get(_OURS) == os.environ.get("PJRT_NPROC"):
-        # Nothing, or what jaxpar has set for another n, here or in the parent process.
+        # Not set, or set by jaxpar for another n, here or in the parent process.
         os.environ.pop("PJRT_NPROC", None)
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
@@ -122,12 +120,12 @@ def _set(n: int) -> bool:
 
 
 def _safe(n: int) -> int:
-    """The smallest safe pool. One device waits for no other."""
+    """The smallest safe pool. A single device waits for no other."""
     return 2 * n + 1 if n > 1 else 1
 
 
 def _warn_of_few_threads(n: int) -> None:
-    """Warns of a pool that is too small: set by the user, or the default of a JAX that runs already."""
+    """Warns of a pool that is too small: set by the user, or the default of a JAX that already runs."""
     given, least = _pool_of_the_user(), _safe(n)
     if given:
         variable, threads = given
@@ -156,14 +154,14 @@ def _pool_of_the_user() -> tuple[str, int] | None:
 
 
 def cores() -> int:
-    """What XLA takes when no variable says anything."""
+    """The number of threads that XLA takes when no variable sets it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _running() -> int:
-    """How many CPU devices a JAX that has started has."""
+    """How many CPU devices the running JAX has."""
     import jax
 
     try:
@@ -177,7 +175,7 @@ def _devices(n: int) -> str:
 
 
 def _outside(n: int) -> str:
-    """What does the same from outside of the program, whatever it does first."""
+    """What does the same from outside the program, whatever that does first."""
     return f"JAXPAR_DEVICES={n} (or, for a program that uses JAX before jaxpar, JAX_NUM_CPU_DEVICES={n}" + (
         f" PJRT_NPROC={_safe(n)})" if n > 1 else ")"
     )

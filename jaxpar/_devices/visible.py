@@ -1,14 +1,14 @@
 """CUDA_VISIBLE_DEVICES: noticing that it was changed too late.
 
-The driver reads the variable when JAX's backend starts and never again. A script that sets it after
-its first array goes on with the devices it had, and nothing says so: the classical surprise with
-torch.cuda too. Here the value at that moment is kept and compared.
+The driver reads the variable when JAX's backend starts, and never again. A script that sets it after its
+first array goes on with the devices that it had, and nothing says so; torch.cuda surprises people in the
+same way. Here the value at that moment is kept and compared.
 
-When the first look at the devices is what starts the backend, the value at that look is the one the
-driver reads. When something else has started it before, the value lies between the one that the
-process began with, which Linux keeps in /proc/self/environ whatever is done to `os.environ`, and
-the present one. Then the present one is believed, because setting the variable at the top of a
-script is what it is for, unless the backend sees more GPUs than it allows.
+If the first look at the devices starts the backend, the driver reads the value of that moment. If something
+else has started it before, it read a value that was set some time between the start of the process and now.
+Linux keeps the value at the start in /proc/self/environ, whatever is done to `os.environ`. The present one
+is taken, because scripts set the variable in their first lines, unless the backend sees more GPUs than it
+allows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _memory = _Memory()
 
 
 def remember() -> None:
-    """Keeps the value for which the backend starts, or started. The first call counts.
+    """Keeps the value with which the backend starts, or has started. Only the first call counts.
 
     Call it before the first look at the devices.
     """
@@ -55,7 +55,7 @@ def in_force() -> str | None:
 
 
 def changed_visible_devices() -> Change | None:
-    """The two values if the variable is another one than when the backend started, else None."""
+    """The two values if the variable has changed since the backend started, otherwise None."""
     now = os.environ.get(VARIABLE)
     return None if now == in_force() else Change(in_force(), now)
 
@@ -79,7 +79,7 @@ def check() -> None:
 
 
 def _value_at_start() -> str | None:
-    # The public jax.extend.backend.backends() would start what is only asked about.
+    # The public jax.extend.backend.backends() would start the backend about which it is asked.
     from jax._src.xla_bridge import backends_are_initialized
 
     now = os.environ.get(VARIABLE)
@@ -90,7 +90,7 @@ def _value_at_start() -> str | None:
 
 
 def _original() -> tuple[str | None, bool]:
-    """The value the process began with, and whether that can be told."""
+    """The value with which the process began, and whether that is known."""
     try:
         entries = START.read_bytes().split(b"\0")
     except OSError:
@@ -109,7 +109,7 @@ def _sees_more_than(value: str | None) -> bool:
 
 
 def _allowed(value: str) -> int:
-    """How many GPUs a value shows at most: the driver stops reading at the first entry that is none."""
+    """How many GPUs a value shows at most. The driver stops reading at the first entry that names none."""
     count = 0
     for entry in value.split(","):
         if not entry.strip() or entry.strip().startswith("-"):

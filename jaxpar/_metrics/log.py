@@ -1,8 +1,8 @@
 """MetricsLog: what a training measures, step by step, in files.
 
-torch's SummaryWriter calls `.item()` on what it gets, so that each logged step waits for the device.
-Here a device array is put aside, its copy to the host is started, and a later call writes it down
-when it has arrived: the rows are one or more steps behind, in order, and nothing waits.
+torch's SummaryWriter calls `.item()` on what it is given, so every logged step waits for the device. Here a
+device array is put aside, its copy to the host is started, and a later call writes it down when it has
+arrived. The rows in the files are a step or more behind, in order, and nothing waits.
 """
 
 from __future__ import annotations
@@ -14,23 +14,29 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from ..errors import MetricError
 from .progress import is_first
 from .rows import Csv, File, Json, Row
-from .scalar import Number, check_scalar, is_ready, read
+from .scalar import Number, check_scalar, is_device_array, is_ready, read
+
+if TYPE_CHECKING:
+    import jax
 
 JSONL, CSV = "metrics.jsonl", "metrics.csv"
 
+Waiting: TypeAlias = "deque[tuple[int, dict[str, Number | jax.Array]]]"
+"""Steps that are logged and not written yet, oldest first."""
+
 
 class Writer(Protocol):
-    """What is used of a TensorBoard writer."""
+    """The part of a TensorBoard writer that is used."""
 
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> Any: ...
-    def flush(self) -> Any: ...
+    def add_scalar(self, tag: str, scalar_value: Number, global_step: int) -> object: ...
+    def flush(self) -> object: ...
 
 
 class MetricsLog:
@@ -43,18 +49,18 @@ class MetricsLog:
     ```
 
     Args:
-      directory: is made if it is not there. A directory with a log in it is gone on with.
+      directory: made if it is not there. A log that it holds already is continued.
       csv, jsonl: which files are written.
       tensorboard: an object with `add_scalar(tag, value, step)` and `flush()`; True: tensorboardX's
         SummaryWriter in the same directory (where torch is installed, tensorboardX imports it).
 
-    Process 0 alone writes; in all others `log` only looks at what it is given.
+    Only process 0 writes; in all others `log` checks what it is given and drops it.
 
     Raises:
       MetricError: a file of that name holds something else. ImportError: `tensorboard=True` without
         tensorboardX. ValueError: neither file is wanted.
 
-    torch counterpart: `torch.utils.tensorboard.SummaryWriter`, of which `add_scalar` alone. Source:
+    torch counterpart: `add_scalar` of `torch.utils.tensorboard.SummaryWriter`. Source:
     torch/utils/tensorboard/writer.py.
     """
 
@@ -69,7 +75,7 @@ class MetricsLog:
         if not csv and not jsonl:
             raise ValueError("MetricsLog: csv=False and jsonl=False leave no file to write.")
         self.directory = Path(directory)
-        self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
+        self._waiting: Waiting = deque()
         self._files: list[File] = []
         self._last: int | None = None
         self._board: Writer | None = None
@@ -79,7 +85,7 @@ class MetricsLog:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._board = _board(tensorboard, self.directory)
         rows = _reader(self.directory)
-        # The first is the one that is believed when a process was killed between the two.
+        # A process may have been killed between the two files: then the first one is right.
         self._files = [
             file for file, wanted in zip(_files(self.directory), (jsonl, csv), strict=True) if wanted
         ]
@@ -87,10 +93,11 @@ class MetricsLog:
             file.write(rows)
             rows = file.rows
         self._last = max((step for step, _ in rows()), default=None)
+        # Not a bound method, which would keep the log alive until the interpreter ends.
         self._at_exit = weakref.finalize(self, _finish, self._waiting, self._files, self._board)
 
-    def log(self, step: int, **values: Any) -> None:
-        """Take the values of a step. Never waits for a device.
+    def log(self, step: int, **values: object) -> None:
+        """Takes the values of a step. Never waits for a device.
 
         Args:
           step: the number of the step, on the host; not below the one before. A step may be logged in
@@ -123,10 +130,10 @@ class MetricsLog:
         _write(self._waiting, self._files, self._board, wait=False)
 
     def resume_from(self, step: int) -> None:
-        """Take out this step and all after it, because they will come again.
+        """Removes this step and all after it, because they will come again.
 
-        Call it after a checkpoint was read: rows that the stopped run wrote after its last checkpoint
-        would otherwise stand there twice.
+        Call it after restoring a checkpoint. Otherwise the rows that the stopped run wrote after that
+        checkpoint would be there twice.
         """
         self.flush()
         self._last = None
@@ -138,11 +145,11 @@ class MetricsLog:
             self._last = max((s for s, _ in rows()), default=None)
 
     def flush(self) -> None:
-        """Write all that was logged; waits for the device."""
+        """Writes all that was logged; waits for the device."""
         _write(self._waiting, self._files, self._board)
 
     def close(self) -> None:
-        """Write all that was logged and close the files; Python's exit does it for a log left open."""
+        """Writes all that was logged and closes the files. The end of the interpreter does this too."""
         if not self._closed:
             self._closed = True
             _finish(self._waiting, self._files, self._board)
@@ -159,10 +166,10 @@ class MetricsLog:
 
     @staticmethod
     def read(directory: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-        """The log in a directory, also of a run that goes on or was killed.
+        """The log in a directory; the run may still be going on, or have been killed.
 
         Returns:
-          `"step"`, int64 [n], each step once and rising, and every metric, float64 [n], NaN where a step
+          `"step"`, int64 [n], each step once and in order, and every metric, float64 [n], NaN where a step
           does not have it.
 
         Raises:
@@ -181,7 +188,7 @@ class MetricsLog:
         return {"step": np.array(list(merged), np.int64), **columns}
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`."""
+        """Draws every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`."""
         if not self._closed:
             self.flush()
         if is_first():
@@ -195,7 +202,7 @@ def _files(directory: Path) -> tuple[File, File]:
 
 
 def _reader(directory: Path) -> Callable[[], Iterator[Row]]:
-    """The rows that are there: the objects' if there are any, else the table's."""
+    """The rows on disk: those of the JSON file if there is one, else those of the table."""
     objects, table = _files(directory)
     return objects.rows if objects.path.exists() else table.rows
 
@@ -209,8 +216,8 @@ def _check_name(name: str) -> None:
         raise MetricError(f"MetricsLog.log: {name!r} cannot be the name of a column.")
 
 
-def _write(waiting: deque[Any], files: list[File], board: Writer | None, wait: bool = True) -> None:
-    """What is ready, in order; all of it with `wait`. No method, so that the exit can call it."""
+def _write(waiting: Waiting, files: list[File], board: Writer | None, wait: bool = True) -> None:
+    """Writes what is ready, in order; with `wait` all of it."""
     while waiting and (wait or all(map(is_ready, waiting[0][1].values()))):
         step, values = waiting.popleft()
         row = step, {name: _read(name, step, value) for name, value in values.items()}
@@ -223,7 +230,7 @@ def _write(waiting: deque[Any], files: list[File], board: Writer | None, wait: b
         board.flush()
 
 
-def _finish(waiting: deque[Any], files: list[File], board: Writer | None) -> None:
+def _finish(waiting: Waiting, files: list[File], board: Writer | None) -> None:
     try:
         _write(waiting, files, board)
     finally:
@@ -231,15 +238,15 @@ def _finish(waiting: deque[Any], files: list[File], board: Writer | None) -> Non
             file.close()
 
 
-def _sent(value: Any) -> Any:
-    """A device array on its way to the host; a host array, which may be overwritten, as a number."""
-    if not hasattr(value, "copy_to_host_async"):
+def _sent(value: object) -> Number | jax.Array:
+    """A device array on its way to the host; anything else as a number, since host arrays may be reused."""
+    if not is_device_array(value):
         return read(value)
     value.copy_to_host_async()
     return value
 
 
-def _read(name: str, step: int, value: Any) -> Number:
+def _read(name: str, step: int, value: Number | jax.Array) -> Number:
     try:
         return read(value)
     except RuntimeError as error:

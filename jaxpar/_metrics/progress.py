@@ -1,8 +1,8 @@
-"""progress: how far a loop is, on stderr. A bar on a terminal, else a line every few seconds.
+"""progress: how far a loop is, on stderr. A bar on a terminal, otherwise a line every few seconds.
 
-torch has none; scripts use tqdm, and `set_postfix(loss=loss.item())` makes each step wait for the
-device. Here a value is shown when it is ready, and until then the one before it. Only process 0
-shows anything. Ctrl-C ends the loop between two steps, with the terminal as it was.
+torch has nothing like it. Scripts use tqdm, where `set_postfix(loss=loss.item())` makes every step wait for
+the device. Here a value is shown as soon as it is ready, and the one before it until then. Only process 0
+shows anything. Ctrl-C ends the loop between two steps and leaves the terminal as it was.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, overload
 
 from .._interrupt import between_steps
 from ..distributed.group import current
-from .scalar import check_scalar, is_ready, read
+from .scalar import check_scalar, is_device_array, is_ready, read
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REFRESH = 0.1
-"""Seconds between two looks of a bar at its values."""
+"""Seconds between two updates of a bar: a step may be shorter than it takes to draw one."""
 
 
 @overload
@@ -47,21 +47,21 @@ def progress(
     leave: bool = True,
 ) -> Progress[T]: ...
 def progress(
-    iterable_or_total: Any,
+    iterable_or_total: int | Iterable[T],
     *,
     total: int | None = None,
     description: str = "",
     every: float = 5.0,
     leave: bool = True,
-) -> Progress[Any]:
-    """Go through an iterable and show on stderr how far it is.
+) -> Progress[int] | Progress[T]:
+    """Goes through an iterable and shows on stderr how far it is.
 
     Args:
       iterable_or_total: what to go through, or a number of steps n for `range(n)`.
       total: the number of steps, where the iterable has no length.
       description: stands before the numbers.
-      every: seconds between two lines where stderr is no terminal.
-      leave: whether the last state stays when the loop has ended.
+      every: seconds between two lines where stderr is not a terminal.
+      leave: whether the last state stays on the screen when the loop has ended.
 
     Returns:
       A `Progress`: an iterable with `.show(loss=loss)`. As a context manager it counts the calls of
@@ -71,15 +71,17 @@ def progress(
       KeyboardInterrupt: Ctrl-C came during the step that has just been completed. A second Ctrl-C
         raises in the middle of a step.
 
-    Process 0 alone shows anything; with JAXPAR_PROGRESS=off nobody does.
+    Only process 0 shows anything, and with JAXPAR_PROGRESS=off none does.
 
     torch counterpart: none; scripts use tqdm.
     """
-    steps = range(iterable_or_total) if isinstance(iterable_or_total, int) else iterable_or_total
-    if total is None and isinstance(steps, Sized):
+    if isinstance(iterable_or_total, int):
+        steps = range(iterable_or_total)
+        return Progress(steps, len(steps) if total is None else total, description, every, leave)
+    if total is None and isinstance(iterable_or_total, Sized):
         with suppress(TypeError):  # a torch DataLoader over a stream has a length that raises
-            total = len(steps)
-    return Progress(steps, total, description, every, leave)
+            total = len(iterable_or_total)
+    return Progress(iterable_or_total, total, description, every, leave)
 
 
 class Progress(Generic[T]):
@@ -128,19 +130,19 @@ class Progress(Generic[T]):
             view.end(self._leave)
 
     def step(self, description: str | None = None) -> None:
-        """One step more is done. A loop over the progress itself calls this."""
+        """Counts one more step. A loop over the Progress itself calls this."""
         self.done += 1
         if description is not None:
             self.description = description
         if self._view is not None:
             self._view.look()
 
-    def show(self, **values: Any) -> None:
-        """Show these beside the steps. Never waits for a device.
+    def show(self, **values: object) -> None:
+        """Shows values beside the steps. Never waits for a device.
 
         Args:
           values: text, numbers, or arrays with a single number. An array that is still being computed
-            appears when a later look finds it ready.
+            appears at a later update, when it is ready.
 
         Raises:
           MetricError: anything else.
@@ -151,22 +153,22 @@ class Progress(Generic[T]):
             self._values.setdefault(name, _Latest()).take(value)
 
     def values(self) -> str:
-        """What `show` was given, as far as it is ready."""
+        """The newest values that are ready, of those that `show` was given."""
         return ", ".join(f"{name} {text}" for name, value in self._values.items() if (text := value.text()))
 
 
 class _Latest:
-    """The last value of a name that was ready, the oldest that was not, and the newest.
+    """The last value of a name that was ready, and the oldest and the newest that were not.
 
-    Two are enough: when the oldest is ready it is shown and the newest takes its place, so there is
-    something to see however far the host runs ahead of the device.
+    The newest alone would never be ready where the host runs ahead of the device. With the oldest beside it
+    there is always one to come: when it is ready it is shown, and the newest takes its place.
     """
 
     def __init__(self) -> None:
         self.seen = ""
-        self.waiting: list[Any] = []
+        self.waiting: list[object] = []
 
-    def take(self, value: Any) -> None:
+    def take(self, value: object) -> None:
         self.waiting[1:] = [value]
         if len(self.waiting) == 2 and is_ready(self.waiting[0]):
             self.waiting.pop(0)
@@ -176,7 +178,7 @@ class _Latest:
             value = self.waiting.pop(0)
             if isinstance(value, str):
                 self.seen = value
-            elif not (hasattr(value, "is_deleted") and value.is_deleted()):
+            elif not (is_device_array(value) and value.is_deleted()):
                 number = read(value)
                 self.seen = f"{number:.4g}" if isinstance(number, float) else str(number)
         return self.seen
@@ -186,12 +188,12 @@ class _Latest:
 
 
 def is_first() -> bool:
-    """Whether this is process 0, of one or of many. Before there is a group, a launcher's RANK says it."""
+    """Whether this is process 0, of one or of many. Before there is a group, a launcher's RANK tells."""
     group = current()
     return group.rank == 0 if group else os.environ.get("RANK", "0") in ("", "0")
 
 
-def _view(of: Progress[Any]) -> _Silence:
+def _view(of: Progress[T]) -> _Silence:
     if not is_first() or os.environ.get("JAXPAR_PROGRESS", "").lower() == "off":
         return _Silence()
     from rich.console import Console
@@ -201,18 +203,22 @@ def _view(of: Progress[Any]) -> _Silence:
 
 
 class _Silence:
+    """The view of processes that show nothing, and what a view does."""
+
     def begin(self) -> None:
-        """Nothing is done yet, and what will be done is known."""
+        """Called before the first step."""
 
     def look(self) -> None:
-        """A step was made."""
+        """Called after each step."""
 
     def end(self, leave: bool) -> None:
-        """No more will come."""
+        """Called after the last step; `leave` as in `progress`."""
 
 
 class _Lines(_Silence):
-    def __init__(self, of: Progress[Any], console: Console) -> None:
+    """Lines for a log file."""
+
+    def __init__(self, of: Progress[T], console: Console) -> None:
         self.of, self.console, self.due, self.printed = of, console, 0.0, 0
 
     def begin(self) -> None:
@@ -239,11 +245,11 @@ class _Lines(_Silence):
 
 
 class _Bar(_Silence):
-    """One row of the bars on the terminal: a loop inside of a loop has its row below."""
+    """One row of the bars on the terminal; a loop inside a loop has its row below."""
 
-    bars: ClassVar[Bars | None] = None  # a terminal has room for one moving picture
+    bars: ClassVar[Bars | None] = None  # shared by all loops: rich moves the cursor for one display only
 
-    def __init__(self, of: Progress[Any], console: Console) -> None:
+    def __init__(self, of: Progress[T], console: Console) -> None:
         self.of, self.due = of, 0.0
         self.shown = _Bar.bars or _bars(console)
         if _Bar.bars is None:

@@ -1,7 +1,8 @@
-"""Rows of numbers in an append-only file: whole lines, one system call each.
+"""Rows of numbers in a file that is only appended to: whole lines, one system call each.
 
-What a killed process wrote stays, because the operating system has it already. Only a machine that
-loses power can leave a torn last line; it is dropped when the file is opened again.
+What a killed process wrote stays, because the operating system has it already. Only a machine that loses
+power can leave a torn last line, which is dropped when the file is opened again. torch's event files are
+buffered, so a killed run loses its last seconds.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from .scalar import Number
 Row = tuple[int, dict[str, Number]]
 """A step and its values."""
 
-
 ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""As JavaScript writes them."""
+"""What JSON has no numbers for, named as in JavaScript."""
 
 
 class Format(Protocol):
-    """How rows are written; `columns` are the names known so far, in order."""
+    """How rows are written. `columns` are the names known so far, in order."""
 
     def header(self, columns: Sequence[str]) -> str: ...
     def line(self, row: Row, columns: Sequence[str]) -> str: ...
@@ -35,7 +35,7 @@ class Format(Protocol):
 
 
 class Json:
-    """One object a line; what JSON has no number for is a text."""
+    """One object on each line; NaN and the infinities are texts."""
 
     def header(self, columns: Sequence[str]) -> str:
         return ""
@@ -57,7 +57,7 @@ class Json:
 
 
 class Csv:
-    """A table: `step` and one column for each name; what a step does not have is empty."""
+    """A table with a column for `step` and each name. A cell is empty where a step has no such value."""
 
     def header(self, columns: Sequence[str]) -> str:
         return self._join(["step", *columns])
@@ -89,7 +89,7 @@ def _number(cell: str) -> Number:
 
 
 class File:
-    """A file of rows: read once when it is opened, then only appended to."""
+    """A file of rows: read when it is opened, then only appended to."""
 
     def __init__(self, path: Path, form: Format) -> None:
         self.path, self.form = path, form
@@ -97,10 +97,10 @@ class File:
         self._file: io.FileIO | None = None
 
     def rows(self) -> Iterator[Row]:
-        """What is there, without a torn last line.
+        """The rows on disk, without a torn last line.
 
         Raises:
-          MetricError: a line that is none of ours.
+          MetricError: a line that is not a row of metrics.
         """
         if not self.path.exists():
             return
@@ -117,14 +117,16 @@ class File:
                 yield from self.form.parse(counted())
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise MetricError(
-                    f"MetricsLog: line {number} of {self.path} is no row of metrics ({error}). Move the file "
-                    "away, or take the line out."
+                    f"MetricsLog: line {number} of {self.path} is not a row of metrics ({error}). Move the "
+                    "file away, or take the line out."
                 ) from error
 
     def write(self, rows: Callable[[], Iterator[Row]], more: Sequence[str] = ()) -> None:
-        """Put these rows in the place of what is there, all at once, and append from here on.
+        """Replaces the file by these rows, all at once, and appends from here on.
 
-        `more` are columns that no row has yet.
+        Args:
+          rows: may read the file itself, since the new one is written beside it.
+          more: columns that no row has yet.
         """
         self.close()
         found = (name for _, values in rows() for name in values)

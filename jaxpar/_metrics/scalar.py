@@ -1,22 +1,25 @@
 """A number that may still be on its way: taken without waiting, read when it is there.
 
-Nothing here imports JAX: who never hands over a JAX array never needs it.
+JAX is never imported here, so a script that logs host numbers only does not pay for it.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
 from ..errors import MetricError
 
+if TYPE_CHECKING:
+    import jax
+
 Number = bool | int | float
 
 
-def check_scalar(value: Any, name: str, function: str) -> None:
-    """Raises MetricError for what is no single real number; never waits for a device."""
+def check_scalar(value: object, name: str, function: str) -> None:
+    """Raises MetricError unless it is a single real number; never waits for a device."""
     if isinstance(value, Number | np.number | np.bool_) and not isinstance(value, np.complexfloating):
         return
     jax = sys.modules.get("jax")
@@ -25,7 +28,7 @@ def check_scalar(value: Any, name: str, function: str) -> None:
             f"{function}: {name} is being traced: it has a value only when the compiled function runs. "
             "Return it from the function and pass the result."
         )
-    if not isinstance(value, np.ndarray) and not hasattr(value, "is_deleted"):
+    if not isinstance(value, np.ndarray) and not is_device_array(value):
         raise MetricError(
             f"{function}: {name} is {value!r:.40} of type {type(value).__qualname__}, and a metric is a "
             "number or an array with a single one."
@@ -41,7 +44,11 @@ def check_scalar(value: Any, name: str, function: str) -> None:
         _check_array(value, name, function)
 
 
-def _check_array(value: Any, name: str, function: str) -> None:
+def is_device_array(value: object) -> TypeGuard[jax.Array]:
+    return hasattr(value, "is_deleted")
+
+
+def _check_array(value: jax.Array, name: str, function: str) -> None:
     if value.is_deleted():
         raise MetricError(
             f"{function}: {name} was donated to a later computation or deleted; pass the value before, or "
@@ -54,12 +61,15 @@ def _check_array(value: Any, name: str, function: str) -> None:
         )
 
 
-def is_ready(value: Any) -> bool:
-    """Whether reading it waits for nothing. A host number always is; so is an array that is gone."""
-    return not hasattr(value, "is_ready") or value.is_deleted() or value.is_ready()
+def is_ready(value: object) -> bool:
+    """Whether reading it waits for nothing. Host numbers are always ready, and so are deleted arrays."""
+    if not is_device_array(value) or value.is_deleted():  # a deleted array raises if it is asked
+        return True
+    return value.is_ready()  # type: ignore[attr-defined]  # JAX declares it for its own class only
 
 
-def read(value: Any) -> Number:
+def read(value: object) -> Number:
     """The Python number; waits for a device array that is not ready."""
     array = np.asarray(value)
+    # bfloat16 and its kin are not float to NumPy: `item` would give back one of theirs.
     return array.item() if array.dtype.kind in "biu" else float(array.astype(np.float64))

@@ -1,14 +1,15 @@
 """DataParallel: the four verbs in one sentence.
 
-torch's `nn.DataParallel` does scatter, replicate, parallel_apply, gather at every forward, and so
-does this. The same flow serves the class and the function; the class only remembers its arguments.
-Differences that a user sees, all in docs/semantics.md: parameters stay replicated between calls,
-inside `jax.jit` outputs stay sharded, and whatever torch drops or corrupts silently raises.
+torch's `nn.DataParallel` does scatter, replicate, parallel_apply and gather at every forward, and so does
+this. One flow serves the class and the function; the class only remembers its arguments. What a user sees of
+the differences is in docs/semantics.md: parameters stay replicated between calls, inside `jax.jit` outputs
+stay sharded, and what torch drops or corrupts silently raises.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,8 +22,10 @@ from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
 from .gather import assemble
 from .modules import Module, view
-from .parallel_apply import parallel_apply
+from .parallel_apply import apply_replicas, compiled
+from .parallel_apply import programs as shared_programs
 from .placement import Placement, place
+from .programs import Programs
 from .replicate import Replicas, replicate
 from .scatter import scatter_kwargs
 
@@ -58,11 +61,16 @@ def data_parallel(
     """
     placement = place(device_ids, output_device, dim, function="data_parallel")
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    return forward(module, args, module_kwargs or {}, placement, backend)
+    return forward(module, args, module_kwargs or {}, placement, backend, shared_programs)
 
 
 def forward(
-    module: Module, args: tuple, kwargs: dict[str, Any], placement: Placement, backend: str
+    module: Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    placement: Placement,
+    backend: str,
+    programs: Programs,
 ) -> PyTree:
     """The four verbs in one sentence."""
     if not placement.devices:
@@ -75,16 +83,16 @@ def forward(
         view(module).values(placement)
         return module(*inputs[0], **named[0])
     replicas = Replicas(module, placement, len(inputs))
-    outputs = parallel_apply(replicas, inputs, named, backend=backend)
-    return assemble(outputs, target)  # type: ignore[arg-type]
+    outputs = apply_replicas(replicas, inputs, named, backend, programs)
+    return assemble(outputs, target)
 
 
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
     """Where outputs go. A batch that already lies on all the devices gives outputs that do.
 
-    Otherwise a model of which one block is wrapped could not be called outside of jit after a
-    training step inside it: its other blocks' parameters are on all devices by then, and JAX
-    refuses to mix them with an array on one.
+    Otherwise a model with one wrapped block could not be called outside of jit after a training step inside
+    it: by then the parameters of its other blocks are on all devices, and JAX refuses to mix them with an
+    array on one.
     """
     if is_staged():
         return None
@@ -141,6 +149,7 @@ class DataParallel(abc.ABC):
     """
 
     module: Any
+    placement: Placement
     device_ids: list[int]
     output_device: jax.Device | None
     dim: int
@@ -196,30 +205,33 @@ class _NNXDataParallel(_Remembers, nnx.Module):
         self.module = module
         self.placement = placement
         self.backend = backend
+        self.programs = Programs(compiled)
         _settle(module, placement)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return forward(self.module, inputs, kwargs, self.placement, self.backend)
+        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 class _LinenDataParallel(_Remembers, linen.Module):
     module: linen.Module
     placement: Placement
     backend: str = "shard_map"
+    programs: Programs = dataclasses.field(default_factory=lambda: Programs(compiled), repr=False)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         if self.is_initializing():
             return self.module(*inputs, **kwargs)  # shapes only matter, and no device is asked for
-        return forward(self.module, inputs, kwargs, self.placement, self.backend)
+        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 class _FunctionDataParallel(_Remembers):
     def __init__(self, module: Callable[..., Any], placement: Placement, backend: str):
         self.module, self.placement, self.backend = module, placement, backend
+        self.programs = Programs(compiled)
         view(module)  # says now, not at the first call, if it cannot be used
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        return forward(self.module, inputs, kwargs, self.placement, self.backend)
+        return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):

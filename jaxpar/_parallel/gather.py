@@ -1,11 +1,11 @@
 """gather: the replicas' outputs become one.
 
-torch copies the outputs of all replicas to one device, which therefore carries more than the others
-(its best-known weakness). Here that happens outside of `jax.jit` only. Inside, the result is one
-global array whose rows stay on the devices that made them, and no device holds all of it.
+torch copies the outputs of all replicas to one device, which then carries more than the others: its
+best-known weakness. Here that happens only outside of `jax.jit`. Inside, the result is one global array whose
+rows stay on the devices that made them, and no device holds all of it.
 
-What torch loses silently raises here: outputs of another dtype (torch casts them to the first
-one's), dicts with other keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
+What torch loses silently raises here: outputs of different dtypes (torch casts to the first one's), dicts
+with other keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .._tree import is_array, is_real, is_staged, paths
-from .._typing import DeviceLike, PyTree, Shape
+from .._typing import DeviceLike, PyTree, Shape, TreeDef
 from ..errors import DimError, GatherError, GatherTypeError
 from . import placement as _placement
 from .shards import Shards, crop, separate
@@ -158,8 +158,8 @@ def _check_form(first: PyTree, other: PyTree, i: int) -> None:
             f"gather: {what}: replica 0 has {sorted(map(str, first))} and replica {i} has "
             f"{sorted(map(str, other))}."
         )
-    one: Any = jax.tree.structure(first)
-    two: Any = jax.tree.structure(other)
+    one: TreeDef = jax.tree.structure(first)
+    two: TreeDef = jax.tree.structure(other)
     if one != two:
         raise GatherError(
             f"gather: replica 0 returned {one} and replica {i} returned {two}; all replicas must return the "

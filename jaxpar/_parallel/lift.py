@@ -1,14 +1,16 @@
 """lift: sums over the replicas, taken out of the branches of a switch.
 
-Every device takes its own branch, so a branch cannot wait for the others: not all of them are in it.
-A sum is different from other collectives in that zero is neutral. So every branch is cut in pieces
-at its sums. A switch runs the first pieces, then all devices, whatever branch they took, add up what
-these want summed, a second switch runs the second pieces, and so on. A device without rows adds zeros.
-What later pieces of a branch need goes from switch to switch.
+In an uneven batch each device takes its own branch, so a collective inside a branch would wait for devices
+that never come to it. A sum is special: zero is neutral to it. So every branch is cut into pieces at its
+sums. One switch runs all first pieces; then every device, whatever branch it took, adds up what these want
+summed; a second switch runs the second pieces, and so on. A device without rows adds zeros. What later pieces
+of a branch need travels from switch to switch.
 
-What is written in the branches must not depend on the number of replicas, because with unequal ones a
-mean of means, or a count times the number of devices, is silently another number. That is made sure of by
-tracing with two numbers of replicas and comparing the programs.
+A branch must not depend on the number of replicas: over unequal ones a mean of means, or a count times the
+number of devices, is silently another number. To be sure, each branch is traced for two numbers of replicas,
+and the two programs must be the same.
+
+torch has no such problem, because its ranks run their own programs; its SyncBatchNorm gathers counts as well.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._typing import REPLICA, Shape
 from ..errors import CollectiveError
+from .same_program import same_program
 
 CALLS = {
     "jit": "jaxpr",
@@ -41,11 +44,10 @@ CALLS = {
 CURE = "Make B a multiple of the number of devices, or take the collective out of the module."
 
 
-def communicates(what: Any) -> bool:
-    """Whether a program, or one equation of one, says anything to other replicas.
-
-    JAX's own mark, an effect, is missing from ppermute, and axis_index has it.
-    """
+def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
+    """Whether a program, or one equation of it, sends anything to other replicas."""
+    # JAX marks collectives with an effect, but not ppermute, and it marks axis_index, which sends nothing. So
+    # the names of the axes are read from the parameters instead.
     if isinstance(what, ClosedJaxpr | Jaxpr):
         return any(map(communicates, what.eqns))
     named = [what.params.get(key) for key in ("axes", "axis_name")]
@@ -57,7 +59,7 @@ def communicates(what: Any) -> bool:
 
 
 def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
-    """f as a program for one of k replicas that may have different numbers of rows.
+    """`f` as a program for one of k replicas that may have different numbers of rows.
 
     Raises:
       CollectiveError: it communicates, in another way than by sums or from a loop or a condition; or
@@ -66,8 +68,10 @@ def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
     program = jax.make_jaxpr(f, axis_env=[(REPLICA, k)])(*args)
     if communicates(program):
         _check_sums(program.jaxpr)
+        # JAX folds the size of an axis into the program as a number, so it cannot be searched for. It shows
+        # as a difference between the programs for k and for k + 1 replicas.
         other = jax.make_jaxpr(f, axis_env=[(REPLICA, k + 1)])(*args)
-        if not _equal(program, other, {}):
+        if not same_program(program, other):
             raise CollectiveError(
                 "parallel_apply: the module uses the number of replicas (pmean, psum of a number, axis_size, "
                 "Flax's BatchNorm with axis_name) and the replicas have different numbers of rows: a mean of "
@@ -117,8 +121,11 @@ def switch(
         return _apply(choice, branches, operands, idle)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        # Differentiated first and cut then, so that the rules of functions in the branches hold.
+        # Differentiated first and cut afterwards. The other way round, a function with a custom_jvp that sums
+        # (SyncBatchNorm's statistics) would be in pieces before its rule could be used.
         choice, *operands = primals
+        # Only operands with a tangent are differentiated: integers and keys have none, and a program for
+        # zeros would double the work.
         moving = [i for i, t in enumerate(tangents[1:]) if _moves(t)]
         given = [*operands, *(tangents[1 + i] for i in moving)]
         programs = [_tangent(branch, moving, given, k) for branch in branches]
@@ -142,11 +149,11 @@ def _has_rule(jaxpr: Jaxpr) -> bool:
     )
 
 
-def _moves(tangent: Any) -> bool:
+def _moves(tangent: jax.Array | SymbolicZero) -> bool:
     return not isinstance(tangent, SymbolicZero) and tangent.dtype != jax.dtypes.float0
 
 
-def _floats(x: Any) -> bool:
+def _floats(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -172,11 +179,11 @@ def _tangent(branch: ClosedJaxpr, moving: list[int], given: Sequence[Any], k: in
 
 @dataclass(frozen=True)
 class _Cut:
-    """One branch. Piece i is followed by the sums i; the last piece by nothing."""
+    """One branch in pieces. Sums i follow piece i; nothing follows the last piece."""
 
     program: ClosedJaxpr
-    pieces: list[list[Any]]
-    sums: list[list[Any]]
+    pieces: list[list[JaxprEqn]]
+    sums: list[list[JaxprEqn]]
 
     def reads(self, i: int) -> list[Any]:
         """The variables that piece i and its sums, or the outputs, read."""
@@ -192,11 +199,16 @@ class _Cut:
 
 
 def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
-    """Every equation goes into the first piece where all that it reads is known."""
+    """Every equation goes into the first piece in which all that it reads is known.
+
+    Sums that do not depend on each other thus end up behind the same piece and go out together.
+    """
+    # Traced once more, so that programs called in programs (jit, checkpoint, custom_jvp) lie open where they
+    # sum.
     program = jax.make_jaxpr(lambda *operands: _inline(branch, operands))(*operands)
     since: dict[Any, int] = {}
-    pieces: list[list[Any]] = [[]]
-    sums: list[list[Any]] = []
+    pieces: list[list[JaxprEqn]] = [[]]
+    sums: list[list[JaxprEqn]] = []
     for eqn in program.jaxpr.eqns:
         i = max((since.get(v, 0) for v in eqn.invars if not isinstance(v, Literal)), default=0)
         if communicates(eqn):
@@ -211,7 +223,7 @@ def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
 
 
 def _inline(program: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-    """Evaluates a program; what communicates in a program that it calls, it says itself."""
+    """Evaluates a program equation by equation; what it calls and communicates, as if written here."""
     jaxpr = program.jaxpr
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
     for eqn in jaxpr.eqns:
@@ -225,7 +237,7 @@ def _inline(program: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     return [_value(values, v) for v in jaxpr.outvars]
 
 
-def _names(eqn: Any) -> str:
+def _names(eqn: JaxprEqn) -> str:
     """`all_gather`, or `psum in scan`."""
     for inner in _programs(eqn.params):
         for e in inner.eqns:
@@ -246,8 +258,9 @@ def _value(values: dict[Any, Any], v: Any) -> Any:
     return v.val if isinstance(v, Literal) else values[v]
 
 
-def _evaluate(jaxpr: Jaxpr, eqns: list[Any], values: dict[Any, Any]) -> None:
-    """Runs some equations of a program on what is known, and adds what they give to it."""
+def _evaluate(jaxpr: Jaxpr, eqns: list[JaxprEqn], values: dict[Any, Any]) -> None:
+    """Runs some equations of a program on known values, and adds their results to these."""
+    # As a program of their own: evaluated one by one, equations would lose JAX's caches and take far longer.
     made = [v for eqn in eqns for v in eqn.outvars]
     read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
     given = [v for v in read if v not in set(made)]
@@ -263,7 +276,9 @@ def _apply(
 ) -> list[jax.Array]:
     cuts = [_cut(branch, operands) for branch in branches]
     n = len(cuts[0].sums)
-    if idle:  # what it returns depends on no sum
+    if idle:
+        # What a device without rows returns depends on no sum, so it does everything in the last switch. Its
+        # pieces before that are empty, and its terms zeros.
         cuts[-1] = _Cut(cuts[-1].program, [[] for _ in range(n)] + cuts[-1].pieces, [[] for _ in range(n)])
     _check_same(cuts[: len(cuts) - idle])
     known = [dict(zip(cut.program.jaxpr.invars, operands, strict=True)) for cut in cuts]
@@ -271,7 +286,7 @@ def _apply(
         terms = [eqn.invars[0].aval for eqn in sums]
         kept = [cut.keeps(i) for cut in cuts]
         made = _switch(choice, cuts, known, i, terms, kept)
-        # Every device passes here, with its terms or with zeros.
+        # Outside of every switch: each device passes here, with its terms or with zeros.
         sums = jax.lax.psum(made[: len(terms)], REPLICA)
         rest = iter(made[len(terms) :])
         for cut, variables, here in zip(cuts, kept, known, strict=True):
@@ -304,14 +319,15 @@ def _switch(
     terms: Sequence[Any],
     kept: Sequence[Sequence[Any]],
 ) -> list[jax.Array]:
-    """Piece i of every branch: the terms of its sums, and what each keeps; or the outputs.
+    """Piece i of every branch: the terms of its sums, and what each branch keeps; or the outputs.
 
-    What one branch keeps is zeros on devices that took another one. Sharing the places would save their
-    memory, but the derivative of a switch wants to know of each place whether it depends on a tangent.
+    What one branch keeps is zeros on devices that took another. Letting branches share these places would
+    save the memory, but the derivative of a switch has to know of each place whether it depends on a tangent,
+    and the places of two branches differ in that.
     """
     reads = [[v for v in cut.reads(i) if v in here] for cut, here in zip(cuts, known, strict=True)]
 
-    def piece(j: int, arrays: list[list[Any]]) -> list[Any]:
+    def piece(j: int, arrays: list[list[JaxprEqn]]) -> list[Any]:
         cut = cuts[j]
         values = dict(zip(cut.program.jaxpr.constvars, cut.program.consts, strict=True))
         values |= zip(reads[j], arrays[j], strict=True)
@@ -330,56 +346,12 @@ def _switch(
     return jax.lax.switch(choice, pieces, arrays)
 
 
-def _nothing(of: Any) -> jax.Array:
+def _nothing(of: jax.core.ShapedArray) -> jax.Array:
     return zeros(of.shape, of.dtype)
 
 
 def zeros(shape: Shape, dtype: Any) -> jax.Array:
-    """Zeros, or keys where there are keys."""
+    """Zeros; some valid keys where there are random keys, which know no zero."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(dtype)), shape)
     return jnp.zeros(shape, dtype)
-
-
-# ---------------------------------------------------------------------------------------- comparing
-
-
-def _equal(a: Any, b: Any, names: dict[Any, Any]) -> bool:
-    """Whether two programs, or parameters in them, say the same; functions are not looked into."""
-    if isinstance(a, ClosedJaxpr):
-        return _equal(a.jaxpr, b.jaxpr, {}) and _equal(list(a.consts), list(b.consts), names)
-    if isinstance(a, Jaxpr):
-        names |= dict(zip([*a.constvars, *a.invars], [*b.constvars, *b.invars], strict=False))
-        return (
-            len(a.eqns) == len(b.eqns)
-            and all(_equal_equations(x, y, names) for x, y in zip(a.eqns, b.eqns, strict=True))
-            and _equal_atoms(a.outvars, b.outvars, names)
-        )
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(_equal(x, y, names) for x, y in zip(a, b, strict=True))
-    if isinstance(a, jax.core.Tracer):
-        return a is b
-    if isinstance(a, np.ndarray | jax.Array):
-        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-    return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
-
-
-def _equal_equations(x: Any, y: Any, names: dict[Any, Any]) -> bool:
-    if x.primitive is not y.primitive or not _equal_atoms(x.invars, y.invars, names):
-        return False
-    names |= dict(zip(x.outvars, y.outvars, strict=True))
-    return all(_equal(value, y.params[key], dict(names)) for key, value in x.params.items())
-
-
-def _equal_atoms(a: Sequence[Any], b: Sequence[Any], names: dict[Any, Any]) -> bool:
-    if len(a) != len(b):
-        return False
-    for x, y in zip(a, b, strict=True):
-        if x.aval != y.aval or isinstance(x, Literal) != isinstance(y, Literal):
-            return False
-        same = (
-            _equal(np.asarray(x.val), np.asarray(y.val), names) if isinstance(x, Literal) else names[x] is y
-        )
-        if not same:
-            return False
-    return True

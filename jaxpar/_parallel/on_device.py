@@ -21,9 +21,10 @@ from .._devices.move import mixed, to
 from .._tree import is_real, is_staged
 from .._typing import DeviceLike, PyTree
 from ..errors import MixedDevicesError
-from .modules import view
+from .modules import Definition, view
 from .placement import Placement
 from .program import check_outputs
+from .programs import Programs
 from .shards import combine, separate
 
 
@@ -58,6 +59,7 @@ class OnDevice(nnx.Module):
             )
         self.module = to(module, device) if isinstance(module, nnx.Module) else module
         self.placement = Placement((_devices.device(device),))
+        self.programs = Programs(_compiled)
 
     @property
     def device(self) -> jax.Device:
@@ -70,7 +72,9 @@ class OnDevice(nnx.Module):
         split = view(self.module)
         arrays, statics, form = separate((inputs, kwargs))
         arrays = [x if isinstance(x, jax.core.Tracer) else jax.device_put(x, self.device) for x in arrays]
-        outputs, changes = _program(split.definition)((statics, form), split.values(self.placement), arrays)
+        outputs, changes = self.programs(split.definition)(
+            (statics, form), split.values(self.placement), arrays
+        )
         split.commit(changes)
         return outputs
 
@@ -83,8 +87,7 @@ class OnDevice(nnx.Module):
                 raise MixedDevicesError(mixed(here, there, type(self.module).__name__, name))
 
 
-@functools.lru_cache(maxsize=1024)
-def _program(definition: Any) -> Any:
+def _compiled(definition: Definition) -> Any:
     @functools.partial(jax.jit, static_argnums=0)
     def run(form: Any, values: PyTree, arrays: list[jax.Array]) -> tuple[PyTree, PyTree]:
         inputs, kwargs = combine(arrays, *form)

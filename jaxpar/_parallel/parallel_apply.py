@@ -1,12 +1,11 @@
 """parallel_apply: every replica runs on its own rows.
 
-torch starts a thread for each replica; here all of them are one compiled program (`program`). A list of
-different modules is run one by one, each on its own device.
+torch starts a thread for each replica. Here all replicas are one compiled program (`program`), and the
+modules of a list are run one by one, each on its own device, without waiting for the one before.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,8 +18,10 @@ from ..errors import CountError
 from . import program as _program
 from .backends import Backend
 from .backends import backend as _backend
+from .modules import Definition
 from .placement import Placement, place
 from .program import Kind, Local
+from .programs import Programs, shared
 from .reduce import from_replica_zero
 from .replicate import Replicas
 from .shards import Shards
@@ -68,10 +69,16 @@ def parallel_apply(
             f"replicated to {_names(modules.placement)}; give both the same devices."
         )
     assert kwargs_tup is None or isinstance(kwargs_tup, Shards)
-    split = modules.split()
-    run: Any = _backend(backend)
-    program = _compiled(split.definition, run, inputs.placement)
-    outputs, changes = program(modules.values(split), inputs, kwargs_tup)
+    return apply_replicas(modules, inputs, kwargs_tup, backend, programs)
+
+
+def apply_replicas(
+    replicas: Replicas, inputs: Shards, kwargs: Shards | None, backend: str, programs: Programs
+) -> Shards:
+    """`parallel_apply` behind its doors, for wrappers that have programs of their own."""
+    split = replicas.split()
+    program = programs(split.definition, _backend(backend), inputs.placement)
+    outputs, changes = program(replicas.values(split), inputs, kwargs)
     split.commit(changes)
     return outputs
 
@@ -116,13 +123,25 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
 # ------------------------------------------------------------------------------------ as one program
 
 
-@functools.lru_cache(maxsize=1024)
-def _compiled(definition: Any, run: Backend, placement: Placement) -> Any:
-    return jax.jit(functools.partial(_run, definition, run, placement))
+def compiled(definition: Definition, run: Backend, placement: Placement) -> Any:
+    """`compiled(...)(values, inputs, kwargs) -> (outputs, changes)`."""
+
+    def program(values: PyTree, inputs: Shards, kwargs: Shards | None) -> tuple[Shards, PyTree]:
+        return _run(definition, run, placement, values, inputs, kwargs)
+
+    return jax.jit(program)
+
+
+programs = shared(compiled)
 
 
 def _run(
-    definition: Any, run: Backend, placement: Placement, values: PyTree, inputs: Shards, kwargs: Shards | None
+    definition: Definition,
+    run: Backend,
+    placement: Placement,
+    values: PyTree,
+    inputs: Shards,
+    kwargs: Shards | None,
 ) -> tuple[Shards, PyTree]:
     def replica(values: PyTree, own: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
         del own

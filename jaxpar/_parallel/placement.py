@@ -1,8 +1,8 @@
 """Placement: which devices hold the replicas, which axis is split, where results go.
 
-torch's `DataParallel` keeps `device_ids`, `output_device` and `dim` as attributes and looks devices
-up again on every call. Here they are one frozen value, made once and passed explicitly: there is no
-current mesh and no stack of contexts.
+torch's `DataParallel` keeps `device_ids`, `output_device` and `dim` as attributes and looks devices up again
+at every call. Here they are one frozen value, made once and passed explicitly: there is no current mesh and
+no stack of contexts.
 """
 
 from __future__ import annotations

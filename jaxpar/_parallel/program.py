@@ -1,9 +1,9 @@
 """program: a function on every replica's own rows, all replicas in one compiled program.
 
-torch starts a thread, or a process, for each replica. Here one program is compiled for all devices.
-When the replicas have different numbers of rows it holds one branch for each number that occurs, and
-every device takes its own; so the function never sees padding, and no mask is needed for BatchNorm,
-for a loss inside of forward, or for anything else that looks at more than one row
+torch starts a thread, or a process, for each replica. Here one program is compiled for all devices. When
+replicas have different numbers of rows, it holds one branch for each number that occurs, and every device
+takes its own. So the function never sees padding, and needs no mask for BatchNorm, for a loss inside of
+forward, or for anything else that looks at more than one row
 (docs/semantics.md rows 15, 75). What the replicas say to each other they say behind the branches,
 where every device passes.
 """
@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._devices import devices as _devices
 from .._tree import is_array, paths
-from .._typing import PyTree, Shape
+from .._typing import PyTree, Shape, TreeDef
 from ..errors import GatherError, GatherTypeError
 from .backends import Backend
 from .convolution_in_branch import for_branch
@@ -101,6 +101,7 @@ def run(
       own: values of each device's own, stacked to [N, ...].
       source: the replica, one with rows, whose changes are kept; on replicas of another kind they are zeros.
     """
+    # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
     order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
     stacks, statics, treedef = separate(batch)
     owned, own_form = jax.tree.flatten(own)
@@ -125,6 +126,7 @@ def run(
             for kind in order
         ]
         if placement.devices[0].platform == "cpu" and uneven:
+            # XLA's CPU compiler has no fast convolution inside of a branch.
             branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
         table = [len(order) if kind is None else order.index(kind) for kind in kinds]
         shapes = _output_shapes(branches, table)
@@ -135,6 +137,7 @@ def run(
         return jax.tree.leaves(local.outputs) + kept, shared
 
     rows, shared = backend(body, placement, shared, stacks + owned)
+    # The last one: some transformations of JAX trace the body more than once.
     outputs_form, shapes, form = found[-1]
     n = len(shapes)
     return Result(
@@ -154,6 +157,7 @@ def _trace(
     one: Callable[..., Local], data: PyTree, placement: Placement, replica: int, k: int | None
 ) -> _Branch:
     try:
+        # To a jaxpr, and not straight into the switch: shapes of outputs and collectives must be known first.
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
         if k is not None and communicates(jaxpr):
             jaxpr = traced(one, data, k)
@@ -180,7 +184,7 @@ def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
 def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
     first = branches[0].local.outputs
     used = [(i, branches[j].local.outputs) for i, j in enumerate(table) if j < len(branches)]
-    form: Any = jax.tree.structure(first)
+    form: TreeDef = jax.tree.structure(first)
     for i, other in used:
         if (its := jax.tree.structure(other)) != form:
             raise GatherError(
@@ -207,7 +211,9 @@ def _choose(
     data: PyTree,
     k: int,
 ) -> Local:
-    """One device's part: take its branch and fill up what it returns. All branches return the same shapes."""
+    """One device's part: take its branch, and fill up what it returns to the shapes of the largest."""
+    # A switch wants equal shapes from all branches. Only the source's branch returns its changes; the others
+    # return zeros in their place, because a changed buffer may have the batch's shape.
     kept = branches[table[source]]
     outputs, form = jax.tree.flatten(kept.local.outputs)
     rest, rest_form = jax.tree.flatten((kept.local.terms, kept.local.changes))

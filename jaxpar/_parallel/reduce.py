@@ -1,15 +1,16 @@
 """reduce: the replicas' trees become one tree, in one all-reduce.
 
-Everything here is called once per replica, outside of every branch: a collective inside a branch
-that only some replicas take would wait for the others for ever. Sums of arrays of one float type
-are fused by XLA with the sum of the gradients; integers would be a second all-reduce, so small
-ones (counters, generator keys) travel as floats, sixteen bits in each, which is exact.
+Everything here runs once on each replica, outside of every branch: a collective inside a branch that only
+some replicas take would wait for the others for ever. XLA fuses sums of one float type with the sum of the
+gradients. Integers would be a second all-reduce, so small ones (counters, generator keys) travel as floats,
+sixteen bits in each, which is exact.
+
+torch broadcasts the buffers of device 0 before the next forward; only their sum joins the gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax import lax
 from .._typing import REPLICA, PyTree
 
 _FEW = 1024
+"""Elements. Larger integer arrays are rare, and sent as they are."""
 
 
 def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
@@ -39,14 +41,17 @@ def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
 def terms_of(
     source: int, tree: PyTree, index: jax.Array
 ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], PyTree]]:
-    """For who sums himself: float terms (but for large integers), and what makes the tree of their sums."""
+    """The terms to be summed, floats but for large integers, and a function from their sums to the tree.
+
+    For callers that send the terms together with others.
+    """
     leaves = jax.tree.leaves(tree)
-    form: Any = jax.tree.structure(tree)
+    form = jax.tree.structure(tree)
     # where, not a product: another replica's NaN must not come through.
     terms = [jnp.where(index == source, term, jnp.zeros_like(term)) for term in map(_encode, leaves)]
 
     def rebuild(sums: Sequence[jax.Array]) -> PyTree:
-        return form.unflatten([_decode(s, x) for s, x in zip(sums, leaves, strict=True)])
+        return jax.tree.unflatten(form, [_decode(s, x) for s, x in zip(sums, leaves, strict=True)])
 
     return terms, rebuild
 

@@ -1,14 +1,13 @@
 """scatter: a batch goes out to the devices.
 
-torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each
-replica but the last one that gets any, so fewer replicas than devices may be used
-(docs/semantics.md row 15). Everything that is no tensor is passed to all replicas by reference
-(#19). Both hold here. What differs, on purpose:
+torch.nn.parallel.scatter splits every tensor with `torch.chunk`: c = ceil(B / N) rows for each replica but
+the last one that gets any, so fewer replicas than devices may be used (docs/semantics.md row 15). Everything
+else is passed to all replicas by reference (row 19). Both hold here. On purpose, this differs:
 
-* siblings with different numbers of rows raise; torch drops the rows that have no partner (#24);
+* siblings with different numbers of rows raise; torch drops the rows that have no partner (row 24);
 * numpy arrays are arrays (torch passes them by reference);
-* arguments and keyword arguments are split as one batch, so torch's padding of the shorter of the
-  two lists, and its slip (#27), have no counterpart.
+* arguments and keyword arguments are split as one batch, so torch's padding of the shorter of the two lists,
+  and its slip (row 27), have no counterpart.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._tree import check_alive, check_leaf, is_array, is_staged, paths
-from .._typing import DeviceLike, PyTree, Shape
+from .._typing import Array, DeviceLike, PyTree, Shape
 from ..errors import DeviceError, DimError, NoRowsError, RowsError
 from .placement import Placement, place
 from .shards import Shards, combine, separate
@@ -86,7 +85,7 @@ def chunk_sizes(B: int, N: int) -> tuple[int, ...]:
 
 
 def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
-    """`scatter` behind its doors: `names` are the paths of the leaves, for the errors."""
+    """`scatter` for a placement; `names` are the leaves' paths, for the errors."""
     if not placement.N:
         raise DeviceError(
             "scatter: there is one CPU device and no accelerator, so nothing to scatter to; "
@@ -108,7 +107,7 @@ def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
     return Shards(combine(stacks, statics, treedef), sizes, shapes, placement)
 
 
-def _axis(x: Any, name: str, dim: int) -> int:
+def _axis(x: Array, name: str, dim: int) -> int:
     if x.ndim == 0:
         cure = "pass a Python number, which every replica gets as it is, or one value per row"
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -124,7 +123,7 @@ def _axis(x: Any, name: str, dim: int) -> int:
     return dim % x.ndim
 
 
-def _rows(arrays: Sequence[Any], axes: Sequence[int], names: Sequence[str]) -> int:
+def _rows(arrays: Sequence[Array], axes: Sequence[int], names: Sequence[str]) -> int:
     counts = [x.shape[a] for x, a in zip(arrays, axes, strict=True)]
     for count, name in zip(counts, names, strict=True):
         if count != counts[0]:
@@ -140,7 +139,9 @@ def _shapes(shape: Shape, axis: int, sizes: Sequence[int]) -> tuple[Shape, ...]:
     return tuple((*shape[:axis], size, *shape[axis + 1 :]) for size in sizes)
 
 
-def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement: Placement) -> list[Any]:
+def _spread(
+    arrays: list[Array], axes: list[int], sizes: Sequence[int], placement: Placement
+) -> list[jax.Array]:
     c = max(sizes[0], 1)  # XLA's partitioner fails on arrays without elements at a shard_map's border
     if is_staged():
         stacks = [_stack(x, a, c, placement.N) for x, a in zip(arrays, axes, strict=True)]
@@ -148,7 +149,7 @@ def _spread(arrays: list[Any], axes: list[int], sizes: Sequence[int], placement:
     return [_send(x, a, c, placement) for x, a in zip(arrays, axes, strict=True)]
 
 
-def _stack(x: Any, axis: int, c: int, N: int) -> jax.Array:
+def _stack(x: Array, axis: int, c: int, N: int) -> jax.Array:
     """[..., B, ...] to [N, ..., c, ...]. Padding stands at the end, so XLA moves no row for it."""
     missing = N * c - x.shape[axis]
     if missing:
@@ -157,7 +158,7 @@ def _stack(x: Any, axis: int, c: int, N: int) -> jax.Array:
     return jnp.moveaxis(x, axis, 0)
 
 
-def _lengthen(x: Any, axis: int, missing: int) -> jax.Array:
+def _lengthen(x: Array, axis: int, missing: int) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # there is no zero among random keys; any will do
         return jnp.concatenate([x, jnp.repeat(jax.lax.slice_in_dim(x, 0, 1, axis=axis), missing, axis)], axis)
     padding = [(0, 0)] * x.ndim
@@ -168,7 +169,7 @@ def _lengthen(x: Any, axis: int, missing: int) -> jax.Array:
 _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 
 
-def _send(x: Any, axis: int, c: int, placement: Placement) -> jax.Array:
+def _send(x: Array, axis: int, c: int, placement: Placement) -> jax.Array:
     """`_stack`; pieces of a host array go straight to their devices, never all through the first one."""
     N = placement.N
     if not isinstance(x, np.ndarray):
@@ -181,7 +182,7 @@ def _send(x: Any, axis: int, c: int, placement: Placement) -> jax.Array:
     stack = x.reshape(*before, N, c, *after)
     if axis:
         stack = np.moveaxis(stack, axis, 0)
-    # A CPU device shares the host's memory, and the caller may write to it again.
+    # A CPU device uses the host's memory as it is if that is aligned, and the caller may write to it again.
     shared = placement.devices[0].platform == "cpu" and not missing
 
     def piece(index: Any) -> np.ndarray:

@@ -1,13 +1,12 @@
 """Shards: a batch (or an output) in pieces, one for each replica, as one sharded tree.
 
-torch passes Python lists of per-device structures because it runs threads. JAX has one object that
-is the list: a global array with one shard on each device. Such an array needs equal shards, and
-`torch.chunk` gives 10 rows to 4 devices as 3, 3, 3, 1; so every piece is padded to the largest one
-and its true shape is kept beside it. The padding never leaves this module and `program`:
-whoever reads a piece cuts it to its shape first.
+torch passes Python lists of structures, one for each device, because it runs threads. In JAX one object is
+that list: a global array with one shard on each device. Its shards must be equal, and `torch.chunk` gives 10
+rows to 4 devices as 3, 3, 3, 1. So every piece is padded to the largest, and its true shape is kept beside
+it. The padding never leaves this file and `program`: who reads a piece cuts it to its shape first.
 
-Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension
-is. Pieces without axes and pieces of different shapes then need no rules of their own.
+Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension is. Pieces
+without axes and pieces of different shapes then need no rules of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, overload
 import jax
 
 from .._tree import is_array
-from .._typing import PyTree, Shape, Static
+from .._typing import PyTree, Shape, Static, TreeDef
 from .placement import Placement
 
 
@@ -76,14 +75,14 @@ class Shards(Sequence):
         return cls(combine(arrays, statics, treedef), sizes, shapes, placement)
 
 
-def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], Any]:
+def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
     """The array leaves, then every other leaf at its position (None where an array was), the form."""
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     return arrays, tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves), treedef
 
 
-def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: Any) -> PyTree:
+def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: TreeDef) -> PyTree:
     """The inverse of `separate`."""
     rest = iter(arrays)
     return jax.tree.unflatten(treedef, [next(rest) if s is None else s.value for s in statics])
@@ -94,7 +93,7 @@ def crop(piece: Any, shape: Shape) -> Any:
     return piece if piece.shape == shape else piece[tuple(slice(0, s) for s in shape)]
 
 
-def _piece(stack: Any, i: int, shape: Shape) -> Any:
+def _piece(stack: Any, i: int, shape: Shape) -> jax.Array:
     if isinstance(stack, jax.core.Tracer):
         return crop(stack[i], shape)
     # stack[i] would gather the whole array on every device and cost a thousand times as much.

@@ -1,9 +1,12 @@
-"""The same values on all devices, if they are where a module may have them."""
+"""spread: the same values on all devices.
+
+torch copies parameters from device_ids[0] at every forward and refuses modules that are elsewhere. Here they
+are copied once and stay, and the same modules are refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +20,7 @@ from .placement import Placement
 def spread(values: list, names: Sequence[str], placement: Placement) -> list:
     """The same values, each on all devices of the placement.
 
-    torch copies the parameters from device_ids[0] at every forward (docs/semantics.md row 34); here
-    they stay where they are and this returns at once when they are there already.
+    Returns at once when they are there already (docs/semantics.md row 34).
     """
     for value, name in zip(values, names, strict=True):
         for leaf in jax.tree.leaves(value):
@@ -26,7 +28,7 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
     return jax.device_put(values, placement.replicated)
 
 
-def _check_place(leaf: Any, name: str, placement: Placement) -> None:
+def _check_place(leaf: object, name: str, placement: Placement) -> None:
     """torch's rule that all parameters and buffers are on device_ids[0] (docs/semantics.md row 14)."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise UninitializedError(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from .._tree import check_alive, check_leaf, is_array, paths
+from .._typing import TreeDef
 from ..errors import BatchError
 
 MANY = 3
@@ -18,7 +19,7 @@ class Batches:
     """Remembers structures and shapes, to warn of a program for every one of them."""
 
     def __init__(self) -> None:
-        self._form: Any = None
+        self._form: TreeDef | None = None
         self._shapes: set[Any] = set()
 
     def check(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -38,7 +39,7 @@ class Batches:
         check_alive(leaves, _Lazy(args, kwargs), "train_step")
         return form, shapes
 
-    def remember(self, form: Any, shapes: Any) -> None:
+    def remember(self, form: TreeDef, shapes: tuple) -> None:
         """A batch that raised is no measure for those after it."""
         self._form = form
         self._shapes.add(shapes)

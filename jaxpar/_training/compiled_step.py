@@ -1,4 +1,10 @@
-"""gradient: every replica's own loss and gradient, and their mean, as one compiled program."""
+"""compiled_step: a loss, its gradients and what follows them, as one compiled program.
+
+There are two kinds. The loss of each replica's own rows runs on every replica, and the replicas then make one
+gradient of theirs: DistributedDataParallel. The loss of the whole batch is a function of a module that may
+itself be spread over the devices, as DataParallel is, or not at all. Both take and give the same things, so
+everything around them is written once.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +21,15 @@ from .._parallel.backends import Backend
 from .._parallel.placement import Placement
 from .._parallel.program import Kind, Local
 from .._parallel.reduce import terms_of
-from .._parallel.shards import Shards
-from .._typing import REPLICA, PyTree
+from .._parallel.shards import Shards, combine
+from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..comm_hooks.hook import Bucket, CommHook
 from ..comm_hooks.message import Message
 from .loss import Loss
+from .update import Update
 
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What is compiled: everything about a step but its arrays.
-
-    Attributes:
-      loss: of one replica's rows.
-      kinds: for each of the N replicas the shapes of its rows, None for one without.
-      divisor: what the sum of the gradients is divided by.
-      source: the replica whose buffers all get; None leaves each process its own, as it is without a hook.
-      hook: how gradients are reduced; None leaves them on their replicas, to be added to.
-      then: `then(values, extra, gradients, changes) -> (values, extra)` in the same program, if anything.
-    """
-
-    loss: Loss
-    kinds: tuple[Kind | None, ...]
-    divisor: int
-    source: int | None
-    hook: CommHook | None
-    placement: Placement
-    backend: Backend
-    then: Callable[..., Any] | None = None
-
-    @property
-    def active(self) -> tuple[int, ...]:
-        """The replicas that have rows."""
-        return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
+Program = Callable[..., "Result"]
+"""`program(values, extra, own, batch) -> Result`, for the arrays of all processes."""
 
 
 class Own(NamedTuple):
@@ -57,45 +39,119 @@ class Own(NamedTuple):
     hook: PyTree = ()
 
 
-class Step(NamedTuple):
-    """What comes out of a program. Losses and changes that were not shared are stacked to [N, ...]."""
+class Result(NamedTuple):
+    """What comes out of a program.
 
-    loss: jax.Array
-    aux: Shards
-    gradients: PyTree
+    Attributes:
+      loss: the mean over the replicas; while gradients are kept, each replica's, stacked to [N, ...].
+      aux: what came with the loss, on its replicas.
+      after: what the step is for: the mean gradients, or with an update the module's values after it; nothing
+        while gradients are kept.
+      changes: buffers that the forward changed and no update has taken in, stacked where not shared.
+      extra: the state beside the module, after an update.
+      own: what replicas keep; None where nothing was trained.
+    """
+
+    loss: PyTree
+    aux: PyTree
+    after: PyTree
     changes: PyTree
     extra: dict[str, Any]
-    own: Own
+    own: Own | None
 
 
-@functools.lru_cache(maxsize=1024)
-def compiled(plan: Plan, donate: tuple[str, ...] = ()) -> Any:
-    """`compiled(plan)(values, extra, own, batch) -> Step`, for global arrays."""
+@dataclasses.dataclass(frozen=True)
+class ReplicaPlan:
+    """What is compiled for replicas: everything about a step but its arrays.
 
-    def step(values: list, extra: dict[str, Any], own: Own, batch: tuple[PyTree, PyTree]) -> Step:
-        return _step(plan, values, extra, own, batch)
+    Attributes:
+      loss: of one replica's rows.
+      kinds: for each of the N replicas the shapes of its rows, None for one without.
+      divisor: what the sum of the gradients is divided by.
+      source: the replica whose buffers all get; None leaves each process its own, as it is without a hook.
+      hook: how gradients are reduced; None leaves them on their replicas, to be added to.
+      update: what follows the gradients, if anything.
+    """
+
+    loss: Loss
+    kinds: tuple[Kind | None, ...]
+    divisor: int
+    source: int | None
+    hook: CommHook | None
+    placement: Placement
+    backend: Backend
+    update: Update | None = None
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The replicas that have rows."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
+
+    def __call__(self, values: list, extra: dict[str, Any], own: Own, batch: tuple[PyTree, PyTree]) -> Result:
+        source = self.active[0] if self.source is None else self.source
+        done = _program.run(
+            functools.partial(_replica, self),
+            functools.partial(_finish, self),
+            self.backend,
+            self.placement,
+            (values, extra),
+            batch,
+            self.kinds,
+            own,
+            source,
+        )
+        loss, after, changes, extra = done.shared
+        if self.hook is None:
+            loss = done.own.loss
+        if self.source is None:
+            changes = done.own.changes
+        aux = Shards(done.outputs, (0,) * len(self.active), done.shapes, self.placement)
+        return Result(loss, aux, after, changes, extra, done.own.kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPlan:
+    """What is compiled for a whole batch.
+
+    Attributes:
+      loss: of the batch. statics, form: what is no array in the batch, and the structure that it has.
+      update: what follows the gradients; None keeps them, to be added to.
+    """
+
+    loss: Loss
+    statics: tuple[Static | None, ...]
+    form: TreeDef
+    update: Update | None = None
+
+    def __call__(self, values: list, extra: dict[str, Any], own: Own, batch: list) -> Result:
+        args, kwargs = combine(batch, self.statics, self.form)
+        value = self.loss(values, None, args, kwargs, extra.get("scale"))
+        gradients = _sum(own.gradients, value.gradients)
+        if self.update is None:
+            return Result(value.loss, value.aux, (), value.changes, {}, Own(gradients))
+        after, extra = self.update(values, extra, gradients, value.changes)
+        return Result(value.loss, value.aux, after, {}, extra, Own())
+
+
+def compiled(plan: ReplicaPlan | BatchPlan, donate: tuple[str, ...] = ()) -> Program:
+    """The plan as a program; `donate` names the arguments whose memory it may use again."""
+
+    def step(values: list, extra: dict[str, Any], own: Own, batch: PyTree) -> Result:
+        return plan(values, extra, own, batch)
 
     return jax.jit(step, donate_argnames=donate)
 
 
-def _step(plan: Plan, values: list, extra: dict[str, Any], own: Own, batch: tuple[PyTree, PyTree]) -> Step:
-    replica = functools.partial(_replica, plan)
-    finish = functools.partial(_finish, plan)
-    source = plan.active[0] if plan.source is None else plan.source
-    done = _program.run(
-        replica, finish, plan.backend, plan.placement, (values, extra), batch, plan.kinds, own, source
-    )
-    loss, gradients, changes, extra = done.shared
-    if plan.hook is None:
-        loss = done.own.loss
-    if plan.source is None:
-        changes = done.own.changes
-    aux = Shards(done.outputs, (0,) * len(plan.active), done.shapes, plan.placement)
-    return Step(loss, aux, gradients, changes, extra, done.own.kept)
+# ---------------------------------------------------------------------------------- on a replica
 
 
 def _replica(
-    plan: Plan, shared: tuple[list, PyTree], own: Own, index: jax.Array | None, args: tuple, kwargs: dict
+    plan: ReplicaPlan,
+    shared: tuple[list, PyTree],
+    own: Own,
+    index: jax.Array | None,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> Local:
     del own
     values, extra = shared
@@ -113,29 +169,33 @@ class _Kept(NamedTuple):
 
 
 def _finish(
-    plan: Plan, index: jax.Array, shared: tuple[list, PyTree], own: Own, local: Local
+    plan: ReplicaPlan, index: jax.Array, shared: tuple[list, PyTree], own: Own, local: Local
 ) -> tuple[PyTree, _Kept]:
+    """What the replicas do together, where every device passes: behind the branches of an uneven batch."""
     values, extra = shared
-    loss, gradients = local.terms["loss"], local.terms["gradients"]
-    if own.gradients:
-        gradients = jax.tree.map(jnp.add, own.gradients, gradients)
+    loss, gradients = local.terms["loss"], _sum(own.gradients, local.terms["gradients"])
     if plan.hook is None:
         # Nothing is sent, so buffers are each replica's own.
-        return ((), (), {}, extra), _Kept(loss, local.terms["changes"], Own(gradients, own.hook))
+        return ((), (), {}, {}), _Kept(loss, local.terms["changes"], Own(gradients, own.hook))
     changes: PyTree = {}
     mine, terms = local.terms.get("changes", ()), list[jax.Array]()
     if plan.source is not None:
         terms, rebuild = terms_of(plan.source, local.changes, index)
+    # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
     message = Message(REPLICA, _is_flat(plan.placement), [loss / len(plan.active), *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
-    state, gradients = plan.hook.reduce(own.hook, bucket)
+    state, after = plan.hook.reduce(own.hook, bucket)
     loss, *terms = message.others()
     if plan.source is not None:
         changes = rebuild(terms)
-    if plan.then is not None:
-        gradients, extra = plan.then(values, extra, gradients, changes)
+    if plan.update is not None:
+        after, extra = plan.update(values, extra, after, changes)
         changes = {}
-    return (loss, gradients, changes, extra), _Kept((), mine, Own((), state))
+    return (loss, after, changes, extra), _Kept((), mine, Own((), state))
+
+
+def _sum(earlier: PyTree, gradients: list) -> list:
+    return jax.tree.map(jnp.add, earlier, gradients) if earlier else gradients
 
 
 def _is_flat(placement: Placement) -> bool:

@@ -1,4 +1,9 @@
-"""The public class, and what it is for each kind of module."""
+"""DistributedDataParallel: a loss and a gradient on every replica, their mean on all of them.
+
+Where torch runs one process for each device, a replica here is a device of any process: one process with
+eight devices, eight with one each, or anything between gives the same numbers. On purpose it differs in this:
+`value_and_grad` returns the mean gradient, which torch leaves in `.grad`, because a JAX array has none.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +16,25 @@ from typing import Any
 import jax
 from flax import linen, nnx
 
+from .._parallel.backends import backend as _backend
 from .._parallel.data_parallel import forward
 from .._parallel.modules.function_view import Applied, FunctionView
+from .._parallel.parallel_apply import compiled
 from .._parallel.placement import Placement
+from .._parallel.programs import Programs
 from .._tree import is_staged
 from .._typing import DeviceLike, PyTree
-from ..comm_hooks.hook import CommHook
-from ..distributed._check_replicas import check_replicas
-from ..errors import GradientError, ParametersError
-from .engine import Settings, evaluate
-from .held import Held, hold_function, hold_linen, hold_nnx
-from .initial_sync import settle
+from ..comm_hooks import CommHook
+from ..distributed.check_replicas import check_replicas
+from ..errors import GradientError, ParametersError, StagedError
+from .agreement import SameRows
+from .arrays import Arrays, FunctionArrays, LinenArrays, ModuleArrays
+from .engine import Engine
+from .engine_state import EngineState
+from .initial_sync import NOTHING_TO_TRAIN, settle
 from .join import Join
+from .work import Objective, ReplicaWork
 from .world import World, make_world
-from .wrapper_state import Memory
 
 
 class DistributedDataParallel(abc.ABC):
@@ -61,6 +71,9 @@ class DistributedDataParallel(abc.ABC):
     """
 
     module: Any
+    world: World
+    backend: str
+    engine_state: EngineState
 
     def __new__(
         cls,
@@ -85,14 +98,15 @@ class DistributedDataParallel(abc.ABC):
             raise ValueError(
                 "DistributedDataParallel: process_group must be None; jaxpar has one group, of all processes."
             )
+        _backend(backend)
         world = make_world(device_ids, dim)
-        settings = Settings(_buffers(forward_sync_buffers, broadcast_buffers), backend)
-        memory = Memory(comm_hook)
+        shares_buffers = _buffers(forward_sync_buffers, broadcast_buffers)
+        state = EngineState(SameRows(world.size, shares_buffers), comm_hook)
         if isinstance(module, nnx.Module):
-            return _NNXDistributed(module, world, settings, memory, init_sync)
+            return _NNXDistributed(module, world, backend, state, init_sync)
         if isinstance(module, linen.Module):
-            return _LinenDistributed(module, world, settings, memory)
-        return _FunctionDistributed(module, world, settings, memory)
+            return _LinenDistributed(module, world, backend, state)
+        return _FunctionDistributed(module, world, backend, state)
 
     def __init_subclass__(cls) -> None:
         raise TypeError(
@@ -117,8 +131,13 @@ class _Distributed:
 
     module: Any
     world: World
-    settings: Settings
-    memory: Memory
+    backend: str
+    engine_state: EngineState
+    programs: Programs
+
+    def _remember(self, module: Any, world: World, backend: str, state: EngineState) -> None:
+        self.module, self.world, self.backend, self.engine_state = module, world, backend, state
+        self.programs = Programs(compiled)
 
     @property
     def device_ids(self) -> list[int]:
@@ -142,17 +161,18 @@ class _Distributed:
 
         torch counterpart: `DistributedDataParallel.no_sync` (docs/semantics.md row D9).
         """
-        before, self.memory.synchronises = self.memory.synchronises, False
+        state = self.engine_state
+        before, state.synchronises = state.synchronises, False
         try:
             yield
         finally:
-            self.memory.synchronises = before
+            state.synchronises = before
 
     def register_comm_hook(self, hook: CommHook) -> None:
         """Reduces gradients as `hook` says, from the next call on. Once only.
 
         Raises:
-          RuntimeError: there is one already. TypeError: it is no hook.
+          RuntimeError: there is one already. TypeError: it is not a hook.
 
         torch counterpart: `register_comm_hook(state, hook)` (docs/semantics.md row H1); the state is in the
         hook here.
@@ -162,29 +182,48 @@ class _Distributed:
                 "Communication hook must be callable: give a jaxpar.comm_hooks.CommHook(init, reduce), not "
                 f"{type(hook).__name__}."
             )
-        if self.memory.registered:
-            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self.memory.hook, self.memory.registered, self.memory.own = hook, True, None
+        self.engine_state.register(hook)
 
     def _forward(self, module: Any, args: tuple, kwargs: dict) -> PyTree:
-        outputs = forward(module, args, kwargs, self.world.local, self.settings.backend)
+        outputs = forward(module, args, kwargs, self.world.local, self.backend, self.programs)
         return outputs if self.world.N == 1 else _without_gradient(outputs)
 
     def _compare(self, what: str, values: PyTree) -> None:
         """Once: values that the user holds are the same on all ranks, which nobody could make them be."""
-        if self.memory.compared or is_staged():
+        if self.engine_state.compared or is_staged():
             return
         if self.world.size > 1:
             check_replicas({what: values})
-        self.memory.compared = True
+        self.engine_state.compared = True
 
-    def _evaluate(self, held: Held, loss_fn: Any, has_aux: bool, args: tuple, kwargs: dict) -> Any:
-        if not held.parameters:
-            raise ParametersError(
-                "DistributedDataParallel is not needed when a module doesn't have any parameter that "
-                "requires a gradient."
-            )
-        return evaluate(held, loss_fn, has_aux, args, kwargs, self.world, self.memory, self.settings)
+    def _gradients(
+        self, arrays: Arrays, loss_fn: Callable[..., Any], has_aux: bool, batch: tuple, kwargs: dict[str, Any]
+    ) -> tuple[Any, PyTree, PyTree]:
+        """The loss (with aux), the gradients or None, and what the module changed."""
+        if not arrays.parameters:
+            raise ParametersError(NOTHING_TO_TRAIN)
+        state = self.engine_state
+        _check_staged(self.world, state)
+        work = ReplicaWork(Objective(loss_fn, has_aux), self.world, state, self.backend, state.programs)
+        engine = Engine(arrays, work, state, self.world, loss_fn)
+        keep = not state.synchronises
+        done = engine.step(batch, kwargs, keep)
+        value = (done.loss, done.aux) if has_aux else done.loss
+        if keep:
+            return value, None, done.committed
+        return value, arrays.gradients(self.world.local_shared(done.after)), done.committed
+
+
+def _check_staged(world: World, state: EngineState) -> None:
+    if not is_staged():
+        return
+    what = "several processes" if world.size > 1 else "no_sync()"
+    if world.size > 1 or not state.synchronises or (state.own is not None and state.own.gradients):
+        raise StagedError(
+            f"value_and_grad: called inside jax.jit (or nnx.jit), which cannot be done with {what}: it "
+            "compiles its own program over all devices. Call it outside, or use jaxpar.train_step, which "
+            "compiles the whole step."
+        )
 
 
 @jax.custom_vjp
@@ -208,14 +247,16 @@ _without_gradient.defvjp(_kept, _backward)
 
 
 class _NNXDistributed(_Distributed, nnx.Module):
-    def __init__(self, module: nnx.Module, world: World, settings: Settings, memory: Memory, init_sync: bool):
-        self.module = module
-        self.world, self.settings, self.memory = world, settings, memory
-        held = self.held(nnx.Param)
-        held.commit(dict(enumerate(settle(held, world, init_sync))))
+    def __init__(self, module: nnx.Module, world: World, backend: str, state: EngineState, init_sync: bool):
+        self._remember(module, world, backend, state)
+        arrays = self.arrays(nnx.Param)
+        values = settle(arrays, arrays.read(), world, init_sync)
+        arrays.commit(dict(enumerate(values)))
 
-    def held(self, wrt: Any) -> Held:
-        return hold_nnx(self, wrt, self.world.local, self.memory.structures)
+    def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
+        """The wrapped module's, of which `wrt` says what is trained."""
+        world, known = self.world, self.engine_state.structures
+        return ModuleArrays(self, self.module, wrt, world.local, world, known)
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's outputs for this process's rows. No other process takes part, and no gradient flows.
@@ -226,7 +267,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         return self._forward(self.module, inputs, kwargs)
 
     def value_and_grad(
-        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: Any = nnx.Param
+        self, loss_fn: Callable[..., Any], *, has_aux: bool = False, wrt: nnx.filterlib.Filter = nnx.Param
     ) -> Callable[..., Any]:
         """A function of a batch that returns the mean loss and the mean gradients.
 
@@ -246,7 +287,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
         """
 
         def value_and_grad(*batch: PyTree, **kwargs: PyTree) -> Any:
-            loss, gradients, _ = self._evaluate(self.held(wrt), loss_fn, has_aux, batch, kwargs)
+            loss, gradients, _ = self._gradients(self.arrays(wrt), loss_fn, has_aux, batch, kwargs)
             return loss, gradients
 
         return value_and_grad
@@ -270,19 +311,20 @@ class _NNXDistributed(_Distributed, nnx.Module):
 
         torch counterpart: `DistributedDataParallel.join` (docs/semantics.md section 2.3).
         """
-        return Join(self, divide_by_initial_world_size, enable, throw_on_early_termination)
+        state, world = self.engine_state, self.world
+        return Join(state, world, divide_by_initial_world_size, enable, throw_on_early_termination)
 
 
 class _LinenDistributed(_Distributed):
-    def __init__(self, module: linen.Module, world: World, settings: Settings, memory: Memory):
-        self.module = module
-        self.world, self.settings, self.memory = world, settings, memory
+    def __init__(self, module: linen.Module, world: World, backend: str, state: EngineState):
+        self._remember(module, world, backend, state)
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's variables, rank 0's on all ranks."""
         variables = self.module.init(rngs, *args, **kwargs)
-        held = hold_linen(self.module, variables, {}, False, self.world.local)
-        return held.form.unflatten(settle(held, self.world, True))["variables"]
+        arrays = LinenArrays(self.module, variables, {}, False, self.world)
+        settled = settle(arrays, arrays.values, self.world, True)
+        return jax.tree.unflatten(arrays.form, settled)["variables"]
 
     def apply(
         self, variables: PyTree, *args: PyTree, rngs: Any = None, mutable: Any = False, **kwargs: PyTree
@@ -303,18 +345,17 @@ class _LinenDistributed(_Distributed):
 
         def value_and_grad(variables: PyTree, *batch: PyTree, rngs: Any = None, **kwargs: PyTree) -> Any:
             self._compare("variables", variables)
-            held = hold_linen(self.module, variables, rngs or {}, mutable, self.world.local)
-            value, gradients, updates = self._evaluate(held, loss_fn, has_aux, batch, kwargs)
+            arrays = LinenArrays(self.module, variables, rngs or {}, mutable, self.world)
+            value, gradients, updates = self._gradients(arrays, loss_fn, has_aux, batch, kwargs)
             return (value if mutable is False else (value, updates)), gradients
 
         return value_and_grad
 
 
 class _FunctionDistributed(_Distributed):
-    def __init__(self, module: Callable[..., Any], world: World, settings: Settings, memory: Memory):
+    def __init__(self, module: Callable[..., Any], world: World, backend: str, state: EngineState):
         FunctionView(module)  # says now if it cannot be used
-        self.module = module
-        self.world, self.settings, self.memory = world, settings, memory
+        self._remember(module, world, backend, state)
 
     def __call__(self, parameters: PyTree, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         """The function's outputs for this process's rows."""
@@ -329,8 +370,8 @@ class _FunctionDistributed(_Distributed):
 
         def value_and_grad(parameters: PyTree, *batch: PyTree, **kwargs: PyTree) -> Any:
             self._compare("parameters", parameters)
-            held = hold_function(self.module, parameters, self.world.local)
-            loss, gradients, _ = self._evaluate(held, loss_fn, has_aux, batch, kwargs)
+            arrays = FunctionArrays(self.module, parameters, self.world)
+            loss, gradients, _ = self._gradients(arrays, loss_fn, has_aux, batch, kwargs)
             return loss, gradients
 
         return value_and_grad

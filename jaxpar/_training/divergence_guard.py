@@ -1,58 +1,134 @@
-"""guard: before a program runs that a rank has not seen, all ranks compare what they are about to run.
+"""divergence_guard: before a program runs that a rank has not seen, all ranks compare what they are about to
+run.
 
 torch checks nothing after construction: a rank with another batch shape trains on, one that makes another
-number of calls hangs. Here a rank that has something for the first time asks the others, over the host;
-who has seen it all asks nothing and pays for the making of a key.
+number of calls hangs, and one whose optimizer has another learning rate trains other weights from then on.
+Here a rank that has something for the first time asks the others, over the host; who has seen it all asks
+nothing and pays for the making of a key.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._parallel.modules import Definition
 from .._parallel.shards import separate
+from .._tree import is_real
+from .._typing import Array
 from ..distributed.step_agreement import ledger
-from .held import Held
 from .local_batch import Rows
-from .wrapper_state import Memory
+from .update import Update
+
+Fingerprint = tuple[tuple[str, str], ...]
+"""More that must be the same on all ranks: what it is called, and what it is."""
 
 _numbers = itertools.count(1)
 
 
-Told = tuple[tuple[str, str], ...]
-"""More that must be the same on all ranks: what it is called, and what it is."""
+def next_number() -> int:
+    """Which wrapper of this process it is. Given at a step, which all ranks make, and not when a wrapper is
+    copied, which one rank may do alone."""
+    return next(_numbers)
 
 
-def guard(rows: Rows, held: Held, loss_fn: Callable[..., Any], memory: Memory, told: Told = ()) -> None:
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a rank says of a step, beside its rows.
+
+    Attributes:
+      number, step: which wrapper, and which of its steps.
+      definition: the module; trained: which of its values are trained, of these names.
+      loss_fn: the user's.
+      keep: whether gradients stay on the replicas.
+      fingerprint: of what follows the gradients.
+    """
+
+    number: int
+    step: int
+    definition: Definition
+    trained: tuple[int, ...]
+    names: list[str]
+    loss_fn: Callable[..., Any]
+    keep: bool
+    fingerprint: Fingerprint = ()
+
+
+def compare(rows: Rows, said: Said) -> None:
     """Returns when all ranks have the same, or this rank has had it before.
 
     Raises:
-      DivergenceError: ranks differ in the batch, the module, the loss function or what is `told`; names
+      DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names
         both sides.
     """
-    # The number is given at a step, which all ranks make, and not to copies, which one may make alone.
-    memory.number = memory.number or next(_numbers)
-    book = ledger(f"DistributedDataParallel {memory.number}")
+    book = ledger(f"DistributedDataParallel {said.number}")
     if book is None:
         return
     arrays, statics, form = separate(rows.batch)
     dtypes = tuple(x.dtype for x in arrays)
-    mode = memory.synchronises, _name(loss_fn)
-    key = (rows.kinds, form, dtypes, statics, held.definition, held.parameters, mode, told)
+    loss = _name(said.loss_fn)
+    key = (
+        rows.kinds,
+        form,
+        dtypes,
+        statics,
+        said.definition,
+        said.trained,
+        loss,
+        said.keep,
+        said.fingerprint,
+    )
 
     def parts() -> dict[str, str]:
         return {k: _without_addresses(v) for k, v in rows.describe().items()} | {
-            "the loss function": mode[1],
-            "the mode": "averaging" if mode[0] else "no_sync()",
-            "what is trained": ", ".join(held.names[i] for i in held.parameters),
-            "the module's structure": _digest(held.definition),
-            **dict(told),
+            "the loss function": loss,
+            **dict(said.fingerprint),  # before the mode, which follows from `accumulate`
+            "the mode": "no_sync()" if said.keep else "averaging",
+            "what is trained": ", ".join(said.names[i] for i in said.trained),
+            "the module's structure": _structure(said.definition),
         }
 
-    book.check(memory.steps, key, parts)
+    book.check(said.step, key, parts)
+
+
+def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[str]) -> Fingerprint:
+    """What ranks could do differently after they have the same gradients.
+
+    `names` are those of the optimizer's values.
+    """
+    state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_real(x)]
+    numbers = [(name, x) for name, x in state if x.size == 1 and not _is_key(x)]
+    kinds = _digest("".join(f"{name} {x.dtype}{x.shape}" for name, x in state).encode())
+    return (
+        ("accumulate", str(update.accumulate)),
+        ("on_nonfinite", update.on_nonfinite),
+        ("the precision", str(update.precision)),
+        ("the optimizer's state", f"{len(state)} arrays ({kinds})"),
+        *((f"the optimizer's {name}", str(x.addressable_data(0).item())) for name, x in numbers),
+        ("the optimizer's update", _program(update, values, optimizer)),
+    )
+
+
+def _program(update: Update, values: list, optimizer: list) -> str:
+    """A digest of what is computed, with constants such as a learning rate."""
+    gradients = [values[i] for i in update.parameters]
+    closed = jax.make_jaxpr(update.advance)(values, optimizer, gradients, {})
+    constants = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in closed.consts]
+    return _digest(_without_addresses(str(closed.jaxpr)).encode() + b"".join(x.tobytes() for x in constants))
+
+
+def _structure(definition: Definition) -> str:
+    # Words without their order: that of a set is another one in every process.
+    text = _without_addresses(repr(getattr(definition, "graphdef", definition)))
+    return _digest(" ".join(sorted(text.split())).encode())
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -63,7 +139,9 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def _digest(definition: Any) -> str:
-    # Words without their order: that of a set is another one in every process.
-    text = _without_addresses(repr(getattr(definition, "graphdef", definition)))
-    return hashlib.sha256(" ".join(sorted(text.split())).encode()).hexdigest()[:12]
+def _is_key(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

@@ -1,150 +1,146 @@
-"""step: one call of `value_and_grad`, from this process's rows to the mean loss and gradients."""
+"""engine: the one loop. Take the arrays, agree with the other ranks, run the program, put the arrays back.
+
+`value_and_grad`, `train_step`, `eval_step`, accumulation, `no_sync` and `join` all go through `Engine.turn`.
+They differ in what they bring: the arrays (a module's, or a module's and its optimizer's), the work (a loss
+on every replica, a loss of the whole batch, or outputs), and the strategy by which ranks agree on a step.
+
+torch spreads this loop over the user's script, the reducer's hooks in the backward pass and the optimizer.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 
-from .._parallel.backends import backend as _backend
-from .._parallel.gather import assemble
-from .._parallel.program import Kind
 from .._tree import is_staged
-from .._typing import PyTree, Static
-from ..errors import StagedError
-from .compiled_step import Own, Plan, Step, compiled
-from .divergence_guard import Told, guard
-from .held import Held
-from .local_batch import Rows, outputs, take
-from .loss import Loss
+from .._typing import PyTree
+from ..distributed import broadcast
+from .agreement import Agreement
+from .arrays import Arrays
+from .compiled_step import Own, Program, Result
+from .divergence_guard import Fingerprint, Said, next_number
+from .engine_state import EngineState
 from .watchdog import beat
 from .world import World
-from .wrapper_state import Memory
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a wrapper is told when it is made."""
+class Work(Protocol):
+    """What a program does with a batch."""
 
-    forward_sync_buffers: bool
-    backend: str
+    def bring(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The batch, on this process's devices."""
 
+    def program(self, arrays: Arrays, batch: Any, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
+        """What is run, and the batch as it takes it."""
 
-class Agreement(NamedTuple):
-    """What all ranks know of one step: every replica's rows, the divisor, whose buffers all get."""
+    def first_own(self, trained: list) -> Own:
+        """What replicas keep before the first step; `trained` are this process's parameters."""
 
-    kinds: tuple[Kind | None, ...]
-    divisor: int
-    source: int | None
+    def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
+        """The gradients that replicas keep between two updates, as shapes with shardings."""
 
-
-def evaluate(
-    held: Held,
-    loss_fn: Callable[..., Any],
-    has_aux: bool,
-    args: tuple,
-    kwargs: dict,
-    world: World,
-    memory: Memory,
-    settings: Settings,
-) -> tuple[Any, PyTree, PyTree]:
-    """The loss (with aux), the gradients or None, and what `held.commit` gave."""
-    staged = is_staged()
-    _check_staged(staged, world, memory)
-    rows = take(args, kwargs, world)
-
-    def run(held: Held, rows: Rows, agreed: Agreement) -> tuple[Step, Plan]:
-        hook = memory.hook if memory.synchronises else None
-        loss = Loss(held.definition, held.form, held.parameters, Static(loss_fn), has_aux)
-        plan = Plan(loss, *agreed, hook, world.everywhere, _backend(settings.backend))
-        own = memory.own or first_own(memory, held, world)
-        done = compiled(plan)(world.shared(held.values), {}, own, world.stacked(rows.batch))
-        if not staged:
-            memory.own = done.own
-            memory.steps += 1
-            beat()
-        return done, plan
-
-    if memory.join is None:
-        done, plan = run(held, rows, agree(rows, held, loss_fn, world, memory, settings))
-    else:
-        done, plan = memory.join.step(rows, held, run)
-    loss: Any = loss_of(done, plan, world)
-    committed = held.commit(changes_of(done, plan, world))
-    if has_aux:
-        shards = outputs(done.aux, plan.active, rows, world)
-        loss = loss, assemble(shards, None if staged else world.local.output_device)
-    if plan.hook is None:
-        return loss, None, committed
-    return loss, held.gradients(world.local_shared(done.gradients)), committed
+    def read(self, done: Result, agreed: Agreement, batch: Any) -> tuple[jax.Array, PyTree, PyTree]:
+        """The loss, what came with it, and changed buffers, on this process's devices."""
 
 
-def first_own(memory: Memory, held: Held, world: World) -> Own:
-    """What replicas keep for themselves, before the first step."""
-    state = memory.hook.init([held.values[i] for i in held.parameters])
-    K = world.local.N
-    stacked = jax.tree.map(
-        lambda x: jax.device_put(jnp.broadcast_to(x, (K, *jnp.shape(x))), world.local.stacked), state
-    )
-    return Own((), world.stacked(stacked))
+class Outcome(NamedTuple):
+    """What a step gives its user.
 
-
-def agree(
-    rows: Rows,
-    held: Held,
-    loss_fn: Callable[..., Any],
-    world: World,
-    memory: Memory,
-    settings: Settings,
-    told: Told = (),
-) -> Agreement:
-    """Outside of join all ranks bring rows of the same shapes.
-
-    Raises:
-      DivergenceError: they do not, or differ in something else.
+    Attributes:
+      loss, aux: the mean over the replicas; this process's own while gradients are kept.
+      after: the mean gradients, a list, where there was no update.
+      committed: what the arrays made of changed buffers.
+      report: on gradients that are not finite, if the update looked for them.
     """
-    if world.size > 1:
-        guard(rows, held, loss_fn, memory, told)
-    kinds = rows.kinds * world.size
-    active = sum(kind is not None for kind in kinds)
-    shared = settings.forward_sync_buffers and memory.synchronises
-    return Agreement(kinds, active, 0 if shared else None)
+
+    loss: jax.Array
+    aux: PyTree
+    after: list
+    committed: PyTree
+    report: jax.Array | None
 
 
-def _check_staged(staged: bool, world: World, memory: Memory) -> None:
-    if not staged:
-        return
-    what = "several processes" if world.size > 1 else "no_sync()"
-    if world.size > 1 or not memory.synchronises or (memory.own is not None and memory.own.gradients):
-        raise StagedError(
-            f"value_and_grad: called inside jax.jit (or nnx.jit), which cannot be done with {what}: it "
-            "compiles its own program over all devices. Call it outside, or use jaxpar.train_step, which "
-            "compiles the whole step."
+class Engine:
+    """The loop for one module and one work.
+
+    Args:
+      loss_fn, fingerprint: what ranks compare, beside their rows and the module.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        work: Work,
+        state: EngineState,
+        world: World,
+        loss_fn: Callable[..., Any],
+        fingerprint: Fingerprint = (),
+    ):
+        self.arrays, self.work, self.state, self.world = arrays, work, state, world
+        self._loss_fn, self._fingerprint = loss_fn, fingerprint
+
+    def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> Outcome:
+        """A step on this rank's batch. `keep` leaves gradients on their replicas for the next to add to."""
+        batch = self.work.bring(args, kwargs)
+        if self.state.strategy is not self.state.usual:
+            self.state.engine = self
+        done = self.turn(batch, keep)
+        assert done is not None  # a rank with rows takes part in the step
+        return done
+
+    def turn(self, batch: Any, keep: bool = False) -> Outcome | None:
+        """Once around the loop. None, with nothing done, when no rank has rows any more."""
+        values, extra = self.arrays.take(keep)
+        said = self._said(keep) if self.world.size > 1 else None
+        found = self.state.strategy.agree(batch, said, keep)
+        if found is None:
+            return None
+        agreed, batch = found
+        if agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True):
+            values, extra = self.arrays.take(keep)
+        program, given = self.work.program(self.arrays, batch, agreed, keep)
+        done = program(values, extra, self.state.own or self._first_own(values), given)
+        return self._put(done, agreed, batch)
+
+    def _put(self, done: Result, agreed: Agreement, batch: Any) -> Outcome:
+        # Inside of the user's jit nothing has run yet, so nothing may be remembered.
+        if done.own is not None and not is_staged():
+            self.state.own = done.own
+            self.state.steps += 1
+            beat()
+        loss, aux, changes = self.work.read(done, agreed, batch)
+        report = done.extra.pop("report", None)
+        committed = self.arrays.put(done.after, done.extra, changes)
+        return Outcome(loss, aux, done.after, committed, self.world.local_shared(report))
+
+    def _first_own(self, values: list) -> Own:
+        trained = [values[i] for i in self.arrays.parameters]
+        return self.work.first_own(self.world.local_shared(trained))
+
+    def _said(self, keep: bool) -> Said:
+        """What has to be the same on all ranks, beside the rows."""
+        state, arrays = self.state, self.arrays
+        state.number = state.number or next_number()
+        return Said(
+            state.number,
+            state.steps,
+            arrays.definition,
+            arrays.parameters,
+            arrays.names,
+            self._loss_fn,
+            keep,
+            self._fingerprint,
         )
 
-
-def loss_of(done: Step, plan: Plan, world: World) -> jax.Array:
-    if plan.hook is not None:
-        return world.local_shared(done.loss)
-    mine = [i for i in range(world.local.N) if plan.kinds[world.first + i] is not None]
-    return jnp.mean(world.local_stacked(done.loss)[jnp.array(mine)])
-
-
-def changes_of(done: Step, plan: Plan, world: World) -> PyTree:
-    if plan.source is not None:
-        return world.local_shared(done.changes)
-    first = next((i for i in range(world.local.N) if plan.kinds[world.first + i] is not None), None)
-    if first is None:
-        return {}
-    local = world.local_stacked(done.changes)
-    if is_staged():
-        return jax.tree.map(lambda x: x[first], local)
-    return jax.tree.map(lambda x: _entry(x, first, world), local)
-
-
-def _entry(stack: jax.Array, i: int, world: World) -> jax.Array:
-    shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
-    return jax.device_put(shard.data[0], world.local.replicated)
+    def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
+        """Takes the module's buffers or parameters from a rank; all ranks call it. Whether there were any."""
+        values, _ = self.arrays.take(keep=True)
+        trained = set(self.arrays.parameters)
+        which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]
+        if which:
+            mine = self.world.local_shared([values[i] for i in which])
+            received = jax.device_put(broadcast(mine, src=src), self.world.local.replicated)
+            self.arrays.commit(dict(zip(which, received, strict=True)))
+        return bool(which)

@@ -1,22 +1,31 @@
-"""eval_step: a function of a module in evaluation mode, compiled once."""
+"""eval_step: a function of a module in evaluation mode, compiled once.
+
+torch writes `net.eval()` and `torch.no_grad()` around a loop and `net.train()` behind it. Here the mode is a
+part of the program, so the module's own mode is never touched.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
-from .._parallel.data_parallel import DataParallel
+from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
-from .._parallel.shards import combine, separate
-from .._typing import PyTree, Static
-from ..data.sending import sender
+from .._parallel.programs import Programs
+from .._parallel.shards import combine
+from .._typing import PyTree, Static, TreeDef
+from .agreement import Agreement, Alone
+from .arrays import Arrays, ModuleArrays
+from .compiled_step import Own, Program, Result
 from .distributed_data_parallel import DistributedDataParallel
+from .engine import Engine
+from .engine_state import EngineState
 from .precision import Precision
-from .state import State
+from .work import Whole, WholeBatch, placement_of
+from .world import ALONE
 
 
 def eval_step(
@@ -37,44 +46,58 @@ def eval_step(
     """
     if not isinstance(net, nnx.Module):
         raise TypeError(f"eval_step: net must be an nnx.Module, not {type(net).__name__}.")
-    placement = _placement(net)
-    state, send = State(net, placement), sender(placement) if placement is not None else None
-    run_with = _call if function is None else function
+    placement = net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
+    run = _call if function is None else function
+    arrays = ModuleArrays(net, net, nnx.Nothing(), placement, ALONE, {})
+    state = EngineState(Alone())
+    state.own = Own()  # an evaluation keeps nothing
+    engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
-        values = state.take()
-        arrays, statics, form = separate((batch, kwargs))
-        program = _program(state.view.definition, Static(run_with), precision, statics, form)
-        return program(values, arrays if send is None else send(arrays))
+        return engine.step(batch, kwargs).aux
 
     return evaluate
 
 
-def _placement(net: Any) -> Placement | None:
-    if isinstance(net, DistributedDataParallel):
-        return net.world.local  # type: ignore[attr-defined]
-    if isinstance(net, DataParallel) and net.placement.devices:  # type: ignore[attr-defined]
-        return net.placement  # type: ignore[attr-defined]
-    return None
-
-
-def _call(net: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
+def _call(net: Callable[..., PyTree], *batch: PyTree, **kwargs: PyTree) -> PyTree:
     return net(*batch, **kwargs)
 
 
-@functools.lru_cache(maxsize=256)
-def _program(definition: Any, function: Static, precision: Precision | None, statics: Any, form: Any) -> Any:
-    def run(values: list, arrays: list) -> PyTree:
+class OutputWork(WholeBatch):
+    """What a function of the module and the whole batch returns. Nothing is kept, and nothing changes."""
+
+    def __init__(
+        self, function: Callable[..., Any], precision: Precision | None, placement: Placement | None
+    ):
+        super().__init__(placement)
+        self._function, self._precision = Static(function), precision
+        self.programs = Programs(_compiled)
+
+    def program(self, arrays: Arrays, batch: Whole, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
+        del agreed, keep
+        what = arrays.definition, self._function, self._precision, batch.statics, batch.form
+        return self.programs(*what), batch.arrays
+
+
+def _compiled(
+    definition: NNXDefinition,
+    function: Static,
+    precision: Precision | None,
+    statics: tuple[Static | None, ...],
+    form: TreeDef,
+) -> Program:
+    def run(values: list, extra: dict[str, Any], own: Own, arrays: list) -> Result:
+        del extra, own
         if precision is not None:
             values = [_lowered(precision, v, k) for v, k in zip(values, definition.kinds, strict=True)]
             arrays = precision.cast(arrays)
         net = definition.merge(values)
         net.eval()
         args, kwargs = combine(arrays, statics, form)
-        return function.value(net, *args, **kwargs)
+        return Result((), function.value(net, *args, **kwargs), (), {}, {}, None)
 
     return jax.jit(run)
 
 
-def _lowered(precision: Precision, value: Any, kind: str) -> Any:
+def _lowered(precision: Precision, value: PyTree, kind: str) -> PyTree:
     return precision.cast(value) if kind == "parameter" else value

@@ -1,4 +1,4 @@
-"""start: all ranks hold the same parameters when training begins.
+"""initial_sync: all ranks hold the same parameters when training begins.
 
 torch compares their number and shapes, but not their dtypes, and on a difference only some ranks raise and
 the others hang (docs/semantics.md row D2). Here every rank raises, and names both sides.
@@ -10,31 +10,32 @@ import hashlib
 
 import jax
 
-from ..distributed._collectives import broadcast
+from ..distributed import broadcast
 from ..distributed.exchange import exchange
 from ..distributed.guard import Guard
 from ..errors import ParametersError
-from .held import Held
+from .arrays import Arrays
 from .world import World
 
+NOTHING_TO_TRAIN = (
+    "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."
+)
 
-def settle(held: Held, world: World, init_sync: bool) -> list:
-    """The values as rank 0 has them (docs/semantics.md row D3).
+
+def settle(arrays: Arrays, values: list, world: World, init_sync: bool) -> list:
+    """The module's values as rank 0 has them (docs/semantics.md row D3).
 
     Raises:
       ParametersError: nothing to train; or ranks have different names, shapes or dtypes.
       DivergenceError: ranks have other versions, devices or configurations.
     """
-    if not held.parameters:
-        raise ParametersError(
-            "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
-            "gradient."
-        )
+    if not arrays.parameters:
+        raise ParametersError(NOTHING_TO_TRAIN)
     if world.size == 1 or not init_sync:
-        return held.values
+        return values
     Guard("DistributedDataParallel")
-    _verify([_describe(name, x) for name, x in zip(held.names, held.values, strict=True)])
-    return jax.device_put(broadcast(held.values, src=0), world.local.replicated)
+    _verify([_describe(name, x) for name, x in zip(arrays.names, values, strict=True)])
+    return jax.device_put(broadcast(values, src=0), world.local.replicated)
 
 
 def _describe(name: str, x: jax.Array) -> str:

@@ -1,103 +1,85 @@
 """join: ranks with different numbers of batches train together until the last one has finished.
 
-As in torch, a rank without batches goes on taking part, with zeros. Every step of the others is announced
-over the host first, so that all ranks run one program for all their rows; the announcement carries the
-numbers of rows, which in here may differ from rank to rank.
+As in torch, a rank without batches goes on taking part, with zeros. Every step is announced over the host
+first, so that all ranks run one program for the rows of all; the announcement carries the numbers of rows,
+which in here may differ from rank to rank.
+
+`Announced` is the strategy by which ranks agree on a step, and `Join` the context that a user enters: it
+gives the strategy to the engine, and at the end asks the engine for steps without rows.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import jax
-from flax import nnx
-
 from .._parallel.program import Kind
-from ..distributed._collectives import broadcast
 from ..distributed.exchange import exchange
 from ..errors import DistributedError, DivergenceError
-from .engine import Agreement
-from .held import Held
+from .agreement import Agreement
+from .divergence_guard import Said
+from .engine_state import EngineState
 from .local_batch import Rows
+from .world import World
 
 _WHAT = "DistributedDataParallel.join"
-Run = Callable[[Rows, Agreement], Any]
 
 
-class Join:
-    """`with net.join():`, see `DistributedDataParallel.join`.
+class Announced:
+    """Every rank tells the others what it brings, rows or none.
 
-    torch counterpart: `torch.distributed.algorithms.Join` (docs/semantics.md rows J1-J7).
+    Args:
+      divides_by_all: whether gradients are divided by all replicas, or by those that have rows.
+      throws: whether the first rank without rows ends the training of all.
+      shares_buffers: whether all ranks take the buffers of one before each step.
+
+    Attributes:
+      rows: of this rank's last step.
+      last: the highest rank that had rows in the last step.
     """
 
-    def __init__(self, net: Any, divide_by_initial_world_size: bool, enable: bool, throw: bool):
-        self.net, self.world, self.memory = net, net.world, net.memory
-        self.initial, self.throw = divide_by_initial_world_size, throw
-        self.enable = enable and self.world.size > 1
-        self.run: Run | None = None
+    def __init__(
+        self, world: World, timeout: float, divides_by_all: bool, throws: bool, shares_buffers: bool
+    ):
+        self._world, self._timeout = world, timeout
+        self._divides_by_all, self._throws, self.shares_buffers = divides_by_all, throws, shares_buffers
         self.rows: Rows | None = None
-        self.last: int = 0
+        self.last = 0
 
-    def __enter__(self) -> Join:
-        if self.enable:
-            self.memory.join = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self.enable:
-            return
-        try:
-            # docs/semantics.md row J7: after an exception nobody is waited for.
-            if kind is None:
-                self._shadow()
-        finally:
-            # torch leaves its hooks in place (J5), and later steps take buffers from the highest rank.
-            self.memory.join = None
-
-    def step(self, rows: Rows, held: Held, run: Callable[[Held, Rows, Agreement], Any]) -> Any:
-        """One step of a rank that has rows: `run(held, rows, agreement)` with what all ranks bring."""
-        if not self.memory.synchronises:
+    def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows] | None:
+        """Raises as `DistributedDataParallel.join`."""
+        del said  # the announcement takes its place
+        if keep:
             raise RuntimeError("join: no_sync() cannot be used in here; accumulate outside of join.")
-        self.rows, self.run = rows, functools.partial(run, held)
-        agreed = self._round(rows)
-        assert agreed is not None
-        held = self._with_buffers(held)
-        return run(held, rows.widened(agreed.kinds, self.world.local), agreed)
+        if rows.sizes:
+            self.rows = rows
+        agreed = self.announce(rows)
+        if agreed is None:
+            return None
+        return agreed, rows.widened(agreed.kinds, self._world.local)
 
-    def _shadow(self) -> None:
-        """Takes part with zeros until no rank has batches any more, then takes the last one's values."""
-        while (agreed := self._round(None)) is not None:
-            assert self.run is not None
-            assert self.rows is not None
-            self._with_buffers(self.net.held(nnx.Param))
-            self.run(self.rows.empty().widened(agreed.kinds, self.world.local), agreed)
-        self._take_values()
-
-    # ------------------------------------------------------------------------------ what ranks tell
-    def _round(self, rows: Rows | None) -> Agreement | None:
-        """All ranks' rows for one step; None when no rank has any."""
-        mine = {"never": self.rows is None} if rows is None else _announce(rows)
-        told = [json.loads(text) for text in exchange(_WHAT, json.dumps(mine), timeout=self.memory.timeout)]
+    def announce(self, rows: Rows | None) -> Agreement | None:
+        """What all ranks bring to one step; None when no rank brings anything."""
+        mine = {"never": self.rows is None} if rows is None or not rows.sizes else _announcement(rows)
+        told = [json.loads(text) for text in exchange(_WHAT, json.dumps(mine), timeout=self._timeout)]
         done = [r for r, said in enumerate(told) if "kinds" not in said]
         if len(done) == len(told):
             return None
         self._check(told, done)
         self.last = max(r for r in range(len(told)) if r not in done)
-        none = [None] * self.world.local.N
+        none = [None] * self._world.local.N
         kinds = tuple(_kind(k) for r, said in enumerate(told) for k in (none if r in done else said["kinds"]))
         active = sum(kind is not None for kind in kinds)
-        return Agreement(kinds, self.world.N if self.initial else active, None)
+        divisor = self._world.N if self._divides_by_all else active
+        # docs/semantics.md row J4: the buffers of the highest rank that has batches.
+        return Agreement(kinds, divisor, None, self.last if self.shares_buffers else None)
 
     def _check(self, told: Sequence[dict[str, Any]], done: Sequence[int]) -> None:
-        if self.throw and done:  # docs/semantics.md row J6
-            if self.world.rank in done:
-                raise RuntimeError(f"Rank {self.world.rank} exhausted all inputs.")
+        if self._throws and done:  # docs/semantics.md row J6
+            if self._world.rank in done:
+                raise RuntimeError(f"Rank {self._world.rank} exhausted all inputs.")
             raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
         if never := [r for r in done if told[r]["never"]]:
             raise DistributedError(
@@ -113,28 +95,55 @@ class Join:
                         f"{value}. Ranks may differ in their numbers of rows only."
                     )
 
-    # ----------------------------------------------------------------------------- what ranks share
-    def _with_buffers(self, held: Held) -> Held:
-        """The module with the buffers of the highest rank that has batches (docs/semantics.md row J4)."""
-        which = [i for i in range(len(held.values)) if i not in held.parameters]
-        if not which or not self.net.settings.forward_sync_buffers:
-            return held
-        self._take(held, which)
-        return self.net.held(nnx.Param)
 
-    def _take_values(self) -> None:
-        """Parameters, and buffers, of the rank that finished last (docs/semantics.md row J3)."""
-        held = self.net.held(nnx.Param)
-        every = range(len(held.values)) if self.net.settings.forward_sync_buffers else held.parameters
-        self._take(held, list(every))
+class Join:
+    """`with net.join():`, see `DistributedDataParallel.join`.
 
-    def _take(self, held: Held, which: list[int]) -> None:
-        values = broadcast([held.values[i] for i in which], src=self.last)
-        values = jax.device_put(values, self.world.local.replicated)
-        held.commit(dict(zip(which, values, strict=True)))
+    torch counterpart: `torch.distributed.algorithms.Join` (docs/semantics.md rows J1-J7).
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        world: World,
+        divides_by_all: bool,
+        enable: bool,
+        throws: bool,
+    ):
+        self._state, self._enable = state, enable and world.size > 1
+        shares_buffers = state.usual.shares_buffers
+        self._strategy = Announced(world, state.timeout, divides_by_all, throws, shares_buffers)
+
+    def __enter__(self) -> Join:
+        if self._enable:
+            self._state.strategy = self._strategy
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._enable:
+            return
+        try:
+            if kind is None:  # docs/semantics.md row J7: after an exception nobody is waited for
+                self._go_on()
+        finally:
+            # torch leaves its hooks in place (J5), and later steps take buffers from the highest rank.
+            self._state.strategy, self._state.engine = self._state.usual, None
+
+    def _go_on(self) -> None:
+        """Takes part with zeros until no rank has batches any more, then takes the last one's values."""
+        engine, rows = self._state.engine, self._strategy.rows
+        if rows is None:
+            self._strategy.announce(None)  # raises, on all ranks, if another one has batches
+            return
+        while engine.turn(rows.empty()) is not None:
+            pass
+        # docs/semantics.md row J3: parameters, and buffers where they are shared.
+        engine.receive(self._strategy.last, buffers=self._strategy.shares_buffers, parameters=True)
 
 
-def _announce(rows: Rows) -> dict[str, Any]:
+def _announcement(rows: Rows) -> dict[str, Any]:
     same = rows.describe()
     del same["the batch's shapes"]
     return {"kinds": rows.kinds, "same": same}

@@ -1,4 +1,4 @@
-"""rows: a process's own batch becomes its part of the batch of all replicas.
+"""local_batch: a process's own batch becomes its part of the batch of all replicas.
 
 As in torch every rank brings its own rows, those that a DistributedSampler gave it. They are cut over the
 devices of the process as DataParallel cuts them, and stay on them.

@@ -8,13 +8,14 @@ into one program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._parallel.modules import Changes, Definition
-from .._typing import PyTree, Static
+from .._typing import PyTree, Static, TreeDef
 from ..errors import LossError
 from .precision import Precision
 
@@ -40,11 +41,19 @@ class Loss:
     """
 
     definition: Definition
-    form: Any
+    form: TreeDef
     parameters: tuple[int, ...]
     function: Static
     has_aux: bool = False
     precision: Precision | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # every step asks for it, to find its program
+        fields = self.definition, self.form, self.parameters, self.function, self.has_aux, self.precision
+        return hash(fields)
 
     def __call__(
         self,

@@ -7,10 +7,10 @@ of the step, and the layers compute in what they get; statistics of BatchNorm an
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from .._typing import PyTree
 
@@ -32,7 +32,7 @@ class Precision:
     torch counterpart: `torch.amp.autocast` with `GradScaler`, whose numbers these are.
     """
 
-    compute: Any = "float32"
+    compute: DTypeLike = "float32"
     loss_scale: float | None = None
     growth_interval: int = 2000
 
@@ -48,6 +48,6 @@ class Precision:
         """Floating arrays in the computing type; everything else as it is."""
         return jax.tree.map(self._cast, tree)
 
-    def _cast(self, x: Any) -> Any:
+    def _cast(self, x: PyTree) -> PyTree:
         floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(self.compute) if floating else x

@@ -1,4 +1,4 @@
-"""ahead: how far Python runs ahead of virtual devices.
+"""throttle: how far Python runs ahead of virtual devices.
 
 An accelerator works through its queue while Python prepares the next steps. Virtual devices have no queue of
 their own: every step that was started holds threads, and where there are more devices than cores these
@@ -18,7 +18,7 @@ from .._devices.virtual import cores
 STEPS = 4
 
 
-class Ahead:
+class Throttle:
     """Waits for the loss of an earlier step, where there are more CPU devices than cores."""
 
     def __init__(self) -> None:

@@ -1,4 +1,10 @@
-"""The public function, and the step object that it returns."""
+"""train_step: forward, loss, backward and optimizer as one compiled program that gives its memory back.
+
+torch runs these one after the other. A JAX step is fast when it is one program whose old state is donated to
+the next, and when nobody waits for its results. `train_step` is that program for a plain module, a
+DataParallel (the loss of gathered outputs) and a DistributedDataParallel (the loss of each replica). The
+module and the optimizer stay the user's: after every step they hold its results.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +12,27 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 
-from .._parallel.modules.nnx_view import view_nnx
-from .._tree import is_array
+from .._parallel.placement import Placement
+from .._parallel.programs import Programs
 from .._typing import PyTree
-from ..errors import NonFiniteError, OptimizerError
+from ..errors import NonFiniteError
+from .agreement import Alone
+from .arrays import ModuleArrays, ObjectArrays, TrainingArrays
 from .batches import Batches
+from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
-from .distributed_step import Replicas
-from .held import order_of_gradients
-from .local_step import Whole
-from .nonfinite import NONE
+from .divergence_guard import Fingerprint, fingerprint
+from .engine import Engine, Work
+from .engine_state import EngineState
+from .nonfinite import NONE, Reports
 from .precision import Precision
-from .reports import Reports
-from .throttle import Ahead
-from .update import Update, check, way
-from .watchdog import beat
+from .step_state import counts, restore, saved
+from .throttle import Throttle
+from .update import update_of
+from .work import BatchWork, Objective, ReplicaWork, placement_of
+from .world import ALONE
 
 
 def train_step(
@@ -102,81 +111,111 @@ class TrainStep:
         self.net, self.optimizer = net, optimizer
         self.calls = self.updates = 0
         self._accumulate, self._has_aux = accumulate, has_aux
-        make = functools.partial(_update, net, optimizer, accumulate, on_nonfinite, precision)
-        distributed = isinstance(net, DistributedDataParallel)
-        self._program: Any = (Replicas if distributed else Whole)(
-            net, optimizer, loss_fn, has_aux, precision, make
-        )
+        make = functools.partial(update_of, net, optimizer, accumulate, on_nonfinite, precision)
+        self._objective = Objective(loss_fn, has_aux, precision, make)
+        self._engine, self._arrays = _engine(net, optimizer, self._objective, loss_fn)
         self._batches = Batches()
-        self._reports = Reports(together=distributed and net.world.size > 1)
-        self._ahead = Ahead()
+        self._reports = Reports(together=self._engine.world.size > 1)
+        self._throttle = Throttle()
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
         seen = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
+        self._check_context()
         last = (self.calls + 1) % self._accumulate == 0
-        loss, aux, report = self._program.step(batch, kwargs, last)
+        done = self._engine.step(batch, kwargs, keep=not last)
         self._batches.remember(*seen)
         self.calls += 1
         self.updates += last
-        if report is not None:
-            self._reports.add(report)
-        self._ahead.add(loss)
-        beat()
-        return (loss, aux) if self._has_aux else loss
+        if done.report is not None:
+            self._reports.add(done.report)
+        self._throttle.add(done.loss)
+        return (done.loss, done.aux) if self._has_aux else done.loss
 
     def check(self) -> None:
         """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
         time. Of several processes all call it: one alone would go on while the others stand."""
         self._raise_if_reported(wait=True)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the step remembers beside the net and the optimizer, for a checkpoint.
+
+        Returns:
+          `calls` and `updates`; `step`, the loss scale and its count of good steps, or the number of updates
+          that were looked at; `gradients`, those that `accumulate` keeps; `hook`, the leaves of the
+          communication hook's state. Arrays are NumPy's; what every replica keeps for itself has shape [N,
+          ...].
+
+        Of several processes all call it, and all get the same.
+
+        torch counterpart: `GradScaler.state_dict` and `PowerSGDState.__getstate__`; the gradients of a torch
+        script that accumulates are lost.
+        """
+        return {"calls": self.calls, "updates": self.updates} | saved(self._engine, self._arrays)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict`: the next call gives the bits that it would have given then.
+
+        Raises:
+          CheckpointError: it is that of another step (another `accumulate` in the middle of an accumulation,
+            another precision, hook, module or number of replicas). Nothing has changed then.
+        """
+        calls, updates = counts(state_dict, self._accumulate)
+        restore(self._engine, self._arrays, state_dict)
+        self.calls, self.updates = calls, updates
+        self._reports.clear()
+
+    def _check_context(self) -> None:
+        state = self._engine.state
+        if not state.synchronises:
+            raise RuntimeError(
+                "train_step: it updates, so it cannot be called inside of no_sync(); write "
+                "train_step(..., accumulate=k), which communicates once in k calls."
+            )
+        if state.strategy is not state.usual and self._accumulate > 1:
+            raise RuntimeError(
+                "train_step: accumulate cannot be used inside of join(): a rank that has finished would not "
+                "know whether the others' next call is an update."
+            )
+
     def _raise_if_reported(self, wait: bool) -> None:
-        leaf, update = self._reports.read(wait) or (NONE, 0)
+        leaf, number = self._reports.read(wait) or (NONE, 0)
         if leaf == NONE:
             return
+        update = self._objective.update
+        assert update is not None
         self._reports.clear()
-        self._program.forget_trouble()
+        self._arrays.reset(update.start())
         raise NonFiniteError(
-            f"train_step: the gradient of {self._program.name(leaf)} was not finite at update {update} "
-            "(from 0). Parameters, statistics and optimizer are as they were before it. Lower the learning "
-            'rate, clip gradients, or leave such updates out with on_nonfinite="skip".'
+            f"train_step: the gradient of {update.name(leaf)} was not finite at update {number} (from 0). "
+            "Parameters, statistics and optimizer are as they were before it. Lower the learning rate, clip "
+            'gradients, or leave such updates out with on_nonfinite="skip".'
         )
 
 
-def _update(
-    net: nnx.Module, optimizer: nnx.Optimizer, accumulate: int, on_nonfinite: str, precision: Precision | None
-) -> Update:
-    """The update of this net by this optimizer, if they belong together."""
-    split: Any = view_nnx(net)
-    other: Any = view_nnx(optimizer)
-    form, order = order_of_gradients(net, optimizer.wrt, split, root=0)
-    parameters = split.parameters(optimizer.wrt)
-
-    def gradients(flat: list) -> Any:
-        return form.unflatten([flat[i] for i in order])
-
-    values = split.held()
-    platform = next((d.platform for x in values if is_array(x) for d in x.devices()), "cpu")
-    trained = [values[i] for i in parameters]
-    nbytes = sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained)
-    made = Update(
-        split.definition,
-        other.definition,
-        parameters,
-        gradients,
-        accumulate,
-        on_nonfinite,
-        precision,
-        way(platform, nbytes),
-    )
-    names = split.names
-    wrong = check(made, values, other.held(), names)
-    if wrong is None and not parameters:
-        wrong = "nothing in the module is trained by it"
-    if wrong is not None:
-        raise OptimizerError(
-            f"train_step: the optimizer was not made for this {type(net).__name__}: {wrong}. Make it from "
-            "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."
-        )
-    return made
+def _engine(
+    net: Any, optimizer: nnx.Optimizer, objective: Objective, loss_fn: Callable[..., Any]
+) -> tuple[Engine, TrainingArrays]:
+    """The loop for this kind of module, and the arrays that go around in it."""
+    programs = Programs(compiled)
+    work: Work
+    if isinstance(net, DistributedDataParallel):
+        module, world, state = net.module, net.world, net.engine_state
+        placement: Placement | None = world.local
+        work = ReplicaWork(objective, world, state, net.backend, programs)
+    else:
+        module, world, state = net, ALONE, EngineState(Alone())
+        placement = placement_of(net)
+        work = BatchWork(objective, placement, programs)
+    held = ModuleArrays(net, module, optimizer.wrt, placement, world, {})
+    arrays = TrainingArrays(held, ObjectArrays(optimizer, placement, world))
+    objective.see(arrays)
+    assert objective.update is not None
+    arrays.reset(objective.update.start())
+    told: Fingerprint = ()
+    if world.size > 1:
+        values, extra = arrays.take(keep=False)
+        names = [name.removeprefix("module.") for name in arrays.optimizer.names]
+        told = fingerprint(objective.update, values, extra["optimizer"], names)
+    return Engine(arrays, work, state, world, loss_fn, told), arrays

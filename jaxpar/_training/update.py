@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
+from .._tree import is_real
+from .._typing import PyTree
+from ..errors import OptimizerError
+from .arrays import order_of_gradients
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .precision import Precision
 
 
-class Way(NamedTuple):
+class UpdateStrategy(NamedTuple):
     """How an update is computed.
 
     Attributes:
@@ -27,7 +33,7 @@ class Way(NamedTuple):
     first_bad: Callable[[list], jax.Array]
 
 
-def way(platform: str, nbytes: int) -> Way:
+def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
     """For parameters of so many bytes.
 
     A choice between results reads what it would overwrite, so XLA's CPU compiler copies donated state first;
@@ -39,9 +45,9 @@ def way(platform: str, nbytes: int) -> Way:
     together then take more: ResNet-18 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
     """
     if platform != "cpu":
-        return Way(False, True, first_bad)
+        return UpdateStrategy(False, True, first_bad)
     small = 2 * nbytes <= 2**25
-    return Way(small, small, first_bad_on_cpu)
+    return UpdateStrategy(small, small, first_bad_on_cpu)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,17 +60,21 @@ class Update:
       accumulate: gradients are those of this many calls.
       on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
       precision: says whether the gradients are scaled.
-      way: how it is computed on the devices that there are.
+      strategy: how it is computed on the devices that there are.
     """
 
-    net: Any
-    optimizer: Any
+    net: NNXDefinition
+    optimizer: NNXDefinition
     parameters: tuple[int, ...]
     gradients: Callable[[list], Any]
     accumulate: int
     on_nonfinite: str
     precision: Precision | None
-    way: Way
+    strategy: UpdateStrategy
+
+    def name(self, i: int) -> str:
+        """What the user calls the i-th trained parameter."""
+        return ".".join(map(str, self.net.paths[self.parameters[i]]))
 
     def start(self) -> dict[str, Any]:
         """The state beside net and optimizer, before the first step."""
@@ -88,7 +98,7 @@ class Update:
         if self.on_nonfinite == "ignore" and "scale" not in extra:
             after, extra["optimizer"] = self.advance(values, extra["optimizer"], gradients, changes)
             return after, extra
-        good, extra = self._judge(self.way.first_bad(gradients), extra)
+        good, extra = self._judge(self.strategy.first_bad(gradients), extra)
         after, extra["optimizer"] = self._advance_if(good, values, extra["optimizer"], gradients, changes)
         return after, extra
 
@@ -106,7 +116,7 @@ class Update:
 
     def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
         """`advance`, or the values and the optimizer as they were."""
-        if self.way.branches:
+        if self.strategy.branches:
             types = jax.eval_shape(self.advance, *args)
             return jax.lax.cond(good, self.advance, lambda *old: _as(old[:2], types), *args)
         new, old = self.advance(*args), args[:2]
@@ -132,7 +142,7 @@ class Update:
         return good, extra
 
 
-def _as(tree: Any, types: Any) -> Any:
+def _as(tree: PyTree, types: PyTree) -> PyTree:
     """For a user's buffer that comes back in another type."""
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
 
@@ -152,3 +162,41 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
         if jnp.shape(x) != y.shape:
             return f"a state of shape {jnp.shape(x)} would become one of {y.shape}"
     return None
+
+
+def update_of(
+    net: nnx.Module, optimizer: nnx.Optimizer, accumulate: int, on_nonfinite: str, precision: Precision | None
+) -> Update:
+    """The update of this net by this optimizer, if they belong together."""
+    split = view_nnx(net)
+    other = view_nnx(optimizer)
+    form, order = order_of_gradients(net, optimizer.wrt, split, root=0)
+    parameters = split.parameters(optimizer.wrt)
+
+    def gradients(flat: list) -> PyTree:
+        return form.unflatten([flat[i] for i in order])
+
+    values = split.held()
+    platform = next((d.platform for x in values if is_real(x) for d in x.devices()), "cpu")
+    trained = [values[i] for i in parameters]
+    nbytes = sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained)
+    made = Update(
+        split.definition,
+        other.definition,
+        parameters,
+        gradients,
+        accumulate,
+        on_nonfinite,
+        precision,
+        strategy_for(platform, nbytes),
+    )
+    names = split.names
+    wrong = check(made, values, other.held(), names)
+    if wrong is None and not parameters:
+        wrong = "nothing in the module is trained by it"
+    if wrong is not None:
+        raise OptimizerError(
+            f"train_step: the optimizer was not made for this {type(net).__name__}: {wrong}. Make it from "
+            "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."
+        )
+    return made

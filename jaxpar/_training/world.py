@@ -83,6 +83,11 @@ class World:
         return {d: i for i, d in enumerate(self.local.devices)}
 
 
+ALONE = World(Placement(()), Placement(()), 0, 1)
+"""Of a module that no DistributedDataParallel wraps: its arrays are this process's and the program's at once.
+"""
+
+
 def make_world(device_ids: Iterable[DeviceLike] | Placement | None, dim: int) -> World:
     """The world of this process group, or of this process alone.
 

@@ -1,4 +1,4 @@
-"""torch.distributed's words for several processes; the engine is jax.distributed."""
+"""torch.distributed's names for several processes; underneath is jax.distributed."""
 
 import lazy_loader
 

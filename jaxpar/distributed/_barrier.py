@@ -1,7 +1,7 @@
-"""Barriers: all ranks are here, or the ones that are not are named.
+"""Barriers: all ranks are here, or those that are not are named.
 
-Both wait on the host, through the coordinator's key-value store; no device is involved, and work that a
-device still has to do is not waited for (`jax.block_until_ready` does that).
+Both wait on the host, through the coordinator's key-value store. No device is involved, and neither waits for
+work that a device still has to do, as torch's barrier with NCCL does; `jax.block_until_ready` does that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from .group import default_group
 
 
 def barrier() -> None:
-    """Wait for all ranks, as long as the group's timeout.
+    """Waits for all ranks, up to the group's timeout.
 
     Raises:
-      GroupError: there is no group. DistributedError: ranks did not come, by number.
+      GroupError: there is no group. DistributedError: ranks did not come; names them.
 
     torch counterpart: `torch.distributed.barrier`.
     """
@@ -27,17 +27,17 @@ def barrier() -> None:
 def monitored_barrier(
     timeout: datetime.timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait for all ranks and name those that did not come.
+    """Waits for all ranks and names those that did not come.
 
     Args:
-      timeout: a timedelta or seconds; the group's if left out.
-      wait_all_ranks: name all of them and not the first only, as in torch.
+      timeout: a timedelta or seconds; by default the group's.
+      wait_all_ranks: whether to name all of them or, as in torch, only the first.
 
     Raises:
-      GroupError: there is no group. DistributedError: with torch's text, on every rank that came; torch
-        tells the other ranks to ask rank 0.
+      GroupError: there is no group. DistributedError: with torch's text, on every rank that came; in torch
+        only rank 0 knows it.
 
-    torch counterpart: `torch.distributed.monitored_barrier`, which needs gloo; this needs nothing.
+    torch counterpart: `torch.distributed.monitored_barrier`, which needs gloo; this works on every backend.
     """
     group = default_group()
     if timeout is None:

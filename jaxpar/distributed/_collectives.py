@@ -1,23 +1,23 @@
 """Collectives on process-local arrays: one array of each rank in, one or all of them out.
 
-torch's work in place on tensors; these return. A call stacks the ranks' arrays to one global array
-[W, ...] over one device of each process and runs one compiled program for each signature. Before the
-first call of a signature the ranks compare tree, shapes and dtypes, so that a difference is an error with
-both values instead of a hang.
+torch's work in place on tensors; these return arrays. A call stacks the ranks' arrays to one global array
+[W, ...] over one device of each process, and runs a program that is compiled once for each signature.
+Before the first call of a signature the ranks compare tree, shapes and dtypes, so that a difference is an
+error with both values instead of a hang.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import PyTreeDef
 
 from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
@@ -27,10 +27,13 @@ from .step_agreement import ledger
 
 RANK = "rank"
 Body = Callable[[jax.Array, int, str], PyTree]
-Cannot = Callable[[Any, str], str]
+"""What a program does with this rank's array, the number of ranks, and an option."""
+Cannot = Callable[[np.dtype, str], str]
+"""Why an operation does not exist for a dtype; "" if it does."""
 OPS = ("sum", "mean", "max", "min", "product")
 
 _calls: dict[int, itertools.count] = {}
+"""Numbers the calls in each group, by its generation: ranks compare those of the same number."""
 
 
 def all_reduce(x: PyTree, op: str = "sum") -> PyTree:
@@ -38,8 +41,8 @@ def all_reduce(x: PyTree, op: str = "sum") -> PyTree:
 
     Args:
       x: a pytree of process-local arrays or numbers, of the same shapes and dtypes on all ranks.
-      op: one of `"sum"`, `"mean"`, `"max"`, `"min"`, `"product"`. Of booleans, sum and max are "any",
-        product and min "all"; only floats and complex numbers have a mean.
+      op: one of `"sum"`, `"mean"`, `"max"`, `"min"`, `"product"`. For booleans, sum and max are "any",
+        product and min are "all"; only floats and complex numbers have a mean.
 
     Returns:
       The tree with arrays of the same shapes and dtypes, on this process's first device.
@@ -67,7 +70,7 @@ def all_gather(x: PyTree) -> list[PyTree]:
 
 
 def broadcast(x: PyTree, src: int = 0) -> PyTree:
-    """Rank `src`'s `x` on every rank, bit for bit. The others' `x` gives shapes and dtypes.
+    """Rank `src`'s `x` on every rank, bit for bit. The `x` of the others gives shapes and dtypes.
 
     Raises: as `all_reduce`; GroupError for a `src` that does not exist.
 
@@ -75,7 +78,7 @@ def broadcast(x: PyTree, src: int = 0) -> PyTree:
     """
     group = default_group()
     if not 0 <= src < group.size:
-        raise GroupError(f"broadcast: src={src} is no rank; ranks are 0 to {group.size - 1}.")
+        raise GroupError(f"broadcast: src={src} is not a rank; ranks are 0 to {group.size - 1}.")
     return _run("broadcast", _send, str(src), x)
 
 
@@ -83,7 +86,7 @@ def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
     """Piece r of the sum (mean, max, min, product) of every rank's `x`, on rank r.
 
     Args:
-      x: a list of W trees, one for each rank; or a tree of arrays [W*k, ...], of which rank r gets rows
+      x: a list of W trees, one for each rank; or a tree of arrays [W*k, ...], of which rank r gets the rows
         r*k to (r+1)*k.
       op: as in `all_reduce`.
 
@@ -111,8 +114,7 @@ def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
     return _run("reduce_scatter", _reduce_scatter, op, x, _cannot)
 
 
-# --------------------------------------------------------------------------- what a program does
-# In each, x is this rank's array, W the number of ranks, and the option a text.
+# ------------------------------------------------------------------------------------------- bodies
 
 
 def _reduce(x: jax.Array, W: int, op: str) -> jax.Array:
@@ -128,9 +130,10 @@ def _reduce(x: jax.Array, W: int, op: str) -> jax.Array:
 
 
 def _divided(total: jax.Array, W: int) -> jax.Array:
-    """By W, rounded once. XLA would multiply by 1 / W, which is rounded itself, if it saw the constant."""
+    """Divides by W, rounding once."""
     if jnp.issubdtype(total.dtype, jnp.complexfloating):
         return jax.lax.complex(_divided(total.real, W), _divided(total.imag, W))
+    # If XLA saw the constant, it would multiply by 1 / W, which is rounded itself.
     return total / jax.lax.optimization_barrier(jnp.full(total.shape, W, total.dtype))
 
 
@@ -140,7 +143,7 @@ def _gather(x: jax.Array, W: int, option: str) -> list[jax.Array]:
 
 
 def _send(x: jax.Array, W: int, src: str) -> jax.Array:
-    """A sum of integers, of which all but one are 0: exact for every bit, -0.0 and NaN included."""
+    """A sum of integers of which all but one are 0: exact in every bit, also for -0.0 and NaN."""
     bits = _bits(x)
     bits = jax.lax.psum(jnp.where(jax.lax.axis_index(RANK) == int(src), bits, jnp.zeros_like(bits)), RANK)
     return _from_bits(bits, x.dtype)
@@ -164,7 +167,7 @@ def _bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
 
 
-def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer):
         return bits.astype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -190,7 +193,7 @@ def _run(function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lam
         return x
     kinds = [jax.random.key_impl(y) if _is_key(y.dtype) else None for y in arrays]
     arrays = [jax.random.key_data(y) if kind else y for y, kind in zip(arrays, kinds, strict=True)]
-    # Side by side along their first axis, so that nothing is copied; a number gets an axis for it.
+    # The ranks' arrays lie side by side along their first axis, so nothing is copied; a number gets one.
     numbers = tuple(y.ndim == 0 for y in arrays)
     arrays = [y.reshape(1) if number else y for y, number in zip(arrays, numbers, strict=True)]
     compiled, sharding = _program(body, option, group, numbers)
@@ -202,7 +205,7 @@ def _run(function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lam
     return jax.tree.unflatten(treedef, [_as_keys(y, kind) for y, kind in zip(results, kinds, strict=True)])
 
 
-def _local(leaf: Any, name: str, function: str) -> jax.Array:
+def _local(leaf: object, name: str, function: str) -> jax.Array:
     """A leaf as one array on this process's first device."""
     check_leaf(leaf, name, function)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -215,15 +218,17 @@ def _local(leaf: Any, name: str, function: str) -> jax.Array:
     return jax.device_put(jnp.asarray(leaf), jax.local_devices()[0])
 
 
-def _is_key(dtype: Any) -> bool:
+def _is_key(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _as_keys(data: PyTree, kind: Any) -> PyTree:
+def _as_keys(data: PyTree, kind: Hashable | None) -> PyTree:
     return jax.tree.map(lambda y: jax.random.wrap_key_data(y, impl=kind), data) if kind else data
 
 
-def _agree(group: Group, function: str, option: str, treedef: Any, arrays: list, names: list[str]) -> None:
+def _agree(
+    group: Group, function: str, option: str, treedef: PyTreeDef, arrays: list[jax.Array], names: list[str]
+) -> None:
     book = ledger("collectives")
     if book is None:
         return
@@ -254,6 +259,7 @@ def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Cal
 
 
 def _one_device_each() -> list[jax.Device]:
+    # JAX promises no order of the processes in `jax.devices`.
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
@@ -269,10 +275,9 @@ def _check_op(op: str, function: str) -> None:
         raise GroupError(f"{function}: op={op!r} is unknown; write one of {', '.join(map(repr, OPS))}.")
 
 
-def _cannot(dtype: Any, op: str) -> str:
-    """Why there is no such operation for a dtype; "" if there is."""
+def _cannot(dtype: np.dtype, op: str) -> str:
     if _is_key(dtype):
-        return "random keys are no numbers; all_gather and broadcast take them."
+        return "random keys are not numbers; all_gather and broadcast take them."
     if op == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
         return "only floats and complex numbers have a mean; sum them and divide, or convert them."
     if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):

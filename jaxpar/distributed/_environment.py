@@ -1,7 +1,7 @@
 """Which rank this process is, of how many, and where rank 0 waits: from arguments and variables.
 
-torchrun's variables come first, then what SLURM, Open MPI, Kubernetes and TPU pods say of a process,
-for which JAX's own detection is asked. torch knows the first only. With none of them, a process is alone.
+torchrun's variables come first, then those of SLURM, Open MPI, Kubernetes and TPU pods, for which JAX's own
+detection is asked. torch knows only the first. Without any of them, a process is alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SCHEDULERS = (
         "",
     ),
 )
-"""The sign of a scheduler, and its names for RANK, WORLD_SIZE and LOCAL_RANK."""
+"""The variable that shows a scheduler, and its names for RANK, WORLD_SIZE and LOCAL_RANK."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a process knows before it meets the others. Alone: size 1 and no address."""
+    """What a process knows before it meets the others. A process that is alone has size 1 and no address."""
 
     rank: int
     size: int
@@ -48,7 +48,7 @@ def find(init_method: str | None, world_size: int, rank: int, timeout: float) ->
     """What the arguments of `init_process_group` and the environment say.
 
     Raises:
-      GroupError: something is missing, is no number, or does not fit together.
+      GroupError: something is missing, is not a number, or does not fit together.
     """
     method = init_method or ENV
     if method.startswith(ENV):
@@ -117,10 +117,9 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
 
 
 def _own(port: int) -> int:
-    """MASTER_PORT, or another one where torchrun keeps its own store on it.
-
-    Every rank computes the same port, below those that systems hand out, and every restart another one.
-    """
+    """MASTER_PORT, or another port if torchrun keeps its own store on that one."""
+    # Every rank computes the same port. It lies below those that systems hand out to clients, and every
+    # restart gets another one, since the last one may still be closing.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return port
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
@@ -129,7 +128,7 @@ def _own(port: int) -> int:
 
 
 def _local() -> tuple[int | None, int | None]:
-    """LOCAL_RANK and LOCAL_WORLD_SIZE, where they are set."""
+    """LOCAL_RANK and LOCAL_WORLD_SIZE; None where they are not set."""
     rank, size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return (
         number("LOCAL_RANK", rank) if rank else None,
@@ -145,11 +144,11 @@ def _variable(name: str, otherwise: str) -> int:
 
 
 def number(name: str, text: str) -> int:
-    """A variable's integer."""
+    """The integer that a variable holds."""
     try:
         return int(text)
     except ValueError:
-        raise GroupError(f"init_process_group: {name} is {text!r}, which is no integer.") from None
+        raise GroupError(f"init_process_group: {name} is {text!r}, which is not an integer.") from None
 
 
 def _unset(name: str) -> GroupError:
@@ -165,7 +164,7 @@ def _scheduler() -> tuple[str, ...] | None:
 
 
 def _elsewhere() -> bool:
-    """Whether something other than variables tells the ranks: a Kubernetes job, a TPU pod."""
+    """Whether this is a process of a Kubernetes job or a TPU pod, whose ranks JAX finds by itself."""
     from jax._src import cloud_tpu_init
 
     return "JOB_COMPLETION_INDEX" in os.environ or cloud_tpu_init.running_in_cloud_tpu_vm

@@ -1,8 +1,8 @@
 """A rank that leaves with an exception takes the others with it, at once and with its reason.
 
-Python's own end of a process would wait for the other ranks at JAX's shutdown barrier, while these wait
-for it in a collective. JAX would end them by a signal when the heartbeats stop, after ten seconds and
-without a word of why. torch's ranks get an exception from the collective; XLA's collectives have none.
+Left alone, Python would wait for the other ranks at JAX's shutdown barrier, while these wait for it in a
+collective. When the heartbeats stop, after ten seconds, JAX would end them with a signal and without a
+reason. torch's ranks get an exception from the collective; XLA's collectives raise none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from ..errors import DistributedError
 from . import _messages
@@ -22,15 +21,15 @@ from .exchange import PREFIX, put, take
 from .group import current, rank, size
 
 LAST_WORDS = 4000
-"""Characters of a reason that the other ranks print."""
+"""Characters of a reason that the other ranks print, at most."""
 PATIENCE = 2.0
 """Seconds that rank 0 waits for the others to end."""
 
-_before: Callable[..., Any] | None = None
+_before: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
 def watch() -> None:
-    """From now on an exception that leaves the script ends all ranks."""
+    """Makes an exception that leaves the script end all ranks."""
     global _before
     _before, sys.excepthook = sys.excepthook, _leave
     _messages.on("left", _follow)
@@ -44,7 +43,7 @@ def forget() -> None:
 
 
 def go(text: str, reason: str = "", code: int = 1) -> None:
-    """Shows a text, tells the others the reason, and ends this process."""
+    """Prints a text, tells the other ranks the reason, and ends this process."""
     _say(text)
     with contextlib.suppress(DistributedError):
         _messages.send("left", reason=(reason or text)[:LAST_WORDS])
@@ -56,7 +55,7 @@ def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType
         go(f"rank {rank()} of {size()} was interrupted", code=130)
     reason = "".join(traceback.format_exception_only(kind, error)).strip()
     if _before is not None and _before is not sys.__excepthook__:
-        _before(kind, error, trace)  # somebody's own way to show it
+        _before(kind, error, trace)  # rich, IPython and others have a display of their own
         go(f"[rank {rank()}] {reason}", reason)
     lines = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     go("\n".join(f"[rank {rank()}] {line}" for line in lines.splitlines()), reason)
@@ -70,7 +69,7 @@ def _follow(message: _messages.Message) -> None:
 
 
 def _end(code: int) -> None:
-    """Rank 0 ends last: the others hear of everything through it, and JAX aborts them when it is gone."""
+    """Ends this process, rank 0 last: the others hear of everything through it, and abort without it."""
     group = current()
     assert group is not None
     folder = f"{PREFIX}/{group.generation}/gone"

@@ -1,9 +1,9 @@
-"""Messages to all ranks at any time: a thread that waits for the next one, and asks nobody meanwhile.
+"""Messages to all ranks at any time: a thread that sleeps until the next one comes.
 
-A rank that leaves with an exception, or sees a batch that it has never seen, has to tell ranks whose main
-thread is blocked in a collective. Messages are numbered by the coordinator; every rank's thread waits
-for the next number in one call that returns when it is there, so it costs nothing in between and is
-heard after 1 to 2 ms.
+A rank that leaves with an exception, or has a batch that it has never seen, must tell ranks whose main
+thread is blocked in a collective. The coordinator numbers the messages. On every rank a thread waits for
+the next number in one call that returns when it is there: it costs nothing in between, and a message
+arrives after 1 to 2 ms. torch has nothing like it, because its collectives can be aborted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .exchange import PREFIX, count, put, take
 from .group import Group, current
 
 Message = dict[str, Any]
+"""`kind`, the sender's `rank`, and what belongs to the kind; JSON."""
 Listener = Callable[[Message], None]
 
 _listeners: dict[str, Listener] = {}
@@ -25,12 +26,12 @@ _thread: threading.Thread | None = None
 
 
 def on(kind: str, listener: Listener) -> None:
-    """`listener` gets every message of this kind, in the thread of the bus. It must not block."""
+    """Gives every message of a kind to `listener`, in the thread that waits for them. It must not block."""
     _listeners[kind] = listener
 
 
-def send(kind: str, **fields: Any) -> None:
-    """Tells all ranks, this one included."""
+def send(kind: str, **fields: object) -> None:
+    """Sends a message to all ranks, including this one."""
     group = current()
     assert group is not None
     number = count(f"{_folder(group)}/last")
@@ -39,12 +40,12 @@ def send(kind: str, **fields: Any) -> None:
 
 def start(group: Group) -> None:
     global _thread
-    _thread = threading.Thread(target=_listen, args=(group,), name="jaxpar bus", daemon=True)
+    _thread = threading.Thread(target=_listen, args=(group,), name="jaxpar messages", daemon=True)
     _thread.start()
 
 
 def stop() -> None:
-    """Ends this rank's thread."""
+    """Ends this rank's thread, which is in a call that only a message ends."""
     global _thread
     if _thread is not None:
         send("end")
@@ -53,7 +54,7 @@ def stop() -> None:
 
 
 def _folder(group: Group) -> str:
-    return f"{PREFIX}/{group.generation}/bus"
+    return f"{PREFIX}/{group.generation}/messages"
 
 
 def _listen(group: Group) -> None:
@@ -62,7 +63,7 @@ def _listen(group: Group) -> None:
         try:
             text = take(f"{_folder(group)}/{number}", 3600)
         except DistributedError:
-            return  # the coordinator is gone; JAX says so
+            return  # the coordinator is gone, which JAX reports
         if text is None:
             continue
         number += 1

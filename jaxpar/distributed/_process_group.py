@@ -1,9 +1,9 @@
 """init_process_group and destroy_process_group: the ranks meet, then JAX starts in all of them.
 
-torch's arguments and variables. What differs: the ranks find each other in a short rendezvous before
+Arguments and variables are torch's. What differs: the ranks find each other in a short rendezvous before
 `jax.distributed` starts, so that whatever is wrong is a Python exception on every rank; a process that is
-alone is a world of one without any network; and an exception that leaves one rank's script ends the
-other ranks, which would otherwise wait for it in a collective.
+alone is a world of one without any network; and an exception that leaves one rank's script ends the other
+ranks, which would otherwise wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
 """torch's names, and the platform on which JAX uses that library."""
 TIMEOUT = datetime.timedelta(seconds=300)
 SHUTDOWN = 15
+"""Seconds that JAX waits at its own shutdown, and after which a rank says that it waits for the others."""
 
 _log = logging.getLogger("jaxpar")
 
@@ -38,20 +39,20 @@ def init_process_group(
     world_size: int = -1,
     rank: int = -1,
 ) -> None:
-    """Join the group. The same call in every process, before anything uses JAX.
+    """Joins the group. Make the same call in every process, before anything uses JAX.
 
     Args:
       backend: `"gloo"` (CPU devices) or `"nccl"` (NVIDIA GPUs) to insist on one; None takes what fits.
-      init_method: `"env://"` reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, else what SLURM, Open MPI,
-        Kubernetes or a TPU pod say; with none of them the process is alone. `"tcp://host:port"` needs
-        `rank` and `world_size`.
+      init_method: `"env://"` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or the variables of SLURM,
+        Open MPI, Kubernetes or a TPU pod; without any of them the process is alone. `"tcp://host:port"`
+        needs `rank` and `world_size`.
       timeout: how long to wait for the other ranks, here and in `barrier`; a timedelta or seconds.
-      world_size, rank: stronger than the variables.
+      world_size, rank: override the variables.
 
     Raises:
       GroupError: bad or missing arguments or variables; there is a group already (torch's ValueErrors).
       DistributedError: ranks are missing, do not fit together, or cannot reach rank 0. All ranks that
-        are there raise with the same text.
+        are there raise the same text.
       BackendError: JAX has started already, or runs on another platform than `backend` needs.
 
     torch counterpart: `torch.distributed.init_process_group`.
@@ -68,7 +69,7 @@ def init_process_group(
     if start.size == 1:
         enter(0, 1, "", 1, seconds)
     else:
-        heartbeat(1)  # what is wrong with the variable is said before anybody is met
+        heartbeat(1)  # raises if its variable is wrong, before this rank meets the others
         _refuse_running()
         _join(start, seconds)
     try:
@@ -81,15 +82,15 @@ def init_process_group(
 
 
 def destroy_process_group() -> None:
-    """Leave the group, together with all other ranks; another one can be joined after it.
+    """Leaves the group together with all other ranks; another one can be joined after it.
 
-    It waits for the other ranks, as long as `init_process_group` did. Arrays of the group are gone
-    after it: JAX's backend is started anew. Without the call, the end of the process does the same.
+    It waits for the other ranks as long as `init_process_group` does. The arrays of the group are gone after
+    it, because JAX's backend starts anew. Without the call, the end of the process does the same.
 
     Raises:
       GroupError: there is no group. DistributedError: other ranks do not come.
 
-    torch counterpart: `torch.distributed.destroy_process_group`, which waits for nobody.
+    torch counterpart: `torch.distributed.destroy_process_group`, which does not wait.
     """
     group = default_group()
     if group.size > 1:
@@ -128,7 +129,7 @@ def _join(start: Start, timeout: float) -> None:
 
 
 def _devices_of(start: Start) -> list[int] | None:
-    """torch's rule: the GPU of LOCAL_RANK where a host has several processes. None leaves it to JAX."""
+    """The GPU of LOCAL_RANK if a host has several processes, which is torch's rule. None leaves it to JAX."""
     if start.local_rank is None or (start.local_size or 1) == 1 or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -177,7 +178,7 @@ def _check_devices() -> None:
 
 
 def _part(group: Group) -> None:
-    """All ranks are at their end; then JAX's own shutdown does not have to wait, nor to abort."""
+    """Waits until all ranks are at their end. Then JAX's own shutdown neither waits nor aborts."""
     import jax
 
     text = "rank %s is at its end and waits for the others, which it would end by leaving."

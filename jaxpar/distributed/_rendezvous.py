@@ -1,11 +1,12 @@
-"""Every rank says hello to rank 0, and rank 0 answers all of them alike: go, or what is wrong.
+"""Every rank says hello to rank 0, and rank 0 gives all of them one answer: go, or what is wrong.
 
-jax.distributed ends a process with a signal when a port is taken, a peer is missing or two processes
-have one rank, and does not notice a rank that was started for another world. So the ranks meet here
-before it starts, over one connection each to the address that JAX's coordinator has a moment later.
+jax.distributed ends a process with a signal if a port is taken, a peer is missing or two processes have the
+same rank, and does not notice a rank that was started for another world size. So the ranks meet here before
+it starts, over one connection each to the address that JAX's coordinator has a moment later. torch's
+counterpart is the TCPStore of its env:// rendezvous, which waits until a timeout and then names no rank.
 
-The protocol is one line of JSON each way. Whatever else connects (a port scanner, a browser, a program
-that says nothing) is not counted and not answered.
+The protocol is one line of JSON each way. Whatever else connects (a port scanner, a browser, a program that
+sends nothing) is neither counted nor answered.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import selectors
 import socket
 import time
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import DistributedError
 from ._environment import Start
 from .exchange import ranks_text
 
 LONGEST = 65_536
-"""Bytes of a line; who sends more is no rank."""
+"""Bytes of a line, at most. Whatever sends more is not a rank."""
 LATE = 3.0
-"""Seconds that rank 0 goes on listening once it knows of an error, to tell it to the others too."""
+"""Seconds for which rank 0 goes on listening when it knows of an error, so that late ranks get it too."""
+
+Line: TypeAlias = "dict[str, Any]"
+"""A line of the protocol. It may come from anything that connects, so nothing is known of its values."""
 
 _log = logging.getLogger("jaxpar")
 
@@ -38,8 +42,8 @@ class Meeting(NamedTuple):
     hold: socket.socket | None
 
 
-def hello(start: Start) -> dict[str, Any]:
-    """What a rank says of itself."""
+def hello(start: Start) -> Line:
+    """What a rank says about itself."""
     import jax
     import jaxlib
 
@@ -55,19 +59,19 @@ def hello(start: Start) -> dict[str, Any]:
 
 
 def version() -> str:
-    """jaxpar's own."""
+    """The version of jaxpar that is installed."""
     try:
         return metadata.version("jaxpar")
     except metadata.PackageNotFoundError:
         return "unknown"
 
 
-def meet(start: Start, timeout: float, mine: dict[str, Any] | None = None) -> Meeting:
+def meet(start: Start, timeout: float, mine: Line | None = None) -> Meeting:
     """Waits until all ranks are there.
 
     Raises:
-      DistributedError: they are not within `timeout` seconds, or do not fit together. Every rank that
-        was there raises with the same text.
+      DistributedError: some did not come within `timeout` seconds, or they do not fit together. Every rank
+        that came raises the same text.
     """
     mine = mine or hello(start)
     return _Host(start, mine, timeout).meet() if start.rank == 0 else _guest(start, mine, timeout)
@@ -77,10 +81,12 @@ def meet(start: Start, timeout: float, mine: dict[str, Any] | None = None) -> Me
 
 
 class _Host:
-    def __init__(self, start: Start, mine: dict[str, Any], timeout: float):
+    """Rank 0, which listens to all others at once, in one thread."""
+
+    def __init__(self, start: Start, mine: Line, timeout: float):
         self.start, self.timeout = start, timeout
         self.deadline = time.monotonic() + timeout
-        self.joined: dict[int, dict[str, Any]] = {0: mine}
+        self.joined: dict[int, Line] = {0: mine}
         self.connections: dict[int, socket.socket] = {}
         self.heard: dict[socket.socket, bytes] = {}
         self.selector = selectors.DefaultSelector()
@@ -91,7 +97,7 @@ class _Host:
         try:
             problem = self._wait()
             if not problem:
-                hold = keep(self.listener)
+                hold = keep(self.listener)  # before the answer, on which the others look for the coordinator
             hosts = len({one["host"] for one in self.joined.values()})
             self._answer(
                 {"jaxpar": "error", "text": problem} if problem else {"jaxpar": "go", "hosts": hosts}
@@ -105,13 +111,14 @@ class _Host:
             self.selector.close()
 
     def _wait(self) -> str:
-        """Until everybody is there or the time is over; the problem if there is one."""
+        """Waits until all ranks are there or the time is over; returns the problem, if there is one."""
         self.selector.register(self.listener, selectors.EVENT_READ)
         problem, remind = "", time.monotonic() + 15
         while len(self.joined) < self.start.size and time.monotonic() < self.deadline:
             for key, _ in self.selector.select(min(1.0, max(0.01, self.deadline - time.monotonic()))):
                 found = self._accept() if key.fileobj is self.listener else self._hear(key.fileobj)
                 if found and not problem:
+                    # Raised at once, it would reach only the ranks that are here already.
                     problem, self.deadline = found, min(self.deadline, time.monotonic() + LATE)
             if time.monotonic() > remind:
                 remind += 60
@@ -156,20 +163,21 @@ class _Host:
         if b"\n" not in line:
             return ""
         said = read(line)
+        # A stranger, whose line must not end the job.
         if said is None or not isinstance(said.get("rank"), int) or "world" not in said:
             self._forget(connection)
             return ""
         return self._join(connection, said)
 
     def _forget(self, connection: socket.socket) -> None:
-        """A connection that ended, of a stranger or of a rank that ended before all were there."""
+        """Drops a connection: a stranger's, or that of a rank that ended before all were there."""
         self.selector.unregister(connection)
         self.heard.pop(connection, None)
         for rank in [rank for rank, known in self.connections.items() if known is connection]:
             del self.connections[rank], self.joined[rank]
         connection.close()
 
-    def _join(self, connection: socket.socket, said: dict[str, Any]) -> str:
+    def _join(self, connection: socket.socket, said: Line) -> str:
         rank = said["rank"]
         problem = _mismatch(self.joined[0], said)
         if rank in self.joined and not problem:
@@ -178,13 +186,13 @@ class _Host:
                 f"{_name(said)}. Give every process its own RANK from 0 to {self.start.size - 1}."
             )
         if rank in self.joined or not 0 <= rank < self.start.size:
-            rank = -1 - len(self.connections)  # to be answered, not to be counted
+            rank = -1 - len(self.connections)  # it gets the answer and is not counted
         if rank >= 0:
             self.joined[rank] = said
         self.connections[rank] = connection
         return problem
 
-    def _answer(self, answer: dict[str, Any]) -> None:
+    def _answer(self, answer: Line) -> None:
         line = json.dumps(answer).encode() + b"\n"
         for connection in self.connections.values():
             try:
@@ -195,11 +203,11 @@ class _Host:
                 continue  # its rank has ended; the others will miss it later
 
 
-def _name(said: dict[str, Any]) -> str:
+def _name(said: Line) -> str:
     return f"process {said.get('pid')} on {said.get('host')}"
 
 
-def _mismatch(mine: dict[str, Any], said: dict[str, Any]) -> str:
+def _mismatch(mine: Line, said: Line) -> str:
     for field, what in (("world", "world_size"), ("jaxpar", "jaxpar"), ("jax", "jax"), ("jaxlib", "jaxlib")):
         if said.get(field) != mine[field]:
             return (
@@ -210,10 +218,10 @@ def _mismatch(mine: dict[str, Any], said: dict[str, Any]) -> str:
     return ""
 
 
-def listen(start: Start, mine: dict[str, Any], patience: float) -> socket.socket:
-    """The socket at rank 0's address; a loopback address is not offered to the network.
+def listen(start: Start, mine: Line, patience: float) -> socket.socket:
+    """The socket at rank 0's address.
 
-    For `patience` seconds it waits for the port, which a process that is ending may still have.
+    Waits up to `patience` seconds for the port, which a process that is ending may still have.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -224,7 +232,7 @@ def listen(start: Start, mine: dict[str, Any], patience: float) -> socket.socket
             raise DistributedError(_unknown(start, error)) from None
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
+            if family == socket.AF_INET6:  # ranks may come by IPv4 as well
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind(where)
             listener.listen(1024)
@@ -238,7 +246,7 @@ def listen(start: Start, mine: dict[str, Any], patience: float) -> socket.socket
 
 
 def _wildcard(start: Start) -> tuple[int, tuple]:
-    """Where rank 0 listens: on the loopback address it was given, or on all interfaces."""
+    """Where rank 0 listens: on a loopback address if it was given one, otherwise on all interfaces."""
     family, _, _, _, where = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)[0]
     if loopback(str(where[0])):
         return family, where
@@ -249,8 +257,8 @@ def loopback(host: str) -> bool:
     return host.startswith("127.") or host in ("localhost", "::1")
 
 
-def _taken(start: Start, mine: dict[str, Any], error: OSError) -> str:
-    try:  # another rank 0 of this job says so itself
+def _taken(start: Start, mine: Line, error: OSError) -> str:
+    try:  # if another process of this job is rank 0 too, it says so itself
         with socket.create_connection((start.host, start.port), 1) as connection:
             answer = _ask(connection, mine, time.monotonic() + LATE + 1)
             if answer and answer["jaxpar"] == "error":
@@ -264,9 +272,9 @@ def _taken(start: Start, mine: dict[str, Any], error: OSError) -> str:
 
 
 def keep(listener: socket.socket) -> socket.socket | None:
-    """A second hold on the listener's port, so that nobody takes it between this and JAX's coordinator.
+    """A second socket on the listener's port, so that no other program takes it before JAX's coordinator.
 
-    It does not listen. Coordinator and hold both allow the port to be shared.
+    It does not listen, and both it and the coordinator allow the port to be shared.
     """
     if not hasattr(socket, "SO_REUSEPORT"):
         return None
@@ -285,7 +293,7 @@ def keep(listener: socket.socket) -> socket.socket | None:
 # -------------------------------------------------------------------------------------- other ranks
 
 
-def _guest(start: Start, mine: dict[str, Any], timeout: float) -> Meeting:
+def _guest(start: Start, mine: Line, timeout: float) -> Meeting:
     """Knocks until rank 0 opens, and waits for its answer."""
     began = time.monotonic()
     deadline, pause, remind = began + timeout, 0.02, began + 15
@@ -295,7 +303,7 @@ def _guest(start: Start, mine: dict[str, Any], timeout: float) -> Meeting:
             with socket.create_connection(
                 (start.host, start.port), max(0.1, deadline - time.monotonic())
             ) as at:
-                # Rank 0 may have started later, and answers when its own time is over.
+                # Rank 0 may have started later than this rank, and then its time ends later too.
                 answer = _ask(at, mine, deadline + timeout)
             if answer and answer["jaxpar"] == "go":
                 return Meeting(answer["hosts"], None)
@@ -310,7 +318,7 @@ def _guest(start: Start, mine: dict[str, Any], timeout: float) -> Meeting:
             remind += 60
             _log.warning("rank %s waits for rank 0 at %s: %s.", start.rank, start.address, reason)
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(0.5, pause * 1.5)
+        pause = min(0.5, pause * 1.5)  # of thousands of ranks, not all should knock every 20 ms
     raise DistributedError(
         f"init_process_group: rank {start.rank} of {start.size} did not reach rank 0 at {start.address} "
         f"within {timeout:g} s: {reason}. Is rank 0 running, are MASTER_ADDR and MASTER_PORT its host and "
@@ -322,8 +330,8 @@ def _unknown(start: Start, error: OSError) -> str:
     return f"the host name {start.host!r} is unknown ({error.strerror or error})"
 
 
-def _ask(connection: socket.socket, mine: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """The answer to a hello; None if it is none of rank 0's."""
+def _ask(connection: socket.socket, mine: Line, deadline: float) -> Line | None:
+    """The answer to a hello; None if it does not come from rank 0 of a job."""
     connection.sendall(json.dumps(mine).encode() + b"\n")
     line = b""
     while b"\n" not in line and len(line) <= LONGEST:
@@ -339,7 +347,7 @@ def _ask(connection: socket.socket, mine: dict[str, Any], deadline: float) -> di
     return answer if answer and answer["jaxpar"] in ("go", "error") else None
 
 
-def read(line: bytes) -> dict[str, Any] | None:
+def read(line: bytes) -> Line | None:
     """A line of this protocol; None for anything else."""
     try:
         said = json.loads(line.split(b"\n", 1)[0])

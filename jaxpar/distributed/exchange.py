@@ -1,10 +1,11 @@
 """Texts between the ranks, through the coordinator's key-value store: no device, no collective.
 
-`exchange` is how ranks agree before a program is run that would hang if they did not. It takes about
-1 ms. This is the only file that touches the client of `jax.distributed`, which JAX keeps private.
+With `exchange` the ranks agree before they run a program that would hang if they did not. It takes about 1
+ms. This is the only file that touches the client of `jax.distributed`, which JAX keeps private. torch's
+counterpart is its Store.
 
-Every call of `exchange` with one `what` has a number, so that calls are kept apart; a rank deletes its
-text of call i once call i + 1 is complete, because then everybody has read it.
+The calls of `exchange` with one `what` are numbered, so that they are kept apart. A rank deletes its text
+of call i once call i + 1 is complete, because then every rank has read it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def exchange(what: str, text: str, timeout: float = 60) -> list[str]:
     """Every rank's text, in rank order; `[text]` alone.
 
     Args:
-      what: names the exchange, in errors too. Every rank calls it equally often with the same name, from
-        one thread at a time. Use few names: one key for each stays in the store.
+      what: names the exchange, also in errors. Every rank calls it equally often with the same name, from
+        one thread at a time. Use few names: one key of each stays in the store.
       text: anything, up to some hundred KB.
       timeout: seconds until the ranks that did not come are named.
 
@@ -48,7 +49,7 @@ def exchange(what: str, text: str, timeout: float = 60) -> list[str]:
 
 
 def collect(what: str, text: str, timeout: float) -> list[str | None]:
-    """`exchange` that returns None for the ranks that did not come, instead of raising."""
+    """Like `exchange`, but returns None for the ranks that did not come instead of raising."""
     group = current()
     if group is None or group.size == 1:
         return [text]
@@ -63,7 +64,7 @@ def collect(what: str, text: str, timeout: float) -> list[str | None]:
         texts[rank] = (
             take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
         )
-        if texts[rank] is None:  # the time is over
+        if texts[rank] is None:  # the time is over, and later ranks may have come all the same
             there = dict(_call("key_value_dir_get", f"{folder}/{call}/"))
             return [there.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
     if call > 1:
@@ -80,7 +81,7 @@ def put(key: str, text: str) -> None:
 
 
 def take(key: str, timeout: float) -> str | None:
-    """The text behind a key, as soon as there is one; None after `timeout` seconds."""
+    """The text of a key as soon as it is there; None after `timeout` seconds."""
     try:
         return _call("blocking_key_value_get", key, max(1, int(timeout * 1000)))
     except TimeoutError:
@@ -92,7 +93,7 @@ def delete(key: str) -> None:
 
 
 def count(key: str) -> int:
-    """1, 2, 3, ...: a number that no other rank gets."""
+    """1, 2, 3, ...: a number that no other call on any rank gets."""
     return int(_call("key_value_increment", key, 1))
 
 
@@ -110,7 +111,7 @@ def _client() -> Any:
 
 
 def _call(method: str, *arguments: Any) -> Any:
-    """One call of the client: TimeoutError when the time is over, DistributedError when it is gone."""
+    """One call of the client. Raises TimeoutError when the time is over, DistributedError when it is gone."""
     import jax
 
     client = _client()

@@ -1,7 +1,7 @@
-"""The group this process is a member of: one value, or none.
+"""The group of which this process is a member: one value, or none.
 
-torch keeps a default process group behind functions, and so does this. Other modules ask `rank()` and
-`size()`, which answer 0 and 1 without a group, never raise and start nothing.
+Like torch, this keeps a default process group behind functions. Other modules ask `rank()` and `size()`,
+which are 0 and 1 without a group, never raise, and start nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ..errors import GroupError
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """`generation` counts the groups of this process; `address` is rank 0's, "" in a world of one."""
+    """A member's view of the group. `generation` counts the groups of this process; `address` is that of rank
+    0, "" in a world of one."""
 
     rank: int
     size: int
@@ -24,7 +25,7 @@ class Group:
 
 
 class _Process:
-    """What this process belongs to."""
+    """The group of this process: one object, so that a test can have another."""
 
     group: Group | None = None
     generation = 0
@@ -48,7 +49,7 @@ def current() -> Group | None:
 
 
 def default_group() -> Group:
-    """The group, or torch's error."""
+    """The group; raises torch's error if there is none."""
     if _process.group is None:
         raise GroupError(
             "Default process group has not been initialized, please make sure to call init_process_group."

@@ -1,9 +1,9 @@
-"""A guard against ranks that do different things without a word.
+"""A guard against ranks that silently do different things.
 
-JAX compares nothing between processes: with batches of different shapes two ranks train on and get
-wrong weights, the same on both (measured), and with different programs they wait for each other for
-ever. torch's DDP compares parameter shapes once, at construction (docs/semantics.md row D2), and nothing
-after it.
+JAX compares nothing between processes. With batches of different shapes two ranks go on training and get
+wrong weights, the same on both (measured); with different programs they wait for each other for ever.
+torch's DDP compares parameter shapes once, when it is constructed (docs/semantics.md row D2), and nothing
+after that.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .step_agreement import Ledger, difference, ledger
 
 
 class Guard:
-    """Compares ranks once at the start and whenever one of them sees something for the first time.
+    """Compares ranks once at the start, and whenever one of them has something for the first time.
 
     Args:
-      name: of what is guarded, in errors; the same on all ranks, another one for each guard.
+      name: names what is guarded, in errors; the same on all ranks, and different for each guard.
 
     Raises:
       DivergenceError: world, versions, devices or configuration differ.
@@ -41,16 +41,16 @@ class Guard:
                 raise DivergenceError(problem)
 
     def check(self, signature_text_parts: Mapping[str, str], step: int) -> None:
-        """Call it before a compiled program with collectives is run.
+        """Compares the ranks. Call it before running a compiled program that has collectives.
 
         Args:
-          signature_text_parts: what has to be the same on all ranks, by field: tree, shapes, dtypes, the
+          signature_text_parts: what must be the same on all ranks, by field: tree, shapes, dtypes, the
             module's definition, the mode.
           step: the number of this call, growing, the same on all ranks.
 
         Raises:
           DivergenceError: ranks differ; names the field, the ranks and their values. The rank whose parts
-            are new raises at once, and its end ends the ranks that already wait in a collective.
+            are new raises at once, and its end also ends the ranks that wait in a collective by then.
         """
         if self._ledger is not None:
             key = tuple(signature_text_parts.items())
@@ -58,7 +58,7 @@ class Guard:
 
 
 def fingerprint() -> dict[str, str]:
-    """What makes two processes run different programs for the same script."""
+    """What can make two processes run different programs for the same script."""
     import jaxlib
 
     group = current()

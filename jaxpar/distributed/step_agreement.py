@@ -1,10 +1,12 @@
-"""What every rank does at each step, and one question: is it the same?
+"""Do all ranks do the same at each step? A record of the last steps, and a question to the others.
 
-A rank that sees something for the first time (a batch of another shape, another program) must not run
-it before it knows that the others have it too: they may see nothing unusual, go straight into the
-collective and wait there for ever. So every rank keeps a record of its last steps. Whoever has something
-new asks on the bus; the others' bus threads answer from the record, whatever their main threads do, or
-as soon as they get to that step. Ranks that have seen it all ask nothing and pay for one dict entry.
+A rank that has something for the first time (a batch of another shape, another program) must not run it
+before it knows that the others have it too: to them nothing may be new, so they go straight into the
+collective and wait there for ever. So every rank keeps a record of its last steps. A rank that has
+something new sends a question to all. Their message threads answer from the record, whatever the main
+threads are doing, or as soon as these get to that step. Ranks to which nothing is new ask nothing and pay
+for one dict entry. torch compares collectives only if TORCH_DISTRIBUTED_DEBUG=DETAIL is set, and then every
+one.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
 
 from ..errors import DistributedError, DivergenceError
 from . import _messages
@@ -21,17 +22,20 @@ from .exchange import PREFIX, delete, put, ranks_text, take
 from .group import Group, current
 
 LENGTH = 4096
-"""Steps that are remembered. JAX runs at most some dozen ahead of its devices."""
+"""Steps that are remembered. A rank's Python is some dozen steps ahead of its devices at most, and ranks wait
+for each other in every step."""
 REMIND = 30.0
+"""Seconds between two warnings about a rank that has not answered."""
 
 Parts = dict[str, str]
+"""What is compared, by field."""
 
 _log = logging.getLogger("jaxpar")
 _ledgers: dict[tuple[int, str], Ledger] = {}
 
 
 class Ledger:
-    """The steps of one kind; the same name on all ranks."""
+    """This rank's record of one kind of steps, which has the same name on all ranks."""
 
     def __init__(self, name: str, group: Group):
         self.name, self.group = name, group
@@ -44,17 +48,19 @@ class Ledger:
         self.lock = threading.Lock()
 
     def check(self, step: int, key: Hashable, parts: Callable[[], Parts]) -> None:
-        """Returns when all ranks have the same at this step, or none of it is new here.
+        """Returns when all ranks are known to have the same at this step, or at once if it is not new here.
 
         Args:
           step: its number, growing, the same on all ranks.
           key: stands for the parts and is quick to compare.
-          parts: what is compared, by field; asked for once for each key.
+          parts: makes what is compared; called once for each key.
 
         Raises:
           DivergenceError: another rank has something else. DistributedError: ranks did not get to this
             step within the group's timeout.
         """
+        # Recorded before anything is asked or answered: two ranks that both have something new at this step
+        # would otherwise wait for each other's answer.
         new = key not in self.known
         if new:
             self.known[key] = parts()
@@ -69,11 +75,12 @@ class Ledger:
         if new:
             self._ask(step, self.known[key])
 
-    # ---------------------------------------------------------------------------- the one that asks
+    # -------------------------------------------------------------------------------------- asking
 
     def _ask(self, step: int, mine: Parts) -> None:
         folder = f"{PREFIX}/{self.group.generation}/{self.name}/{step}/{self.group.rank}"
         _messages.send("question", name=self.name, step=step, folder=folder, parts=mine)
+        # All answers are waited for, also after one that differs: the error names every rank's value.
         answers: dict[int, Parts] = {self.group.rank: mine}
         for rank in range(self.group.size):
             if rank != self.group.rank:
@@ -99,15 +106,19 @@ class Ledger:
             f"{self.group.timeout:g} s, where rank {self.group.rank} has something for the first time."
         )
 
-    # ------------------------------------------------------------------------- the ones that answer
+    # ----------------------------------------------------------------------------------- answering
 
     def hear(self, message: _messages.Message) -> None:
-        """In the bus thread: answers now, or leaves it to the step."""
+        """Answers a question now or, if this rank is not at that step yet, when it gets there.
+
+        Runs in the thread of the messages.
+        """
         with self.lock:
             self.questions.setdefault(message["step"], []).append(json.dumps(message))
         self._answer_waiting()
 
     def _answer_waiting(self) -> None:
+        # Called by both threads. Whichever takes a question out of the dict answers it.
         with self.lock:
             ready = [step for step in self.questions if step <= self.latest]
             texts = [text for step in ready for text in self.questions.pop(step)]
@@ -119,10 +130,11 @@ class Ledger:
         mine = self._at(step)
         put(f"{message['folder']}/{self.group.rank}", json.dumps(mine))
         both = {self.group.rank: mine, message["rank"]: message["parts"]}
+        # This thread has nobody to raise it to; `check` does, if the main thread ever gets there.
         self.problem = self.problem or difference(f"step {step} of {self.name}", both)
 
     def _at(self, step: int) -> Parts:
-        """What this rank has had at a step; nothing if that was too long ago to know, or to matter."""
+        """What this rank had at a step; empty if that was too long ago to be known."""
         if step in self.record:
             return self.known[self.record[step]]
         assert self.first is not None
@@ -132,16 +144,16 @@ class Ledger:
 
 
 def ledger(name: str) -> Ledger | None:
-    """This group's ledger of that name; None where there is nobody to compare with."""
+    """This group's ledger of that name; None if there is no other rank."""
     group = current()
     if group is None or group.size == 1:
         return None
-    # Both the main thread and the bus may be the first to ask; setdefault keeps one.
+    # The main thread or the thread of the messages may be the first to ask; setdefault keeps one ledger.
     return _ledgers.setdefault((group.generation, name), Ledger(name, group))
 
 
-def hear(message: dict[str, Any]) -> None:
-    """A question may come before this rank has the ledger: it is made now."""
+def hear(message: _messages.Message) -> None:
+    """Gives a question to its ledger, which is made now if the question comes first."""
     group = current()
     if group is not None and message["rank"] != group.rank:
         found = ledger(message["name"])
@@ -154,7 +166,7 @@ def forget() -> None:
 
 
 def difference(where: str, parts: dict[int, Parts]) -> str:
-    """The first field in which ranks differ, with the values; "" if there is none."""
+    """The first field in which ranks differ, with their values; "" if there is none."""
     parts = {rank: one for rank, one in parts.items() if one}
     fields = dict.fromkeys(field for one in parts.values() for field in one)
     for field in fields:

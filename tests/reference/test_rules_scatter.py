@@ -1,4 +1,4 @@
-"""The rules of docs/semantics.md section 1.2 (device check, scatter) and the table 1.7, on the reference."""
+"""The rules of docs/semantics.md section 1.2 (device check, scatter), and chunk sizes, on the reference."""
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_device_check(where: str, device_ids: list[int]) -> None:
         assert str(caught.value) == text
 
 
-# Rows of table 1.7: the sizes of the chunks of B rows for N = 2, 3, 4 and 8 devices.
+# The sizes of the chunks of B rows for N = 2, 3, 4 and 8 devices.
 CHUNKS = {
     0: ([0] * 2, [0] * 3, [0] * 4, [0] * 8),
     1: ([1], [1], [1], [1]),
@@ -71,7 +71,7 @@ TABLE = [(rows, n, sizes) for rows, row in CHUNKS.items() for n, sizes in zip((2
 
 @pytest.mark.parametrize(("rows", "n", "sizes"), [*TABLE, (36, 7, [6] * 6)])
 def test_chunk_sizes(rows: int, n: int, sizes: list[int]) -> None:
-    # docs/semantics.md rows 15, 1.7
+    # docs/semantics.md row 15
     x = torch.arange(2.0 * rows).reshape(rows, 2)
     seen: list[int] = []
     module = nn.Threshold(-1, 0)

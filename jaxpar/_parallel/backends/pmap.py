@@ -6,16 +6,18 @@ row in the table when `jax.pmap` goes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from ..._typing import REPLICA
+from ..._typing import REPLICA, PyTree
+from ..placement import Placement
+from .backend import Body
 
 
-def run(body: Any, placement: Any, shared: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
-    def program(shared: Any, index: jax.Array, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+def run(
+    body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]
+) -> tuple[list[jax.Array], PyTree]:
+    def program(shared: PyTree, index: jax.Array, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
         return body(index, shared, rows)
 
     # The index is an argument because pmap wants at least one that differs between the devices.

@@ -8,16 +8,18 @@ whole program from outside sums the gradients over the devices once, at its bord
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from jax.sharding import PartitionSpec as P
 
-from ..._typing import REPLICA
+from ..._typing import REPLICA, PyTree
+from ..placement import Placement
+from .backend import Body
 
 
-def run(body: Any, placement: Any, shared: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
-    def program(shared: Any, rows: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+def run(
+    body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]
+) -> tuple[list[jax.Array], PyTree]:
+    def program(shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
         rows, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
         return [x[None] for x in rows], shared
 

@@ -1,13 +1,12 @@
 """Modules: an NNX module, a bound Linen module or a plain function, in one form.
 
-A `View` splits a module into a `definition`, which is part of the program, and `values`, which are
-its arrays; running the definition gives outputs and the values that changed. The files of this
-folder are the only ones that know Flax's insides.
+A `View` splits a module into a `definition`, which is part of the program, and `values`, its arrays. Running
+the definition gives outputs and the values that changed.
 
-What counts as a parameter is `nnx.Param` (Linen: the collections that are not mutable). Everything
-else is what torch calls a buffer: it is the same on all replicas when they start, and what replica
-0 makes of it comes back (docs/semantics.md row 39). Attributes that a forward rebinds are lost, as in
-torch (#37), and so are changes to parameters.
+A parameter is an `nnx.Param` (Linen: the collections that are not mutable). Everything else is what torch
+calls a buffer: it is the same on all replicas when they start, and what replica 0 makes of it comes back
+(docs/semantics.md row 39). Attributes that a forward rebinds are lost, as in torch (row 37), and so are
+changes to parameters.
 """
 
 from __future__ import annotations

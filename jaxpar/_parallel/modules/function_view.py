@@ -1,4 +1,4 @@
-"""Plain functions: modules without parameters."""
+"""Plain functions: modules without parameters, or with parameters as their first argument."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FunctionDefinition:
 
 
 class FunctionView:
-    """A function is a module without parameters."""
+    """A function as a module that has no arrays."""
 
     def __init__(self, function: Callable[..., Any]):
         if not callable(function):
@@ -90,7 +90,7 @@ class Applied:
 
 
 class AppliedView(FunctionView):
-    """A function with parameters: these are data, and the function is the program."""
+    """A function with parameters: they are data, and the function alone is the program."""
 
     def __init__(self, applied: Applied):
         super().__init__(applied.function)
@@ -106,8 +106,9 @@ class AppliedView(FunctionView):
         return jax.tree.unflatten(form, spread(leaves, names, placement))
 
 
-def refuse_hidden_module(value: Any) -> None:
-    """Raises TypeError for a function whose NNX module would be frozen into a compiled program."""
+def refuse_hidden_module(value: object) -> None:
+    """Raises TypeError for a function that holds an NNX module."""
+    # jit would take the module's arrays for constants: they would never be updated, and never be averaged.
     hidden = next((held for held in _held(value) if isinstance(held, nnx.Module)), None)
     if hidden is not None:
         raise TypeError(
@@ -117,7 +118,7 @@ def refuse_hidden_module(value: Any) -> None:
         )
 
 
-def _held(value: Any) -> list[Any]:
+def _held(value: object) -> list[Any]:
     """What a function, a bound method or a partial keeps."""
     if isinstance(value, functools.partial):
         return [*value.args, *value.keywords.values(), *_held(value.func)]

@@ -1,4 +1,8 @@
-"""Linen modules that hold their variables: bound by hand, or a submodule while its parent runs."""
+"""Linen modules that hold their variables: bound by hand, or a submodule while its parent runs.
+
+A Linen module is a description; its arrays and random streams are in its scope, from which they are taken
+here and into which changed ones go back.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +41,15 @@ class LinenDefinition:
         kwargs: dict,
     ) -> tuple[PyTree, dict[tuple[str, ...], PyTree]]:
         variables, rngs = values["variables"], values["rngs"]
+        # Each replica's stream is its own, even right after seeding, as torch's generators on several devices
+        # are once they have run.
         if replica is not None:
             rngs = {name: rng.replace(rng=fold(rng.rng, replica)) for name, rng in rngs.items()}
         outputs, updates = self.module.value.apply(
             variables, *args, rngs=rngs, mutable=self.mutable.value or [], method=function, **kwargs
         )
+        # Only what changed comes back, by identity: a collection that is mutable and untouched costs no
+        # all-reduce.
         before = traverse_util.flatten_dict(dict(variables))
         after = traverse_util.flatten_dict(dict(updates))
         return outputs, {path: x for path, x in after.items() if not same(x, before.get(path))}
@@ -65,7 +73,7 @@ class LinenView:
         self.definition = LinenDefinition(Static(inner), Static(self.scope.mutable))
 
     def _next_rng(self, name: str) -> Any:
-        """The module's stream, and another one at its next call in the same apply (see commit)."""
+        """The module's stream; another one at its next call in the same apply, since `commit` counts."""
         calls, stream = self.scope.rng_counters[name], self.scope.rngs[name]
         return stream.create(stream, calls) if calls else stream
 
@@ -88,6 +96,6 @@ class LinenView:
             self.scope.put_variable(collection, name, value)
 
 
-def _put(tree: Any, path: list[str], value: Any) -> dict:
+def _put(tree: dict, path: list[str], value: PyTree) -> dict:
     name, *rest = path
     return {**tree, name: _put(tree.get(name, {}), rest, value) if rest else value}

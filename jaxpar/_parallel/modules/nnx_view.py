@@ -1,10 +1,15 @@
-"""NNX modules: split once, watched for changes, split again only when there are any."""
+"""NNX modules: split once, watched for changes, split again only when there are any.
+
+`nnx.split` and `nnx.merge` walk through the whole module in Python, 40 us for each variable. A step of a
+small net takes a millisecond, so a module is split once, and a look at its attribute dicts tells whether
+anything has changed.
+"""
 
 from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +18,7 @@ from flax import errors as flax_errors
 from flax import nnx
 
 from ..._tree import check_alive, is_staged, same
-from ..._typing import PyTree, Static
+from ..._typing import Array, PyTree, Static
 from ..placement import Placement
 from ..spread import spread
 from .function_view import refuse_hidden_module
@@ -21,10 +26,13 @@ from .streams import fold
 
 
 class NNXDefinition:
-    def __init__(self, graphdef: Any, paths: Sequence[Any], kinds: Sequence[str]):
+    """A module without its arrays: what is compiled. Equal for modules of equal structure."""
+
+    def __init__(self, graphdef: nnx.GraphDef, paths: Sequence[tuple], kinds: Sequence[str]):
         self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
-        # To a GraphDef 1, 1.0 and True are the same attribute.
+        # To a GraphDef 1, 1.0 and True are the same attribute; to a program they are not.
         self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
+        # Hashing walks through the whole structure, and every step asks for it.
         self._hash = hash((self.graphdef, self.paths, self.kinds, self.types))
 
     def __hash__(self) -> int:
@@ -45,12 +53,12 @@ class NNXDefinition:
     ) -> tuple[PyTree, dict[int, PyTree]]:
         return self.apply(operator.call, values, replica, args, kwargs)
 
-    def merge(self, values: Sequence[Any]) -> Any:
+    def merge(self, values: Sequence[Any]) -> nnx.Module:
         """The object with these values."""
         state = nnx.from_flat_state(zip(self.paths, values, strict=True))
         return nnx.merge(self.graphdef.value, state)
 
-    def read(self, module: Any) -> list:
+    def read(self, module: nnx.Module) -> list:
         """The values of an object that `merge` made, in their order."""
         return [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in _leaves(module)]
 
@@ -67,6 +75,8 @@ class NNXDefinition:
             for value, kind in zip(values, self.kinds, strict=True)
         ]
         module = self.merge(started)
+        # Variables are found before the call: a forward may rebind attributes, and what it rebinds is lost,
+        # as in torch (docs/semantics.md row 37).
         leaves = _leaves(module)
         outputs = function(module, *args, **kwargs)
         return outputs, {
@@ -77,6 +87,8 @@ class NNXDefinition:
 
 
 class NNXView:
+    """One module's Variables, in the order of its flat state, with their definition."""
+
     def __init__(self, module: nnx.Module):
         graphdef, state = nnx.split(module)
         flat = list(nnx.to_flat_state(state))
@@ -101,12 +113,12 @@ class NNXView:
         if placement is self._placement and all(map(operator.is_, values, self._placed)):
             return values
         if is_staged() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values)):
-            return values
+            return values  # where tracers lie is the business of the program around
         placed = spread(values, self.names, placement)
         self._remember(placed, placement)
         return placed
 
-    def parameters(self, wrt: Any) -> tuple[int, ...]:
+    def parameters(self, wrt: nnx.filterlib.Filter) -> tuple[int, ...]:
         """Which of the values are to be trained: floating ones that the NNX filter `wrt` lets through."""
         wanted = nnx.filterlib.to_predicate(wrt)
         pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
@@ -122,15 +134,17 @@ class NNXView:
         self._placed, self._placement = placed, placement
 
     def put(self, values: list) -> None:
-        """All values at once, outside of any trace; Flax's look at the trace for each costs more than a step
-        of a small model."""
+        """Sets all values at once, outside of any trace."""
+        # Past Variable.__setattr__, which looks at the trace each time: for all variables of a small model
+        # that takes longer than its step.
         for leaf, is_variable, value in zip(self.leaves, self.are_variables, values, strict=True):
             if is_variable:
                 object.__setattr__(leaf, "_raw_value", value)
         self._placed = list(values)  # commit writes into it
 
     def commit(self, changes: dict[int, PyTree]) -> None:
-        """But for arrays that are no Variables: as torch's plain attributes they are nobody's state."""
+        """Sets values that changed. Bare arrays are left out: like torch's plain attributes they are not
+        state."""
         try:
             for i, value in changes.items():
                 if not self.are_variables[i]:
@@ -150,7 +164,7 @@ class NNXView:
 class _Snapshot(NamedTuple):
     """What was in one attribute dict or container of a module."""
 
-    content: Any
+    content: dict | list | tuple
     keys: tuple
     values: tuple
 
@@ -159,7 +173,8 @@ _views: weakref.WeakKeyDictionary[nnx.Module, tuple[list[_Snapshot], NNXView]] =
 
 
 def view_nnx(module: nnx.Module) -> NNXView:
-    """nnx.split costs 40 us for each variable; seeing that nothing has changed costs half of one."""
+    """The view of a module: the one made before, if nothing in the module has changed since."""
+    # Half a microsecond for each variable, instead of the 40 of nnx.split.
     if module in _views:
         snapshots, found = _views[module]
         if all(map(_unchanged, snapshots)):
@@ -174,20 +189,18 @@ def _unchanged(then: _Snapshot) -> bool:
     now = then.content
     if len(now) != len(then.values):
         return False
-    values = now
+    values: Iterable[Any] = now
     if isinstance(now, dict):
         values = now.values()
         if tuple(now) != then.keys:
             return False
-    # By identity: 1, 1.0 and True are equal, and different programs.
+    # By identity: 1, 1.0 and True are equal, and make different programs.
     return all(map(operator.is_, values, then.values))
 
 
 def _snapshots(module: nnx.Module) -> list[_Snapshot]:
-    """Every attribute dict and container in a module, with what is in it now.
-
-    The dicts are kept, not the modules, so that the module can be collected.
-    """
+    """Every attribute dict and container in a module, with what is in it now."""
+    # The dicts, and not the modules: _views must not keep the module alive that is its key.
     found: list[_Snapshot] = []
     seen: set[int] = set()
     todo: list[Any] = [module]
@@ -211,12 +224,12 @@ def _leaves(module: nnx.Module) -> list[Any]:
     return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
 
 
-def _is_float(leaf: Any) -> bool:
+def _is_float(leaf: nnx.Variable | Array) -> bool:
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
     return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: nnx.Variable | Array) -> str:
     if not isinstance(leaf, nnx.Variable):
         return "array"
     if isinstance(leaf, nnx.Param):

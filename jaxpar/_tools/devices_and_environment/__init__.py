@@ -4,6 +4,6 @@
     nvml.readings ──┘
     environment.environment ─► a dict ─► environment.text | JSON
 
-Looking returns values, rendering takes them. Nothing here needs a GPU, and nothing that is broken
-on the host ends in a traceback.
+Looking returns values, and rendering takes them. Nothing here needs a GPU, and whatever is broken on the
+host, there is no traceback. torch's counterparts are nvidia-smi and `python -m torch.utils.collect_env`.
 """

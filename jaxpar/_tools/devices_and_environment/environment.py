@@ -1,12 +1,13 @@
-"""`jaxpar env`: what to paste into a bug report.
+"""`jaxpar env`: what to paste into a bug report, as `torch.utils.collect_env` is for torch.
 
-Everything is looked up on its own, so that what is broken is told as a text in its place and the
-rest is there all the same. torch is looked up and never imported.
+Each value is looked up on its own. What is broken leaves a text in its place, and the rest is still there.
+torch's version is looked up without importing it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import re
@@ -15,13 +16,19 @@ import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from .sizes import sizes
 
+T = TypeVar("T")
+
+Value: TypeAlias = "str | int | bool | list[str] | dict[str, str] | None"
+Part: TypeAlias = "dict[str, Value]"
+"""Values by name, as JSON can hold them."""
+
 PACKAGES = ("jaxpar", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "torch")
 PLUGINS = re.compile(r"(jax-(?P<backend>cuda|rocm)\d*-)(plugin|pjrt)|libtpu|nvidia-ml-py")
-"""Named if they are installed."""
+"""Packages that are named only if they are installed."""
 
 VARIABLES = re.compile(
     r"(XLA|JAX|JAXPAR|NCCL)_.*|(CUDA|NVIDIA|ROCR|HIP)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|(PJRT_)?NPROC|"
@@ -30,10 +37,10 @@ VARIABLES = re.compile(
 OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_platforms", "jax_num_cpu_devices")
 
 
-def environment() -> dict[str, dict[str, Any]]:
-    """All of it as plain values, in parts. What cannot be had is a text that says why."""
-    variables = {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
-    # Looking must not take three quarters of every GPU away from those who work there.
+def environment() -> dict[str, Part]:
+    """All of it as plain values, in parts. Instead of what cannot be had there is a text that says why."""
+    variables: Part = {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+    # JAX reserves three quarters of every GPU when it starts. Somebody else may be working there.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return {
         "versions": _versions(),
@@ -44,8 +51,8 @@ def environment() -> dict[str, dict[str, Any]]:
     }
 
 
-def text(found: dict[str, dict[str, Any]]) -> str:
-    """The same in lines of plain text."""
+def text(found: dict[str, Part]) -> str:
+    """The same as lines of plain text."""
     lines = [(name, _readable(name, value)) for part in found.values() for name, value in part.items()]
     if not found["variables"]:
         lines.append(("variables", "none of those that matter is set"))
@@ -54,8 +61,8 @@ def text(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(f"{name:{width}}  {between.join(value.splitlines() or [''])}" for name, value in lines)
 
 
-def attempt(look: Callable[[], Any]) -> Any:
-    """What `look` finds, or what became of it."""
+def attempt(look: Callable[[], T]) -> T | str:
+    """What `look` finds, or a text that says how it failed."""
     try:
         return look()
     except Exception as error:
@@ -68,7 +75,7 @@ def _installed() -> dict[str, str]:
     return {d.name: d.version for d in metadata.distributions() if d.name}
 
 
-def _versions() -> dict[str, Any]:
+def _versions() -> Part:
     installed = attempt(_installed)
     if not isinstance(installed, dict):
         return {"python": platform.python_version(), "packages": installed}
@@ -77,7 +84,7 @@ def _versions() -> dict[str, Any]:
     return {"python": platform.python_version(), **named, **plugins}
 
 
-def _host() -> dict[str, Any]:
+def _host() -> Part:
     return {
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
@@ -93,7 +100,7 @@ def _total_memory() -> int:
 
 
 def _free_memory() -> int:
-    """What programs can still have, as Linux reckons; elsewhere the pages that nobody uses."""
+    """What programs can still have, as Linux estimates it; elsewhere the pages that are not used at all."""
     told = Path("/proc/meminfo")
     if not told.exists():
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -103,8 +110,8 @@ def _free_memory() -> int:
     return int(found[1]) * 1024
 
 
-def _backends() -> dict[str, Any]:
-    jax = attempt(lambda: __import__("jax"))
+def _backends() -> Part:
+    jax = attempt(lambda: importlib.import_module("jax"))
     if isinstance(jax, str):
         return {"default_backend": jax}
 
@@ -123,7 +130,7 @@ def _backends() -> dict[str, Any]:
 
 
 def _plugins() -> list[str]:
-    """The accelerators for which JAX has a plugin here, and so would pass over silently if it broke."""
+    """The accelerators for which JAX has a plugin here. If one fails, JAX says nothing and takes the CPU."""
     matches = map(PLUGINS.fullmatch, attempt(_installed))
     return sorted({match["backend"] for match in matches if match and match["backend"]})
 
@@ -135,8 +142,8 @@ def _start(name: str) -> str:
     return f"{len(found)} x {found[0].device_kind}, {found[0].client.platform_version}"
 
 
-def _options() -> dict[str, Any]:
-    def options() -> dict[str, Any]:
+def _options() -> Part:
+    def options() -> Part:
         import jax
 
         return {name: getattr(jax.config, name, None) for name in OPTIONS}
@@ -145,7 +152,7 @@ def _options() -> dict[str, Any]:
     return found if isinstance(found, dict) else {"options": found}
 
 
-def _readable(name: str, value: Any) -> str:
+def _readable(name: str, value: Value) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return sizes(value) if isinstance(value, int) and name.startswith(("memory", "disk")) else str(value)

@@ -1,9 +1,10 @@
-"""What NVIDIA's management library tells of a GPU: how busy and how warm it is, and its memory.
+"""What NVIDIA's management library says about a GPU: how busy and how warm it is, and its memory.
 
-The library numbers all GPUs of the host in the order of the bus; CUDA, and so JAX, numbers the ones
-that CUDA_VISIBLE_DEVICES leaves, in an order of its own. JAX does not say which GPU a device is, but
-the CUDA driver does, by the bus address of its n-th device. Where the driver cannot be asked, the
-variable is read, and believed if both sides call the GPU by the same name.
+The library numbers all GPUs of the host, in the order of the bus. CUDA, and so JAX, numbers those that
+CUDA_VISIBLE_DEVICES leaves, in an order of its own. JAX does not say which GPU a device is, but the CUDA
+driver does, by the bus address of its n-th device. If the driver cannot be asked, the variable is read, and
+believed if both sides call the GPU by the same name. torch has the same numbers in
+`torch.cuda.utilization`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple, TypeVar
 
 import jax
 
@@ -19,9 +21,11 @@ from ..._devices import visible as _visible
 
 PACKAGE = "nvidia-ml-py"
 
+T = TypeVar("T")
+
 
 class Reading(NamedTuple):
-    """None stands for what the GPU does not tell."""
+    """The numbers of one GPU; None where it does not give them."""
 
     utilisation_percent: int | None = None
     temperature_celsius: int | None = None
@@ -30,14 +34,14 @@ class Reading(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """For each device, and a sentence if they are not what they could be."""
+    """A Reading for each device, and a sentence about what is missing, if something is."""
 
     each: list[Reading]
     trouble: str | None = None
 
 
 def readings(devices: Sequence[jax.Device]) -> Readings:
-    """What is known of each device now. Never raises."""
+    """What is known about each device now. Never raises."""
     nothing = [Reading()] * len(devices)
     if not any(map(is_nvidia, devices)):
         return Readings(nothing)
@@ -58,15 +62,15 @@ def is_nvidia(device: jax.Device) -> bool:
     return device.platform == "gpu" and "cuda" in device.client.platform_version.lower()
 
 
-def _read(library: Any, device: jax.Device) -> Reading:
+def _read(library: ModuleType, device: jax.Device) -> Reading:
     handle = _handle(library, device)
     if handle is None:
         return Reading()
 
-    def ask(question: Callable[[], Any]) -> Any:
+    def ask(question: Callable[[], T]) -> T | None:
         try:
             return question()
-        except library.NVMLError:  # some GPUs, and slices of one, do not tell everything
+        except library.NVMLError:  # some GPUs, and slices of one, do not give every number
             return None
 
     memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle))
@@ -80,8 +84,8 @@ def _read(library: Any, device: jax.Device) -> Reading:
     )
 
 
-def _handle(library: Any, device: jax.Device) -> Any:
-    """The library's name for a device of JAX's, None if that cannot be told."""
+def _handle(library: ModuleType, device: jax.Device) -> object | None:
+    """The library's handle of a device of JAX's; None if it cannot be found."""
     ordinal = device.local_hardware_id
     address = bus_address(ordinal)
     try:
@@ -94,7 +98,7 @@ def _handle(library: Any, device: jax.Device) -> Any:
 
 
 def bus_address(ordinal: int) -> str | None:
-    """Where CUDA's n-th device sits, `0000:3b:00.0`, as the driver tells; it runs already."""
+    """Where CUDA's n-th device sits on the bus, such as `0000:3b:00.0`. The driver runs already."""
     text, device = ctypes.create_string_buffer(32), ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -105,7 +109,7 @@ def bus_address(ordinal: int) -> str | None:
     return text.value.decode() if told else None
 
 
-def _from_variable(library: Any, ordinal: int) -> Any:
+def _from_variable(library: ModuleType, ordinal: int) -> object:
     value = _visible.in_force()
     entry = str(ordinal) if value is None else value.split(",")[ordinal].strip()
     if entry.isdigit():

@@ -1,10 +1,10 @@
-"""Bytes for people."""
+"""Numbers of bytes as people read them."""
 
 from __future__ import annotations
 
 
 def sizes(*counts: int | None) -> str:
-    """Bytes as a reader wants them, in the unit of the largest: `0.0 / 1.5 / 59.4 GiB`."""
+    """All in the unit of the largest: `0.0 / 1.5 / 59.4 GiB`."""
     largest, unit = max((n for n in counts if n is not None), default=None), "B"
     if largest is None:
         return " / ".join("-" for _ in counts)

@@ -1,11 +1,13 @@
-"""`jaxpar devices`: a line for every device, once or again and again."""
+"""`jaxpar devices`: a row for every device, once or repeatedly, as nvidia-smi shows them.
+
+Unlike nvidia-smi it shows what this process sees: JAX's names and numbers, and virtual CPU devices too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group
@@ -19,15 +21,14 @@ from . import nvml
 from .sizes import sizes
 
 SHORTEST = 0.1
-"""Seconds between two looks."""
+"""Seconds between two looks, at least: asking takes time of the GPU's driver."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A device now; None where nobody tells.
+    """A device at one moment; None where a number is not known.
 
-    `bytes_in_use`, its peak and its limit are those of this process. `gpu_bytes_used` counts all
-    processes.
+    `bytes_in_use`, its peak and its limit are those of this process; `gpu_bytes_used` counts all processes.
     """
 
     index: int
@@ -45,7 +46,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """All devices of this process at one moment, and what is to be said about the numbers."""
+    """All devices of this process at one moment, and notes on the numbers."""
 
     rows: list[Row]
     notes: list[str]
@@ -84,8 +85,8 @@ def look() -> Look:
     return Look(rows, _notes(rows, told.trouble))
 
 
-def document(seen: Look) -> dict[str, Any]:
-    """The same as plain values."""
+def document(seen: Look) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
+    """The same as plain values, for JSON."""
     return {"devices": [dataclasses.asdict(row) for row in seen.rows], "notes": seen.notes}
 
 
@@ -114,7 +115,7 @@ def text(seen: Look) -> Group:
 
 
 def watch(console: Console, seconds: float) -> None:
-    """Shows the table until somebody stops it: in place on a terminal, else one after the other."""
+    """Shows the table until it is stopped: in place on a terminal, otherwise one after the other."""
     seconds = max(seconds, SHORTEST)
     if not console.is_terminal:
         while True:

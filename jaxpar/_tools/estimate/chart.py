@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .count import PARTS
-
-if TYPE_CHECKING:
-    from .report import Estimate
+from .figures import Figures
 
 # Okabe and Ito's colours: told apart by everyone.
 COLOURS = dict(zip(PARTS, ("#0072B2", "#999999", "#56B4E9", "#009E73", "#F0E442", "#D55E00"), strict=True))
 
 
-def draw(found: Estimate, path: str | os.PathLike[str]) -> None:
+def draw(found: Figures, path: str | os.PathLike[str]) -> None:
     """Left, what a device holds; right, the step's parts and the efficiency on n devices."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -35,7 +33,7 @@ def draw(found: Estimate, path: str | os.PathLike[str]) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _memory(panel: Any, found: Estimate) -> None:
+def _memory(panel: Any, found: Figures) -> None:
     bottom = 0.0
     for part, colour in COLOURS.items():
         height = getattr(found.memory, part) / 1e9
@@ -46,7 +44,7 @@ def _memory(panel: Any, found: Estimate) -> None:
     panel.set_xlim(-0.6, 0.6)
 
 
-def _times(panel: Any, found: Estimate) -> None:
+def _times(panel: Any, found: Figures) -> None:
     names = [str(p.devices) for p in found.points]
     computing = [p.computing * 1e3 for p in found.points]
     waiting = [p.waiting * 1e3 for p in found.points]

@@ -7,10 +7,10 @@ from rich.console import Group
 from rich.table import Table
 
 from .count import COMPILED, PARTS
-from .report import Estimate
+from .figures import Figures
 
 
-def text(found: Estimate) -> Group:
+def text(found: Figures) -> Group:
     """Two tables, and what the numbers rest on."""
     return Group(_heading(found), "", _memory(found), "", _scaling(found), "", *_notes(found))
 
@@ -31,7 +31,7 @@ def number(value: float, unit: str = "") -> str:
     return f"{short} {prefix}{unit}".rstrip()
 
 
-def _heading(found: Estimate) -> str:
+def _heading(found: Figures) -> str:
     return f"{found.model}, {found.rows} rows on each {found.hardware.name}, compiled for {found.platform}"
 
 
@@ -42,7 +42,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _memory(found: Estimate) -> Table:
+def _memory(found: Figures) -> Table:
     table = _table(*PARTS, "total", "of")
     memory = found.memory
     parts = [number(getattr(memory, part), "B") for part in PARTS]
@@ -50,7 +50,7 @@ def _memory(found: Estimate) -> Table:
     return table
 
 
-def _scaling(found: Estimate) -> Table:
+def _scaling(found: Figures) -> Table:
     table = _table("devices", "hosts", "computing", "all-reduce", "waiting", "step", "efficiency", "rows/s")
     for p in found.points:
         times = [number(t, "s") for t in (p.computing, p.communicating, p.waiting, p.step)]
@@ -58,7 +58,7 @@ def _scaling(found: Estimate) -> Table:
     return table
 
 
-def _notes(found: Estimate) -> list[str]:
+def _notes(found: Figures) -> list[str]:
     hardware, work, traffic = found.hardware, found.work, found.traffic
     source = "the compiled step" if traffic.source == COMPILED else "shapes (one device to compile for)"
     room = "" if found.fits else f" This is more than the {number(hardware.memory, 'B')} of one device."

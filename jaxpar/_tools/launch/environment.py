@@ -1,4 +1,4 @@
-"""The variables of a worker: torchrun's names, a port nobody has, and a share of the devices."""
+"""The variables of a worker: torchrun's names, a free port, and a share of the devices."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on."""
+    """A port of this host on which nothing listens."""
     with socket.socket() as s:
         s.bind((ADDRESS, 0))
         return int(s.getsockname()[1])
 
 
 def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[str, str]:
-    """What a worker's environment has in addition to this process's own.
+    """What a worker's environment has beyond that of this process.
 
     Raises:
-      DeviceError: there are GPUs, but not as many as all processes were promised.
+      DeviceError: there are GPUs, but fewer than the processes are to have.
     """
     n, k = settings.n, settings.devices_per_process
     found = {
@@ -44,12 +44,11 @@ def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[st
     if settings.step_timeout is not None:
         found[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
     if k is not None:
-        found["JAXPAR_DEVICES"] = k  # where there are GPUs, JAX prefers them
+        found["JAXPAR_DEVICES"] = k  # virtual CPU devices; where there are GPUs, JAX prefers those
         if (gpus := visible_gpus()) is not None:
             found[VISIBLE] = ",".join(share(gpus, rank, n, k))
-            found["JAX_LOCAL_DEVICE_IDS"] = ",".join(
-                map(str, range(k))
-            )  # all of them, not that of LOCAL_RANK
+            # Or init_process_group would take the device whose number is LOCAL_RANK, as torch scripts do.
+            found["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(k)))
     return {name: str(value) for name, value in found.items()}
 
 
@@ -64,18 +63,22 @@ def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """How CUDA calls the GPUs of this process; None if there are none, or JAX is told not to use them."""
+    """CUDA's names of the GPUs of this process; None if there are none or JAX may not use them.
+
+    JAX is not asked: that would start its backend here, which reserves memory on every GPU.
+    """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return None
     if (text := os.environ.get(VISIBLE)) is not None:
+        # -1 stands for no device.
         return tuple(entry.strip() for entry in text.split(",") if re.match(r"\s*[^-\s]", entry)) or None
     return tuple(map(str, range(_listed()))) or None
 
 
 @cache
 def _listed() -> int:
-    """How many GPUs the driver's own program lists."""
+    """The number of GPUs that nvidia-smi lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
     try:

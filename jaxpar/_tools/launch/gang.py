@@ -1,4 +1,8 @@
-"""The processes of one attempt: started together, looked at, and ended together."""
+"""The processes of one attempt: started together, watched, and ended together.
+
+torchrun's counterpart is its worker group. Each worker is the leader of a process group of its own, so that
+whatever it has started (data loaders, compilers) can be ended with it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def command(settings: Settings) -> list[str]:
 
 
 def plain_command(settings: Settings) -> list[str]:
-    """The same without a supervisor."""
+    """The same command without a supervisor."""
     return [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
 
 
@@ -37,11 +41,11 @@ class Worker:
     marks: Marks
     code: int | None = None
     ended: float = 0
-    """When its end was noticed: seconds since the epoch."""
+    """When its end was noticed, in seconds since the epoch."""
     killed: bool = False
-    """By its supervisor."""
+    """Whether the supervisor ended it."""
     lifeline: int = -1
-    """The writing end of a pipe, which closes when the supervisor ends, in whatever way."""
+    """The writing end of a pipe. It closes when the supervisor ends, however that ends."""
 
     @property
     def beats(self) -> int:
@@ -49,7 +53,7 @@ class Worker:
 
     @property
     def step(self) -> int:
-        """The highest step named, -1 without."""
+        """The highest step that was named; -1 if none was."""
         return self.marks.cells[Marks.STEP]
 
     @property
@@ -59,15 +63,14 @@ class Worker:
 
     @property
     def raised(self) -> int:
-        """When an exception left its script, in nanoseconds; 0 without."""
+        """When an exception left its script, in nanoseconds; 0 if none did."""
         return self.marks.cells[Marks.FAILED]
 
     def ending(self) -> tuple[int, int]:
-        """Sorts workers whose ends were noticed together: causes before what they may have caused.
-
-        Nobody dies of SIGKILL or a segmentation fault because of a peer; an exception has its time; an
-        abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a process that lost one.
-        """
+        """The key that sorts workers whose ends were noticed together: causes before consequences."""
+        # No process dies of SIGKILL or a segmentation fault because of a peer. Exceptions are ordered by
+        # their times. An abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a process
+        # that has lost a peer, so those come last.
         if self.code is not None and self.code < 0 and self.code != -signal.SIGABRT:
             return 0, 0
         return (1, self.raised) if self.raised else (2, 0)
@@ -93,7 +96,8 @@ class Gang:
 
     def _start(self, line: list[str], rank: int, added: dict[str, str], file: Path) -> Worker:
         marks = Marks.create(file)
-        reading, writing = os.pipe()  # one for each: what the kernel does at its end belongs to the pipe
+        # A pipe for each: the kernel sends the signal of a closed pipe to one process group only.
+        reading, writing = os.pipe()
         try:
             process = subprocess.Popen(
                 line,
@@ -115,7 +119,7 @@ class Gang:
         return [worker for worker in self.workers if worker.code is None]
 
     def look(self) -> list[Worker]:
-        """The workers that have ended since the last look, the likely cause first."""
+        """The workers that have ended since the last look, the most likely cause first."""
         now = time.time()
         found = []
         for worker in self.running:
@@ -126,17 +130,18 @@ class Gang:
         return sorted(found, key=Worker.ending)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the workers that run, and not to what they have started."""
+        """Sends a signal to the workers that run."""
+        # Not to their groups: what they have started is theirs to end, and a script may save with it first.
         for worker in self.running:
             worker.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends all workers and all that they have started, at once, and waits for them."""
+        """Ends all workers, and what they have started, at once; waits for them."""
         for worker in self.workers:
             if worker.code != 0:
                 try:
                     os.killpg(worker.process.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):  # macOS refuses where only the dead are left
+                except (ProcessLookupError, PermissionError):  # macOS refuses if only dead ones are left
                     continue
         for worker in self.running:
             worker.killed = True

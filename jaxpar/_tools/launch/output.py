@@ -1,4 +1,7 @@
-"""What the workers print: whole lines with the rank in front, files, and the last words of each."""
+"""What the workers print: whole lines with the rank in front, log files, and the last lines of each rank.
+
+torchrun's counterparts are `--tee` and `--log-dir`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ KEPT, LONGEST = 400, 65536
 
 
 class Stream:
-    """One pipe of one rank."""
+    """One pipe of one rank, which keeps the last lines for the report."""
 
     def __init__(self, rank: int, pipe: IO[bytes], echo: BinaryIO | None, file: BinaryIO | None) -> None:
         self.pipe, self.echo, self.file = pipe, echo, file
@@ -23,12 +26,12 @@ class Stream:
         self.lines: deque[bytes] = deque(maxlen=KEPT)
 
     def read(self) -> bool:
-        """Takes what is there and passes it on; False at the end."""
+        """Reads what is there and passes it on; False at the end of the pipe."""
         chunk = os.read(self.pipe.fileno(), LONGEST)
         if self.file:
             self.file.write(chunk)
         *whole, self.rest = (self.rest + chunk).split(b"\n")
-        if self.rest and (not chunk or len(self.rest) >= LONGEST):
+        if self.rest and (not chunk or len(self.rest) >= LONGEST):  # a line may never end
             whole.append(self.rest)
             self.rest = b""
         self.lines.extend(whole)
@@ -36,13 +39,13 @@ class Stream:
             try:
                 self.echo.write(b"".join(self.prefix + line + b"\n" for line in whole))
                 self.echo.flush()
-            except BrokenPipeError:  # nobody reads any more; the training goes on
+            except BrokenPipeError:  # as of `| head`, which is no reason to stop the training
                 self.echo = None
         return bool(chunk)
 
 
 class Output:
-    """A thread that reads all pipes of a gang, so that a terminal that stands still stops no supervisor."""
+    """Reads all pipes of a gang, in a thread: a terminal that stands still must not stop the supervisor."""
 
     def __init__(self, tee: bool, folder: Path | None) -> None:
         self.tee, self.folder = tee, folder
@@ -76,14 +79,14 @@ class Output:
                     self.selector.unregister(key.fileobj)
 
     def last_words(self, rank: int) -> list[str]:
-        """What a rank wrote last, on stderr or else on stdout."""
+        """What a rank wrote last, on stderr or, if that is empty, on stdout."""
         out, err = self.streams[rank]
         lines = list(err.lines) or list(out.lines)
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def close(self) -> None:
-        """Waits a second for what is still on its way: a process that outlives its gang holds a pipe open."""
-        self.thread.join(1)
+        """Closes the files, after what is still on its way."""
+        self.thread.join(1)  # not for ever: a process that outlives its gang holds a pipe open
         if self.thread.is_alive():
             return
         self.selector.close()

@@ -1,4 +1,7 @@
-"""What a supervisor says: which rank failed first, how each ended, and that rank's last words."""
+"""What a supervisor says: which rank failed first, how each rank ended, and the last lines of the first.
+
+torchrun's counterpart is the table of a ChildFailedError.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def between(gang: Gang, outcome: Outcome, counted: int, settings: Settings, dela
 
 
 def last(gang: Gang, outcome: Outcome, reason: str) -> str:
-    """The report at the end: a table of all ranks, and the last words of the one that failed first."""
+    """The report at the end: a table of all ranks, and the last lines of the one that failed first."""
     if outcome.code == DONE:
         return ""
     cause = outcome.cause
@@ -66,7 +69,7 @@ def ending(worker: Worker) -> str:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """The last traceback with those that led to it, or the last lines."""
+    """The last traceback with those that led to it, or the last lines if there is none."""
     starts = [i for i, line in enumerate(lines) if TRACEBACK.match(line)]
     if not starts:
         return lines[-WITHOUT_TRACEBACK:]
@@ -74,7 +77,7 @@ def last_words(lines: list[str]) -> list[str]:
     while starts and any(CHAIN.match(line) for line in lines[max(start - 3, 0) : start]):
         start = starts.pop()
     words = lines[start:]
-    half = SHOWN // 2
+    half = SHOWN // 2  # of a recursion, both ends say something and the middle does not
     return words if len(words) <= SHOWN else [*words[:half], "...", *words[-half:]]
 
 
@@ -94,7 +97,7 @@ def _at(gang: Gang) -> str:
 
 
 def _table(gang: Gang, cause: Worker | None = None) -> list[str]:
-    """A row for each rank: the one to blame, then the others in the order in which they ended."""
+    """A row for each rank: first the one to blame, then the others in the order in which they ended."""
     rows = [("rank", "pid", "time", "after", "step", "ended")]
     for worker in sorted(gang.workers, key=lambda w: (w is not cause, w.ended)):
         clock = time.strftime("%H:%M:%S", time.localtime(worker.ended))

@@ -1,4 +1,4 @@
-"""What is to be launched, and how it may go wrong: one value."""
+"""What to launch, and how patient to be with it: the arguments of `jaxpar launch` as one value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DONE, EXCEPTION, USAGE, STALLED, PREEMPTED, MISTAKE = 0, 1, 2, 70, 75, 78
-"""Exit codes. 75 restarts for free; 2 and 78 never restart, because the same would happen again."""
+"""Exit codes; 70 and above are those of sysexits.h. After 75 a restart is free. After 2 and 78 there is none,
+because the same would happen again."""
 
 NEVER_RESTARTED = (USAGE, MISTAKE)
 
@@ -28,10 +29,10 @@ class Settings:
     tee: bool = True
 
     patience: int = 3
-    """Restarts in a row without progress."""
+    """How many restarts in a row may bring no progress."""
     lasting: float = 60
-    """What a gang that never beats has to live for to have made progress."""
+    """How long a gang that never beats must live to count as progress."""
 
     def delay(self, idle: int) -> float:
-        """How long to wait before the restart after `idle` restarts without progress: 1, 2, 4, 4, ..."""
+        """Seconds to wait before a restart after `idle` ones without progress: 1, 2, 4, 4, ..."""
         return float(2 ** min(idle, 2))

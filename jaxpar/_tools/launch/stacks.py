@@ -1,4 +1,7 @@
-"""Where a process stands, out of what faulthandler printed."""
+"""Where a process stands, read from what faulthandler printed.
+
+faulthandler is the only thing in a worker that answers while its main thread is stuck in C++.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ WAITING = re.compile(r"/(jax|jaxlib|jaxpar)/")
 
 
 def frames(lines: list[str]) -> list[str]:
-    """The frames of the main thread in the last dump, innermost first; none without a dump."""
+    """The frames of the main thread in the last dump, innermost first; empty without a dump."""
     starts = [i for i, line in enumerate(lines) if MAIN.match(line)]
     found = []
     for line in lines[starts[-1] + 1 :] if starts else []:
@@ -24,6 +27,6 @@ def frames(lines: list[str]) -> list[str]:
 
 
 def waits(stack: list[str]) -> bool:
-    """Whether a process stands inside of JAX, as those do that wait for another one."""
+    """Whether a process stands inside JAX, as a process does that waits for another one."""
     frame = FRAME.match(stack[0]) if stack else None
     return frame is not None and WAITING.search(frame[1]) is not None

@@ -1,4 +1,9 @@
-"""Gang after gang, until one is done, one may not be restarted, or somebody asks to stop."""
+"""Gang after gang, until one is done, one may not be restarted, or a signal asks to stop.
+
+torchrun counts restarts only. Here a restart after a preemption is free, so a run may be moved every hour for
+weeks; and restarts that bring no progress are counted too, so one that fails in the same step again and again
+ends early.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +26,17 @@ from .watch import STOPS, Outcome, Signals, Watch
 
 
 def run(settings: Settings) -> int:
-    """Launches and watches; the exit code of `jaxpar launch`.
+    """Launches and watches; returns the exit code of `jaxpar launch`.
 
     Raises:
-      DeviceError: there are GPUs, but not as many as all processes were promised.
+      DeviceError: there are GPUs, but fewer than the processes are to have.
     """
     with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
         return Supervisor(settings, signals, Path(folder)).run()
 
 
 def dry(settings: Settings) -> int:
-    """Prints what would be started, one line for each process, to be pasted into a shell."""
+    """Prints what would be started: one line for each process, to be pasted into a shell."""
     port = free_port()
     for rank in range(settings.n):
         added = [f"{name}={value}" for name, value in variables(settings, rank, port, 0).items()]
@@ -40,7 +45,7 @@ def dry(settings: Settings) -> int:
 
 
 class Supervisor:
-    """Counts restarts, and those of them that led nowhere."""
+    """Starts gangs, and counts restarts and those that led nowhere."""
 
     def __init__(self, settings: Settings, signals: Signals, folder: Path) -> None:
         self.settings, self.signals, self.folder = settings, signals, folder
@@ -57,7 +62,7 @@ class Supervisor:
             if end is not None:
                 self._say(report.last(gang, outcome, end))
                 return outcome.code
-            self.counted += outcome.code != PREEMPTED
+            self.counted += outcome.code != PREEMPTED  # the machine was wanted back: not the script's fault
             delay = self.settings.delay(max(self.idle - 1, 0))
             self._say(report.between(gang, outcome, self.counted, self.settings, delay))
             if stop := self._sleep(delay):
@@ -70,6 +75,8 @@ class Supervisor:
         self.idle = 0 if self._got_further(gang) else self.idle + 1
 
     def _got_further(self, gang: Gang) -> bool:
+        # Steps are the best sign, but a script need not number them; then that it beats at all is one, and of
+        # a script that never beats only its lifetime can be seen.
         step = max(worker.step for worker in gang.workers)
         beats = any(worker.beats for worker in gang.workers)
         further = step > self.highest
@@ -92,7 +99,7 @@ class Supervisor:
         return None
 
     def _sleep(self, seconds: float) -> int | None:
-        """Waits; the signal that asked to stop meanwhile."""
+        """Waits; returns the signal that asked to stop, if one came."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             try:
@@ -110,13 +117,14 @@ class Supervisor:
 
 @contextmanager
 def listening() -> Iterator[Signals]:
-    """Signals to this process as entries of a queue."""
+    """Turns signals to this process into entries of a queue."""
+    # A handler runs between any two instructions of the supervisor, so it must not act on the gang itself.
     signals: Signals = queue.SimpleQueue()
 
     def put(number: int, frame: FrameType | None) -> None:
         signals.put(number)
 
-    # What is ignored stays so: nohup ignores SIGHUP, a shell SIGINT for what runs in the background.
+    # What is ignored stays ignored: nohup ignores SIGHUP, and shells ignore SIGINT for background jobs.
     heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, put) for number in (*heard, signal.SIGCHLD)}
     try:

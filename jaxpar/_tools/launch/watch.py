@@ -1,4 +1,8 @@
-"""One attempt, from the start of its gang to the end of its last process."""
+"""One attempt, from the start of its gang to the end of its last process: how it ended, and because of whom.
+
+torchrun looks at exit codes every 0.1 s. They cannot show a rank that hangs, and of ranks that ended together
+they do not tell which was the cause; beats, times of exceptions and stacks do.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,15 @@ from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, Settings
 from .stacks import frames, waits
 
 Signals = queue.SimpleQueue[int]
-"""What handlers put their signals into: the one queue in Python that a handler may use."""
+"""What signal handlers put into: SimpleQueue is the one queue of Python that a handler may use."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK = 0.05
-"""Seconds between two looks, where no child's death has asked for one before."""
+"""Seconds between two looks, unless the end of a child asks for one earlier."""
 WARM, START = 3, 10
-"""Until all ranks have beaten so often, they may be silent for so many times `step_timeout`: they compile."""
+"""Until every rank has beaten WARM times, it may be silent for START times `step_timeout`: it compiles."""
 LAST_WORDS = 1.0
-"""Seconds for a worker to show where it hangs, or to end after its exception."""
+"""Seconds that a worker has to show where it hangs, or to end after its exception."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +35,20 @@ class Outcome:
     cause: Worker | None = None
     stopped: int | None = None
     silent: float = 0
-    """For how long the rank to blame had made no step, if that was the reason."""
+    """Seconds for which the rank to blame had made no step, if that was the reason."""
 
 
 class Pulse:
-    """Remembers when each worker last made a step."""
+    """When each worker last made a step."""
 
     def __init__(self, workers: list[Worker], timeout: float | None, now: float) -> None:
         self.workers, self.timeout = workers, timeout
         self.seen = {worker.rank: (0, now) for worker in workers}
         self.complete: float | None = None
-        """Since when all are warm: until then the first ones may have waited for the last one."""
+        """When all were warm. Until then the first ones may have waited for the last one."""
 
     def silent(self, now: float) -> tuple[Worker, float] | None:
-        """The worker that stopped first and for how long it has, once one has been silent for too long."""
+        """The worker that stopped first, and for how long it has; None while none is silent for too long."""
         started = [worker for worker in self.workers if worker.beats]
         for worker in started:
             if self.seen[worker.rank][0] != worker.beats:
@@ -56,7 +60,7 @@ class Pulse:
         limit = START * self.timeout if self.complete is None else self.timeout
         if not any(worker.code is None and self._silence(worker, now) > limit for worker in started):
             return None
-        # Ranks that wait for another have made as many steps as it, or more.
+        # Ranks that wait for another one have made as many steps as that one, or more.
         suspects = [worker for worker in self.workers if worker.code is None or worker.left]
         first = min(suspects, key=lambda worker: (not worker.left, self.seen[worker.rank]))
         return first, self._silence(first, now)
@@ -75,7 +79,7 @@ class Watch:
         self.deadline = float("inf")
 
     def run(self) -> Outcome:
-        """Kills the gang when one rank fails, or is silent, or does not leave when it was asked to."""
+        """Waits for the end. Kills the gang if a rank fails, is silent, or does not leave when asked to."""
         try:
             while (outcome := self._look()) is None:
                 pass
@@ -117,7 +121,7 @@ class Watch:
             self.gang.signal(signal.SIGTERM)
 
     def _failure(self, failed: list[Worker]) -> Outcome:
-        """Blames a worker that left in silence, or whose exception came first, rather than who has ended."""
+        """Blames a worker that left in silence, or whose exception came first, not who ended first."""
         left = [worker for worker in self.gang.workers if worker.left]
         if left:
             return Outcome(EXCEPTION, left[0])
@@ -135,7 +139,7 @@ class Watch:
             return Outcome(EXCEPTION, cause)
         self.gang.signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS)
-        # Where every step ends with all ranks waiting for each other, only the stacks tell them apart.
+        # If every step ends with all ranks waiting for each other, only the stacks tell them apart.
         equal = [worker for worker in self.gang.running if worker.beats == cause.beats]
         busy = [worker for worker in equal if not waits(frames(self.gang.output.last_words(worker.rank)))]
         if busy and cause not in busy:
@@ -152,7 +156,7 @@ class Watch:
         return Outcome(128 + self.stopped, stopped=self.stopped)
 
     def _overdue(self) -> Outcome:
-        """Not all have left in time: those that were asked to stop, or the peers of one that did."""
+        """Not all left in time after they were asked to stop, or after a peer was preempted."""
         if self.stopped:
             return Outcome(128 + self.stopped, stopped=self.stopped)
         return Outcome(PREEMPTED)

@@ -1,9 +1,9 @@
 """What runs in every process: the script, as if Python had been called with it.
 
-Around it are three things that only the process itself can do. It dies with its supervisor, whatever
-kills that. An exception ends it at once: left alone, Python would first run JAX's shutdown, which
-waits for the other processes, which wait for this one. And it says whether it came to its end, so that
-`os._exit(0)` in the middle of training is not taken for success.
+Around it are three things that only the process itself can do. It dies with its supervisor, whatever kills
+that. An exception ends it at once: left alone, Python would first run JAX's shutdown, which waits for the
+other processes, which wait for this one. And it says whether it came to its end, so that `os._exit(0)` in the
+middle of training is not taken for success.
 
 This file is started by its path, and needs nothing but the standard library and `_training.watchdog`.
 """
@@ -13,10 +13,10 @@ import os
 import sys
 
 UNSAFE = not sys.flags.safe_path
-"""Whether Python puts the script's folder in front of the path, as it does unless told not to."""
+"""Whether Python puts the script's folder in front of the path, as it does unless `-P` is given."""
 
 if UNSAFE and __name__ == "__main__":
-    del sys.path[0]  # the folder of this file, where modules have short names
+    del sys.path[0]  # the folder of this file, whose `output` or `report` would hide the user's modules
 
 import atexit
 import faulthandler
@@ -37,7 +37,7 @@ def main() -> None:
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
     marks = Marks(os.environ[BEAT_FILE])
-    atexit.register(marks.cells.__setitem__, Marks.DONE, 1)  # the first to come is the last to be called
+    atexit.register(marks.cells.__setitem__, Marks.DONE, 1)  # registered first, so called last
     kind, target, *_ = sys.argv[1:]
     sys.argv[:] = sys.argv[2:]
     if UNSAFE:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def leave(code: object) -> None:
-    """Ends the process without a word to the others, as `sys.exit(code)` would."""
+    """Ends the process with the code of `sys.exit(code)`, but without what runs at exit."""
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
@@ -74,7 +74,7 @@ def code_of(error: BaseException) -> int:
 
     if isinstance(error, KeyboardInterrupt):
         return 130
-    return 78 if isinstance(error, GroupError) else 1  # wrong variables stay wrong in the next attempt
+    return 78 if isinstance(error, GroupError) else 1  # variables that are wrong would be wrong again
 
 
 def own(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -85,12 +85,12 @@ def own(trace: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def hold(pipe: int) -> None:
-    """Ends this process and all that it starts when the other end of the pipe closes."""
+    """Ends this process, and all that it starts, when the other end of the pipe closes."""
     os.set_inheritable(pipe, False)
     if not hasattr(fcntl, "F_SETSIG"):
         threading.Thread(target=follow, args=(pipe,), daemon=True).start()
         return
-    # Linux: the kernel sends the signal, even to a process that holds Python's lock for ever.
+    # Linux: the kernel sends the signal. A thread could not run while C++ code holds Python's lock.
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)

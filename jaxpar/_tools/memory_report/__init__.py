@@ -5,6 +5,6 @@ master parameters and the optimizer's state live there too, so that device is fu
 have room. `measure` finds the bytes, `report` holds and prints them, `chart` draws them.
 """
 
+from .figures import DeviceBytes as DeviceBytes
 from .measure import memory_report as memory_report
-from .report import DeviceBytes as DeviceBytes
 from .report import MemoryReport as MemoryReport

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .report import PARTS, unit_of
-
-if TYPE_CHECKING:
-    from .report import DeviceBytes, MemoryReport
+from .figures import PARTS, DeviceBytes, Figures, unit_of
 
 # Okabe and Ito's colours: told apart by everyone; neighbours in a bar also differ in lightness.
 COLOURS = dict(zip(PARTS, ("#0072B2", "#999999", "#56B4E9", "#009E73", "#F0E442", "#D55E00"), strict=True))
@@ -16,7 +13,7 @@ HEADROOM = 1.12
 """The axis over the highest bar, for the number that stands on it."""
 
 
-def draw(report: MemoryReport, path: str | os.PathLike[str]) -> None:
+def draw(report: Figures, path: str | os.PathLike[str]) -> None:
     """Two panels with one scale: what each device holds, by purpose, under either pattern."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

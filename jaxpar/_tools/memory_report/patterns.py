@@ -15,7 +15,7 @@ from ..._parallel.data_parallel import DataParallel
 from ..._parallel.placement import Placement
 from ..._typing import REPLICA, PyTree
 from ..compiled import Program, held, is_float, placed, size
-from .report import DeviceBytes
+from .figures import DeviceBytes
 from .step import Step
 
 BUFFERS = nnx.Not(nnx.Param)

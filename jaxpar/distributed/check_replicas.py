@@ -1,16 +1,15 @@
 """check_replicas: are the copies of an array still the same, on all devices and all ranks?
 
-Data parallelism rests on copies of the weights that never meet again: every replica adds the same
-gradient to what it has. A value that was written on one rank alone, a random number, or a device with a
-fault make the copies drift apart, and nothing notices: losses are averaged, and checkpoints take one copy.
-torch compares shapes once, at construction of DDP (docs/semantics.md row D2), and values never.
+Data parallelism rests on copies of the weights that are never compared: every replica adds the same
+gradient to its own. A value that was written on one rank only, a random number, or a faulty device makes
+the copies drift apart, and nothing notices: losses are averaged, and checkpoints take one copy. torch
+compares shapes once, when DDP is constructed (docs/semantics.md row D2), and never values.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from flax import nnx
 
 from .._devices import devices as _devices
 from .._tree import is_array
-from .._typing import PyTree
+from .._typing import PyTree, Shape
 from ..errors import DivergenceError, LeafError
 from .exchange import exchange
 from .group import size
@@ -27,18 +26,19 @@ from .step_agreement import difference
 
 WHAT = "check_replicas"
 BLOCKS, SMALL = 64, 1024
-"""A difference between ranks is searched for in this many blocks at a time, down to this many bytes."""
+"""To find where ranks differ, digests of BLOCKS blocks are compared again and again, down to SMALL bytes: the
+coordinator carries little data, and the arrays may be large."""
 
 
 def check_replicas(tree: PyTree) -> None:
-    """Compare all copies of every array, bit for bit. A debugging tool: everything is copied to the host.
+    """Compares all copies of every array, bit for bit. A debugging tool: everything is copied to the host.
 
     Args:
       tree: an NNX module, or any pytree of arrays and numbers. With a process group, every rank passes
         its own, at the same time.
 
-    What is compared: the copies of one array on the devices of this process; arrays that lie on one device
-    of each process, between ranks; and of arrays that are sharded, the shards that stand for the same part.
+    It compares the copies of an array on the devices of this process; arrays that lie on one device of each
+    process, between ranks; and of sharded arrays, the shards that hold the same part.
 
     Raises:
       DivergenceError: names the first leaf that differs, the devices or ranks, and the first element.
@@ -55,10 +55,10 @@ def check_replicas(tree: PyTree) -> None:
 
 
 Copies = list[tuple[str, np.ndarray]]
-"""Of one part of one array: the devices by name and what they hold."""
+"""Of one part of one array: the devices' names and what they hold."""
 
 
-def _leaves(tree: PyTree) -> list[tuple[str, Any]]:
+def _leaves(tree: PyTree) -> list[tuple[str, PyTree]]:
     if isinstance(tree, nnx.Module):
         return [
             (
@@ -71,8 +71,8 @@ def _leaves(tree: PyTree) -> list[tuple[str, Any]]:
     return [("tree" + jax.tree_util.keystr(path), leaf) for path, leaf in found]
 
 
-def _shards(leaf: Any, path: str) -> dict[str, Copies]:
-    """The copies of every part of a leaf that this process has, by the part's place."""
+def _shards(leaf: PyTree, path: str) -> dict[str, Copies]:
+    """This process's copies of every part of a leaf, by the part's place in it."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array):
@@ -91,12 +91,14 @@ def _shards(leaf: Any, path: str) -> dict[str, Copies]:
 def _compare_devices(path: str, copies: Copies) -> None:
     (first, one), *others = copies
     for device, other in others:
-        if one.tobytes() != other.tobytes():
+        if one.tobytes() != other.tobytes():  # as bytes: NaN is not equal to itself, and -0.0 is equal to 0.0
             raise DivergenceError(_report(path, one.dtype, one.shape, {first: one, device: other}))
 
 
-def _report(path: str, dtype: Any, shape: Any, copies: dict[str, np.ndarray], offset: int = 0) -> str:
-    """`copies` are two stretches of an array of that shape, which begin at element `offset`."""
+def _report(
+    path: str, dtype: np.dtype | str, shape: Shape, copies: dict[str, np.ndarray], offset: int = 0
+) -> str:
+    """The error about two copies. They are stretches of an array of that shape, from element `offset` on."""
     (where, one), (elsewhere, other) = copies.items()
     one, other = one.reshape(-1), other.reshape(-1)
     raw = [x.view(np.uint8).reshape(one.size, -1) for x in (one, other)]
@@ -136,7 +138,7 @@ def _describe(x: np.ndarray) -> list:
 
 
 def _explain(path: str, x: np.ndarray | None, a: int, b: int, said: list[dict], place: str) -> None:
-    """Ranks a and b search for the first element that differs; all ranks raise with what they found."""
+    """Searches for the first element that differs between ranks a and b, and raises on all ranks."""
     (dtype, shape, _), (other_dtype, other_shape, _) = said[a][path][place], said[b][path][place]
     if (dtype, shape) != (other_dtype, other_shape):
         raise DivergenceError(
@@ -155,5 +157,5 @@ def _explain(path: str, x: np.ndarray | None, a: int, b: int, said: list[dict], 
     raise DivergenceError(_report(path, dtype, tuple(shape), {f"rank {a}": one, f"rank {b}": two}, start))
 
 
-def _dtype(name: str) -> Any:
+def _dtype(name: str) -> np.dtype:
     return jnp.dtype(name)

@@ -1,0 +1,91 @@
+"""One writer at a time: a lock that the kernel takes back when its holder dies.
+
+Two runs that write to one directory would remove each other's unfinished steps. A file that locks by being
+there would outlive `kill -9` and keep the restarted run out, so this is `flock`, which belongs to an open
+file and ends with it. The file stays: if it were removed, two processes could lock two files of one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""What file systems without locks say, such as Lustre mounted without `flock`."""
+
+
+class Lock:
+    """The right to write to a directory."""
+
+    def __init__(self, directory: Path):
+        self._path = directory / ".lock"
+        self._file = -1
+        self._close: Callable[[], object] = lambda: None
+        _all.add(self)
+
+    def take(self) -> None:
+        """Takes the lock unless it is held already.
+
+        Raises:
+          CheckpointError: another process holds it, or another Checkpointer of this process.
+        """
+        with contextlib.suppress(OSError):
+            # The directory may have been removed since, and the locked file with it.
+            if self._file >= 0 and os.path.samestat(os.fstat(self._file), os.stat(self._path)):
+                return
+        self.release()
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._close = weakref.finalize(self, os.close, self._file)  # also without `release`
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = self._holder()
+            self.release()
+            raise CheckpointError(
+                f"Checkpointer.save: {holder} saves to {self._path.parent}, and a second writer would remove "
+                "its unfinished steps. close() or end the other one, or use another directory."
+            ) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            warnings.warn(
+                f"Checkpointer.save: the file system of {self._path.parent} has no locks; make sure that no "
+                "other process saves there.",
+                stacklevel=6,
+            )
+        with contextlib.suppress(OSError):  # a full disk takes the name from the lock, not the lock
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
+
+    def release(self) -> None:
+        """Gives the lock back, if it is held."""
+        self._close()
+        self._file = -1
+
+    def _holder(self) -> str:
+        pid, _, host = os.pread(self._file, 300, 0).decode(errors="replace").partition(" ")
+        if (pid, host) == (str(os.getpid()), socket.gethostname()):
+            return "another Checkpointer of this process"
+        return f"process {pid} on {host}" if host else "another process"
+
+
+_all: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # A forked child has the same open file and would hold the lock for as long as it lives, even after this
+    # process was killed. Closing the child's copy does not unlock ours.
+    for lock in list(_all):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_forked)

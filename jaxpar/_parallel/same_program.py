@@ -1,0 +1,67 @@
+"""same_program: whether two traces of a function gave the same program.
+
+JAX compares jaxprs by identity. Here they are compared equation by equation, up to the names of variables,
+which are other objects in every trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+Names: TypeAlias = dict[Any, Any]
+"""Which variable of the one program is which of the other."""
+
+
+def same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
+    """Whether two programs compute the same."""
+    return _equal(a, b, {})
+
+
+def _equal(a: Any, b: Any, names: Names) -> bool:
+    """Whether two programs, or parameters of equations, are the same; `names` pairs their variables.
+
+    Functions among the parameters (rules for derivatives, callbacks) count as the same: they were made from
+    the same source at both traces.
+    """
+    if isinstance(a, ClosedJaxpr):
+        return _equal(a.jaxpr, b.jaxpr, {}) and _equal(list(a.consts), list(b.consts), names)
+    if isinstance(a, Jaxpr):
+        names |= dict(zip([*a.constvars, *a.invars], [*b.constvars, *b.invars], strict=False))
+        return (
+            len(a.eqns) == len(b.eqns)
+            and all(_equal_equations(x, y, names) for x, y in zip(a.eqns, b.eqns, strict=True))
+            and _equal_atoms(a.outvars, b.outvars, names)
+        )
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(_equal(x, y, names) for x, y in zip(a, b, strict=True))
+    if isinstance(a, jax.core.Tracer):
+        return a is b
+    if isinstance(a, np.ndarray | jax.Array):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
+
+
+def _equal_equations(x: JaxprEqn, y: JaxprEqn, names: Names) -> bool:
+    if x.primitive is not y.primitive or not _equal_atoms(x.invars, y.invars, names):
+        return False
+    names |= dict(zip(x.outvars, y.outvars, strict=True))
+    return all(_equal(value, y.params[key], dict(names)) for key, value in x.params.items())
+
+
+def _equal_atoms(a: Sequence[Any], b: Sequence[Any], names: Names) -> bool:
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if x.aval != y.aval or isinstance(x, Literal) != isinstance(y, Literal):
+            return False
+        same = (
+            _equal(np.asarray(x.val), np.asarray(y.val), names) if isinstance(x, Literal) else names[x] is y
+        )
+        if not same:
+            return False
+    return True

@@ -1,0 +1,76 @@
+"""agreement: what all ranks must know before they run one program together.
+
+torch's ranks agree on nothing: each runs its own hooks, and a rank that makes another number of calls waits
+for ever. Here the rows of all ranks are one program's, so every rank has to know what the others bring. How
+it learns that is a strategy: outside of join all bring the same, and only what nobody has seen yet is
+compared; inside of join they may differ, and every step is announced.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from .._parallel.program import Kind
+from .divergence_guard import Said, compare
+from .local_batch import Rows
+
+
+class Agreement(NamedTuple):
+    """What all ranks know of one step.
+
+    Attributes:
+      kinds: the shapes of every replica's rows, None for one without.
+      divisor: what the sum of the gradients is divided by.
+      source: the replica whose buffers all get after the step; None leaves each process its own.
+      buffers_from: the rank whose buffers all take before the step; None where they are equal already.
+    """
+
+    kinds: tuple[Kind | None, ...]
+    divisor: int
+    source: int | None
+    buffers_from: int | None = None
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The replicas that have rows."""
+        return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
+
+
+class Strategy(Protocol):
+    """How ranks agree on a step. `shares_buffers`: whether one replica's buffers become everybody's."""
+
+    shares_buffers: bool
+
+    def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any] | None:
+        """The agreement, and the rows in the form that it wants; None when no rank has rows any more.
+
+        Args:
+          said: what this rank says of the step beside its rows; None where there are no others.
+          keep: whether gradients stay on the replicas, so that nothing is averaged.
+        """
+
+
+class Alone:
+    """A module of one process, whose batch is whole."""
+
+    shares_buffers = False
+
+    def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any]:
+        del said, keep
+        return Agreement((), 1, None), rows
+
+
+class SameRows:
+    """Every one of `ranks` ranks brings rows of the same shapes, as torch's DDP takes for granted."""
+
+    def __init__(self, ranks: int, shares_buffers: bool):
+        self.ranks, self.shares_buffers = ranks, shares_buffers
+
+    def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows]:
+        """Raises DivergenceError where ranks differ."""
+        if said is not None:
+            compare(rows, said)
+        kinds = rows.kinds * self.ranks
+        active = sum(kind is not None for kind in kinds)
+        source = 0 if self.shares_buffers and not keep else None
+        return Agreement(kinds, active, source), rows

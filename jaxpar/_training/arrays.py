@@ -1,0 +1,326 @@
+"""arrays: what a step reads and writes, taken out of the user's objects before it and put back after it.
+
+torch's parameters are mutated in place. A compiled program takes arrays and returns others, so something has
+to carry them: out of an NNX object and back into it, or, for Linen and for plain functions, out of the
+arguments and into the results. An NNX object is matched with its list of arrays once; a step then costs one
+look at each.
+
+In a group of several processes the arrays that the user sees lie on this process's devices only, and the
+program's on all of them. Both are kept, so that only arrays that somebody has replaced are put together
+again.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from .._parallel.modules import Changes, Definition
+from .._parallel.modules.function_view import Applied, AppliedView
+from .._parallel.modules.linen_view import LinenView
+from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
+from .._parallel.placement import Placement
+from .._tree import check_alive, is_array
+from .._typing import PyTree, Static, TreeDef
+from .world import ALONE, World
+
+
+class Arrays(Protocol):
+    """What a step reads and writes.
+
+    Attributes:
+      definition: the module without its arrays; form: the structure that they have.
+      definitions: of everything that a program is made for; another one needs another program.
+      names: what each array is called in errors.
+      parameters: which of them get gradients.
+    """
+
+    @property
+    def definition(self) -> Definition: ...
+    @property
+    def definitions(self) -> Any: ...
+    @property
+    def form(self) -> TreeDef: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def parameters(self) -> tuple[int, ...]: ...
+
+    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        """The module's arrays and the state beside it, as a program wants them. `keep`: no update follows."""
+
+    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
+        """Puts the results back, or returns those that nothing holds."""
+
+    def commit(self, changes: Changes) -> PyTree:
+        """Puts changed values of the module back, or returns them."""
+
+    def gradients(self, flat: list) -> PyTree:
+        """The list of gradients in the form that the user knows."""
+
+
+class ObjectArrays:
+    """The arrays of one NNX object, a module or an optimizer.
+
+    Args:
+      placement: where they belong; None leaves them where they are.
+
+    Attributes:
+      clean: whether the arrays that were read last are those that were written last.
+    """
+
+    def __init__(self, thing: nnx.Module, placement: Placement | None, world: World = ALONE):
+        self.thing, self.placement, self.world = thing, placement, world
+        self.clean = False
+        self.view: NNXView = view_nnx(thing)
+        self._held: list[Any] = []  # what the object holds since the last write
+        self._written: list[Any] = []  # the same as the program knows it
+
+    @property
+    def definition(self) -> NNXDefinition:
+        """The object without its arrays, as it was when they were read."""
+        return self.view.definition
+
+    @property
+    def form(self) -> TreeDef:
+        return jax.tree.structure(self.view.held())
+
+    @property
+    def names(self) -> list[str]:
+        return self.view.names
+
+    def read(self) -> list:
+        """The arrays on this process's devices."""
+        self.view = view = view_nnx(self.thing)
+        if self.placement is not None:
+            values = view.values(self.placement)
+        else:
+            values = view.held()
+            check_alive(values, view.names, "train_step")
+        self.clean = len(self._held) == len(values) and all(map(operator.is_, self._held, values))
+        return values
+
+    def for_program(self, values: list) -> list:
+        """What was read, on the devices of all processes."""
+        return self._written if self.clean else self.world.shared(values)
+
+    def write(self, values: list) -> None:
+        """All of a program's results at once, into the object."""
+        local = self.world.local_shared(values)
+        self.view.put(local)
+        # An array that is no Variable cannot be put back, so the object keeps its own.
+        kept = zip(self.view.leaves, self.view.are_variables, local, strict=True)
+        self._held = [x if is_variable else leaf for leaf, is_variable, x in kept]
+        self._written = values
+
+    def commit(self, changes: Changes) -> None:
+        self.view.commit(changes)
+
+
+class ModuleArrays(ObjectArrays):
+    """Those of an NNX module of which `wrt` says what is trained.
+
+    Args:
+      net: the object whose state gives gradients their structure; `module` is it, or its attribute `module`.
+      known: a cache of that structure: finding it walks through the whole module.
+    """
+
+    def __init__(
+        self,
+        net: nnx.Module,
+        module: nnx.Module,
+        wrt: nnx.filterlib.Filter,
+        placement: Placement | None,
+        world: World,
+        known: dict[Any, Any],
+    ):
+        super().__init__(module, placement, world)
+        self._net, self._wrt, self._known = net, Static(wrt), known
+
+    @property
+    def definitions(self) -> Any:
+        return self.definition
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return self._structure()[0]
+
+    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        return self.for_program(self.read()), {}
+
+    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
+        self.commit(changes)
+
+    def gradients(self, flat: list) -> PyTree:
+        """The list of gradients as `nnx.state(net, wrt)` has them."""
+        _, form, order = self._structure()
+        return form.unflatten([flat[i] for i in order])
+
+    def _structure(self) -> tuple[tuple[int, ...], Any, list[int]]:
+        key = self.definition, self._wrt
+        if key not in self._known:
+            root = 0 if self._net is self.thing else 1
+            ordered = order_of_gradients(self._net, self._wrt.value, self.view, root)
+            self._known[key] = self.view.parameters(self._wrt.value), *ordered
+        return self._known[key]
+
+
+class TrainingArrays:
+    """A module's arrays, its optimizer's, and the state of the step itself: the scale of a loss, for
+    instance."""
+
+    def __init__(self, net: ModuleArrays, optimizer: ObjectArrays):
+        self.net, self.optimizer = net, optimizer
+        self.extra: dict[str, Any] = {}
+
+    def reset(self, extra: dict[str, Any]) -> None:
+        """Puts some of the step's own state in the place of what there is."""
+        placement = self.net.placement
+        here = extra if placement is None else jax.device_put(extra, placement.replicated)
+        self.extra |= self.net.world.shared(here)
+
+    @property
+    def definition(self) -> Definition:
+        return self.net.definition
+
+    @property
+    def definitions(self) -> Any:
+        return self.net.definition, self.optimizer.definition
+
+    @property
+    def form(self) -> TreeDef:
+        return self.net.form
+
+    @property
+    def names(self) -> list[str]:
+        return self.net.names
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return self.net.parameters
+
+    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        values, optimizer = take_distinct(self.net, self.optimizer)
+        if keep:  # the loss is scaled already, and nothing else is read
+            return values, {name: x for name, x in self.extra.items() if name == "scale"}
+        return values, {**self.extra, "optimizer": optimizer}
+
+    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
+        if extra:
+            self.optimizer.write(extra.pop("optimizer"))
+            self.net.write(after)
+            self.extra = extra
+        self.commit(changes)
+
+    def commit(self, changes: Changes) -> None:
+        self.net.commit(changes)
+
+    def gradients(self, flat: list) -> PyTree:
+        return self.net.gradients(flat)
+
+
+def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:
+    """The structure of `nnx.state(net, wrt)`, and which of the gradients stands where in it.
+
+    `split` is the view of `net`, or of a module in it that is `root` names down.
+    """
+    paths = [split.definition.paths[i] for i in split.parameters(wrt)]
+    state = nnx.from_flat_state(
+        (path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(net, wrt)) if path[root:] in paths
+    )
+    form: TreeDef = jax.tree.structure(state)
+    # Flax's order of a flat state is not that of a tree's leaves, so places are found by numbering these.
+    numbered = nnx.to_flat_state(form.unflatten(range(form.num_leaves)))
+    at = {variable.get_raw_value(): path[root:] for path, variable in numbered}
+    return form, [paths.index(at[i]) for i in range(form.num_leaves)]
+
+
+class LinenArrays:
+    """Those of a Linen module, which its user holds; gradients are a tree like `variables["params"]`."""
+
+    def __init__(self, module: linen.Module, variables: PyTree, rngs: Any, mutable: Any, world: World):
+        self._view = LinenView(module.bind(variables, rngs=rngs, mutable=mutable))
+        self.definition = self.definitions = self._view.definition
+        self._tree = self._view.values(world.local)
+        paths, self.form = jax.tree.flatten_with_path(self._tree)
+        self.values, self._world = [x for _, x in paths], world
+        self.names = [jax.tree_util.keystr(path[1:]) for path, _ in paths]
+        self.parameters = tuple(
+            i for i, (path, _) in enumerate(paths) if [k.key for k in path[:2]] == ["variables", "params"]
+        )
+
+    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        return self._world.shared(self.values), {}
+
+    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
+        return self.commit(changes)
+
+    def commit(self, changes: Changes) -> PyTree:
+        self._view.commit(changes)
+        return self._view.scope.mutable_variables()
+
+    def gradients(self, flat: list) -> PyTree:
+        return jax.tree.unflatten(jax.tree.structure(self._tree["variables"]["params"]), flat)
+
+
+class FunctionArrays:
+    """The parameters of `function(parameters, *inputs)`; gradients have their structure."""
+
+    def __init__(self, function: Callable[..., Any], parameters: PyTree, world: World):
+        view = AppliedView(Applied(function, parameters))
+        self.definition = self.definitions = view.definition
+        paths, self.form = jax.tree.flatten_with_path(view.values(world.local))
+        self.values, self._world = [x for _, x in paths], world
+        self.names = ["parameters" + jax.tree_util.keystr(path) for path, _ in paths]
+        self.parameters = tuple(range(len(paths)))
+
+    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        return self._world.shared(self.values), {}
+
+    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
+        return self.commit(changes)
+
+    def commit(self, changes: Changes) -> None:
+        del changes  # a function has nothing that it could change
+
+    def gradients(self, flat: list) -> PyTree:
+        return jax.tree.unflatten(self.form, flat)
+
+
+def take_distinct(*objects: ObjectArrays) -> list[list]:
+    """The arrays of each, no buffer twice: donating one twice ends the process with a signal.
+
+    An NNX object may hold one array in two places, and a user may have put one into two objects. Arrays that
+    a program returned lie in buffers of their own, so nothing is looked for where all are those that were
+    written.
+    """
+    read = [each.read() for each in objects]
+    if not all(each.clean for each in objects):
+        seen: set[Any] = set()
+        read = [_distinct(values, each.view, seen) for values, each in zip(read, objects, strict=True)]
+    return [each.for_program(values) for values, each in zip(read, objects, strict=True)]
+
+
+def _distinct(values: list, view: NNXView, seen: set[Any]) -> list:
+    values = list(values)
+    for i, (x, is_variable) in enumerate(zip(values, view.are_variables, strict=True)):
+        if not is_array(x):  # optax.MaskedNode, an empty tree
+            continue
+        if not isinstance(x, jax.Array):  # nnx.update puts the host's arrays into a module as they are
+            values[i] = x = jnp.array(x)
+        # An array that is no Variable stays in the object, so the program gets a copy that it may consume.
+        if not is_variable or _buffer(x) in seen:
+            values[i] = x = jnp.copy(x)
+        seen.add(_buffer(x))
+    return values
+
+
+def _buffer(x: jax.Array) -> Any:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return id(x)
+    return x.addressable_data(0).unsafe_buffer_pointer()

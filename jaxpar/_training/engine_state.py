@@ -1,0 +1,56 @@
+"""engine_state: what an engine remembers from step to step, and what its user has told it to do.
+
+It stands beside the module and in no program. torch keeps the same things in the DDP object and its reducer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._parallel.programs import Programs
+from ..comm_hooks import CommHook, mean
+from .agreement import Strategy
+from .compiled_step import Own, compiled
+
+
+class EngineState:
+    """One for each wrapper, or for each step of a module without one.
+
+    Compared by identity, so that it may stand in an NNX module's structure: another wrapper is another
+    program.
+
+    Attributes:
+      own: what replicas keep for themselves, gradients and the hook's state; None before the first step.
+      hook: how gradients are reduced; registered: whether the user has chosen it.
+      strategy: how ranks agree on a step; usual: the same outside of join.
+      engine: that of the last step inside of join, with which a rank goes on when its rows are used up.
+      synchronises: False inside of `no_sync()`.
+      compared: whether values that the user holds were compared with the other ranks'.
+      steps: how many there were.
+      number: which wrapper this is, the same on all ranks; 0 before the first step with other ranks.
+      timeout: seconds that join waits for another rank's step.
+      structures: of gradients, by module definition.
+      programs: those of `value_and_grad`; a TrainStep has its own.
+    """
+
+    def __init__(self, strategy: Strategy, hook: CommHook | None = None):
+        self.strategy = self.usual = strategy
+        self.engine: Any = None
+        self.own: Own | None = None
+        self.hook: CommHook = hook or mean
+        self.registered = hook is not None
+        self.synchronises = True
+        self.compared = False
+        self.steps = self.number = 0
+        self.timeout = 600.0
+        self.structures: dict[Any, Any] = {}
+        self.programs = Programs(compiled)
+
+    def register(self, hook: CommHook) -> None:
+        """Raises RuntimeError if the user has chosen one already."""
+        if self.registered:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self.hook, self.registered, self.own = hook, True, None
+
+    def __deepcopy__(self, memo: object) -> EngineState:
+        return EngineState(self.usual, self.hook if self.registered else None)

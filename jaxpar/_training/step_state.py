@@ -1,0 +1,102 @@
+"""step_state: what a training step remembers beside its net and optimizer, out of it and back.
+
+torch leaves most of it to the script: the scaler has a `state_dict`, the gradients of an accumulation are
+lost, and a hook's state is saved by whoever remembers to. A run that is killed in the middle of an
+accumulation and goes on without them trains other weights, and nothing says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..distributed import all_gather
+from ..errors import CheckpointError
+from .arrays import TrainingArrays
+from .compiled_step import Own
+from .engine import Engine
+from .world import World
+
+WHERE = "TrainStep.load_state_dict"
+
+
+def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
+    """The state of a step, with arrays on the host; the same on all ranks."""
+    own, world = engine.state.own or Own(), engine.world
+    return {
+        "step": {name: np.asarray(x) for name, x in world.local_shared(arrays.extra).items()},
+        "gradients": [_gathered(x, world) for x in own.gradients],
+        "hook": [_gathered(x, world) for x in jax.tree.leaves(own.hook)],
+    }
+
+
+def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
+    """Calls and updates. Raises CheckpointError where they belong to another accumulation."""
+    missing = {"calls", "updates", "step", "gradients", "hook"} - set(state)
+    if missing:
+        raise CheckpointError(
+            f"{WHERE}: the state has no {', '.join(sorted(missing))}; give what state_dict() returned."
+        )
+    calls, updates = int(state["calls"]), int(state["updates"])
+    if calls // accumulate != updates or bool(calls % accumulate) != bool(state["gradients"]):
+        raise CheckpointError(
+            f"{WHERE}: {updates} updates in {calls} calls is not the state of a step with "
+            f"accumulate={accumulate}. Make the step with the accumulate that it was saved with."
+        )
+    return calls, updates
+
+
+def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> None:
+    """Puts a saved state back.
+
+    Raises:
+      CheckpointError: it does not fit the module, the precision, the hook or the number of replicas. Nothing
+        has changed then.
+    """
+    here, there = set(arrays.extra), set(state["step"])
+    if here != there:
+        raise CheckpointError(
+            f"{WHERE}: the step was saved with {_listed(there)} and keeps {_listed(here)}. Give train_step "
+            "the precision and the on_nonfinite that it had."
+        )
+    values, _ = arrays.take(keep=True)
+    trained = engine.world.local_shared([values[i] for i in arrays.parameters])
+    kept = engine.work.gradients_like(trained) if state["gradients"] else []
+    wanted, form = jax.tree.flatten(Own(kept, engine.work.first_own(trained).hook))
+    given = [*state["gradients"], *state["hook"]]
+    _check(wanted, given)
+    arrays.reset({name: jnp.asarray(x) for name, x in state["step"].items()})
+    engine.state.own = jax.tree.unflatten(form, list(map(_placed, wanted, given)))
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing of its own"
+
+
+def _check(wanted: list, given: list) -> None:
+    here = [f"{x.dtype}{list(x.shape)}" for x in wanted]
+    there = [f"{x.dtype}{list(np.shape(x))}" for x in given]
+    if here == there:
+        return
+    i = next((i for i, both in enumerate(zip(here, there, strict=False)) if both[0] != both[1]), None)
+    what = f"{len(there)} arrays, and {len(here)}" if i is None else f"{there[i]}, and {here[i]}"
+    raise CheckpointError(
+        f"{WHERE}: the gradients and the hook's state were saved as {what} would fit: another module, hook "
+        "or number of replicas. Resume with those that it was saved with, or at the end of an accumulation."
+    )
+
+
+def _gathered(x: jax.Array, world: World) -> Any:
+    """What every replica has, on the host: [N, ...] if it is spread over them."""
+    pieces = [x] if world.size == 1 else all_gather(world.local_stacked(x))
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # the host has no such type
+        return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    return np.concatenate(pieces) if len(pieces) > 1 else np.asarray(pieces[0])
+
+
+def _placed(like: Any, x: Any) -> jax.Array:
+    """Each device takes its own part, so that nothing is sent between processes."""
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: x[index])

@@ -1,0 +1,203 @@
+"""work: what a step computes, a loss on every replica or one of the whole batch.
+
+torch has the same two. DistributedDataParallel's loss is each rank's own, and the gradients are averaged;
+DataParallel's is computed from gathered outputs, so it is one number for the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .._parallel.backends import backend
+from .._parallel.data_parallel import DataParallel
+from .._parallel.gather import assemble
+from .._parallel.placement import Placement
+from .._parallel.programs import Programs
+from .._parallel.shards import separate
+from .._tree import is_staged
+from .._typing import PyTree, Static, TreeDef
+from ..data.sending import sender
+from .agreement import Agreement
+from .arrays import Arrays
+from .compiled_step import BatchPlan, Own, Program, ReplicaPlan, Result
+from .engine_state import EngineState
+from .local_batch import Rows, outputs, take
+from .loss import Loss
+from .precision import Precision
+from .update import Update
+from .world import World
+
+
+class Objective:
+    """A loss function and what follows its gradients, for a module as it is now.
+
+    Args:
+      make_update: the update of net and optimizer; None where the gradients are what is wanted.
+
+    Attributes:
+      loss, update: of the arrays that were seen last.
+    """
+
+    loss: Loss
+    update: Update | None
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        has_aux: bool,
+        precision: Precision | None = None,
+        make_update: Callable[[], Update] | None = None,
+    ):
+        self.has_aux = has_aux
+        self._loss_fn, self._precision, self._make_update = Static(loss_fn), precision, make_update
+        self._seen: Any = None
+
+    def see(self, arrays: Arrays) -> None:
+        """Prepares for net and optimizer as they are; `net.eval()`, for instance, makes another net."""
+        if self._seen == arrays.definitions:
+            return
+        self._seen = arrays.definitions
+        self.update = None if self._make_update is None else self._make_update()
+        trained = arrays.parameters
+        form, definition = arrays.form, arrays.definition
+        self.loss = Loss(definition, form, trained, self._loss_fn, self.has_aux, self._precision)
+
+    def donates(self, keep: bool) -> tuple[str, ...]:
+        """The arguments that a program may consume: a training step owns its state, `value_and_grad` does
+        not."""
+        if self.update is None or keep or not self.update.strategy.donates:
+            return ()
+        return ("values", "extra")
+
+
+class ReplicaWork:
+    """The loss of each replica's own rows, and the mean of their gradients."""
+
+    def __init__(
+        self, objective: Objective, world: World, state: EngineState, backend_name: str, programs: Programs
+    ):
+        self.objective, self._world, self._state = objective, world, state
+        self._backend, self.programs = backend(backend_name), programs
+
+    def bring(self, args: tuple, kwargs: dict[str, Any]) -> Rows:
+        return take(args, kwargs, self._world)
+
+    def program(self, arrays: Arrays, batch: Rows, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
+        objective = self.objective
+        objective.see(arrays)
+        plan = ReplicaPlan(
+            objective.loss,
+            agreed.kinds,
+            agreed.divisor,
+            agreed.source,
+            None if keep else self._state.hook,
+            self._world.everywhere,
+            self._backend,
+            None if keep else objective.update,
+        )
+        own = () if objective.update is None else ("own",)
+        return self.programs(plan, (*objective.donates(keep), *own)), self._world.stacked(batch.batch)
+
+    def first_own(self, trained: list) -> Own:
+        local = self._world.local
+
+        def on_replicas(x: Any) -> jax.Array:
+            return jax.device_put(jnp.broadcast_to(x, (local.N, *jnp.shape(x))), local.stacked)
+
+        return Own((), self._world.stacked(jax.tree.map(on_replicas, self._state.hook.init(trained))))
+
+    def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
+        everywhere = self._world.everywhere
+        return [
+            jax.ShapeDtypeStruct((everywhere.N, *x.shape), x.dtype, sharding=everywhere.stacked)
+            for x in trained
+        ]
+
+    def read(self, done: Result, agreed: Agreement, batch: Rows) -> tuple[jax.Array, PyTree, PyTree]:
+        aux: PyTree = ()
+        if self.objective.has_aux and batch.sizes:  # inside of join this rank may have none left
+            target = None if is_staged() else self._world.local.output_device
+            aux = assemble(outputs(done.aux, agreed.active, batch, self._world), target)
+        return self._loss(done, agreed), aux, self._changes(done, agreed)
+
+    def _loss(self, done: Result, agreed: Agreement) -> jax.Array:
+        world = self._world
+        if jnp.ndim(done.loss) == 0:
+            return world.local_shared(done.loss)
+        mine = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
+        return jnp.mean(world.local_stacked(done.loss)[jnp.array(mine)])
+
+    def _changes(self, done: Result, agreed: Agreement) -> PyTree:
+        """The buffers of one replica: of the source, or of this process's first one that has rows."""
+        world = self._world
+        if agreed.source is not None:
+            return world.local_shared(done.changes)
+        first = next((i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None), None)
+        if first is None:
+            return {}
+        local = world.local_stacked(done.changes)
+        if is_staged():
+            return jax.tree.map(lambda x: x[first], local)
+        return jax.tree.map(lambda x: _entry(x, first, world), local)
+
+
+def _entry(stack: jax.Array, i: int, world: World) -> jax.Array:
+    shard = next(s for s in stack.addressable_shards if (s.index[0].start or 0) == i)
+    return jax.device_put(shard.data[0], world.local.replicated)
+
+
+class Whole(NamedTuple):
+    """A batch that is not cut here: its arrays on the devices, what is no array, the structure of both."""
+
+    arrays: list
+    statics: tuple[Static | None, ...]
+    form: TreeDef
+
+
+class WholeBatch:
+    """A batch that goes to the devices as one; a DataParallel cuts it in the program."""
+
+    def __init__(self, placement: Placement | None):
+        self._send = sender(placement) if placement is not None else lambda arrays: arrays
+
+    def bring(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
+        arrays, statics, form = separate((args, kwargs))
+        return Whole(self._send(arrays), statics, form)
+
+    def first_own(self, trained: list) -> Own:
+        del trained
+        return Own()
+
+    def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in trained]
+
+    def read(self, done: Result, agreed: Agreement, batch: Whole) -> tuple[jax.Array, PyTree, PyTree]:
+        del agreed, batch
+        return done.loss, done.aux, done.changes
+
+
+class BatchWork(WholeBatch):
+    """One loss of the whole batch, of a plain module or a DataParallel."""
+
+    def __init__(self, objective: Objective, placement: Placement | None, programs: Programs):
+        super().__init__(placement)
+        self.objective, self.programs = objective, programs
+
+    def program(self, arrays: Arrays, batch: Whole, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
+        del agreed
+        objective = self.objective
+        objective.see(arrays)
+        plan = BatchPlan(objective.loss, batch.statics, batch.form, None if keep else objective.update)
+        return self.programs(plan, ("own",) if keep else objective.donates(keep)), batch.arrays
+
+
+def placement_of(net: nnx.Module) -> Placement | None:
+    """Where a plain module's or a DataParallel's arrays go; None leaves them where they are."""
+    if isinstance(net, DataParallel) and net.placement.devices:
+        return net.placement
+    return None
