@@ -20,7 +20,9 @@ PARTS = {
 """Parts of Seen, in the order of computation."""
 
 
-def shown(candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None) -> list[Difference]:
+def step_differences(
+    candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None
+) -> list[Difference]:
     """All that one step shows before the update, in the order of computation."""
     found = []
     for kind, part in PARTS.items():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ._differences import moved, resolved_updates, shown, updates
+from ._differences import moved, resolved_updates, step_differences, updates
 from ._result import Curve
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen
@@ -100,7 +100,7 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         if number == 1 and sides.single:
             findings.add_noise(reference.gradients, sides.single.step(batch).gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += shown(candidate, reference, number)
+        findings.differences += step_differences(candidate, reference, number)
         if sides.candidate.tx:
             after = candidate.weights, reference.weights
             findings.differences += resolved_updates(before, after, number, findings.noise_elements)
@@ -118,7 +118,7 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         findings.add_noise(oracle.gradients, reference.gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += shown(candidate, reference, number, oracle)
+        findings.differences += step_differences(candidate, reference, number, oracle)
         yield Step(number, batch, candidate, reference, oracle)
 
 
@@ -141,7 +141,7 @@ def resynchronised(
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)
         findings.add_noise(oracle.gradients, reference.gradients)
-        findings.differences += shown(candidate, reference, number, oracle)
+        findings.differences += step_differences(candidate, reference, number, oracle)
         moves = [moved(before, seen.weights) for seen in (candidate, reference, oracle)]
         findings.differences += updates(moves, reference.weights, number, findings.noise_elements)
         candidates.append(_distance(moves[0], moves[2], findings))
@@ -165,7 +165,7 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
         candidate = sides.candidate.step(batch, seen[0].masks)
         if number == 1:
             findings.add_noise(oracle.gradients, seen[0].gradients)
-            findings.differences += shown(candidate, seen[0], number, oracle)
+            findings.differences += step_differences(candidate, seen[0], number, oracle)
         way = moved(start, oracle.weights)
         distances = [_distance(moved(start, each.weights), way, findings) for each in (candidate, *seen)]
         candidates.append(distances[0])

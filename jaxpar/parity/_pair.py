@@ -80,7 +80,7 @@ class Pair:
         dtype = reference.dtype
         if dtype not in self._made:
             self._made[dtype] = FlaxSide(self.flax_module, self.task, dtype, self.variables)
-        side = self._made[dtype].fresh()
+        side = self._made[dtype].restarted()
         if self.weights == "torch":
             side.load(reference.weights(), reference.state())
         return side

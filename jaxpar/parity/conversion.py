@@ -16,7 +16,7 @@ from ..errors import MatchError
 from ._weights.load_torch import converted
 from ._weights.mapping import Entries
 from ._weights.source import source_of
-from ._weights.to_torch import imagined, state_dict
+from ._weights.to_torch import implied_source, state_dict
 from ._weights.tree import FlaxModule, Tree, Variables
 from ._weights.tree_of import tree_of
 from ._weights.unmatched import complete_links
@@ -56,7 +56,7 @@ class Conversion:
           MatchError: the arrays are not the model's.
         """
         here = self._tree()
-        there = imagined(here, dict(self.mapping or {}), set(self.ignore_flax))
+        there = implied_source(here, self.mapping, self.ignore_flax)
         links = complete_links(here, there, self.mapping, self.ignore_torch, self.ignore_flax, self.label)
         wanted = {here.files[path]: path for part in links.parts for path in part.flax}
         if wanted.keys() != arrays.keys():

@@ -18,7 +18,7 @@ from .._sides.task import Batch, Named, Seen
 from .._sides.torch_side import TorchSide
 from .._weights import Link
 from .flax_replay import Key, Replay, fit, replay
-from .search import EQUAL, apart, causes
+from .search import EQUAL, causes, relative_error
 from .torch_trace import Change, LayerCall, Op, Trace, watched
 
 
@@ -72,13 +72,13 @@ class Forward:
         for call, result in zip(self.trace.calls, self.layers, strict=True):
             key = self._key(call)
             # What arrives comes first: a layer's own result is from the reference's inputs in any case.
-            if key in self.replay.inputs and apart(*self.replay.inputs[key]) > EQUAL:
+            if key in self.replay.inputs and relative_error(*self.replay.inputs[key]) > EQUAL:
                 return self._between(previous, call)
             if key in self.replay.results and not result.same:
                 return self._inside(call, result)
             previous = call
         for name, wanted in self.seen.outputs.items():
-            if apart(self.replay.outputs.get(name, np.empty(0)), wanted) > EQUAL:
+            if relative_error(self.replay.outputs.get(name, np.empty(0)), wanted) > EQUAL:
                 return self._after_all(previous, name)
         return None
 
@@ -96,7 +96,7 @@ class Forward:
             # Nothing is known of it, and that is not the same as equal.
             why = f"not replayed: {self.replay.missing.get(key, '')}"
             return LayerResult(call.path, link.flax, kind, math.inf, False, why)
-        relative = apart(*self.replay.results[key])
+        relative = relative_error(*self.replay.results[key])
         state = max(map(self._state_apart, self._states(link)), default=0.0)
         if relative <= EQUAL < state:
             return LayerResult(call.path, link.flax, kind, state, False, "its state differs")
@@ -108,7 +108,7 @@ class Forward:
         return [name for name in names if name in self.replay.state]
 
     def _state_apart(self, name: str) -> float:
-        return apart(self.replay.state[name], self.seen.state[name])
+        return relative_error(self.replay.state[name], self.seen.state[name])
 
     def _inside(self, call: LayerCall, result: LayerResult) -> Divergence:
         ops = self.trace.ops[call.first : call.last]
@@ -132,8 +132,8 @@ class Forward:
         flax = self.links[call.path].flax
         after = self.links[previous.path].flax if previous else "the model's inputs"
         where = (
-            f"Everything before {flax} agrees, and what arrives there does not ({apart(ours, theirs):.2g}): "
-            f"look between {after} and {flax}."
+            f"Everything before {flax} agrees, and what arrives there does not "
+            f"({relative_error(ours, theirs):.2g}): look between {after} and {flax}."
         )
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         return Divergence(call.path, flax, kind, where, found)

@@ -13,7 +13,7 @@ from .._levels import Batches
 from .._pair import Pair
 from .._result import Cause, Divergence
 from .._sides.task import Named
-from .search import EQUAL, apart
+from .search import EQUAL, relative_error
 
 Parameters = list[torch.nn.Parameter]
 Build = Callable[[Parameters], torch.optim.Optimizer]
@@ -62,7 +62,7 @@ def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str])
             theirs = _weights(varied, batches, steps)
         except (ValueError, TypeError, RuntimeError):
             continue  # settings that torch refuses
-        relative = max(apart(ours[name], theirs[name]) for name in theirs if name not in noise)
+        relative = max(relative_error(ours[name], theirs[name]) for name in theirs if name not in noise)
         if relative <= EQUAL:
             found.append(Cause(text, relative))
     where = "Gradients agree, and what the optimizer makes of them does not."

@@ -37,9 +37,8 @@ def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
                 changed = watch({index: variation.change})
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             continue  # a wrong way that torch refuses is not what Flax did
-        relative = max(
-            (apart(changed[name], x) for name, x in flax.items() if name in changed), default=math.inf
-        )
+        errors = [relative_error(changed[name], x) for name, x in flax.items() if name in changed]
+        relative = max(errors, default=math.inf)
         if relative <= EQUAL:
             found.append(Cause(variation.text, relative))
     # The same mistake in several calls is one cause; the call that explains most stands for it.
@@ -55,7 +54,7 @@ def _all(ops: Iterable[Op]) -> Iterator[tuple[int, Variation]]:
             continue  # called in a way that the catalogue does not know
 
 
-def apart(c: np.ndarray, r: np.ndarray) -> float:
+def relative_error(c: np.ndarray, r: np.ndarray) -> float:
     """max|c - r| / max|r|, infinite where the shapes or the NaNs differ."""
     # NaN in one and not in the other is no small difference, and neither is another shape.
     if c.shape != r.shape or not np.array_equal(np.isfinite(c), np.isfinite(r)):

@@ -10,7 +10,7 @@ import numpy as np
 from .._pair import Pair
 from .._result import Cause, Divergence
 from ..measuring import Difference
-from .search import EQUAL, apart
+from .search import EQUAL, relative_error
 
 
 def divergence(pair: Pair, different: list[Difference]) -> Divergence:
@@ -20,9 +20,8 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
     theirs, ours = reference.weights()[name], pair.candidate(reference).weights()[name]
     link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
     # The search is over arrangements of Flax's own elements: equal shapes hide most of them.
-    found = (
-        Cause(text, apart(array, theirs)) for text, array in _rearranged(ours) if array.shape == theirs.shape
-    )
+    fitting = ((text, x) for text, x in _rearranged(ours) if x.shape == theirs.shape)
+    found = (Cause(text, relative_error(x, theirs)) for text, x in fitting)
     causes = tuple(sorted((c for c in found if c.relative <= EQUAL), key=lambda c: c.relative))
     where = f"The weights of {len(different)} leaves are not torch's; the first is {name}."
     return Divergence(link.torch, link.flax, link.rule.torch if link.rule else "", where, causes)

@@ -47,7 +47,7 @@ class FlaxSide:
         self.parameters, self.rest = self.net.parameters, self.net.rest
         self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
 
-    def fresh(self) -> FlaxSide:
+    def restarted(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
         side = copy.copy(self)
         side._start()

@@ -1,8 +1,8 @@
 """Copies of host arrays: in any order of axes about as fast as memory allows, and onto the old ones' devices.
 
-NumPy copies a transposed matrix down its columns, and every element is a cache miss. `fresh` copies tiles
-twice: along the rows into a small buffer, whose rows are padded so that they do not evict each other, and
-from there in the new order; and all cores take part.
+NumPy copies a transposed matrix down its columns, and every element is a cache miss. `aligned_copy` copies
+tiles twice: along the rows into a small buffer, whose rows are padded so that they do not evict each other,
+and from there in the new order; and all cores take part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ R = TypeVar("R")
 def place(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Copies of host arrays on the devices of the old ones, spread as these are."""
     # JAX on a CPU would share the memory with torch, whose optimizer would then change JAX's array.
-    copies = on_all_cores(fresh, arrays.values())
+    copies = on_all_cores(aligned_copy, arrays.values())
     placed = {
         path: jax.device_put(copy, _sharding(old[path])) for path, copy in zip(arrays, copies, strict=True)
     }
@@ -44,7 +44,7 @@ def _sharding(old: Any) -> Any:
     return old.sharding if getattr(old, "committed", False) else None
 
 
-def fresh(array: np.ndarray) -> np.ndarray:
+def aligned_copy(array: np.ndarray) -> np.ndarray:
     """A copy in C order that shares its memory with nothing."""
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT

@@ -13,7 +13,7 @@ from ..._typing import Shape
 from ...errors import UninitializedError
 from .._tensors import tensor_of
 from . import stacks
-from .copying import fresh, on_all_cores
+from .copying import aligned_copy, on_all_cores
 from .mapping import Entries, Transposed, path_of
 from .pairing import Links, leaf_part
 from .paths import inside, join, prefixes
@@ -57,7 +57,7 @@ def to_torch(
     torch counterpart: `module.state_dict()`.
     """
     here = tree_of(flax_module, inputs, kwargs, variables)
-    there = source_of(like) if like is not None else imagined(here, dict(mapping or {}), set(ignore_flax))
+    there = implied_source(here, mapping, ignore_flax) if like is None else source_of(like)
     links = complete_links(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
     leaves = {}
     for path, value in here.values().items():
@@ -80,15 +80,15 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) ->
     order = [name for name in there.tensors if name in given]
     first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
     owners = list(dict.fromkeys(first.values()))
-    arrays = dict(zip(owners, on_all_cores(fresh, (given[name] for name in owners)), strict=True))
+    arrays = dict(zip(owners, on_all_cores(aligned_copy, (given[name] for name in owners)), strict=True))
     return {name: arrays[first[name]] for name in order}
 
 
-def imagined(here: Tree, mapping: Entries, ignored: set[str]) -> Source:
+def implied_source(here: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
     """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
     tensors = {
         ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
-        for name, (shape, dtype) in _torch_names(here, mapping, ignored).items()
+        for name, (shape, dtype) in _torch_names(here, mapping or {}, set(ignored)).items()
     }
     return Source(tensors, {}, (), False, "to_torch")
 

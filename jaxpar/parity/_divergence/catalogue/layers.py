@@ -14,11 +14,11 @@ from ..torch_trace import Change, Function, Op
 from .variation import (
     Given,
     Variation,
-    acting,
+    acting_as,
     afterwards,
     arguments,
+    arguments_of,
     calling,
-    given_to,
     orders,
     recalling,
     reordered,
@@ -31,15 +31,15 @@ EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-7, 1e-10, 1e-9, 0.0, 1e-4, 1.1e-5,
 
 def epsilons(op: Op) -> Iterator[Variation]:
     # Flax's LayerNorm and GroupNorm have 1e-6 where torch's have 1e-5, and training hides it.
-    right = given_to(op).get("eps")
+    right = arguments_of(op).get("eps")
     if right is None:  # rms_norm: the type's own
         right = torch.finfo(op.args[0].dtype).eps
-    yield from acting("eps", right, EPSILONS, short, "epsilon")
+    yield from acting_as("eps", right, EPSILONS, short, "epsilon")
 
 
 def batch_norm(op: Op) -> Iterator[Variation]:
     yield from epsilons(op)
-    given = given_to(op)
+    given = arguments_of(op)
     momentum, training = given["momentum"], given["training"]
     if given["running_mean"] is None:
         return
@@ -79,7 +79,7 @@ def group_norm(op: Op) -> Iterator[Variation]:
     yield from epsilons(op)
     channels = op.args[0].shape[1]
     divisors = (groups for groups in range(1, channels + 1) if channels % groups == 0)
-    yield from acting("num_groups", given_to(op)["num_groups"], divisors)
+    yield from acting_as("num_groups", arguments_of(op)["num_groups"], divisors)
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -111,7 +111,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def activation(op: Op) -> Iterator[Variation]:
     right = op.name
     if op.name == "gelu":  # Flax's default is the approximation, torch's is not
-        right = f"approximate={given_to(op).get('approximate') not in (None, 'none')}"
+        right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
     for name, other in ACTIVATIONS.items():
         yield Variation(f"{right} (it acts as {name})", partial(_of_the_input, other))
 
@@ -127,14 +127,14 @@ def identity(op: Op) -> Iterator[Variation]:
 
 
 def softmax(op: Op) -> Iterator[Variation]:
-    right = given_to(op)["dim"]
+    right = arguments_of(op)["dim"]
     for axis in range(op.args[0].ndim):
         if axis != right % op.args[0].ndim:
             yield calling(f"{op.name} over axis {right} (it acts on axis {axis})", dim=axis)
 
 
 def dropout(op: Op) -> Iterator[Variation]:
-    right = given_to(op)["p"]
+    right = arguments_of(op)["p"]
     for p in dict.fromkeys((1 - right, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5)):
         if p != right and p < 1:
             # The mask is the same for both; only the factor depends on the rate.
@@ -144,7 +144,7 @@ def dropout(op: Op) -> Iterator[Variation]:
 
 
 def linear(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     weight = given["weight"]
     if weight.shape[0] == weight.shape[1]:  # of any other shape it would not have been loaded
         yield calling("the kernel is the transpose of torch's weight (it is not transposed)", weight=weight.T)
@@ -161,7 +161,7 @@ def _blocks(order: tuple[int, ...], given: Given) -> Given:
 
 
 def embedding(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     weight = given["weight"]
     yield afterwards(
         "the embedding is not scaled (it is multiplied by the root of its size)",

@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional as F
 
 from ..torch_trace import Op
-from .variation import Given, Variation, acting, afterwards, applying, calling, given_to, short
+from .variation import Given, Variation, acting_as, afterwards, applying, arguments_of, calling, short
 
 
 def cross_entropy(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     smoothing, weight, target = given["label_smoothing"], given["weight"], given["target"]
     yield from _reductions(given)
-    yield from acting("label_smoothing", smoothing, (0.0, 0.1, 0.2, 0.05), short)
+    yield from acting_as("label_smoothing", smoothing, (0.0, 0.1, 0.2, 0.05), short)
     if smoothing:
         yield applying(
             f"label_smoothing={smoothing:g} spreads over all classes (it spreads over the wrong ones only)",
@@ -47,7 +47,7 @@ def _smoothed_elsewhere(given: Given) -> torch.Tensor:
 
 def _reductions(given: Given) -> Iterator[Variation]:
     right, x = given["reduction"], given["input"]
-    yield from acting("reduction", right, ("sum", "mean"), repr)
+    yield from acting_as("reduction", right, ("sum", "mean"), repr)
     if right == "mean":
         rows, columns = x.shape[0], x.numel() / max(x.shape[0], 1)
         yield afterwards(
@@ -60,7 +60,7 @@ def _reductions(given: Given) -> Iterator[Variation]:
 
 
 def elementwise_loss(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     yield from _reductions(given)
     yield afterwards("there is no factor 1/2 (optax.l2_loss has one)", lambda y: y / 2)
     yield afterwards("there is a factor 1/2 (it is left out)", lambda y: y * 2)
@@ -69,11 +69,11 @@ def elementwise_loss(op: Op) -> Iterator[Variation]:
         yield afterwards(
             f"{name}={right:g}: huber(delta) / delta (it is not divided)", partial(operator.mul, right)
         )
-        yield from acting(name, right, (0.5, 1.0, 2.0), short)
+        yield from acting_as(name, right, (0.5, 1.0, 2.0), short)
     if given.get("pos_weight") is not None:
         yield calling("pos_weight is used (it is not)", pos_weight=None)
 
 
 def divergence_loss(op: Op) -> Iterator[Variation]:
     """kl_div."""
-    yield from acting("reduction", given_to(op)["reduction"], ("batchmean", "sum", "mean"), repr)
+    yield from acting_as("reduction", arguments_of(op)["reduction"], ("batchmean", "sum", "mean"), repr)

@@ -8,14 +8,14 @@ import torch
 
 from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
-from .variation import Given, Variation, acting, applying, calling, given_to, orders, reordered
+from .variation import Given, Variation, acting_as, applying, arguments_of, calling, orders, reordered
 
 
 def attention(op: Op) -> Iterator[Variation]:
     """scaled_dot_product_attention."""
-    given = given_to(op)
+    given = arguments_of(op)
     causal, mask, size = given.get("is_causal", False), given.get("attn_mask"), given["query"].shape[-1]
-    yield from acting("is_causal", causal, [not causal], attn_mask=None)
+    yield from acting_as("is_causal", causal, [not causal], attn_mask=None)
     yield from _masks("attn_mask", mask)
     right = given.get("scale") or size**-0.5
     for name, scale in (("1", 1.0), ("1 / size", 1 / size), ("the root of the size", size**0.5)):
@@ -28,7 +28,7 @@ def attention(op: Op) -> Iterator[Variation]:
 
 
 def multi_head_attention(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     yield from _masks("attn_mask", given["attn_mask"])
     yield from _masks("key_padding_mask", given["key_padding_mask"])
     if given["in_proj_weight"] is not None:

@@ -10,11 +10,21 @@ from torch.nn import functional as F
 
 from ...._typing import PyTree
 from ..torch_trace import Function, Op
-from .variation import Given, Variation, acting, afterwards, applying, calling, given_to, orders, recalling
+from .variation import (
+    Given,
+    Variation,
+    acting_as,
+    afterwards,
+    applying,
+    arguments_of,
+    calling,
+    orders,
+    recalling,
+)
 
 
 def convolution(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     weight = given["weight"]
     space = tuple(range(2, weight.ndim))
     if given.get("bias") is not None:
@@ -63,13 +73,13 @@ def _each(value: int | str | Sequence[int], n: int) -> tuple:
 
 def average_pool(op: Op) -> Iterator[Variation]:
     # nnx.avg_pool counts padding as torch does; other libraries do not.
-    right = given_to(op).get("count_include_pad", True)
-    yield from acting("count_include_pad", right, [not right])
+    right = arguments_of(op).get("count_include_pad", True)
+    yield from acting_as("count_include_pad", right, [not right])
     yield from max_pool(op)
 
 
 def max_pool(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     kernel, ceil = given["kernel_size"], given.get("ceil_mode", False)
     stride = given.get("stride") or kernel
     yield calling(f"strides={stride} (it acts as 1)", stride=1)
@@ -83,16 +93,16 @@ def max_pool(op: Op) -> Iterator[Variation]:
 
 
 def interpolate(op: Op) -> Iterator[Variation]:
-    given = given_to(op)
+    given = arguments_of(op)
     mode, corners, antialias = given["mode"], bool(given["align_corners"]), given["antialias"]
     if mode in ("linear", "bilinear", "bicubic", "trilinear"):
-        yield from acting("align_corners", corners, [not corners])
+        yield from acting_as("align_corners", corners, [not corners])
     # jax.image.resize smooths when it makes smaller, and its cubic kernel has another parameter.
     if mode in ("bilinear", "bicubic"):
         yield calling(
             f"antialias={antialias} (it acts as {not antialias}, or as a=-0.5)", antialias=not antialias
         )
-    yield from acting(
+    yield from acting_as(
         "mode", mode, ("nearest", "nearest-exact", "bilinear", "bicubic"), repr, align_corners=None
     )
 

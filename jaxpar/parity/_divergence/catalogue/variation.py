@@ -63,7 +63,7 @@ def arguments(function: Function, args: tuple, kwargs: Given) -> Given:
     return dict(bound.arguments)
 
 
-def given_to(op: Op) -> Given:
+def arguments_of(op: Op) -> Given:
     return arguments(op.function, op.args, op.kwargs)
 
 
@@ -95,7 +95,7 @@ def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
     return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
 
 
-def acting(
+def acting_as(
     name: str,
     right: Any,
     values: Iterable[Any],
