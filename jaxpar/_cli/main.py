@@ -1,4 +1,4 @@
-"""The command line: arguments to calls to exit codes, nothing else.
+"""The command line: from arguments to calls to exit codes, and nothing else.
 
 Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
 Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by Ctrl-C.
@@ -28,7 +28,7 @@ def main() -> None:
 
 @contextmanager
 def plain_ending() -> Iterator[None]:
-    """Decorates a command: what is expected to go wrong ends in a line, not in a traceback."""
+    """Decorates a command: expected errors end in a line instead of a traceback."""
     try:
         yield
     except JaxparError as error:
@@ -193,7 +193,7 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
     """
     if (spec is None) != (to is None):
         raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
-    from ..parity._convert import convert as run
+    from .convert import convert as run
 
     try:
         click.echo(run(source, target, key=key, spec=spec, to=to))

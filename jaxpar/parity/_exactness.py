@@ -1,34 +1,26 @@
-"""The circumstances of a comparison: exact arithmetic, and what else the numbers depend on."""
+"""Exactness: arithmetic without needless rounding, and a list of whatever else the numbers depend on."""
 
 from __future__ import annotations
 
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
-from ._sides.flax_attention import softmax_in_float64
 from ._sides.task import Task
 
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """float64 exists, and no matrix product is rounded to fewer digits than its type has."""
-    with ExitStack() as stack:
-        stack.enter_context(jax.enable_x64(True))
-        stack.enter_context(jax.default_matmul_precision("highest"))
-        stack.enter_context(softmax_in_float64())
+    """float64 exists, and no matrix product is rounded to fewer digits than its type has.
+
+    Both settings are those of the thread. A thread that trains meanwhile keeps its own.
+    """
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def environment(task: Task, dtype: str) -> dict[str, str]:
@@ -49,3 +41,10 @@ def environment(task: Task, dtype: str) -> dict[str, str]:
         found["torch threads"] = str(torch.get_num_threads())
         found["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
     return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -8,44 +8,47 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..._rulebook import Rule
+from ..._typing import Shape
 from ...errors import UninitializedError
 from .._tensors import tensor_of
-from .copying import fresh, on_all_cores
-from .linking import cells, leaf_part, row
-from .links import Links
-from .mapping import Flattened, Transposed
-from .matching import linked
-from .names import prefixes
-from .source import Source, source
-from .tree import Shape, Tree, inside, join, real_path, tree
+from . import stacks
+from .copying import aligned_copy, on_all_cores
+from .mapping import Entries, Transposed, path_of
+from .pairing import Links, leaf_part
+from .paths import inside, join, prefixes
+from .source import Source, TorchWeights, source_of
+from .tree import FlaxModule, Tree, Variables
+from .tree_of import tree_of
+from .unmatched import complete_links
 
 
 def to_torch(
-    flax_module: Any,
+    flax_module: FlaxModule,
     *,
-    like: Any = None,
-    mapping: Mapping[str, Any] | None = None,
+    like: TorchWeights | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    variables: Any = None,
+    variables: Variables | None = None,
     numpy: bool = False,
 ) -> dict[str, Any]:
     """A Flax model's weights with torch's names, layouts and layers: a state_dict.
 
     Args:
       flax_module: an NNX module, or a Linen module with `inputs` and `variables`.
-      like: a torch module, state_dict or path whose names are to be met; without it the names are
-        the Flax paths, changed by `mapping`.
-      mapping: as `load_torch`'s, which is its inverse with the same mapping.
-      ignore_torch, ignore_flax: names that one side does without, as `load_torch`'s.
+      like: a torch module, state_dict or path with the names that are wanted; without it they are the Flax
+        paths, changed by `mapping`.
+      mapping: as in `load_torch`, which with the same mapping is the inverse.
+      ignore_torch, ignore_flax: names that one side does without, as in `load_torch`.
       inputs, kwargs, variables: of a Linen module.
       numpy: NumPy arrays instead of torch tensors; torch is not needed then.
 
     Returns:
-      Copies, in the order of the model's layers, or of `like`. Where Flax merges torch's two biases
-      of a recurrent layer, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
+      Copies, in the order of the model's layers, or of `like`. Where Flax merges the two biases of torch's
+      recurrent layers, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
 
     Raises:
       MatchError: names or shapes do not fit. UninitializedError: leaves without values.
@@ -53,9 +56,9 @@ def to_torch(
 
     torch counterpart: `module.state_dict()`.
     """
-    here = tree(flax_module, inputs, kwargs, variables)
-    there = source(like) if like is not None else imagined(here, dict(mapping or {}), set(ignore_flax))
-    links = linked(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
+    here = tree_of(flax_module, inputs, kwargs, variables)
+    there = implied_source(here, mapping, ignore_flax) if like is None else source_of(like)
+    links = complete_links(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
     leaves = {}
     for path, value in here.values().items():
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -77,21 +80,21 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) ->
     order = [name for name in there.tensors if name in given]
     first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
     owners = list(dict.fromkeys(first.values()))
-    arrays = dict(zip(owners, on_all_cores(fresh, (given[name] for name in owners)), strict=True))
+    arrays = dict(zip(owners, on_all_cores(aligned_copy, (given[name] for name in owners)), strict=True))
     return {name: arrays[first[name]] for name in order}
 
 
-def imagined(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> Source:
-    """The torch model that the Flax model's paths and the mapping speak of; shapes without values."""
+def implied_source(here: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
+    """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
     tensors = {
-        ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), here_dtype), shape)
-        for name, (shape, here_dtype) in _torch_names(here, mapping, ignored).items()
+        ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
+        for name, (shape, dtype) in _torch_names(here, mapping or {}, set(ignored)).items()
     }
     return Source(tensors, {}, (), False, "to_torch")
 
 
-def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
-    """Names, shapes and element types: of leaves that the mapping names, of layers, of what is left."""
+def _torch_names(here: Tree, mapping: Entries, ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
+    """Names, shapes and element types: of leaves that the mapping names, then of layers, then of the rest."""
     found: dict[str, tuple[Shape, Any]] = {}
     leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
@@ -101,15 +104,14 @@ def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> d
         for path in prefixes(leaf):
             below.setdefault(path, []).append(leaf)
     for key, place in mapping.items():
-        path = place.path if isinstance(place, (Flattened, Transposed)) else place
-        path = real_path(here, path) if isinstance(path, str) else path
-        part = leaf_part(here, path, key, place) if isinstance(path, str) and path in leaves else None
+        path = here.real_path(path_of(place) or "")
+        part = leaf_part(here, path, key, place) if path in leaves else None
         if part:
             empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
             found[key] = (part.back([empty])[0].shape, leaves[path].dtype)
             left.discard(path)
     for path, bare, rule in _layers(here, mapping):
-        own = {leaf[len(path) :].lstrip("."): shapes[leaf] for leaf in below.get(path, ()) if leaf in left}
+        own = {inside(leaf, path) or "": shapes[leaf] for leaf in below.get(path, ()) if leaf in left}
         used = [join(path, leaf) for part in rule.parts_of_flax(own) for leaf in part.flax]
         if used:
             dtype = leaves[used[0]].dtype
@@ -120,29 +122,28 @@ def _torch_names(here: Tree, mapping: Mapping[str, Any], ignored: set[str]) -> d
     return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
 
 
-def _layers(here: Tree, mapping: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(Flax path, torch path, row) of all layers that have a row, stacks first."""
+def _layers(here: Tree, mapping: Entries) -> Iterator[tuple[str, str, Rule]]:
+    """(Flax path, torch path, rule) of all layers that have a rule, stacks first."""
     stacked = set()
     for key, place in mapping.items():
         if isinstance(place, (tuple, list)):
-            units = [cell for path in place for cell in cells(here, real_path(here, path))]
-            both = len(units) == 2 * len(place)
-            for i, (path, rule) in enumerate(units):
+            both = sum(len(stacks.cells(here, here.real_path(path))) for path in place) == 2 * len(place)
+            for path, rule in stacks.units(here, place, both):
                 stacked.add(path)
-                depth, reverse = (i // 2, i % 2 == 1) if both else (i, False)
-                yield path, key, rule.at_depth(depth, reverse)
-    for path, layer in here.layers.items():
-        found = row(here, path, layer)
+                yield path, key, rule
+    for path in here.layers:
+        found = here.rule(path)
         if found and path not in stacked:
             yield path, torch_path(here, path, mapping), found
 
 
-def torch_path(here: Tree, path: str, mapping: Mapping[str, Any]) -> str:
-    """The torch name of a Flax path: by the mapping's entry that says most of it, else its own."""
+def torch_path(here: Tree, path: str, mapping: Entries) -> str:
+    """The torch name of a Flax path: by the most specific entry of the mapping, else its own."""
     best = (-1, here.names[path])
     for key, place in mapping.items():
-        target = place.path if isinstance(place, Flattened) else place
-        rest = inside(path, real_path(here, target)) if isinstance(target, str) else None
-        if rest is not None and len(target) > best[0]:
+        # A transposed entry is about one array, and not about what is below it.
+        target = None if isinstance(place, Transposed) else path_of(place)
+        rest = None if target is None else inside(path, here.real_path(target))
+        if target is not None and rest is not None and len(target) > best[0]:
             best = (len(target), join(key, rest))
     return best[1]

@@ -1,16 +1,16 @@
 """Dropout in torch: the masks that were drawn, in the order of the calls.
 
-The numbers drawn are torch's own: the mask is dropout of ones, which draws what dropout of the input
-would have drawn. What draws inside a fused kernel cannot be watched and is refused.
+The numbers drawn are torch's own: the mask is dropout of ones, which draws what dropout of the input would
+have drawn. What draws inside a fused kernel cannot be watched and is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
-from unittest import mock
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -24,37 +24,43 @@ ELEMENTWISE = {
     torch.dropout,
 }
 
+T = TypeVar("T")
+
 
 class _Capture(TorchFunctionMode):
+    """A mode belongs to a thread: other threads drop as ever."""
+
     def __init__(self) -> None:
         super().__init__()
         self.masks: list[torch.Tensor] = []
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> T:
         kwargs = kwargs or {}
         if function in ELEMENTWISE:
             return self._dropout(function, *args, **kwargs)
         if function is functional.scaled_dot_product_attention:
             return self._attention(function, *args, **kwargs)
         if function is functional.multi_head_attention_forward:
-            with self._inside_attention():
-                return function(*args, **kwargs)
+            return self._seen_inside(functional.multi_head_attention_forward)(*args, **kwargs)
         return function(*args, **kwargs)
 
-    @contextmanager
-    def _inside_attention(self) -> Iterator[None]:
-        """The mode is off inside the function it handles, so what that calls is replaced by name."""
-        with (
-            mock.patch.object(functional, "dropout", partial(self._dropout, functional.dropout)),
-            mock.patch.object(
-                functional,
-                "scaled_dot_product_attention",
-                partial(self._attention, functional.scaled_dot_product_attention),
-            ),
-        ):
-            yield
+    def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The function with globals of its own, in which what it calls is watched.
+
+        A mode is off inside the function that it handles. Patching torch.nn.functional for the length of the
+        call would reach every thread that drops at the time.
+        """
+        attention = functional.scaled_dot_product_attention
+        own = {
+            "dropout": partial(self._dropout, functional.dropout),
+            "scaled_dot_product_attention": partial(self._attention, attention),
+            "has_torch_function": lambda tensors: False,  # it has been dispatched: to here
+        }
+        copy = FunctionType(function.__code__, function.__globals__ | own, function.__name__)
+        copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        return copy
 
     def _dropout(
         self, function: Callable[..., Any], input: torch.Tensor, p: float = 0.5, *others: Any, **kwargs: Any
@@ -62,6 +68,7 @@ class _Capture(TorchFunctionMode):
         training = kwargs.get("training", kwargs.get("train", others[0] if others else True))
         if not training or p == 0:
             return input
+        # Dropout of ones draws what dropout of the input would have drawn, of each kind in its own shape.
         with torch.no_grad():
             mask = function(torch.ones_like(input), p, True)
         self.masks.append(mask)
@@ -108,13 +115,20 @@ def capture() -> Iterator[list[torch.Tensor]]:
         yield mode.masks
 
 
-def refuse_unwatchable(module: torch.nn.Module) -> None:
-    """Raises for random layers whose numbers cannot be seen, if they are in training mode."""
+def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:
+    """Raises NotImplementedError for layers in training mode whose random numbers cannot be seen."""
     for path, layer in module.named_modules():
+        kind = type(layer).__name__
         recurrent = isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
         random = isinstance(layer, torch.nn.AlphaDropout | torch.nn.FeatureAlphaDropout | torch.nn.RReLU)
         if layer.training and (recurrent or random):
             raise NotImplementedError(
-                f"parity.compare: {path or 'the module'} ({type(layer).__name__}) draws random numbers in a "
-                "kernel, where they cannot be seen; compare in evaluation mode, or with its dropout at 0."
+                f"parity.compare: {path or 'the module'} ({kind}) draws random numbers in a kernel, where "
+                "they cannot be seen; compare in evaluation mode, or with its dropout at 0."
+            )
+        if replicas > 1 and isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise NotImplementedError(
+                f"parity.compare: {path} ({kind}) would drop in {replicas} replicas at once, in threads "
+                "whose order is not fixed. Compare replicas with dropout 0 or in evaluation mode, and "
+                "dropout with replicas=1."
             )

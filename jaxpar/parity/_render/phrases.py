@@ -1,4 +1,4 @@
-"""What a comparison says in words and short numbers, the same in every form."""
+"""Phrases: what a comparison says in words and short numbers, the same in every form."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from .._comparison import Comparison
-from .._judge import Judged, Level, Outcome
-from .._measure import Difference, Number
+from .._result import Result
+from ..measuring import Difference, Judged, Level, Number, Outcome
 
 QUESTIONS = {
     Level.SEMANTIC: "both in float64, max|c - r| / max|r| against a bound far above rounding",
@@ -18,51 +17,47 @@ QUESTIONS = {
 }
 ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML cannot hold, not even escaped, and HTML should not."""
+"""Characters that XML cannot hold, not even escaped, and HTML should not."""
 
 
 def legal(text: str) -> str:
-    """The text with a sign instead of each character that a document cannot hold."""
+    """The text with a replacement for each character that a document cannot hold."""
     return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
-    """By outcome, then by how many times the limit; rows of equal size stay in order of computation."""
+    """By outcome, then by severity; equal rows stay in the order of computation."""
     return sorted(rows, key=lambda row: (ORDER.index(row.outcome), -row.severity))
 
 
 def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
-    """How many of them have each outcome."""
+    """The number of rows of each outcome."""
     found = collections.Counter(row.outcome for row in rows)
     return {each: found[each] for each in ORDER}
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: Result) -> str:
     """The verdict."""
     level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
     if not total:
         return f"Nothing was compared at the {level} level"
     if found[Outcome.DIFFERENT]:
-        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_tensors(total)}"
+        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
     if not comparison.same and comparison.curve is not None:
         step = comparison.curve.first_outside
         return f"Different at the {level} level: the trajectory leaves its envelope at step {step}"
-    return f"The same at the {level} level: all {_tensors(total)}"
+    return f"The same at the {level} level: all {_count(total, 'tensor')}"
 
 
-def _tensors(count: int) -> str:
-    return f"{count:,} tensor{'s' * (count != 1)}"
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def summary(comparison: Comparison) -> str:
-    """What was compared, how, and the counts that the headline leaves out."""
+def summary(comparison: Result) -> str:
+    """What was compared and how, and the counts that the headline leaves out."""
     found = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
-    for count, one, many in (
-        (comparison.steps, "step", "steps"),
-        (comparison.replicas, "replica", "replicas"),
-    ):
-        parts.append(f"{count:,} {one if count == 1 else many}")
+    parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
     if found[Outcome.WORSE]:
         parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
     if found[Outcome.NOISE]:
@@ -72,7 +67,7 @@ def summary(comparison: Comparison) -> str:
     return ", ".join(parts)
 
 
-def divergence(comparison: Comparison) -> list[str]:
+def divergence(comparison: Result) -> list[str]:
     """The first layer that differs, and what would make it equal; empty if there is none."""
     d = comparison.divergence
     if d is None:
@@ -89,12 +84,12 @@ def divergence(comparison: Comparison) -> list[str]:
 
 
 def layer(path: str) -> str:
-    """A module's path; that of the whole model is empty."""
+    """A module's path. The model's own is empty, and gets a name."""
     return path or "the model itself"
 
 
 def short(x: float | None) -> str:
-    """Two digits of a small number, three of a ratio's size."""
+    """Two digits of very small and large numbers, three of others."""
     if x is None:
         return ""
     if x == 0 or not math.isfinite(x):
@@ -103,12 +98,12 @@ def short(x: float | None) -> str:
 
 
 def value(x: Number) -> str:
-    """An element; enough digits to see a difference of 1e-10."""
+    """An element, with enough digits to show a difference of 1e-10."""
     return "" if x is None else f"{x:.12g}" if isinstance(x, (float, complex)) else str(x)
 
 
 def name(difference: Difference) -> str:
-    """Its path; a model's only output has none."""
+    """The tensor's path. A model's only output has none, and gets a name."""
     return difference.name or f"the {difference.kind.value}"
 
 
@@ -117,12 +112,12 @@ def shape(row: Judged) -> str:
 
 
 def limit(row: Judged) -> str:
-    """What the row is held against."""
+    """The bound of the row."""
     return {0.0: "exact", math.inf: "none"}.get(row.limit) or short(row.limit)
 
 
 def middle(text: str, length: int) -> str:
-    """The text, without its middle if it is longer; the ends of a path tell most."""
+    """At most so many characters: the ends of a path tell most, so the middle goes."""
     if len(text) <= length:
         return text
     end = (length - 1) // 2

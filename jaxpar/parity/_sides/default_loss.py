@@ -1,6 +1,6 @@
 """The loss where the user gives none: a fixed random projection of everything the model returns.
 
-Every element of every output gets a weight of its own, so no error can cancel: a sum would hide a
+Every element of every output gets a factor of its own, so no error can cancel: a plain sum would hide a
 permutation, and the gradient of a mean after BatchNorm is zero.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def weights(shapes: Shapes, seed: int) -> dict[str, np.ndarray]:
-    """float64 weights for each output, of a size that keeps the loss near 1; the same on both sides.
+def factors(shapes: Shapes, seed: int) -> dict[str, np.ndarray]:
+    """float64 factors for each output, of a size that keeps the loss near 1; the same on both sides.
 
     Args:
       shapes: of the floating outputs, in torch's layout.

@@ -1,8 +1,8 @@
-"""What parity must not be asked of: gradients that are nothing but rounding, and elements at a kink.
+"""noise: gradients that are nothing but rounding, which parity must not be asked of; and elements at a kink.
 
-torch has no such rule. The bias before a BatchNorm and the key bias of attention have the gradient 0;
-what is computed is the rounding of a sum, different in every framework. Adam divides it by its own
-size, so such parameters walk at random by the learning rate in every step, in either framework.
+torch has no such rule. The bias before a BatchNorm and the key bias of attention have the gradient 0; what is
+computed is the rounding of a sum, another one in every framework. Adam divides it by its own size, so such
+parameters walk at random by the learning rate in every step, in either framework.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ._distance import CHUNK, category, distance, flat
 
 NOISE = 0.1
-"""A gradient is noise if float32 has less than one digit of it."""
+"""The relative error of float32 above which a gradient is noise: not one digit is right."""
 ROUNDING = 2.0**-44
-"""A float64 gradient this small beside the largest of the model is the rounding of a sum (512 units)."""
+"""A float64 gradient this small beside the model's largest is the rounding of a sum (512 units)."""
 
 
 def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -29,14 +30,14 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
 
     Three cases; g64 and g32 are one parameter's gradients:
 
-    - rms(g32 - g64) > 0.1·rms(g64): float32 does not know a single digit of it. This is the rule; it
-      tells a small gradient, of which float32 has seven digits, from no gradient.
+    - rms(g32 - g64) > 0.1·rms(g64): float32 has not one digit of it. This is the rule; it tells a small
+      gradient, of which float32 has seven digits, from no gradient.
     - g64 is exactly 0 everywhere. The candidate may compute the same 0 as the rounding of a sum.
     - without a float32 run: max|g64| <= 2^-44 of the largest gradient of the model.
 
-    Being on this list excuses no gradient of any size: `judge` holds it against the largest gradient of
-    the model instead of against itself, and leaves out the parameter's updates and weights unless the
-    candidate has the very same gradient.
+    Noise excuses no gradient of any size: `judge` holds it against the largest gradient of the model instead
+    of against itself, and leaves out the parameter's updates and weights unless the candidate has the very
+    same gradient.
     """
     found = {}
     sizes = {name: _size(g) for name, g in gradient64.items() if _is_there(g)}
@@ -58,10 +59,10 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
 
 
 def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Where a gradient is noise in a part of the tensor only: |g32 - g64| > 0.1·|g64|, element by element.
+    """Where a gradient is noise in a part of the tensor: |g32 - g64| > 0.1·|g64|, element by element.
 
-    For `measure(left_out=...)` of updates and weights: the key third of a fused query-key-value bias.
-    Only tensors that have such elements, and are not noise as a whole, are in the result.
+    For `measure(left_out=...)` of updates and weights, as of the key third of a fused query-key-value bias.
+    Only tensors with such elements that are not noise as a whole are in the result.
     """
     whole = noise(gradient64, gradient32)
     found = {}
@@ -75,10 +76,10 @@ def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any])
     return found
 
 
-def kinks(array: Any, points: Sequence[float] = (0.0,), width: float = 1e-6) -> int:
-    """How many elements lie within `width` of a point where the derivative jumps (0 of a ReLU).
+def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float = 1e-6) -> int:
+    """How many elements lie within `width` of a point where the derivative jumps, as of a ReLU at 0.
 
-    Rounding may put such an element on the other side, and its gradient jumps.
+    Rounding may put such an element on the other side, and its gradient with it.
     """
     x = np.asarray(array)
     elements, count = flat(x), 0
@@ -92,12 +93,12 @@ def kinks(array: Any, points: Sequence[float] = (0.0,), width: float = 1e-6) -> 
     return count
 
 
-def _is_there(gradient: Any) -> bool:
-    """Not None, and not JAX's float0."""
+def _is_there(gradient: npt.ArrayLike | None) -> bool:
+    """Neither None nor JAX's float0."""
     return gradient is not None and category(np.asarray(gradient).dtype) in ("float", "complex")
 
 
-def _size(gradient: Any) -> tuple[float, float]:
+def _size(gradient: npt.ArrayLike) -> tuple[float, float]:
     """RMS and maximum."""
     g = np.asarray(gradient)
     return distance(g, g, g).oracle_size

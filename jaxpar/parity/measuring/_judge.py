@@ -1,10 +1,10 @@
-"""Judging: which differences are a difference in meaning. The numbers are in docs/comparison.md.
+"""judge: which differences are a difference in meaning. docs/comparison.md says where the bounds come from.
 
 torch counterpart: the tolerances of `torch.testing.assert_close`. A fixed tolerance is wrong in both
-directions: it fails a healthy float32 matmul of 256 columns and passes a wrong epsilon. So here float64
-is held against float64 with a bound far above its rounding, and float32 against what the
-reference itself loses in float32. Cosine similarity, means and element-wise relative errors are no
-criterion: a constant added to every pixel leaves a cosine of 0.9996.
+directions: it fails a healthy float32 matmul of 256 columns and passes a wrong epsilon. So float64 is held
+against float64 with a bound far above its rounding, and float32 against what the reference itself loses in
+float32. Cosine similarity, means and element-wise relative errors decide nothing: a constant added to every
+pixel leaves a cosine of 0.9996.
 """
 
 from __future__ import annotations
@@ -49,33 +49,33 @@ class Level(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """What was found of one tensor."""
+    """The verdict on one tensor."""
 
     SAME = "same"
     WORSE = "worse"
     """Within the bound, but the error is `Policy.warn` times the reference's own or more."""
     NOISE = "noise"
-    """Nothing can be said: the gradient is nothing but rounding."""
+    """No verdict: the gradient is nothing but rounding."""
     DIFFERENT = "different"
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The bounds. The defaults and where they come from are on the page docs/comparison.md.
+    """The bounds. docs/comparison.md says where the defaults come from.
 
     Attributes:
-      level: which of them are used.
+      level: the one whose bounds are used.
       relative: semantic: max|c - r| / max|r| may be this. Healthy pairs are near 3e-15.
       k_rms, k_max: numeric and trajectory: the ratios may be this. Healthy tensors reach 3.14 and 3.51.
       half_k_rms, half_k_max: the same for types with 12 digits or fewer (bfloat16, float16, TF32).
-      luck: the probability with which the reference of a small tensor may be exact by chance: both k
-        are multiplied by luck^(-1/n) for n elements, 1.01 for a thousand, 2.5 for ten.
-      k_most: they are at most this.
+      luck: the probability that the reference of a small tensor is exact by chance: both k are multiplied by
+        luck^(-1/n) for n elements, 1.01 for a thousand, 2.5 for ten.
+      k_most: the most that both k may become.
       warn: a ratio from here on is WORSE.
-      growth: how much a ratio may grow over its recorded one; ratios below 1 count as 1.
+      growth: the factor by which a ratio may exceed its recorded one; ratios below 1 count as 1.
       noise_units: numeric: how many units of the largest gradient a noise gradient may be off.
-      overrides: pairs (pattern of names as of a shell, relative) for tensors that depend on the dtype by
-        definition; the first that fits counts, at the semantic level only.
+      overrides: pairs (shell pattern of names, relative) for tensors that depend on the dtype by definition;
+        the first that fits counts, at the semantic level only.
     """
 
     level: Level = Level.SEMANTIC
@@ -94,13 +94,13 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A difference and what it means.
+    """A difference and the verdict on it.
 
     Attributes:
       difference: what was measured.
-      outcome: what it means.
-      limit: what the deciding number was held against; 0 where equality was due.
-      value: that number.
+      outcome: the verdict.
+      value: the number that decided.
+      limit: its bound; 0 where equality was due.
       reason: the verdict as a sentence, for all but plain SAME.
     """
 
@@ -112,7 +112,7 @@ class Judged:
 
     @property
     def severity(self) -> float:
-        """How many times the limit: above 1 is different. It orders rows of all kinds; noise is last."""
+        """How many times the limit: above 1 is different. It orders rows of all kinds; noise comes last."""
         if self.outcome is Outcome.NOISE:
             return -1.0
         if self.value == 0:
@@ -133,12 +133,12 @@ def judge(
     """Every difference with its outcome, in the same order.
 
     Args:
-      differences: what `measure` found, of all kinds and steps that belong together.
+      differences: what `measure` found, all kinds and steps that belong together.
       policy: the bounds and the level.
-      noise: parameters whose gradient is noise, each with the reason: what `noise()` returns. Their
-        gradients are held against the largest gradient of the step, their updates and weights against
-        nothing; unless both sides have the very same gradient, as where it is exactly 0 on both. Outputs,
-        losses, input gradients and state are never excused, and neither is a fault.
+      noise: parameters whose gradient is noise, each with the reason: what `noise()` returns. Their gradients
+        are held against the largest gradient of the step, their updates and weights against nothing; unless
+        both sides have the very same gradient, as where it is exactly 0 on both. Outputs, losses, input
+        gradients, state and faults are never excused.
       recorded: the larger ratio of earlier runs; growth beyond `policy.growth` is DIFFERENT.
 
     Raises:
@@ -207,7 +207,7 @@ def _semantic(d: Difference, policy: Policy) -> Judged:
 
 def _numeric(d: Difference, policy: Policy, recorded: float | None) -> Judged:
     if d.ratio_rms is None or d.ratio_max is None:
-        if d.max_abs == 0 and d.ulp is None:  # integers, or no gradient on either side
+        if d.max_abs == 0 and d.ulp is None:  # integers, or gradients that do not exist
             return Judged(d, Outcome.SAME, 0.0, 0.0)
         raise ValueError(
             f"judge: {d.kind.value} {d.name} has no ratios, which level {policy.level.value} needs: "
@@ -233,7 +233,7 @@ def _numeric(d: Difference, policy: Policy, recorded: float | None) -> Judged:
 def _limits(d: Difference, policy: Policy) -> dict[str, float]:
     half = d.unit is not None and d.unit > 2.0**-12
     rms, most = (policy.half_k_rms, policy.half_k_max) if half else (policy.k_rms, policy.k_max)
-    # n elements are n samples of the reference's error. That all of them are t times too small by luck
-    # has a probability of about t^-n, and the ratio is t times too large then.
+    # n elements are n samples of the reference's error. All of them are t times too small by luck with a
+    # probability of about t^-n, and then the ratio is t times too large.
     luck = policy.luck ** (-1 / max(d.size, 1))
     return {"RMS": min(rms * luck, policy.k_most), "maximum": min(most * luck, policy.k_most)}

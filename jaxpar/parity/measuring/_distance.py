@@ -1,4 +1,4 @@
-"""The arithmetic of two arrays, chunk by chunk: the memory it needs is that of a few chunks."""
+"""distance: the arithmetic of two arrays, chunk by chunk, in the memory of a few chunks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import ml_dtypes
 import numpy as np
 
 CHUNK = 1 << 13
-"""Elements at once: a chunk in float64 stays in a core's cache, and below the 128 KiB from which on the
-allocator asks the system for every temporary array anew."""
+"""Elements at once. In float64 they stay in a core's cache, and below the 128 KiB above which the allocator
+asks the system for every temporary array anew."""
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass
 class Distance:
-    """What one pass over c, r and perhaps an oracle o finds; `_measure.Difference` says more."""
+    """What one pass over c, r and perhaps an oracle o finds; `Difference` says more."""
 
     largest: float = 0.0
     """max|c - r|"""
@@ -33,9 +33,9 @@ class Distance:
     magnitude: float = 0.0
     """max|r|"""
     compared: int = 0
-    """Elements that are in these numbers."""
+    """Elements in these numbers."""
     apart: int = 0
-    """How many NaN or infinities do not agree; of integers, how many are not equal."""
+    """NaN or infinities that do not agree; integers that are not equal."""
     first_apart: int = 0
     candidate_error: tuple[float, float] = (0.0, 0.0)
     """RMS and maximum of c - o."""
@@ -77,8 +77,8 @@ def narrower(c: Array, r: Array) -> np.dtype[Any]:
 def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None = None) -> Distance:
     """Compares floats or complex numbers of one shape in float64 or complex128.
 
-    Positions where both have the same NaN or infinity, where the oracle alone has one, and those where
-    `left_out` is True are in none of the numbers.
+    None of the numbers includes positions where both have the same NaN or infinity, where the oracle alone
+    has one, or where `left_out` is True.
     """
     found = Distance(ulp=0)
     wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
@@ -92,7 +92,7 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
             if t is not None:
                 sizes += [np.abs(a - t), np.abs(b - t), np.abs(t)]
             tops = [float(x.max(initial=0)) for x in sizes]
-            if chunk.keep is not None or not all(map(math.isfinite, tops)):
+            if chunk.keep is not None or not all(map(math.isfinite, tops)):  # rare, and slow
                 _find_apart(found, chunk, a, b)
                 positions = _comparable(chunk, a, b, t)
                 chunk, sizes = chunk[positions], [x[positions] for x in sizes]
@@ -158,7 +158,7 @@ def ulp(c: Array, r: Array) -> int:
 
 
 def _steps(pattern: Array, bits: int) -> Array:
-    """Steps from zero, negative below it: sign and magnitude turned into two's complement."""
+    """Steps from zero, negative below it: sign and magnitude as two's complement."""
     sign = pattern >> (bits - 1)
     return ((pattern & np.array((1 << (bits - 1)) - 1, pattern.dtype)) ^ sign) - sign
 
@@ -174,7 +174,7 @@ class _Chunk:
     keep: Array | None
     """Where to compare; None for everywhere."""
     positions: Array | None = None
-    """Of its elements, if it is not the whole part any more."""
+    """Of its elements in the part, if it has some of them only."""
 
     def __getitem__(self, positions: Array) -> _Chunk:
         return _Chunk(self.start, self.c[positions], self.r[positions], None, None, positions)
@@ -199,7 +199,7 @@ def flat(x: Array | None) -> Any:
 
 
 def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
-    """Counts the NaN and infinities that do not agree."""
+    """Counts NaN and infinities that do not agree."""
     apart = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
     _count_apart(found, apart if chunk.keep is None else apart & chunk.keep, chunk)
 
@@ -219,12 +219,10 @@ def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array:
 
 
 def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, Array]:
-    """The elements among which is the one with the most steps: few, if all are normal and near.
-
-    Two normal numbers of one sign are ln(c / r)·2^p to twice that many steps apart. Where |c - r| / |r|
-    is below 1/2, the logarithm is 0.8 to 1.4 times it; so whoever has less than a quarter of the
-    largest ratio cannot have the most steps.
-    """
+    """Candidates for the largest number of steps: few, if all elements are normal and near."""
+    # Two normal numbers of one sign are ln(c / r)·2^p to twice that many steps apart. Where |c - r| / |r| is
+    # below 1/2, the logarithm is 0.8 to 1.4 times it; so an element with less than a quarter of the largest
+    # ratio cannot have the most steps.
     worst = np.fmax.reduce(ratio)
     if c.dtype != r.dtype or c.dtype.kind == "c" or worst >= 0.5:
         return c, r
@@ -235,7 +233,7 @@ def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, 
 
 
 class _Norm:
-    """Maximum and root of the mean square of numbers >= 0; no square overflows or vanishes."""
+    """Maximum and root mean square of numbers >= 0; no square overflows or vanishes."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -244,10 +242,10 @@ class _Norm:
         self._total = 0.0
 
     def add(self, x: Array, top: float) -> bool:
-        """Counts x, whose maximum is top; whether the maximum has grown. With top 0 only its size matters."""
+        """Adds x, whose maximum is top; returns whether the maximum has grown."""
         grown, self.largest = top > self.largest, max(top, self.largest)
         self.count += x.size
-        if top == 0 or self.largest == math.inf:
+        if top == 0 or self.largest == math.inf:  # of zeros, which may be another array's, the size counts
             return grown
         scale, total = 1.0, float(x @ x)
         if not 1e-280 < total < math.inf:

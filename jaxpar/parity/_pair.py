@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 from flax import linen
 
-from .._judge import Level
-from .._levels import Sides
-from .._weights import Links, links_of
-from .flax_side import FlaxSide
-from .task import Batch, Task
-from .torch_masks import refuse_unwatchable
-from .torch_side import TorchSide
+from ._levels import Sides
+from ._sides.flax_side import FlaxSide
+from ._sides.task import Batch, Task
+from ._sides.torch_dropout import refuse_unwatchable
+from ._sides.torch_side import TorchSide
+from ._weights import Links, links_of
+from ._weights.mapping import Entries
+from ._weights.tree import FlaxModule, Variables
+from .measuring import Level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,40 +31,34 @@ class Pair:
     """
 
     torch_module: torch.nn.Module
-    flax_module: Any
-    variables: Any
+    flax_module: FlaxModule
+    variables: Variables | None
     task: Task
     links: Links
     weights: str
     _made: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
     """One side of each type: its compiled step serves all that follow."""
 
-    @staticmethod
-    def check(torch_module: Any) -> None:
-        if not isinstance(torch_module, torch.nn.Module):
-            raise TypeError(
-                f"parity.compare: the first argument is a torch.nn.Module, not {type(torch_module).__name__}."
-            )
-
     @classmethod
     def of(
         cls,
         torch_module: torch.nn.Module,
-        flax_module: Any,
+        flax_module: FlaxModule,
         task: Task,
-        mapping: Any,
+        mapping: Entries | None,
         weights: str,
-        variables: Any,
+        variables: Variables | None,
         batch: Batch,
     ) -> Pair:
-        """Matches the leaves; `batch` is what a Linen module has to be called with for that.
+        """Pairs the leaves; `batch` is what a Linen module has to be called with for that.
 
         Raises:
-          TypeError: the second is no Flax module.
+          TypeError: the second is not a Flax module.
           MatchError: leaves without a counterpart.
           NotImplementedError: torch draws random numbers where they cannot be seen.
         """
-        _refuse_random(torch_module, task)
+        if task.training:
+            refuse_unwatchable(torch_module, task.replicas)
         inputs = tuple(task.layout.inputs(x) for x in batch.inputs)
         if isinstance(flax_module, linen.Module) and variables is None and weights == "torch":
             variables = _zeros(flax_module, inputs, task)
@@ -85,12 +80,12 @@ class Pair:
         dtype = reference.dtype
         if dtype not in self._made:
             self._made[dtype] = FlaxSide(self.flax_module, self.task, dtype, self.variables)
-        side = self._made[dtype].fresh()
+        side = self._made[dtype].restarted()
         if self.weights == "torch":
             side.load(reference.weights(), reference.state())
         return side
 
-    def sides(self, level: Level, dtype: str) -> Sides:
+    def sides(self, level: Level, dtype: str) -> Sides[TorchSide]:
         """Those that a level needs, all from the same weights."""
         if level is Level.SEMANTIC:
             reference = self.reference("float64")
@@ -101,26 +96,11 @@ class Pair:
         return Sides(reference, self.candidate(reference), oracle)
 
 
-def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Any:
+def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
     """The variables of a Linen module, without the work of drawing them."""
 
-    def init() -> Any:
+    def init() -> Variables:
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
         return module.init(rngs, *inputs, **task.flax_kwargs)
 
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init))
-
-
-def _refuse_random(module: torch.nn.Module, task: Task) -> None:
-    if not task.training:
-        return
-    refuse_unwatchable(module)
-    if task.replicas == 1:
-        return
-    for path, layer in module.named_modules():
-        if isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise NotImplementedError(
-                f"parity.compare: {path} ({type(layer).__name__}) would drop in {task.replicas} replicas at "
-                "once, in threads whose order is not fixed. Compare replicas with dropout 0 or in evaluation "
-                "mode, and dropout with replicas=1."
-            )
