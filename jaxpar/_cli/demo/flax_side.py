@@ -14,7 +14,8 @@ from flax import nnx
 
 import jaxpar
 
-from ...parity import Kind, to_torch
+from ...parity import to_torch
+from ...parity.measuring import Kind
 from .settings import LEARNING_RATE, MOMENTUM, Fault, Settings
 
 Tensors = dict[str, np.ndarray]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import jaxpar
 
-from ...parity import Judged, Kind
+from ...parity.measuring import Judged, Kind
 from .run import Epoch, Result
 from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS
 

@@ -16,7 +16,8 @@ import jaxpar
 
 from ..._interrupt import between_steps
 from ...errors import JaxparError
-from ...parity import Comparison, Judged, Kind, Level, Policy, judge, measure
+from ...parity import Comparison, Level, Policy
+from ...parity.measuring import Judged, Kind, judge, measure
 from .flax_side import FlaxSide, Seen
 from .settings import TOLERANCE, TRAIN_ROWS, Fault, Settings
 

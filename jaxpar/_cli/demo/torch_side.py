@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torch_ref
 
 from ...errors import JaxparError
-from ...parity import Kind
+from ...parity.measuring import Kind
 from .flax_side import Seen, Tensors
 from .settings import LEARNING_RATE, MOMENTUM
 
