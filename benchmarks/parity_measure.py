@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from jaxpar.parity import Kind, measure
+from jaxpar.parity.measuring import Kind, measure
 
 BAR = 3.0
 """Times the largest leaf: more is too much."""

@@ -1,22 +1,19 @@
 """Every line that people write with torch.cuda, in jaxpar.
 
-What is new: devices, current device, moving arrays and modules, and what happens when two devices
+What it adds: devices, the current device, moving arrays and modules, and what happens when two devices
 meet. torch's line stands behind each of ours.
 
     python examples/01_placement.py              # on GPUs, or on four virtual devices
 """
 
-import os
-
-import jaxpar
-
-# os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"    the same line, also before anything else
-if "CUDA_VISIBLE_DEVICES" not in os.environ:
-    jaxpar.virtual_devices(4)  # nothing to do with GPUs: they are used where there are any
-
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+import jaxpar
+
+# os.environ["CUDA_VISIBLE_DEVICES"] = "0,1" works as in torch: set it before anything uses a device.
+jaxpar.virtual_devices(4)  # without a GPU the CPU acts as four devices; with one this changes nothing
 
 # ------------------------------------------------------------------------------------------ looking
 print(jaxpar.is_available())  # torch.cuda.is_available()
@@ -47,7 +44,7 @@ assert jaxpar.cuda(on_last, last) is on_last  # already there: the same object
 
 # ------------------------------------------------------------------------------------------ modules
 net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-print(jaxpar.device_of(net))  # list(net.parameters())[0].device
+print(jaxpar.device_of(net))  # next(net.parameters()).device
 jaxpar.cuda(net, last)  # net.cuda(i): in place, all parameters and buffers
 print(jaxpar.device_of(net))
 print(net(on_last).shape)

@@ -1,17 +1,12 @@
-"""One network in two halves on two devices, and the second half parallel over the others.
+"""One network in two halves on two devices, the second half parallel over the others.
 
-What is new: model parallelism by hand, and DataParallel of a part. The data are scikit-learn's
-diabetes measurements (442 patients, shipped with the package).
+What it adds: model parallelism by hand, and DataParallel of a part.
+
+The data are scikit-learn's diabetes measurements of 442 patients (Efron, Hastie, Johnstone and
+Tibshirani 2004; shipped with scikit-learn, BSD-3-Clause).
 
     python examples/03_split_model.py
 """
-
-import os
-
-import jaxpar
-
-if "CUDA_VISIBLE_DEVICES" not in os.environ:
-    jaxpar.virtual_devices(4)
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,11 +14,14 @@ import optax
 from flax import nnx
 from sklearn.datasets import load_diabetes
 
+import jaxpar
+
+jaxpar.virtual_devices(4)
 OTHERS = list(range(1, jaxpar.device_count())) or [0]
 
 
 class Split(nnx.Module):
-    """Device 0 computes the first half; every other device a share of the rows of the second."""
+    """Device 0 computes the first half; each other device takes a share of the rows of the second."""
 
     def __init__(self, rngs):
         first = nnx.Sequential(nnx.Linear(10, 32, rngs=rngs), nnx.tanh)
@@ -45,12 +43,12 @@ optimizer = nnx.Optimizer(net, jaxpar.each_device(optax.adam(3e-3)), wrt=nnx.Par
 target = jaxpar.to(y[train], OTHERS[0])
 
 
-def loss_of(net):
+def loss_fn(net):
     return jnp.mean((net(x[train]) - target) ** 2)
 
 
 for step in range(40):
-    loss, gradients = nnx.value_and_grad(loss_of)(net)
+    loss, gradients = nnx.value_and_grad(loss_fn)(net)
     optimizer.update(net, gradients)
     if step % 10 == 0:
         print(f"step {step:2}: loss {loss:.4f}")

@@ -1,12 +1,13 @@
 """Digits in any number of processes: the same script alone, under `jaxpar launch` and under torchrun.
 
-What is new: init_process_group, DistributedDataParallel, a DistributedSampler for training, and an
-EvaluationSampler, which gives every test image to exactly one rank, so that the accuracy is that of the
-test set and not of a padded one. Everything else is as for one process.
+What it adds: init_process_group, DistributedDataParallel, a DistributedSampler for training, and an
+EvaluationSampler, which gives every test image to exactly one rank: the accuracy is that of the test
+set, not of a padded one. Everything else is as in one process.
 
-The data are scikit-learn's digits: 1797 images of 8 x 8 pixels (Alpaydin and Kaynak 1998, UCI).
+The data are scikit-learn's digits: 1797 images of 8 x 8 pixels (E. Alpaydin and C. Kaynak, UCI
+repository, CC BY 4.0; shipped with scikit-learn).
 
-    python examples/04_distributed.py                             # alone, on all devices it has
+    python examples/04_distributed.py                             # alone, on all its devices
     jaxpar launch -n 2 examples/04_distributed.py
     torchrun --nproc-per-node 2 examples/04_distributed.py
 """
@@ -28,9 +29,9 @@ BATCH, EPOCHS, TEST = 64, 4, 297
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype(np.float32)
 labels = labels.astype(np.int32)
-train, test = (TensorDataset(images[s], labels[s]) for s in (slice(TEST, None), slice(TEST)))
+train, test = TensorDataset(images[TEST:], labels[TEST:]), TensorDataset(images[:TEST], labels[:TEST])
 
-# BATCH is that of all ranks together, so the numbers do not depend much on how many there are.
+# BATCH is that of all ranks together, so the result depends little on how many there are.
 sampler = DistributedSampler(train)
 loader = DataLoader(train, batch_size=BATCH // world, sampler=sampler)
 evaluation = DataLoader(test, batch_size=BATCH // world, sampler=EvaluationSampler(test))

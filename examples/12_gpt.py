@@ -1,14 +1,16 @@
-"""A small GPT over characters, with the usual recipe, that writes some text at the end.
+"""A small GPT over characters, with all that a long training needs, which writes some text at the end.
 
-What is new: a transformer; AdamW with two groups (matrices decay, biases and norms do not); the rate
-warms up and then follows a cosine; gradients are clipped; `--bfloat16` computes in bfloat16 with
-float32 parameters; and the trained net is sampled. The last batch of an epoch is a small one, and is
-split as torch splits it. Ctrl-C saves; `--run DIR` goes on.
+What it adds: everything at once. AdamW with two groups (matrices decay, biases and norms do not); a rate
+that warms up and then follows a cosine; clipped gradients; `--bfloat16`, which computes in bfloat16 with
+float32 parameters; a log and checkpoints, so that Ctrl-C loses nothing and `--run DIR` goes on; sampling
+from the trained net. With `--torch` torch's own nn.DataParallel trains the same net beside it, from the
+same weights on the same batches, and the largest difference of the losses is printed; `--float64` shows
+that it is rounding.
 
 The text is CPython's own reference, which `help()` shows: the module pydoc_data.topics (PSF License).
 
     python examples/12_gpt.py                      # on GPUs, or on virtual devices
-    python examples/12_gpt.py --torch --float64    # beside torch's own nn.DataParallel
+    python examples/12_gpt.py --torch --float64    # beside torch
     python examples/12_gpt.py --bfloat16 --width 384 --layers 6 --length 256 --batch-size 64 --steps 5000
 """
 
@@ -31,8 +33,8 @@ parser = argparse.ArgumentParser(description="A character-level GPT.")
 parser.add_argument("--devices", type=int, default=4, help="virtual devices, where there is no GPU")
 parser.add_argument("--steps", type=int, default=250)
 parser.add_argument("--batch-size", type=int, default=26)
-parser.add_argument("--length", type=int, default=32, help="T, characters that are seen at once")
-parser.add_argument("--text", type=int, default=43000, help="characters of the text that are used")
+parser.add_argument("--length", type=int, default=32, help="T, characters the net sees at once")
+parser.add_argument("--text", type=int, default=43000, help="how many characters of the text are used")
 parser.add_argument("--width", type=int, default=48)
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--bfloat16", action="store_true")
@@ -41,7 +43,7 @@ parser.add_argument("--torch", action="store_true", help="train torch's twin on 
 parser.add_argument("--float64", action="store_true")
 options = parser.parse_args()
 
-jaxpar.virtual_devices(options.devices)  # before anything makes an array; GPUs are used where there are any
+jaxpar.virtual_devices(options.devices)  # without a GPU; with GPUs these are used
 jax.config.update("jax_enable_x64", options.float64)
 dtype = np.float64 if options.float64 else np.float32
 run = options.run or tempfile.mkdtemp()
@@ -92,7 +94,7 @@ class GPT(nnx.Module):
         return self.head(self.norm(x))
 
 
-def loss_of(net, x, t):
+def loss_fn(net, x, t):
     return cross_entropy(net(x).reshape(-1, V), t.reshape(-1))
 
 
@@ -108,12 +110,12 @@ groups = [
 adamw = jaxpar.optim.param_groups(jaxpar.optim.adamw, groups, lr=rate, betas=(0.9, 0.95))
 optimizer = nnx.Optimizer(net, optax.chain(jaxpar.optim.clip_grad_norm(1.0), adamw), wrt=nnx.Param)
 precision = jaxpar.Precision("bfloat16") if options.bfloat16 else None
-step = jaxpar.train_step(net, optimizer, loss_of, precision=precision)
+step = jaxpar.train_step(net, optimizer, loss_fn, precision=precision)
 
 
 # ------------------------------------------------------------------------------------ the same in torch
 def torch_twin(net):
-    """A function that trains torch's net, which begins with the same weights, on a batch."""
+    """A function that trains torch's net on a batch; it begins with the same weights."""
     import torch
 
     from torch_ref import pretend
@@ -159,7 +161,7 @@ def torch_twin(net):
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[WARM])
 
     def step(x, t):
-        with pretend(n) as devices:  # n GPUs, or as if there were n
+        with pretend(n) as devices:  # n GPUs, or a CPU that acts as n
             net = torch.nn.DataParallel(theirs.to(devices.device), device_ids=list(range(n)))
             x, t = torch.tensor(x).to(devices.device), torch.tensor(t).to(devices.device)
             loss = torch.nn.functional.cross_entropy(net(x).view(-1, V), t.view(-1).long())
@@ -179,11 +181,11 @@ def batches():
         yield from loader
 
 
-items = {"net": net, "optimizer": optimizer, "loader": loader}
+state = {"net": net, "optimizer": optimizer, "step": step, "loader": loader}
 with jaxpar.Checkpointer(run, save_every=100) as checkpointer, jaxpar.MetricsLog(run) as log:
     done, stopped = 0, False
     if checkpointer.latest_step() is not None:
-        done = checkpointer.restore(**items).step
+        done = checkpointer.restore(**state).step
         log.resume_from(done + 1)
     if done and options.torch:
         parser.error("--torch begins at the first step: give another folder to --run")
@@ -196,12 +198,12 @@ with jaxpar.Checkpointer(run, save_every=100) as checkpointer, jaxpar.MetricsLog
             log.log(done, loss=loss)
             if twin and done <= 50:
                 log.log(done, torch=twin(x, t))
-            checkpointer.save(done, **items)
+            checkpointer.save(done, **state)
     except KeyboardInterrupt:
         stopped = True
     checkpointer.wait()
     if checkpointer.latest_step() != done:
-        checkpointer.save(done, force=True, **items)
+        checkpointer.save(done, force=True, **state)
 if stopped:
     print(f"stopped after step {done}; to go on: --run {run}")
     sys.exit(130)
@@ -220,7 +222,7 @@ for _ in range(120):
     written.append(random.choice(V, p=likely / likely.sum()))
 print("".join(letters[code] for code in written[T:]))
 
-loss = float(jaxpar.eval_step(net, loss_of)(rows[test], following[test]))
+loss = float(jaxpar.eval_step(net, loss_fn)(rows[test], following[test]))
 counts = np.bincount(rows[train].ravel(), minlength=V) + 1
 alone = -np.log(counts / counts.sum())[following[test]].mean()
 print(

@@ -20,6 +20,9 @@ DeviceLike: TypeAlias = "int | str | jax.Device"
 REPLICA = "replica"
 """The name of the mesh axis along which the replicas lie."""
 
+AxisName: TypeAlias = str | tuple[str, ...] | None
+"""The mesh axes over which a batch is spread; None: it is here as a whole."""
+
 
 class Static:
     """A value that is part of a program rather than data: compared by value, or by identity.

@@ -115,6 +115,14 @@ def test_no_circles_between_files():
             raise AssertionError("a circle: " + " -> ".join(".".join(m) for m in circle))
 
 
+def test_parity_is_an_island():
+    # It could be a package of its own: of jaxpar it knows what users know, and the ground.
+    for module, target in arrows_between_rooms():
+        if module[0] == "parity" and (*target, "")[0] not in FLOORS[0] | {"_rulebook"}:
+            private = [word for word in target if word.startswith("_")]
+            assert not private, f"parity is an island, and {'.'.join(module)} imports {'.'.join(target)}"
+
+
 def circles(start: Name, above: dict[Name, set[Name]]) -> list[list[Name]]:
     """The ways from a module back to itself; a package and its own files count as apart."""
     todo, seen = [[start]], {start}
@@ -152,6 +160,8 @@ PLANTED = [
         [(("_tree",), ("_typing",)), (("_typing",), ("errors",)), (("errors",), ("_tree",))],
         "a circle",
     ),
+    (test_parity_is_an_island, [(("parity", "_compare"), ("_interrupt",))], "_compare imports _interrupt"),
+    (test_parity_is_an_island, [(("parity", "_pair"), ("distributed", "_rendezvous"))], "is an island"),
 ]
 
 

@@ -20,15 +20,15 @@ from jaxpar.parity import (
     Cause,
     Comparison,
     Curve,
-    Difference,
     Divergence,
-    Judged,
     Kind,
     LayerResult,
     Level,
     Outcome,
     Policy,
+    measuring,
 )
+from jaxpar.parity.measuring import Difference, Judged
 
 RANDOM = np.random.RandomState(0)
 
@@ -37,7 +37,7 @@ def compared(changes=(), names=("fc1.weight", "fc1.bias", "fc2.weight"), **optio
     """Gradients of a small model; those in `changes` are off by 3e-7."""
     r = {name: RANDOM.standard_normal((4, 5)) for name in names}
     c = {name: x * (1 + 3e-7 * (name in changes)) for name, x in r.items()}
-    rows = parity.judge(parity.measure(c, r, Kind.GRADIENT), Policy(), options.pop("noise", None))
+    rows = measuring.judge(measuring.measure(c, r, Kind.GRADIENT), Policy(), options.pop("noise", None))
     return Comparison(Level.SEMANTIC, rows, **options)
 
 
@@ -84,7 +84,7 @@ def test_nothing_compared_is_not_the_same():
 def test_noise_alone_is_the_same_and_never_the_largest():
     r = {"fc": np.ones(3), "bias": np.full(3, 1e-17)}
     c = {"fc": np.ones(3) * (1 + 1e-15), "bias": np.full(3, -1e-17)}
-    rows = parity.judge(parity.measure(c, r, Kind.GRADIENT), Policy(), parity.noise(r))
+    rows = measuring.judge(measuring.measure(c, r, Kind.GRADIENT), Policy(), measuring.noise(r))
     found = Comparison(Level.SEMANTIC, rows)
     assert found.same
     assert found.largest.difference.name == "fc"
@@ -317,8 +317,8 @@ def test_junit(tmp_path):
     rows = ()
     for step in range(1, 16):
         c = r | {"fc": np.ones(3) * (1 + 1e-7 * (step > 2)), "bias": -r["bias"]}
-        found = parity.measure(c, r, Kind.GRADIENT, step=step)
-        rows += parity.judge(found, Policy(), {"bias": "its gradient is noise"})
+        found = measuring.measure(c, r, Kind.GRADIENT, step=step)
+        rows += measuring.judge(found, Policy(), {"bias": "its gradient is noise"})
     environment = {"jax": "0.10.2"}
     suite = junit(Comparison(Level.SEMANTIC, rows, 15, 4, DIVERGENCE, CURVE, environment), tmp_path)
     cases = {(case.get("classname"), case.get("name")): case for case in suite.findall("testcase")}

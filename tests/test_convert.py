@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar import parity
-from jaxpar.parity._convert import convert
+from jaxpar._cli.convert import convert
 
 torch = pytest.importorskip("torch")
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from jaxpar._cli.demo.report import KINDS
+from jaxpar._cli.demo.run import Epoch, comparison, judged
+from jaxpar._cli.demo.settings import TOLERANCE, Fault, Settings
 from jaxpar._cli.main import cli
-from jaxpar._tools.demo.compare import KINDS, judge, measure
-from jaxpar._tools.demo.settings import TOLERANCE, Fault, Settings
+from jaxpar.parity import Kind, Outcome
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="compares with PyTorch")
 
@@ -50,11 +52,14 @@ def test_parity_holds_over_even_and_uneven_batches() -> None:
     assert found["devices"] == "8 virtual CPU devices"
     assert "torch.nn.DataParallel" in found["reference"]
     assert found["last_batch"] == [60] * 7 + [57]
+    assert len(found["epochs"]) == 2
     for number, epoch in enumerate(found["epochs"], start=1):
-        assert (epoch["number"], epoch["steps"]) == (number, 3)
-        assert epoch["jaxpar"]["accuracy"] == epoch["torch"]["accuracy"]
-        assert tuple(epoch["differences"]) == KINDS
-        assert all(d["size"] < TOLERANCE for d in epoch["differences"].values())
+        ours, theirs = epoch["accuracy"]
+        assert ours == theirs
+        assert list(epoch["differences"]) == [kind.value for kind in KINDS]
+        for difference in epoch["differences"].values():
+            assert difference["size"] < TOLERANCE
+            assert 3 * number - 2 <= difference["step"] <= 3 * number
     verdict = found["verdict"]
     # Each step: logits, loss, 6 + 2 gradients, 6 statistics, 8 weights. Each epoch: the test logits.
     assert verdict["compared"] == 2 * (3 * 24 + 1)
@@ -71,7 +76,7 @@ def test_parity_holds_over_even_and_uneven_batches() -> None:
 def test_tables_and_verdict() -> None:
     ended = CliRunner().invoke(cli, SHORT)
     assert ended.exit_code == 0, ended.output
-    for expected in ("ms/step", "gradients", "cpu:7", "Parity holds.", "8 virtual CPU devices", "1e-10"):
+    for expected in ("ms/step", "gradient", "cpu:7", "Parity holds.", "8 virtual CPU devices", "1e-10"):
         assert expected in " ".join(ended.stdout.split())
 
 
@@ -79,10 +84,10 @@ def test_tables_and_verdict() -> None:
 @pytest.mark.parametrize(
     ("fault", "first"),
     [
-        (Fault.BATCH_NORM, ("statistics", "norm1.running_mean")),
+        (Fault.BATCH_NORM, ("state", "norm1.running_mean")),
         (Fault.LOSS, ("loss", "cross_entropy")),
-        (Fault.ORDER, ("outputs", "logits")),
-        (Fault.WHOLE_BATCH, ("outputs", "logits")),
+        (Fault.ORDER, ("output", "logits")),
+        (Fault.WHOLE_BATCH, ("output", "logits")),
     ],
 )
 def test_a_planted_fault_is_found(fault: Fault, first: tuple[str, str]) -> None:
@@ -153,43 +158,51 @@ def test_ctrl_c_says_what_was_completed() -> None:
     assert "Traceback" not in stderr
 
 
+def judge_weights(ours: dict, reference: dict) -> Epoch:
+    """An epoch of one step that shows nothing but these."""
+    return Epoch([], [], [], list(judged([{Kind.WEIGHT: ours}, {Kind.WEIGHT: reference}], step=1)))
+
+
 @pytest.mark.parametrize(
     ("ours", "reference", "reason"),
     [
-        ({}, {"w": np.ones(2)}, "only in PyTorch"),
-        ({"w": np.ones(2)}, {}, "only in jaxpar"),
-        ({"w": np.ones(2)}, {"w": np.ones((2, 1))}, "shape (2,) in jaxpar, (2, 1) in PyTorch"),
-        ({"w": np.array([1, np.nan])}, {"w": np.ones(2)}, "not finite in jaxpar"),
-        ({"w": np.array([np.nan])}, {"w": np.array([np.nan])}, "not finite in jaxpar"),
-        ({"w": np.ones(2)}, {"w": np.array([1, np.inf])}, "not finite in PyTorch"),
-        ({"w": np.ones(2)}, {"w": np.zeros(2)}, "zero in PyTorch, not in jaxpar"),
+        ({}, {"w": np.ones(2)}, "only in the reference"),
+        ({"w": np.ones(2)}, {}, "only in the candidate"),
+        ({"w": np.ones(2)}, {"w": np.ones((2, 1))}, "shape [2] in the candidate, [2, 1] in the reference"),
+        ({"w": np.array([1, np.nan])}, {"w": np.ones(2)}, "1 of 2 NaN or infinities do not agree"),
+        ({"w": np.array([np.nan])}, {"w": np.array([np.nan])}, "not finite"),
+        ({"w": np.ones(2)}, {"w": np.array([1, np.inf])}, "1 of 2 NaN or infinities do not agree"),
+        ({"w": np.ones(2)}, {"w": np.zeros(2)}, "exactly 0 in the reference"),
     ],
 )
 def test_what_cannot_be_compared_is_infinitely_different(ours: dict, reference: dict, reason: str) -> None:
-    [found] = measure(ours, reference, "weights", 1, 1)
-    assert (found.name, found.size, found.reason) == ("w", math.inf, reason)
-    assert not judge([found], TOLERANCE).same
+    epoch = judge_weights(ours, reference)
+    [found] = epoch.rows
+    assert (found.difference.name, found.difference.relative) == ("w", math.inf)
+    assert found.outcome is Outcome.DIFFERENT
+    assert reason in found.reason
+    assert not comparison([epoch]).same
 
 
 def test_a_difference_is_relative_to_the_largest_reference_value() -> None:
-    [found] = measure({"w": np.array([4.0, 0.1])}, {"w": np.array([4.0, 0.0])}, "weights", 1, 1)
-    assert found.size == pytest.approx(0.1 / 4)
-    [equal] = measure({"w": np.zeros(2)}, {"w": np.zeros(2)}, "weights", 1, 1)
-    assert equal.size == 0
+    [found] = judge_weights({"w": np.array([4.0, 0.1])}, {"w": np.array([4.0, 0.0])}).rows
+    assert found.difference.relative == pytest.approx(0.1 / 4)
+    [equal] = judge_weights({"w": np.zeros(2)}, {"w": np.zeros(2)}).rows
+    assert equal.difference.relative == 0
 
 
 def test_judging_names_the_first_and_the_largest() -> None:
     sizes = {"a": 1e-11, "b": 0.1, "c": 0.2}
     one = {name: np.ones(1) for name in sizes}
-    found = measure({name: np.array([1 + size]) for name, size in sizes.items()}, one, "weights", 1, 1)
-    verdict = judge(found, TOLERANCE)
-    assert verdict.first is found[1]
-    assert verdict.largest is found[2]
-    assert judge(found[:1], TOLERANCE).same
+    epoch = judge_weights({name: np.array([1 + size]) for name, size in sizes.items()}, one)
+    found = comparison([epoch])
+    assert found.different[0] is epoch.rows[1]
+    assert found.largest is epoch.rows[2]
+    assert comparison([Epoch([], [], [], epoch.rows[:1])]).same
 
 
 def test_nothing_compared_is_not_the_same() -> None:
-    assert not judge([], TOLERANCE).same
+    assert not comparison([]).same
 
 
 def test_steps_of_the_default() -> None:

@@ -40,9 +40,11 @@ def wait_for_rows(log: Path, rows: int, process: subprocess.Popen) -> None:
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_a_log(tmp_path):
-    example = ROOT / "examples" / "06_regression.py"
+    example = ROOT / "examples" / "12_gpt.py"
+    # 276 rows of text in batches of 23: one shape, so that no step waits for a compiler.
+    small = ["--run", tmp_path, "--layers", "1", "--width", "16", "--text", "12033", "--batch-size", "23"]
     process = subprocess.Popen(
-        [sys.executable, example, "--run", tmp_path, "--steps", "1000000"],
+        [sys.executable, example, *small, "--steps", "1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,7 +63,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_log(tmp_path):
     assert f"stopped after step {step}; to go on: --run {tmp_path}" in out
     assert jaxpar.MetricsLog.read(tmp_path)["step"].tolist() == list(range(1, step + 1))
 
-    code, out, err = run(example, "--run", tmp_path, "--steps", step + 3)
+    code, out, err = run(example, *small, "--steps", step + 3)
     assert code == 0, err
     log = jaxpar.MetricsLog.read(tmp_path)
     assert log["step"].tolist() == list(range(1, step + 4))

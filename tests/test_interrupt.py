@@ -8,6 +8,13 @@ import threading
 import pytest
 
 from jaxpar._interrupt import between_steps
+from jaxpar.parity import _ctrl_c
+
+
+@pytest.fixture(autouse=True, params=["jaxpar", "parity"])
+def each_has_its_own(request, monkeypatch):
+    if request.param == "parity":
+        monkeypatch.setattr(f"{__name__}.between_steps", _ctrl_c.between_steps)
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +91,18 @@ def test_a_loop_inside_of_a_loop_ends_too():
     with pytest.raises(KeyboardInterrupt), between_steps():
         steps(5, {2: 1}, done)
     assert done == [0, 1, 2]
+
+
+def test_a_comparison_inside_of_another_loop_ends_both():
+    done: list[int] = []
+
+    def compare() -> None:
+        with _ctrl_c.between_steps() as check:
+            signal.raise_signal(signal.SIGINT)
+            done.append(0)
+            check()
+            done.append(1)
+
+    with pytest.raises(KeyboardInterrupt), between_steps():
+        compare()
+    assert done == [0]

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxpar.parity import Difference, Judged, Kind, Level, Outcome, Policy, judge, measure
+from jaxpar.parity.measuring import Difference, Judged, Kind, Level, Outcome, Policy, judge, measure
 
 SAME, WORSE, NOISE, DIFFERENT = Outcome
 SEMANTIC, NUMERIC, TRAJECTORY = (Policy(level) for level in Level)

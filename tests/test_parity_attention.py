@@ -1,6 +1,8 @@
-"""jax.nn.dot_product_attention in float64: exact inside `softmax_in_float64`, and as ever outside."""
+"""jax.nn.dot_product_attention in float64: exact in `softmax_in_float64`, itself untouched."""
 
 from __future__ import annotations
+
+import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -36,41 +38,88 @@ def arrays(keys: int, dtype=np.float64):
 def test_it_is_torchs_in_float64(option, keys):
     ours, theirs = OPTIONS[option]
     q, k, v = arrays(keys)
-    with softmax_in_float64():
-        got = jax.jit(jax.nn.dot_product_attention, static_argnames="is_causal")(q, k, v, **ours)
+    got = jax.jit(softmax_in_float64(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **ours)))(q, k, v)
     want = torch.nn.functional.scaled_dot_product_attention(
         *(torch.tensor(x).transpose(1, 2) for x in (q, k, v)), enable_gqa=True, **theirs
     )
     assert_equal_numbers("attention", got, want.transpose(1, 2).numpy(), 1e-14)
 
 
-def test_outside_it_is_jaxs_own_and_rounds():
+def attention(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v)
+
+
+def test_jaxs_own_rounds():
     q, k, v = arrays(H)
-    own = jax.nn.dot_product_attention
-    with softmax_in_float64():
-        exact = jax.nn.dot_product_attention(q, k, v)
-        assert jax.nn.dot_product_attention is not own
-    assert jax.nn.dot_product_attention is own
-    error = float(jnp.abs(own(q, k, v) - exact).max())
+    error = float(jnp.abs(attention(q, k, v) - softmax_in_float64(attention)(q, k, v)).max())
     assert 1e-10 < error < 1e-6, f"JAX's error is {error}: is softmax_in_float64 still needed?"
+
+
+def sharded(q, k, v):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    return jax.jit(jax.shard_map(attention, mesh=mesh, in_specs=spec, out_specs=spec))(q, k, v)
+
+
+INSIDE = {
+    "jit": jax.jit(attention),
+    "remat": jax.checkpoint(attention),
+    "vmap": jax.vmap(lambda q, k, v: attention(q[None], k[None], v[None])[0]),
+    "scan": lambda q, k, v: jax.lax.scan(lambda c, _: (c, attention(q, k, v)), 0, length=2)[1][1],
+    "cond": lambda q, k, v: jax.lax.cond(q.sum() < jnp.inf, attention, lambda q, k, v: q, q, k, v),
+    "shard_map": sharded,
+    "without a batch": lambda q, k, v: jnp.stack([attention(*each) for each in zip(q, k, v, strict=True)]),
+}
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_whatever_it_is_in(what):
+    q, k, v = arrays(H)
+    want = softmax_in_float64(attention)(q, k, v)
+    assert_equal_numbers(what, softmax_in_float64(INSIDE[what])(q, k, v), want, 1e-15)
+
+
+@pytest.mark.parametrize("rule", [False, True])
+def test_its_gradient_is_torchs_in_float64(rule):
+    q, k, v = arrays(H)
+    with custom_rule(rule):
+        total = softmax_in_float64(lambda *given: (attention(*given) ** 2).sum())
+        got = jax.grad(total, (0, 1, 2))(q, k, v)
+    tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    heads = (x.transpose(1, 2) for x in tensors)
+    (torch.nn.functional.scaled_dot_product_attention(*heads) ** 2).sum().backward()
+    for ours, theirs in zip(got, tensors, strict=True):
+        assert_equal_numbers("gradient", ours, theirs.grad.numpy(), 1e-13)
+
+
+@contextlib.contextmanager
+def custom_rule(on: bool):
+    before = jax.config.jax_softmax_custom_jvp
+    jax.config.update("jax_softmax_custom_jvp", on)
+    yield
+    jax.config.update("jax_softmax_custom_jvp", before)
 
 
 def test_other_types_and_rows_without_keys_stay_as_they_are():
     q, k, v = arrays(H, np.float32)
-    own = jax.nn.dot_product_attention
     alone = np.zeros((N, 1, T, S), bool)
-    with softmax_in_float64():
-        got = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        lonely = jax.nn.dot_product_attention(*arrays(H), mask=alone)
+    causal = lambda *given: jax.nn.dot_product_attention(*given, is_causal=True)  # noqa: E731
+    got = softmax_in_float64(causal)(q, k, v)
+    lonely = softmax_in_float64(lambda *given: jax.nn.dot_product_attention(*given, mask=alone))(*arrays(H))
     assert got.dtype == jnp.float32
-    np.testing.assert_array_equal(got, own(q, k, v, is_causal=True))
+    np.testing.assert_array_equal(got, causal(q, k, v))
     assert np.isfinite(lonely).all()
+
+
+def test_what_a_user_rounds_stays_rounded():
+    def rounded(x):
+        return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
+
+    x = RANDOM.randn(3, 4)
+    np.testing.assert_array_equal(softmax_in_float64(rounded)(x), rounded(x))
 
 
 def test_flax_uses_it():
     layer = nnx.MultiHeadAttention(2, 4, decode=False, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = RANDOM.randn(2, 3, 4)
-    rounded = layer(x)
-    with softmax_in_float64():
-        exact = layer(x)
-    assert 0 < float(jnp.abs(rounded - exact).max()) < 1e-6
+    assert 0 < float(jnp.abs(layer(x) - softmax_in_float64(layer)(x)).max()) < 1e-6

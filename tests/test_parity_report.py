@@ -16,7 +16,7 @@ import pytest
 from test_comparison import CURVE, DIVERGENCE, compared
 
 from jaxpar import parity
-from jaxpar.parity import Comparison, Curve, Kind, Level, Outcome, Policy
+from jaxpar.parity import Comparison, Curve, Kind, Level, Outcome, Policy, measuring
 
 pytest.importorskip("jinja2")
 
@@ -47,7 +47,7 @@ def numeric(count=300) -> Comparison:
         c = {name: (x * (1 + 1e-7 * (i % 9))).astype(np.float32) for i, (name, x) in enumerate(o.items())}
         c[f"{LONG}.3"] = c[f"{LONG}.3"].T
         noise = {f"{LONG}.4": "its gradient is noise"}
-        rows += parity.judge(parity.measure(c, r, Kind.UPDATE, step, oracle=o), policy, noise)
+        rows += measuring.judge(measuring.measure(c, r, Kind.UPDATE, step, oracle=o), policy, noise)
     steps = tuple(range(1, 1001))
     high = tuple(1e-7 * 1.01**step for step in steps)
     curve = Curve(steps, tuple(0.5 * h for h in high), tuple(0.1 * h for h in high), high, None, False)
@@ -70,11 +70,11 @@ REPORTS = {
     ),
     "no numbers": lambda: Comparison(
         Level.SEMANTIC,
-        parity.judge(parity.measure({"i": ONE, "a": ONE}, {"i": ONE, "b": ONE}, Kind.STATE), Policy()),
+        measuring.judge(measuring.measure({"i": ONE, "a": ONE}, {"i": ONE, "b": ONE}, Kind.STATE), Policy()),
     ),
     "zeros": lambda: Comparison(
         Level.SEMANTIC,
-        parity.judge(parity.measure(ZEROS, ZEROS, Kind.OUTPUT), Policy()),
+        measuring.judge(measuring.measure(ZEROS, ZEROS, Kind.OUTPUT), Policy()),
         curve=Curve((5,), (0.0,), (0.0,), (0.0,)),
     ),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.nn import functional as F
-from jaxpar.nn.functional._window import pool_windows
+from jaxpar.nn._window import pool_windows
 
 torch = pytest.importorskip("torch")
 from against_torch.cases.pools import CASES, REFUSED  # noqa: E402
@@ -47,7 +47,7 @@ def geometries(draw):
 @given(geometries())
 def test_any_geometry_has_torchs_windows(geometry):
     n = geometry.pop("n")
-    (window,) = pool_windows("max_pool", 1, **geometry)
+    (window,) = pool_windows("max_pool", None, **geometry)
     numbers = torch.arange(n, dtype=torch.float64)[None, None]
     try:
         largest, places = torch.nn.functional.max_pool1d(numbers, **geometry, return_indices=True)

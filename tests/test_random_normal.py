@@ -9,7 +9,7 @@ import pytest
 from bits import assert_same_bits
 
 from jaxpar.random import _normal
-from jaxpar.random._fused import fused
+from jaxpar.random._fma import fma
 from jaxpar.random._state import State, to_bytes
 
 torch = pytest.importorskip("torch")
@@ -116,7 +116,7 @@ def test_fused_rounds_once(dtype):
     c[: n // 2] = 1 + 2.0 ** (1 - digits) * random.randint(0, 4, n // 2)
     a, b, c = (x.astype(dtype) for x in (a, b, c))
     want = np.array([exactly(*abc, dtype) for abc in zip(a, b, c, strict=True)], dtype)
-    assert_same_bits("fused", fused(a, b, c), torch.from_numpy(want))
+    assert_same_bits("fused", fma(a, b, c), torch.from_numpy(want))
     twice = (a.astype(np.float64) * b + c).astype(dtype)
     with pytest.raises(AssertionError, match="of 5000 numbers differ"):
         assert_same_bits("rounded twice", twice, torch.from_numpy(want))

@@ -73,6 +73,23 @@ def test_the_commands_exist():
         assert re.search(rf"^{target}:", makefile, re.M)
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
-        assert (ROOT / target).exists(), target
+GUIDES = ["README.md", "CONTRIBUTING.md", "tests/README.md", "examples/README.md", "torch_ref/README.md"]
+ROOMS = [f"jaxpar/{room}/README.md" for room in ("_parallel", "_training", "distributed")]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_links_lead_somewhere(guide):
+    path = ROOT / guide
+    for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("guide", ["CONTRIBUTING.md", "tests/README.md", *ROOMS])
+def test_files_and_commands_that_a_guide_names_are_there(guide):
+    path = ROOT / guide
+    text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (\w+)", text):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for name in re.findall(r"`([\w./]+\.(?:py|md))`", text):
+        found = [*path.parent.rglob(name), *(ROOT / "tests").rglob(name)]
+        assert (ROOT / name).exists() or found, name

@@ -115,7 +115,7 @@ def test_weights_equal_to_each_other_and_many():
 
 def test_exponential_numbers_have_torchs_bits():
     """The order of rows would not tell the last bit, except once in a million million."""
-    from jaxpar.data._weighted_sampler import exponential
+    from jaxpar.data._samplers import exponential
 
     ours, theirs = twins(3)
     want = torch.empty(10_000, dtype=torch.float64).exponential_(generator=theirs).numpy()

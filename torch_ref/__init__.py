@@ -1,6 +1,6 @@
-"""PyTorch's own `nn.DataParallel`, on any number of pretend devices: README.md says how.
+"""PyTorch's own `nn.DataParallel`, on any number of pretend devices; README.md explains how.
 
-`pretend` is the context, `Devices` what it gives, `UnsupportedTorch` how it refuses.
+`pretend` is the context manager, `Devices` what it yields, `UnsupportedTorch` the error it raises.
 """
 
 from ._pretend import Devices as Devices

@@ -1,4 +1,4 @@
-"""The look-ups: what torch is told when it asks which devices there are and which is current."""
+"""Accelerator: answers torch's questions about which devices there are and which is current."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Accelerator:
         return list(range(self._count))
 
     def device(self, kind: str, index: int) -> torch.device:
-        """Answers for `torch.device`. Without the index: no CPU tensor says it is on `cpu:1`."""
-        del kind, index
+        """Answers for `torch.device`, without the index: no CPU tensor claims to be on `cpu:1`."""
         return torch.device("cpu")
 
     def devices_properties(self, indices: Sequence[int]) -> list[SimpleNamespace]:

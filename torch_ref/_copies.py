@@ -1,10 +1,10 @@
-"""The copies between devices, which torch writes in C++ for CUDA alone (torch/csrc/cuda/comm.cpp).
+"""The copies between devices, which torch implements in C++ for CUDA only (torch/csrc/cuda/comm.cpp).
 
 Every pretend device is the one CPU, so "on another device" can only mean "in other memory".
-A tensor does not know which pretend device it is on; it is taken to be on the first device of
-the list it is copied to, which is where DataParallel demands the module, and where its inputs
-usually are. So the first piece of a scatter is a view and the first replica holds the original
-tensors, as on CUDA, and everything else is a copy.
+A tensor does not know which pretend device it is on. It is assumed to be on the first device of
+the list it is copied to, where DataParallel requires the module and where its inputs usually are. So
+the first piece of a scatter is a view and the first replica holds the original tensors, as on CUDA;
+everything else is a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 
 @dataclass(frozen=True)
 class Copies:
-    """The copy primitives of a machine with `count` devices, under the names `torch._C` has."""
+    """The copy primitives of a machine with `count` devices, under torch._C's names."""
 
     count: int
 
@@ -32,8 +32,7 @@ class Copies:
         dim: int,
         streams: object,
     ) -> list[Tensor]:
-        """`torch.chunk`, so possibly fewer pieces than devices; or pieces of the sizes named."""
-        del streams
+        """`torch.chunk`, so possibly fewer pieces than devices; or pieces of the given sizes."""
         if not devices:
             raise RuntimeError("Expected at least one device to scatter to")
         if chunk_sizes is None:
@@ -53,7 +52,7 @@ class Copies:
         ]
 
     def gather(self, tensors: Sequence[Tensor], dim: int, destination: int) -> Tensor:
-        """Concatenates into the dtype of the first tensor: unlike `torch.cat`, which promotes."""
+        """Concatenates into the dtype of the first tensor, unlike `torch.cat`, which promotes."""
         first = tensors[0]
         shape = list(first.shape)
         for index, tensor in enumerate(tensors):
@@ -83,7 +82,7 @@ class Copies:
         self, tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
     ) -> list[list[Tensor]]:
         """The tensors themselves for the first device, contiguous copies for the others."""
-        del buffer_size  # Packing into buffers is about speed; the values are the same.
+        # buffer_size only matters for speed: the values are the same with any packing.
         self._check(devices)
         return [list(tensors), *([_copy(tensor) for tensor in tensors] for _ in devices[1:])]
 
@@ -94,7 +93,6 @@ class Copies:
 
 def reduce_add(inputs: Sequence[Tensor], destination: int | None = None) -> Tensor:
     """`comm.reduce_add` on one CPU: the left fold ((g0 + g1) + g2) + ..., in the dtype given."""
-    del destination
     first = inputs[0]
     for index, tensor in enumerate(inputs):
         if tensor.shape != first.shape:
@@ -115,7 +113,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:
-    """The format that all the tensors are in, else contiguous."""
+    """The format that all the tensors share, else contiguous."""
     for format in _FORMATS:
         if all(tensor.is_contiguous(memory_format=format) for tensor in tensors):
             return format

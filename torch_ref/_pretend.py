@@ -1,6 +1,6 @@
-"""The pretence: for the length of a `with`, torch believes it has `n` devices.
+"""pretend: within a `with` block, torch believes it has `n` devices.
 
-`_replacements` is the whole of it: every name of torch that is replaced, and by what.
+`_replacements` lists every name of torch that is replaced, and by what.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ _data_parallel = import_module("torch.nn.parallel.data_parallel")
 _parallel_apply = import_module("torch.nn.parallel.parallel_apply")
 
 
+Owner = ModuleType | type
+
+
 @dataclass(frozen=True)
 class Devices:
-    """What `pretend` gives: `count` devices, and whether they are `real`."""
+    """What `pretend` yields: `count` devices, and whether they are `real`."""
 
     count: int
     real: bool
@@ -42,11 +45,11 @@ class Devices:
 
 @contextmanager
 def pretend(n: int) -> Iterator[Devices]:
-    """Inside it, `torch.nn.DataParallel` and `torch.nn.parallel.*` run on the devices 0..n-1.
+    """Inside of it, `torch.nn.DataParallel` and `torch.nn.parallel.*` run on the devices 0..n-1.
 
-    With `n` or more CUDA devices in the machine nothing is replaced, and the devices are real.
-    Backward passes belong inside too. The replacements are visible to every thread, and are
-    undone at the end, also when an exception ends it; one pretence may be nested in another.
+    If the machine has `n` or more CUDA devices, nothing is replaced, and the devices are real.
+    Backward passes belong inside, too. The replacements are visible to every thread and are
+    undone at the end, also after an exception; one `pretend` may be nested in another.
     """
     if n < 1:
         raise ValueError(f"pretend needs at least one device, got n={n}")
@@ -59,7 +62,7 @@ def pretend(n: int) -> Iterator[Devices]:
         yield Devices(n, real=False)
 
 
-def _replacements(count: int) -> Iterator[tuple[Any, str, Any]]:
+def _replacements(count: int) -> Iterator[tuple[Owner, str, object]]:
     accelerator, copies = Accelerator(count), Copies(count)
 
     # The copies, which a CPU build of torch lacks, and the sum, which refuses CPU tensors.
@@ -85,14 +88,14 @@ def _replacements(count: int) -> Iterator[tuple[Any, str, Any]]:
         _seen_by(
             _parallel_apply,
             accelerator=accelerator,
-            # Without an argument it asks about CUDA's autocast; the accelerator is the CPU.
+            # Without an argument it asks about CUDA's autocast; here the accelerator is the CPU.
             is_autocast_enabled=partial(torch.is_autocast_enabled, "cpu"),
         ),
     )
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replaced(owner: Owner, name: str, value: object) -> Iterator[None]:
     if owner is not torch._C:
         _named(owner, name)
     absent = object()
@@ -107,8 +110,8 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _seen_by(module: ModuleType, **names: Any) -> ModuleType:
-    """The module `torch`, except for a few names; as one module of torch is to see it."""
+def _seen_by(module: ModuleType, **names: object) -> ModuleType:
+    """The module `torch`, except for a few names, as one of torch's own modules will see it."""
     source = inspect.getsource(module)
     for name in names:
         if f"torch.{name}" not in source:
@@ -118,7 +121,7 @@ def _seen_by(module: ModuleType, **names: Any) -> ModuleType:
     return view
 
 
-def _named(owner: Any, name: str) -> Any:
+def _named(owner: Owner, name: str) -> Any:
     if not hasattr(owner, name):
         raise UnsupportedTorch(f"{owner.__name__}.{name}")
     return getattr(owner, name)

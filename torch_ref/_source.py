@@ -1,8 +1,8 @@
-"""Torch's own functions, recompiled from torch's own text with one question answered for them.
+"""Torch's own functions, recompiled from torch's source with one question answered in advance.
 
 `Broadcast`, `ReduceAddCoalesced`, `Gather` and `Scatter` ask each tensor where it is, and refuse
-the CPU. No name can be replaced to change that answer, so the question is: `tensor.device.type`
-becomes "cuda" and `tensor.get_device()` becomes 0. Every other word is torch's.
+the CPU. No replaced name could change the answer, so the question is replaced: `tensor.device.type`
+becomes "cuda" and `tensor.get_device()` becomes 0. Everything else is torch's text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._tested import UnsupportedTorch
 
 @cache
 def on_first_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled again so that it takes its tensors to be on device 0."""
+    """`function`, recompiled so that it assumes its tensors to be on device 0."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     answer = _Answer()
     answer.visit(tree)

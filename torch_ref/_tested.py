@@ -1,4 +1,4 @@
-"""Which torch this was tested with, and the error for one that is built differently."""
+"""The tested version of torch, and the error for one that is built differently."""
 
 from __future__ import annotations
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from jaxpar.parity._compare import exact
-from jaxpar.parity._judge import Level
-from jaxpar.parity._sides.layout import Layout
-from jaxpar.parity._sides.pair import Pair
+from jaxpar.parity import Layout, Level
+from jaxpar.parity._exactness import exact
+from jaxpar.parity._pair import Pair
 from jaxpar.parity._sides.task import Batch, Named, Task
 
 from .case import Case

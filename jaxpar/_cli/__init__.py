@@ -1,1 +1,1 @@
-"""The command line. `main` has the commands; the other files read what users write for one of them."""
+"""The command line: `main` has the commands, and what a command needs beyond a call has its own file."""

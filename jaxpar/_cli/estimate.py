@@ -1,4 +1,4 @@
-"""`jaxpar estimate`: a spec and figures to a prediction."""
+"""`jaxpar estimate`: from a spec and figures to a prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: arguments to calls to exit codes, nothing else.
+"""The command line: from arguments to calls to exit codes, and nothing else.
 
 Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
 Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by Ctrl-C.
@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from .._devices.virtual import virtual_devices
-from .._tools.demo.settings import Fault, Settings
 from ..errors import JaxparError, MatchError
+from .demo.settings import Fault, Settings
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
 @contextmanager
 def plain_ending() -> Iterator[None]:
-    """Decorates a command: what is expected to go wrong ends in a line, not in a traceback."""
+    """Decorates a command: expected errors end in a line instead of a traceback."""
     try:
         yield
     except JaxparError as error:
@@ -61,7 +61,7 @@ def start_devices(n: int | None) -> None:
 def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     del option
     if wanted:
-        from .._tools.demo.versions import version
+        from importlib.metadata import version
 
         click.echo(f"jaxpar {version('jaxpar')}")
         context.exit()
@@ -116,15 +116,15 @@ def demo(
     settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
     with progress(settings.steps, description="starting JAX and PyTorch", leave=False) as shown:
         start_devices(devices)
-        from .._tools.demo import report
-        from .._tools.demo.run import run
+        from .demo import report
+        from .demo.run import run
 
         result = run(settings, shown.step)
     if as_json:
         click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(report.text(result))
-    sys.exit(1 if result.verdict and not result.verdict.same else 0)
+    sys.exit(1 if result.reference and not result.comparison.same else 0)
 
 
 @cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
@@ -193,7 +193,7 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
     """
     if (spec is None) != (to is None):
         raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
-    from ..parity._convert import convert as run
+    from .convert import convert as run
 
     try:
         click.echo(run(source, target, key=key, spec=spec, to=to))

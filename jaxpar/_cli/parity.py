@@ -1,4 +1,4 @@
-"""`jaxpar parity`: arguments to a comparison to an exit code."""
+"""`jaxpar parity`: from arguments to a comparison to an exit code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from .. import parity
 from .._metrics.progress import progress
-from ..parity import _record
-from ..parity._compare import Stopped, compare
-from ..parity._comparison import Comparison
 from .parity_spec import NEEDED, read_optimizer, read_spec
 from .spec import failed
 
@@ -38,7 +36,7 @@ def run(
     stopped = False
     try:
         comparison = _checked(check, given) if check else _compared(given, record)
-    except Stopped as stop:
+    except parity.Stopped as stop:
         if stop.comparison is None:
             raise
         comparison, stopped = stop.comparison, True
@@ -55,15 +53,15 @@ def run(
     return 130 if stopped else 0 if comparison.same else 1
 
 
-def _compared(given: dict[str, Any], record: str | None) -> Comparison:
+def _compared(given: dict[str, Any], record: str | None) -> parity.Comparison:
     with progress(given.get("steps", 1), description="starting JAX and PyTorch", leave=False) as shown:
         given["progress"] = lambda step, steps: shown.step("compared")
-        return _record.record(record, **given) if record else compare(**given)
+        return parity.record(record, **given) if record else parity.compare(**given)
 
 
-def _checked(path: str, given: dict[str, Any]) -> Comparison:
+def _checked(path: str, given: dict[str, Any]) -> parity.Comparison:
     loss, optimizer = given.get("loss"), given.get("optimizer")
-    return _record.check(
+    return parity.check(
         path,
         given["flax_module"],
         loss=loss[1] if loss else None,

@@ -1,8 +1,8 @@
 """The spec of a comparison: a Python file that names two models and a task, for the command line.
 
-Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` are needed,
-all others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) may be there. The modules may be
-functions without arguments that build them.
+Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` are required, all
+others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) optional. The modules may be functions without
+arguments that build them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEEDED = ("torch_module", "flax_module", "inputs")
 def read_spec(
     path: str, needed: tuple[str, ...] = NEEDED, names: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """What the file defines of `names`, the arguments of compare if they are left out.
+    """What the file defines of `names`, by default the arguments of `compare`.
 
     Raises:
       SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
@@ -34,13 +34,13 @@ def read_spec(
 
 
 def arguments() -> list[str]:
-    from ..parity._compare import compare
+    from ..parity import compare
 
     return [name for name in inspect.signature(compare).parameters if name != "progress"]
 
 
 def _built(path: str, name: str, given: Any) -> Any:
-    """A function that builds a module is called; a module is one already."""
+    """The module, built if the file gives a function or a class."""
     if not is_builder(given):
         return given
     try:

@@ -1,7 +1,7 @@
 """Spec: a Python file whose names are the arguments of a command.
 
-It is run as a script is, with its own folder on the path. What goes wrong in it ends as one
-SpecError with the file's line.
+It runs as a script does, with its own folder on the path. An error in it becomes a SpecError with the
+file's line.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def is_builder(given: Any) -> bool:
-    """Whether a module is still to be built: by a function or a class, called without arguments."""
+    """Whether this is a function or a class that builds a module when it is called without arguments."""
     return inspect.isfunction(given) or inspect.isclass(given)
 
 
 def failed(path: str, what: str, error: Exception) -> SpecError:
-    """What went wrong in the file, or with what it says; an error of jaxpar's own is one already."""
+    """An error in the file, or about what it says, as a SpecError with the file's line."""
     kind = "" if isinstance(error, JaxparError) else f"{type(error).__name__}: "
     return SpecError(f"{path}: {what}{kind}{error}{_line(path, error)}")
 

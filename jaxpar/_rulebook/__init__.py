@@ -1,12 +1,12 @@
-"""The rulebook: what each layer's tensors are called and how they lie in torch and in Flax.
+"""The rulebook: the names and layouts of each layer's tensors in torch and in Flax.
 
 `rule_for(layer)` finds the row of a layer of flax.nnx, flax.linen or jaxpar.nn, by its class or the
 nearest class above it; `Rule.to_flax` and `Rule.to_torch` convert the layer's arrays by their names
 inside it. Nothing here knows a model's paths, and neither JAX, Flax nor torch is imported.
 
-To add a row, put a line in `ROWS` of the file that the layer belongs to (or a file of its own, named
-in `lookup._BOOKS`): the key is "jaxpar.nn.Class", "nnx.Class" or "linen.Class", the value a `Rule`, or a
-function `(layer, shapes) -> Rule | None` where the row depends on the layer's settings. A `Rule` is a
+To add a row, put a line in `ROWS` of the file that the layer belongs to (or of a new file, named in
+`lookup._BOOKS`): the key is "jaxpar.nn.Class", "nnx.Class" or "linen.Class", the value a `Rule`, or a
+function `(layer, shapes) -> Rule | None` if the row depends on the layer's settings. A `Rule` is a
 torch class and `Part`s:
 
     "jaxpar.nn.Bilinear": Rule("Bilinear", (same("weight"), same("bias"))),
@@ -14,10 +14,10 @@ torch class and `Part`s:
 
 * `same("weight", "scale")`: the same array under another name;
 * `kernel()`: (O, I, *k) to (*k, I, O), so also the transpose of a Linear's weight;
-* `Part(torch_names, flax_leaves, to_flax, to_torch)`: anything else, any number to any number; where
-  gradients do not go the way values go, with two more functions.
+* `Part(torch_names, flax_leaves, to_flax, to_torch)`: anything else, any number to any number, with two
+  more functions if gradients convert differently from values.
 
-Rows of optional tensors (biases) need no thought: a part whose names or leaves are missing is left out.
+Optional tensors (biases) need nothing special: a part whose names or leaves are missing is left out.
 """
 
 from .lookup import ROWS as ROWS

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .rule import Part, Rule, Shapes, kernel, same
+from .rule import Layer, Part, Rule, Shapes, kernel, same
 
 KERNELS = ("query.kernel", "key.kernel", "value.kernel")
 BIASES = ("query.bias", "key.bias", "value.bias")
 
 
-def attention(layer: Any, shapes: Shapes | None) -> Rule | None:
+def attention(layer: Layer, shapes: Shapes | None) -> Rule | None:
     """in_proj_weight (3E, E) to three kernels (E, H, E/H); out_proj.weight (E, E) to (H, E/H, E).
 
-    With kdim or vdim torch keeps q_proj_weight, k_proj_weight and v_proj_weight instead. Fewer heads
-    for keys than for queries have no counterpart there.
+    With kdim or vdim torch has q_proj_weight, k_proj_weight and v_proj_weight instead. It has no
+    counterpart of fewer heads for keys than for queries.
     """
-    del shapes
     H = layer.num_heads
     if getattr(layer, "num_kv_heads", H) not in (H, None):
         return None
@@ -68,7 +65,7 @@ def _packed_kernel(H: int) -> Part:
 
 
 def _differ(shapes: Shapes) -> bool:
-    """Whether queries, keys and values come in different widths."""
+    """Whether queries, keys and values have different widths, for which torch has separate weights."""
     return len({shapes[leaf][0] for leaf in KERNELS}) > 1
 
 

@@ -1,38 +1,27 @@
-"""Convolutions, their transposes, and what else moves channels: data is (N, C, *S) in torch."""
+"""Convolutions and their transposes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from .rule import Part, Rule, Shapes, kernel, same
+from .rule import Layer, Part, Rule, Shapes, kernel, same
 
 
-def convolution(layer: Any, shapes: Shapes | None) -> Rule:
+def convolution(layer: Layer, shapes: Shapes | None) -> Rule:
     """(O, I/groups, *k) to (*k, I/groups, O)."""
-    del shapes
     n = _axes(layer)
     return Rule(f"Conv{n}d", (kernel(), same("bias")), "last", also=(f"LazyConv{n}d",))
 
 
-def transposed(layer: Any, shapes: Shapes | None) -> Rule:
-    """(I, O, *k), which Flax keeps as (*k, O, I), or flipped as (*k, I, O) without transpose_kernel."""
-    del shapes
+def transposed(layer: Layer, shapes: Shapes | None) -> Rule:
+    """(I, O/groups, *k), as (*k, O/groups, I); Flax's layer without transpose_kernel has it flipped."""
     n = _axes(layer)
-    parts = (kernel() if layer.transpose_kernel else flipped(n), same("bias"))
+    parts = (kernel() if getattr(layer, "transpose_kernel", True) else flipped(n), same("bias"))
     return Rule(f"ConvTranspose{n}d", parts, "last", also=(f"LazyConvTranspose{n}d",))
 
 
-def torch_form(layer: Any, shapes: Shapes | None) -> Rule:
-    """jaxpar.nn.ConvTranspose: (I, O/groups, *k) to (*k, O/groups, I)."""
-    del shapes
-    n = _axes(layer)
-    return Rule(f"ConvTranspose{n}d", (kernel(), same("bias")), "last", also=(f"LazyConvTranspose{n}d",))
-
-
 def flipped(n: int) -> Part:
-    """(I, O, *k) to (*k, I, O), every spatial axis from its end."""
+    """(I, O, *k) to (*k, I, O), with every spatial axis reversed."""
     axes = tuple(range(n))
 
     def forth(weight: np.ndarray) -> tuple[np.ndarray]:
@@ -44,7 +33,7 @@ def flipped(n: int) -> Part:
     return Part(("weight",), ("kernel",), forth, back)
 
 
-def _axes(layer: Any) -> int:
+def _axes(layer: Layer) -> int:
     return 1 if isinstance(layer.kernel_size, int) else len(layer.kernel_size)
 
 
@@ -54,5 +43,5 @@ ROWS = {
     "nnx.ConvTranspose": transposed,
     "linen.ConvTranspose": transposed,
     "jaxpar.nn.Conv": convolution,
-    "jaxpar.nn.ConvTranspose": torch_form,
+    "jaxpar.nn.ConvTranspose": transposed,
 }

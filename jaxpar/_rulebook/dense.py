@@ -1,11 +1,11 @@
-"""Linear, Embedding, and the layers with one parameter."""
+"""Linear, Bilinear, Embedding and PReLU."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from .rule import Part, Rule, Shape, Shapes, kernel, same
+from .rule import Layer, Part, Rule, Shape, Shapes, kernel, same
 
 LINEAR = Rule("Linear", (kernel(), same("bias")), also=("NonDynamicallyQuantizableLinear", "LazyLinear"))
 EMBEDDING = Rule("Embedding", (same("weight", "embedding"),), also=("EmbeddingBag",))
@@ -15,7 +15,7 @@ PRELU = Rule(
         Part(
             ("weight",),
             ("negative_slope",),
-            lambda w: (w.reshape(()),),  # raises for torch's form with one slope for each channel
+            lambda w: (w.reshape(()),),  # raises if torch has one slope per channel
             lambda s: (s.reshape(1),),
         ),
     ),
@@ -36,10 +36,10 @@ BILINEAR = Rule(
 DROPOUT = Rule("Dropout")
 
 
-def general(layer: Any, shapes: Shapes | None) -> Rule | None:
-    """LinearGeneral and DenseGeneral: a Linear whose features were cut into several axes.
+def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
+    """LinearGeneral and DenseGeneral: a Linear whose features are split into several axes.
 
-    Linen's does not know how many features come in; then `shapes` must say so.
+    Linen's does not know how many features come in; if they have several axes, `shapes` must say so.
     """
     if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
         return None

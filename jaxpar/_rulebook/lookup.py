@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from . import attention, convolution, dense, normalisation, parametrized, recurrent, shapeless
-from .rule import Rule, Shapes
+from .rule import Layer, Rule, Shapes
 
-Row = Rule | Callable[[Any, Shapes | None], Rule | None]
+Row = Rule | Callable[[Layer, Shapes | None], Rule | None]
 
 
-def rule_for(layer: Any, shapes: Shapes | None = None) -> Rule | None:
+def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
     """The row of a layer; None if it has none.
 
     Args:
-      layer: an instance of a layer of flax.nnx, flax.linen or jaxpar.nn, or of a class made from one.
-      shapes: the shapes of its leaves by path, for Linen's DenseGeneral over several axes, which does
-        not know them by itself.
+      layer: an instance of a layer of flax.nnx, flax.linen or jaxpar.nn, or of a subclass of one.
+      shapes: the shapes of its leaves by path, needed for Linen's DenseGeneral over several axes, which
+        does not know them itself.
     """
     for kind in type(layer).__mro__:
         row = ROWS.get(_key(kind))
@@ -33,16 +32,17 @@ def _key(kind: type) -> str:
     return f"{_FAMILIES[package]}.{kind.__name__}" if package else ""
 
 
-def _one_direction(layer: Any, shapes: Shapes | None) -> Rule | None:
+# The following rows contain other rows, so they can only be here, where all of them are known.
+
+
+def _one_direction(layer: Layer, shapes: Shapes | None) -> Rule | None:
     """nnx.RNN: torch's stack of one layer and one direction."""
-    del shapes
     cell = rule_for(layer.cell)
     return cell and cell.at_depth(0).inside("cell")
 
 
-def _both_directions(layer: Any, shapes: Shapes | None) -> Rule | None:
+def _both_directions(layer: Layer, shapes: Shapes | None) -> Rule | None:
     """nnx.Bidirectional: torch's stack of one layer and two directions."""
-    del shapes
     cells = [rule_for(getattr(half, "cell", None)) for half in (layer.forward_rnn, layer.backward_rnn)]
     if None in cells:
         return None
@@ -54,14 +54,12 @@ def _both_directions(layer: Any, shapes: Shapes | None) -> Rule | None:
     return dataclasses.replace(forward, parts=forward.parts + backward.parts)
 
 
-def _weight_norm(layer: Any, shapes: Shapes | None) -> Rule | None:
-    del shapes
+def _weight_norm(layer: Layer, shapes: Shapes | None) -> Rule | None:
     inner = rule_for(layer.layer)
     return inner and parametrized.weight_norm(layer, inner)
 
 
-def _spectral_norm(layer: Any, shapes: Shapes | None) -> Rule | None:
-    del shapes
+def _spectral_norm(layer: Layer, shapes: Shapes | None) -> Rule | None:
     inner = rule_for(layer.layer)
     return inner and parametrized.spectral_norm(layer, inner)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
-from .rule import Part, Rule, Shapes, same
+from .rule import Layer, Part, Rule, Shapes, same
 
 AFFINE = (same("weight", "scale"), same("bias"))
 RUNNING = (same("running_mean", "mean"), same("running_var", "var"))
@@ -15,7 +14,7 @@ SEEN = "num_batches_tracked"
 BATCH_NORMS = tuple(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
 INSTANCE_NORMS = tuple(f"{lazy}InstanceNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
 
-# Flax counts no batches; torch only needs their number with momentum=None.
+# Flax does not count batches; torch needs their number only with momentum=None.
 BATCH_NORM = Rule(
     BATCH_NORMS[0],
     AFFINE + RUNNING,
@@ -31,9 +30,8 @@ INSTANCE_NORM = Rule(INSTANCE_NORMS[0], AFFINE, "last", also=INSTANCE_NORMS[1:])
 RMS_NORM = Rule("RMSNorm", AFFINE[:1])
 
 
-def tracked(layer: Any, shapes: Shapes | None) -> Rule:
-    """jaxpar.nn.InstanceNorm, which may have running statistics; torch counts batches, always 0."""
-    del shapes
+def tracked(layer: Layer, shapes: Shapes | None) -> Rule:
+    """jaxpar.nn.InstanceNorm, which may have running statistics; torch's count of its batches stays 0."""
     if layer.mean is None:
         return INSTANCE_NORM
     return dataclasses.replace(INSTANCE_NORM, parts=AFFINE + RUNNING, surplus=BATCH_NORM.surplus)

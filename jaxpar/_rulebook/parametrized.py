@@ -1,17 +1,16 @@
-"""WeightNorm and SpectralNorm: torch keeps the arrays that a weight is computed from under other names."""
+"""WeightNorm and SpectralNorm: in torch, the arrays that a weight is computed from have other names."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from .rule import Part, Rule, Shape, same
+from .rule import Layer, Part, Rule, Shape, same
 
 
-def weight_norm(layer: Any, inner: Rule) -> Rule | None:
+def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
     """original0 (O, 1, ..) to scale (O,), original1 to the layer's kernel."""
     part, rest = _split(layer, inner)
     if part is None:
@@ -35,8 +34,8 @@ def weight_norm(layer: Any, inner: Rule) -> Rule | None:
     return _around(inner, rest, parts)
 
 
-def spectral_norm(layer: Any, inner: Rule) -> Rule | None:
-    """original to the layer's kernel, _u to u, _v, one row in the order of torch's weight, to v."""
+def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
+    """original to the layer's kernel, _u to u, and _v, flat in the order of torch's weight, to v."""
     part, rest = _split(layer, inner)
     if part is None:
         return None
@@ -61,8 +60,8 @@ def spectral_norm(layer: Any, inner: Rule) -> Rule | None:
     return _around(inner, rest, parts)
 
 
-def _split(layer: Any, inner: Rule) -> tuple[Part | None, tuple[Part, ...]]:
-    """The part of the inner layer's row that makes the kernel, and the others."""
+def _split(layer: Layer, inner: Rule) -> tuple[Part | None, tuple[Part, ...]]:
+    """The part of the inner layer's row that holds the kernel, and the others."""
     mine = [part for part in inner.parts if layer.name in part.flax]
     if len(mine) != 1 or len(mine[0].torch) != 1 or len(mine[0].flax) != 1:
         return None, ()
@@ -75,12 +74,14 @@ def _around(inner: Rule, rest: tuple[Part, ...], parts: tuple[Part, ...]) -> Rul
     return dataclasses.replace(inner, torch=kinds[0], also=kinds[1:], parts=(*parts, *kept))
 
 
-def _kernel_shape(layer: Any) -> Shape:
+def _kernel_shape(layer: Layer) -> Shape:
     return tuple(getattr(layer.layer, layer.name).shape)
 
 
 def _in_torch(back: Callable[..., tuple[np.ndarray, ...]], shape: Shape, place: int) -> tuple[Shape, int]:
     """The shape of a kernel in torch, and which of its axes is the kernel's `place`."""
+    # `back` may permute the axes in any way. The one sought has the length of the kernel's in `line`, where
+    # all others have 1, and 1 in `rest`.
     numbers = np.arange(shape[place]).reshape([-1 if a == place else 1 for a in range(len(shape))])
     (line,) = back(numbers)
     (whole,) = back(np.broadcast_to(np.zeros((), np.bool_), shape))

@@ -1,18 +1,17 @@
-"""LSTM, GRU and RNN: gates in one tensor or several, two biases in torch and one or so in Flax.
+"""LSTM, GRU and RNN: gates in one tensor or several, two biases in torch, one or two in Flax.
 
-Where Flax adds torch's two biases up, a value is their sum and goes back as (b, 0), while a gradient
-is the same for both and goes back as (g, g). Training differs: torch's optimizer moves both of them.
+Where Flax has the sum of torch's two biases, a value goes back as (b, 0). A gradient is the same for both
+and goes back as (g, g). Training differs: torch's optimizer moves both of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ..errors import MatchError
-from .rule import Part, Rule, Shapes, kernel, same
+from .rule import Layer, Part, Rule, Shapes, kernel, same
 
 BOTH = ("bias_ih", "bias_hh")
 
@@ -55,7 +54,7 @@ def merged_gates(flax: tuple[str, ...]) -> Part:
 def _bias_without_hn() -> Part:
     """nnx.GRUCell: r and z have the sum, n has b_in, and there is no place for b_hn.
 
-    Its gradient comes back as that of b_hn = 0, a constant: 0.
+    The gradient of b_hn comes back as 0, as of a constant.
     """
 
     def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -128,9 +127,8 @@ LINEN_GRU = Rule(
 )
 
 
-def simple(layer: Any, shapes: Shapes | None) -> Rule | None:
+def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
     """h' = f(W_ih x + W_hh h + b); `residual=True` has no counterpart in torch."""
-    del shapes
     if getattr(layer, "residual", False):
         return None
     i, h = ("dense_i", "dense_h") if hasattr(layer, "dense_i") else ("i", "h")
@@ -141,16 +139,15 @@ def simple(layer: Any, shapes: Shapes | None) -> Rule | None:
 
 
 def _own(kind: str, end: str = "") -> Rule:
-    """A layer of jaxpar.nn has torch's tensors by torch's names, matrices transposed."""
+    """A cell of jaxpar.nn, or a layer and direction: torch's tensors and names, matrices transposed."""
     weights = (kernel(f"{name}{end}", f"{name}{end}") for name in ("weight_ih", "weight_hh", "weight_hr"))
     return Rule(kind, (*weights, *(same(f"{name}{end}") for name in BOTH)))
 
 
-def _own_stack(kind: str) -> Callable[[Any, Shapes | None], Rule]:
+def _own_stack(kind: str) -> Callable[[Layer, Shapes | None], Rule]:
     """All layers and directions of jaxpar.nn's RNN, LSTM or GRU."""
 
-    def row(layer: Any, shapes: Shapes | None) -> Rule:
-        del shapes
+    def row(layer: Layer, shapes: Shapes | None) -> Rule:
         directions = ("", "_reverse") if layer.bidirectional else ("",)
         ends = [f"_l{k}{end}" for k in range(layer.num_layers) for end in directions]
         return Rule(kind, tuple(part for end in ends for part in _own(kind, end).parts))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+Layer: TypeAlias = Any
+"""A layer of flax.nnx, flax.linen or jaxpar.nn. Only its attributes are read, so none of them is imported."""
 Shape = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
 Step = Callable[..., Arrays]
@@ -15,23 +17,22 @@ Shapes = Mapping[str, Shape]
 
 
 def always(shapes: Shapes) -> bool:
-    del shapes
     return True
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Torch names and Flax leaves that make each other; the smallest thing that is converted.
+    """Torch names and Flax leaves that are converted into each other; the smallest unit of conversion.
 
     Attributes:
       torch: names inside the torch layer, `("weight",)`.
       flax: leaf paths inside the Flax layer, `("kernel",)`.
       to_flax: the torch arrays, one argument each, to a tuple of the Flax leaves.
       to_torch: the way back.
-      gradient_to_flax: for gradients, where these do not go the way the values go.
-      gradient_to_torch: the way back of gradients.
-      when: whether the Flax leaves of these shapes are given back in this form; it decides between
-        parts that make the same leaves of different names.
+      gradient_to_flax: for gradients, if they convert differently from values.
+      gradient_to_torch: the way back for gradients.
+      when: whether Flax leaves of these shapes go back in this form; it decides between parts that make
+        the same leaves from different names.
     """
 
     torch: tuple[str, ...]
@@ -66,8 +67,7 @@ class Rule:
         so the row of a layer with a bias is also the row of one without.
       channels: "last" if the layer's data is (N, C, *S) in torch and (N, *S, C) in Flax; else None.
       also: other torch classes with the same names.
-      surplus: names that torch keeps and the Flax layer has no place for, and what they are given
-        back as.
+      surplus: names that torch has and the Flax layer does not, and the values they go back with.
     """
 
     torch: str
@@ -106,13 +106,9 @@ class Rule:
             found.update(zip(part.torch, arrays, strict=True))
         return found
 
-    def flax_shapes(self, shapes: Shapes) -> dict[str, Shape]:
-        """The shapes of the Flax leaves that torch arrays of these shapes become."""
-        return _shapes(self.to_flax(_empty(shapes)))
-
     def torch_shapes(self, shapes: Shapes) -> dict[str, Shape]:
         """The shapes of the torch arrays that Flax leaves of these shapes become."""
-        return _shapes(self.to_torch(_empty(shapes)))
+        return {name: array.shape for name, array in self.to_torch(_empty(shapes)).items()}
 
     def inside(self, path: str) -> Rule:
         """The row of a layer that holds this one as its attribute `path`."""
@@ -135,12 +131,8 @@ class Rule:
 
 
 def _empty(shapes: Shapes) -> dict[str, np.ndarray]:
-    """Arrays of these shapes that take no memory: one byte, seen everywhere."""
+    """Arrays of these shapes that take no memory: one byte, broadcast."""
     return {name: np.broadcast_to(np.zeros((), np.bool_), shape) for name, shape in shapes.items()}
-
-
-def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, Shape]:
-    return {name: array.shape for name, array in arrays.items()}
 
 
 def same(torch: str, flax: str | None = None) -> Part:
@@ -150,18 +142,16 @@ def same(torch: str, flax: str | None = None) -> Part:
 
 def kernel(torch: str = "weight", flax: str = "kernel") -> Part:
     """(O, I, *k) to (*k, I, O); without k the transpose of a matrix."""
-    return Part((torch,), (flax,), lambda w: (kernel_forth(w),), lambda k: (kernel_back(k),))
+    return Part((torch,), (flax,), _kernel_forth, _kernel_back)
 
 
-def kernel_forth(weight: np.ndarray) -> np.ndarray:
-    """(O, I, *k) to (*k, I, O)."""
-    return weight.transpose(*range(2, weight.ndim), 1, 0)
+def _kernel_forth(weight: np.ndarray) -> Arrays:
+    return (weight.transpose(*range(2, weight.ndim), 1, 0),)
 
 
-def kernel_back(kernel: np.ndarray) -> np.ndarray:
-    """(*k, I, O) to (O, I, *k)."""
+def _kernel_back(kernel: np.ndarray) -> Arrays:
     n = kernel.ndim
-    return kernel.transpose(n - 1, n - 2, *range(n - 2))
+    return (kernel.transpose(n - 1, n - 2, *range(n - 2)),)
 
 
 def _through(array: np.ndarray) -> Arrays:

@@ -12,9 +12,10 @@ again.
 
 from __future__ import annotations
 
+import abc
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,36 +31,43 @@ from .._typing import PyTree, Static, TreeDef
 from .world import ALONE, World
 
 
-class Arrays(Protocol):
-    """What a step reads and writes.
+class Arrays(abc.ABC):
+    """What a step reads and writes: a module's arrays, and what belongs to them.
 
     Attributes:
       definition: the module without its arrays; form: the structure that they have.
-      definitions: of everything that a program is made for; another one needs another program.
       names: what each array is called in errors.
       parameters: which of them get gradients.
     """
 
+    definition: Definition
+    form: TreeDef
+    names: list[str]
+    parameters: tuple[int, ...]
+    world: World
+
     @property
-    def definition(self) -> Definition: ...
-    @property
-    def definitions(self) -> Any: ...
-    @property
-    def form(self) -> TreeDef: ...
-    @property
-    def names(self) -> list[str]: ...
-    @property
-    def parameters(self) -> tuple[int, ...]: ...
+    def definitions(self) -> Any:
+        """Of everything that a program is made for; another one needs another program."""
+        return self.definition
+
+    @abc.abstractmethod
+    def read(self) -> list:
+        """The module's arrays on this process's devices."""
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
         """The module's arrays and the state beside it, as a program wants them. `keep`: no update follows."""
+        return self.world.shared(self.read()), {}
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
         """Puts the results back, or returns those that nothing holds."""
+        return self.commit(changes)
 
+    @abc.abstractmethod
     def commit(self, changes: Changes) -> PyTree:
         """Puts changed values of the module back, or returns them."""
 
+    @abc.abstractmethod
     def gradients(self, flat: list) -> PyTree:
         """The list of gradients in the form that the user knows."""
 
@@ -80,19 +88,6 @@ class ObjectArrays:
         self.view: NNXView = view_nnx(thing)
         self._held: list[Any] = []  # what the object holds since the last write
         self._written: list[Any] = []  # the same as the program knows it
-
-    @property
-    def definition(self) -> NNXDefinition:
-        """The object without its arrays, as it was when they were read."""
-        return self.view.definition
-
-    @property
-    def form(self) -> TreeDef:
-        return jax.tree.structure(self.view.held())
-
-    @property
-    def names(self) -> list[str]:
-        return self.view.names
 
     def read(self) -> list:
         """The arrays on this process's devices."""
@@ -118,11 +113,8 @@ class ObjectArrays:
         self._held = [x if is_variable else leaf for leaf, is_variable, x in kept]
         self._written = values
 
-    def commit(self, changes: Changes) -> None:
-        self.view.commit(changes)
 
-
-class ModuleArrays(ObjectArrays):
+class ModuleArrays(ObjectArrays, Arrays):
     """Those of an NNX module of which `wrt` says what is trained.
 
     Args:
@@ -143,25 +135,34 @@ class ModuleArrays(ObjectArrays):
         self._net, self._wrt, self._known = net, Static(wrt), known
 
     @property
-    def definitions(self) -> Any:
-        return self.definition
+    def definition(self) -> NNXDefinition:  # type: ignore[override]
+        """The module as it was when its arrays were read."""
+        return self.view.definition
 
     @property
-    def parameters(self) -> tuple[int, ...]:
+    def form(self) -> TreeDef:
+        return jax.tree.structure(self.view.held())
+
+    @property
+    def names(self) -> list[str]:  # type: ignore[override]
+        return self.view.names
+
+    @property
+    def parameters(self) -> tuple[int, ...]:  # type: ignore[override]
         return self._structure()[0]
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
         return self.for_program(self.read()), {}
 
-    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
-        self.commit(changes)
+    def commit(self, changes: Changes) -> None:
+        self.view.commit(changes)
 
     def gradients(self, flat: list) -> PyTree:
         """The list of gradients as `nnx.state(net, wrt)` has them."""
         _, form, order = self._structure()
-        return form.unflatten([flat[i] for i in order])
+        return jax.tree.unflatten(form, [flat[i] for i in order])
 
-    def _structure(self) -> tuple[tuple[int, ...], Any, list[int]]:
+    def _structure(self) -> tuple[tuple[int, ...], TreeDef, list[int]]:
         key = self.definition, self._wrt
         if key not in self._known:
             root = 0 if self._net is self.thing else 1
@@ -170,42 +171,32 @@ class ModuleArrays(ObjectArrays):
         return self._known[key]
 
 
-class TrainingArrays:
-    """A module's arrays, its optimizer's, and the state of the step itself: the scale of a loss, for
-    instance."""
+class TrainingArrays(ModuleArrays):
+    """A module's arrays, its optimizer's, and in `extra` the step's own: a loss scale, for instance."""
 
-    def __init__(self, net: ModuleArrays, optimizer: ObjectArrays):
-        self.net, self.optimizer = net, optimizer
+    def __init__(
+        self,
+        net: Any,
+        module: nnx.Module,
+        optimizer: nnx.Optimizer,
+        placement: Placement | None,
+        world: World,
+    ):
+        super().__init__(net, module, optimizer.wrt, placement, world, {})
+        self.optimizer = ObjectArrays(optimizer, placement, world)
         self.extra: dict[str, Any] = {}
-
-    def reset(self, extra: dict[str, Any]) -> None:
-        """Puts some of the step's own state in the place of what there is."""
-        placement = self.net.placement
-        here = extra if placement is None else jax.device_put(extra, placement.replicated)
-        self.extra |= self.net.world.shared(here)
-
-    @property
-    def definition(self) -> Definition:
-        return self.net.definition
 
     @property
     def definitions(self) -> Any:
-        return self.net.definition, self.optimizer.definition
+        return self.definition, self.optimizer.view.definition
 
-    @property
-    def form(self) -> TreeDef:
-        return self.net.form
-
-    @property
-    def names(self) -> list[str]:
-        return self.net.names
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        return self.net.parameters
+    def reset(self, extra: dict[str, Any]) -> None:
+        """Puts some of the step's own state in the place of what there is."""
+        here = extra if self.placement is None else jax.device_put(extra, self.placement.replicated)
+        self.extra |= self.world.shared(here)
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer = take_distinct(self.net, self.optimizer)
+        values, optimizer = take_distinct(self, self.optimizer)
         if keep:  # the loss is scaled already, and nothing else is read
             return values, {name: x for name, x in self.extra.items() if name == "scale"}
         return values, {**self.extra, "optimizer": optimizer}
@@ -213,15 +204,9 @@ class TrainingArrays:
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:
             self.optimizer.write(extra.pop("optimizer"))
-            self.net.write(after)
+            self.write(after)
             self.extra = extra
         self.commit(changes)
-
-    def commit(self, changes: Changes) -> None:
-        self.net.commit(changes)
-
-    def gradients(self, flat: list) -> PyTree:
-        return self.net.gradients(flat)
 
 
 def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:
@@ -240,25 +225,21 @@ def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> 
     return form, [paths.index(at[i]) for i in range(form.num_leaves)]
 
 
-class LinenArrays:
+class LinenArrays(Arrays):
     """Those of a Linen module, which its user holds; gradients are a tree like `variables["params"]`."""
 
     def __init__(self, module: linen.Module, variables: PyTree, rngs: Any, mutable: Any, world: World):
-        self._view = LinenView(module.bind(variables, rngs=rngs, mutable=mutable))
-        self.definition = self.definitions = self._view.definition
+        self._view, self.world = LinenView(module.bind(variables, rngs=rngs, mutable=mutable)), world
+        self.definition = self._view.definition
         self._tree = self._view.values(world.local)
         paths, self.form = jax.tree.flatten_with_path(self._tree)
-        self.values, self._world = [x for _, x in paths], world
         self.names = [jax.tree_util.keystr(path[1:]) for path, _ in paths]
         self.parameters = tuple(
             i for i, (path, _) in enumerate(paths) if [k.key for k in path[:2]] == ["variables", "params"]
         )
 
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        return self._world.shared(self.values), {}
-
-    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
-        return self.commit(changes)
+    def read(self) -> list:
+        return jax.tree.leaves(self._tree)
 
     def commit(self, changes: Changes) -> PyTree:
         self._view.commit(changes)
@@ -268,22 +249,19 @@ class LinenArrays:
         return jax.tree.unflatten(jax.tree.structure(self._tree["variables"]["params"]), flat)
 
 
-class FunctionArrays:
+class FunctionArrays(Arrays):
     """The parameters of `function(parameters, *inputs)`; gradients have their structure."""
 
     def __init__(self, function: Callable[..., Any], parameters: PyTree, world: World):
-        view = AppliedView(Applied(function, parameters))
-        self.definition = self.definitions = view.definition
-        paths, self.form = jax.tree.flatten_with_path(view.values(world.local))
-        self.values, self._world = [x for _, x in paths], world
+        view, self.world = AppliedView(Applied(function, parameters)), world
+        self.definition = view.definition
+        self._tree = view.values(world.local)
+        paths, self.form = jax.tree.flatten_with_path(self._tree)
         self.names = ["parameters" + jax.tree_util.keystr(path) for path, _ in paths]
         self.parameters = tuple(range(len(paths)))
 
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        return self._world.shared(self.values), {}
-
-    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
-        return self.commit(changes)
+    def read(self) -> list:
+        return jax.tree.leaves(self._tree)
 
     def commit(self, changes: Changes) -> None:
         del changes  # a function has nothing that it could change

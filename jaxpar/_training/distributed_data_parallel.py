@@ -250,8 +250,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
     def __init__(self, module: nnx.Module, world: World, backend: str, state: EngineState, init_sync: bool):
         self._remember(module, world, backend, state)
         arrays = self.arrays(nnx.Param)
-        values = settle(arrays, arrays.read(), world, init_sync)
-        arrays.commit(dict(enumerate(values)))
+        arrays.commit(dict(enumerate(settle(arrays, world, init_sync))))
 
     def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
         """The wrapped module's, of which `wrt` says what is trained."""
@@ -323,7 +322,7 @@ class _LinenDistributed(_Distributed):
         """The module's variables, rank 0's on all ranks."""
         variables = self.module.init(rngs, *args, **kwargs)
         arrays = LinenArrays(self.module, variables, {}, False, self.world)
-        settled = settle(arrays, arrays.values, self.world, True)
+        settled = settle(arrays, self.world, True)
         return jax.tree.unflatten(arrays.form, settled)["variables"]
 
     def apply(

@@ -22,7 +22,7 @@ NOTHING_TO_TRAIN = (
 )
 
 
-def settle(arrays: Arrays, values: list, world: World, init_sync: bool) -> list:
+def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
     """The module's values as rank 0 has them (docs/semantics.md row D3).
 
     Raises:
@@ -31,6 +31,7 @@ def settle(arrays: Arrays, values: list, world: World, init_sync: bool) -> list:
     """
     if not arrays.parameters:
         raise ParametersError(NOTHING_TO_TRAIN)
+    values = arrays.read()
     if world.size == 1 or not init_sync:
         return values
     Guard("DistributedDataParallel")

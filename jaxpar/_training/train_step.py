@@ -19,7 +19,7 @@ from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
 from .agreement import Alone
-from .arrays import ModuleArrays, ObjectArrays, TrainingArrays
+from .arrays import TrainingArrays
 from .batches import Batches
 from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
@@ -208,14 +208,13 @@ def _engine(
         module, world, state = net, ALONE, EngineState(Alone())
         placement = placement_of(net)
         work = BatchWork(objective, placement, programs)
-    held = ModuleArrays(net, module, optimizer.wrt, placement, world, {})
-    arrays = TrainingArrays(held, ObjectArrays(optimizer, placement, world))
+    arrays = TrainingArrays(net, module, optimizer, placement, world)
     objective.see(arrays)
     assert objective.update is not None
     arrays.reset(objective.update.start())
     told: Fingerprint = ()
     if world.size > 1:
         values, extra = arrays.take(keep=False)
-        names = [name.removeprefix("module.") for name in arrays.optimizer.names]
+        names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]
         told = fingerprint(objective.update, values, extra["optimizer"], names)
     return Engine(arrays, work, state, world, loss_fn, told), arrays

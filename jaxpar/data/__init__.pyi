@@ -8,5 +8,5 @@ from ._samplers import BatchSampler as BatchSampler
 from ._samplers import RandomSampler as RandomSampler
 from ._samplers import SequentialSampler as SequentialSampler
 from ._samplers import SubsetRandomSampler as SubsetRandomSampler
+from ._samplers import WeightedRandomSampler as WeightedRandomSampler
 from ._tensor_dataset import TensorDataset as TensorDataset
-from ._weighted_sampler import WeightedRandomSampler as WeightedRandomSampler

@@ -1,7 +1,7 @@
-"""default_collate: a list of samples becomes one batch, torch's rules with NumPy arrays.
+"""default_collate: turns a list of samples into one batch, by torch's rules, with NumPy arrays.
 
-Nothing of JAX is needed for it, so it can run in any thread while the devices compute. Whatever can be
-turned into an array counts as one: tensors of torch, arrays of JAX.
+It does not use JAX, so it can run in any thread while the devices compute. Whatever converts to an array
+counts as one: tensors of torch, arrays of JAX.
 
 Source: torch/utils/data/_utils/collate.py.
 """
@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Sample: TypeAlias = Any
+"""Whatever a data set holds."""
+Batch: TypeAlias = Any
+"""Whatever a collate function makes of samples."""
 
 _MESSAGE = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
 
 
-def default_collate(batch: Sequence[Any]) -> Any:
-    """One batch of a list of samples, which the first of them describes.
+def default_collate(batch: Sequence[Sample]) -> Batch:
+    """One batch of a list of samples, the first of which decides its form.
 
     | a sample is | the batch is |
     |---|---|
-    | an array | an array with an axis more, in front |
+    | an array | an array with one more axis, in front |
     | a float, an int, a bool | an array of float64, int64, bool |
     | text, bytes | the list as it is |
     | a dict, a namedtuple | the same, of batches |
@@ -39,7 +44,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
         return batch
     if isinstance(first, (np.bool_, np.number)):
         return np.array(batch)
-    if is_array(first):
+    if is_array_like(first):
         return _stack(batch)
     if isinstance(first, float):
         return np.array(batch, np.float64)
@@ -56,14 +61,14 @@ def default_collate(batch: Sequence[Any]) -> Any:
     raise TypeError(_MESSAGE.format(type(first)))
 
 
-def default_convert(data: Any) -> Any:
-    """What a loader without batches does to a sample: arrays of any library become NumPy's, tuples lists.
+def default_convert(data: Sample) -> Batch:
+    """What a loader without batches does to a sample: arrays become NumPy's, tuples become lists.
 
     torch counterpart: `torch.utils.data.default_convert`.
     """
     if isinstance(data, (str, bytes)):
         return data
-    if is_array(data):
+    if is_array_like(data):
         return np.asarray(data)
     if isinstance(data, Mapping):
         return _mapping(data, lambda key: default_convert(data[key]))
@@ -74,19 +79,19 @@ def default_convert(data: Any) -> Any:
     return data
 
 
-def is_array(x: Any) -> bool:
-    """An array of any library."""
+def is_array_like(x: object) -> bool:
+    """An array of any library that NumPy can convert; NumPy's scalars too, which have both attributes."""
     return isinstance(x, np.ndarray) or (hasattr(x, "__array__") and hasattr(x, "dtype"))
 
 
-def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether tensors of it can be; bfloat16 and its like are kind V with a name."""
+def is_numeric(dtype: np.dtype) -> bool:
+    """Whether torch has tensors of it. bfloat16 and its like are of kind V, but have a name."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.name[:4] != "void")
 
 
-def _stack(batch: Sequence[Any]) -> np.ndarray:
+def _stack(batch: Sequence[Sample]) -> np.ndarray:
     for i, x in enumerate(batch):
-        if not is_array(x):
+        if not is_array_like(x):
             raise TypeError(f"expected Tensor as element {i} in argument 0, but got {type(x).__name__}")
     arrays = [np.asarray(x) for x in batch]
     for i, x in enumerate(arrays):
@@ -100,14 +105,14 @@ def _stack(batch: Sequence[Any]) -> np.ndarray:
     return np.stack(arrays, dtype=_common({x.dtype for x in arrays}), casting="unsafe")
 
 
-def _common(dtypes: set[np.dtype[Any]]) -> np.dtype[Any]:
-    """torch's promotion: beside floating-point types, integers do not count."""
+def _common(dtypes: set[np.dtype]) -> np.dtype:
+    """torch's promotion: integers do not count next to floating-point types."""
     floating = [d for d in dtypes if d.kind not in "biu"]
     return np.result_type(*(floating or dtypes))
 
 
-def _integers(batch: Sequence[Any]) -> np.ndarray:
-    """torch.tensor of a list that begins with an int: a float in it makes it float32."""
+def _integers(batch: Sequence[Sample]) -> np.ndarray:
+    """torch.tensor of a list that starts with an int: a float in it makes it float32."""
     if all(isinstance(x, (bool, np.bool_)) for x in batch):
         return np.array(batch, np.bool_)
     if any(isinstance(x, float) for x in batch):
@@ -120,8 +125,8 @@ def _integers(batch: Sequence[Any]) -> np.ndarray:
     return np.array(batch, np.int64)
 
 
-def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Any]) -> Any:
-    """The same kind of mapping with other values; a dict if that kind cannot be made."""
+def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Batch]) -> Batch:
+    """The same kind of mapping with other values; a dict if that kind cannot be constructed."""
     made = {key: value(key) for key in like}
     try:
         if isinstance(like, MutableMapping):
@@ -133,8 +138,8 @@ def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Any]) -> Any:
         return made
 
 
-def _sequence(like: Sequence[Any], made: list[Any]) -> Any:
-    """The same kind of sequence with other items; a list for tuples and for what cannot be made."""
+def _sequence(like: Sequence[Any], made: list[Batch]) -> Batch:
+    """The same kind of sequence with other items; a list for tuples and kinds that cannot be constructed."""
     if isinstance(like, tuple):
         return made
     try:

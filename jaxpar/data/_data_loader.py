@@ -1,9 +1,8 @@
 """DataLoader: batches of a data set, in torch's order under a seed, as NumPy arrays.
 
-torch's loader copies the data set into processes; here workers are threads of this one (_workers.py
-says why). Its place can be saved and loaded in the middle of an epoch: what is kept is the state before
-the epoch's first draw and the number of batches since, so the draws are made again and no batch is read
-twice.
+torch's loader copies the data set into processes; here workers are threads (_workers.py says why). Its
+place can be saved and loaded in the middle of an epoch: the state is that before the epoch's first draw,
+and the number of batches since. Loading repeats the draws, without reading a batch again.
 
 Source: torch/utils/data/dataloader.py.
 """
@@ -18,19 +17,20 @@ from typing import Any, cast
 from ..random import Generator
 from ._collate import default_collate, default_convert
 from ._distributed_sampler import DistributedSampler
-from ._epoch import Epoch, Position, Reading, hiring
-from ._fetch import END, LookUp, fetcher, is_stream
+from ._epoch import Epoch, Position, ReadAhead, worker_source
+from ._fetch import END, ArrayFetcher, Dataset, fetcher, is_stream
+from ._generators import check_generator, default_generator, generator_from_text, generator_to_text
 from ._samplers import BatchSampler, RandomSampler, SequentialSampler
-from ._streams import default, from_text, given, to_text
 from ._workers import Workers
 
-_FIXED = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+_READ_ONLY = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 
-_IN_BLOCKS = (SequentialSampler, RandomSampler, DistributedSampler)
+_GIVE_ARRAYS = (SequentialSampler, RandomSampler, DistributedSampler)
+"""Exactly these: a subclass may have another `__iter__`, which `blocks` does not know."""
 
 
-class _Endless:
-    """The sampler of a data set that is only iterated over."""
+class _InfiniteSampler:
+    """The sampler of a data set that can only be iterated over; the end of its data ends the epoch."""
 
     def __iter__(self) -> Iterator[None]:
         return itertools.repeat(None)
@@ -42,26 +42,26 @@ class DataLoader:
     Args:
       dataset: anything with `__getitem__`, and `__len__` unless a sampler is given; or an iterable
         without `__getitem__`, which is read in its own order.
-      batch_size: rows of a batch; None gives samples as they are.
-      shuffle: another order in each epoch.
+      batch_size: rows per batch; None gives samples as they are.
+      shuffle: whether each epoch has another random order.
       sampler: the rows of an epoch. batch_sampler: the lists of rows.
-      num_workers: threads that read ahead; the caller reads with 0. An iterable is read by one
+      num_workers: threads that read ahead; 0 reads in the caller's thread. An iterable is read by one
         thread, however many there are.
-      collate_fn: makes a batch of a list of samples; `default_collate` if left out.
-      pin_memory, pin_memory_device, in_order: taken and not needed: `prefetch` copies to the devices
+      collate_fn: turns a list of samples into a batch; `default_collate` if left out.
+      pin_memory, pin_memory_device, in_order: accepted and not needed: `prefetch` copies to the devices
         while they compute, and batches always come in order.
       drop_last: whether a last batch of fewer rows is dropped.
-      timeout: seconds to wait for a batch of the workers; 0 waits as long as it takes.
+      timeout: seconds to wait for a batch from the workers; 0 for no limit.
       worker_init_fn: called with the worker's number, in its thread, before it reads.
-      multiprocessing_context: none, since workers are threads.
+      multiprocessing_context: must be None, since workers are threads.
       generator: the `jaxpar.random.Generator` to draw from.
-      prefetch_factor: batches that each worker may be ahead; 2 if left out.
+      prefetch_factor: how many batches each worker may be ahead; 2 if left out.
       persistent_workers: whether threads are kept from one epoch to the next.
-      seed: in place of a generator, what stands for torch's default one: the order is that after
+      seed: instead of a generator, for torch's default one: the order is that after
         `torch.manual_seed(seed)`. Loaders that take turns share a `Generator`.
 
     Raises:
-      ValueError, AssertionError, TypeError: for arguments, where torch raises them, in its words.
+      ValueError, AssertionError, TypeError: for arguments that torch refuses, in its words.
       What a data set raises, with a note that names the row and the batch.
 
     torch counterpart: `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
@@ -69,7 +69,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
@@ -80,7 +80,7 @@ class DataLoader:
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], Any] | None = None,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: object = None,
         generator: Generator | None = None,
         *,
         prefetch_factor: int | None = None,
@@ -93,14 +93,15 @@ class DataLoader:
         _check_context(multiprocessing_context, num_workers)
         stream = is_stream(dataset)
         _check_exclusive(stream, batch_size, shuffle, sampler, batch_sampler, drop_last)
-        self.generator = given(generator, "DataLoader")
+        self.generator = check_generator(generator, "DataLoader")
         if generator is not None and seed is not None:
             raise ValueError("DataLoader: give either generator or seed (torch's default one), not both.")
-        self._draws = default(seed, "DataLoader") if self.generator is None else self.generator
+        self._draws = default_generator(seed, "DataLoader") if self.generator is None else self.generator
         if sampler is None:
             if stream:
-                sampler = _Endless()
+                sampler = _InfiniteSampler()
             elif shuffle:
+                # Without a generator of its own the sampler draws a new seed for each epoch, as torch's.
                 own = None if generator is not None else self._draws
                 sampler = RandomSampler(dataset, generator=generator, seed=own)
             else:
@@ -114,18 +115,19 @@ class DataLoader:
         self.timeout, self.worker_init_fn = timeout, worker_init_fn
         self.batch_size, self.drop_last = batch_size, drop_last
         self.sampler, self.batch_sampler = sampler, batch_sampler
+        # torch's default depends on automatic batching, too.
         self.collate_fn = collate_fn or (default_convert if batch_sampler is None else default_collate)
         self.persistent_workers = persistent_workers
         self._stream = stream
         self._position: Position | None = None
         self._resume: dict[str, Any] | None = None
-        # An iterable has one order, which one thread keeps.
+        # Several threads would mix up the order of an iterable. torch's workers each read all of it.
         make = functools.partial(Workers, 1 if stream else num_workers, worker_init_fn)
-        self._hire = hiring(make, persistent_workers)
+        self._workers = worker_source(make, persistent_workers)
         self._ready = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and getattr(self, "_ready", False):
+        if name in _READ_ONLY and getattr(self, "_ready", False):
             raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
         super().__setattr__(name, value)
 
@@ -151,9 +153,11 @@ class DataLoader:
             self._restore(resume["start"])
         self._position = position = Position(self._start() if resume is None else resume["start"])
         fetch = fetcher(self.dataset, self.collate_fn, self.batch_sampler is not None, self.drop_last)
-        index = self._index(isinstance(fetch, LookUp))
-        self._draws.draw_seed()  # torch's workers' seed, which is drawn without workers too
+        index = self._index(isinstance(fetch, ArrayFetcher))
+        # The workers' seed, which torch draws even without workers: it moves the stream in each epoch.
+        self._draws.draw_seed()
         if resume is not None:
+            # Skipping repeats the samplers' draws. Rows are not read, except of an iterable: it has no index.
             for number in range(resume["batches"]):
                 place = next(index, END)
                 if place is END or (self._stream and fetch(number, place) is END):
@@ -163,51 +167,52 @@ class DataLoader:
                     )
             position.batches = resume["batches"]
             if resume["generator"] is not None:
-                from_text(self._draws, resume["generator"])
+                generator_from_text(self._draws, resume["generator"])
         if not self.num_workers:
             return Epoch(fetch, index, position, None)
         ahead = (self.prefetch_factor or 1) * self.num_workers
-        return Epoch(fetch, index, position, Reading(self._hire, ahead, self.timeout))
+        return Epoch(fetch, index, position, ReadAhead(self._workers, ahead, self.timeout))
 
     def _index(self, arrays: bool) -> Iterator[Any]:
-        """The rows of each batch, as an array where the data set takes one and the samplers have them so."""
+        """The rows of each batch; as an array if the data set can look it up and the sampler has arrays."""
         batches: Any = self.batch_sampler
-        if arrays and type(batches) is BatchSampler and type(batches.sampler) in _IN_BLOCKS:
+        if arrays and type(batches) is BatchSampler and type(batches.sampler) in _GIVE_ARRAYS:
             sampler: Any = batches.sampler
             return batches.arrays(sampler.blocks())
         return iter(self._index_sampler)
 
-    # ------------------------------------------------------------------------------------ its place
+    # ---------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: the last epoch that was begun, and how many of its batches were given out.
+        """Where the loader is: the last epoch that was started, and how many of its batches were returned.
 
-        JSON can keep it. Batches that workers have read ahead do not count. An epoch that was left with
-        `break` counts as begun.
+        JSON can store it. Batches that workers have read ahead do not count. An epoch that was left with
+        `break` counts as started.
         """
         if self._resume is not None:
             return self._resume
+        # Before the first epoch, and after the end of one, the place is the start of the next.
         position = self._position
         if position is None or position.ended:
             position = Position(self._start())
-        # Others may draw from a shared generator in the middle of an epoch; one that was given to the
-        # loader is its sampler's too, and is where it has to be when the epoch's draws are repeated.
+        # Others may draw from a shared generator in the middle of an epoch, so its state is stored as well. A
+        # generator given to the loader is also its sampler's: repeating the epoch's draws restores it.
         shared = self.generator is None and position.batches > 0
         return {
             **self._form(),
             "batches": position.batches,
             "start": position.start,
-            "generator": to_text(self._draws) if shared else None,
+            "generator": generator_to_text(self._draws) if shared else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next epoch goes on where `state_dict` was called: same rows, same order, same draws after it.
+        """Continues where `state_dict` was called: the same rows, in the same order, then the same draws.
 
-        A sampler of another library is asked for its own `state_dict`; one without must give the same
-        order again. An iterable is read again up to the place.
+        A sampler of another library provides its own `state_dict`; one without must give the same order
+        again. An iterable is read again up to the place.
 
         Raises:
-          ValueError: the state is of a loader with other batches.
+          ValueError: the state belongs to a loader with other batches.
         """
         for name, mine in self._form().items():
             if state[name] != mine:
@@ -226,12 +231,12 @@ class DataLoader:
     def _start(self) -> dict[str, Any]:
         sampler = self._index_sampler
         place = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
-        return {"generator": to_text(self._draws), "sampler": place}
+        return {"generator": generator_to_text(self._draws), "sampler": place}
 
     def _restore(self, start: dict[str, Any]) -> None:
         if start["sampler"]:
             self._index_sampler.load_state_dict(start["sampler"])
-        from_text(self._draws, start["generator"])
+        generator_from_text(self._draws, start["generator"])
 
     def _check_epoch(self, resume: dict[str, Any]) -> None:
         saved = resume["start"]["sampler"].get("epoch")
@@ -263,7 +268,7 @@ def _check_workers(n: int, timeout: float, factor: int | None, persistent: bool)
     return 2 if n and factor is None else factor
 
 
-def _check_context(context: Any, n: int) -> None:
+def _check_context(context: object, n: int) -> None:
     if context is None:
         return
     if not n:
@@ -278,7 +283,12 @@ def _check_context(context: Any, n: int) -> None:
 
 
 def _check_exclusive(
-    stream: bool, batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool
+    stream: bool,
+    batch_size: int | None,
+    shuffle: bool | None,
+    sampler: object,
+    batch_sampler: object,
+    drop_last: bool,
 ) -> None:
     if stream:
         what = "DataLoader with IterableDataset: expected unspecified"

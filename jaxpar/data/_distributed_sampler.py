@@ -1,8 +1,8 @@
-"""Which rows are a rank's own.
+"""Which rows belong to a rank.
 
-`DistributedSampler` is torch's: every rank gets as many rows, and where they do not divide evenly
-some come twice or are dropped. That is right for training and wrong for a metric, so there is also
-`EvaluationSampler`, which gives every row to exactly one rank.
+`DistributedSampler` is torch's: all ranks get equally many rows; if they do not divide evenly, some come
+twice or are dropped. That is right for training and wrong for a metric, so there is also
+`EvaluationSampler`, which gives each row to exactly one rank.
 
 Source: torch/utils/data/distributed.py; the order is `jaxpar.random.distributed_order`.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..random import distributed_order
 
-Array = np.ndarray[Any, np.dtype[Any]]
+_ORDER_DEPENDS_ON = ("num_replicas", "shuffle", "seed", "drop_last")
 
 
 class DistributedSampler:
@@ -28,9 +28,9 @@ class DistributedSampler:
         `jaxpar.distributed` if left out.
       shuffle: whether the rows are permuted, by a generator of seed + epoch.
       seed: the same number on all ranks.
-      drop_last: whether rows that do not divide evenly are dropped; else the first ones come twice.
+      drop_last: whether rows that do not divide evenly are dropped; otherwise the first ones come twice.
 
-    Call `set_epoch(epoch)` before each epoch, or all have the same order.
+    Call `set_epoch(epoch)` before each epoch, or all epochs have the same order.
 
     Raises:
       ValueError: a rank outside of [0, num_replicas); or one of the two is left out and there is no
@@ -58,7 +58,7 @@ class DistributedSampler:
     def __iter__(self) -> Iterator[int]:
         return iter(next(self.blocks()).tolist())
 
-    def blocks(self) -> Iterator[Array]:
+    def blocks(self) -> Iterator[np.ndarray]:
         """All rows at once."""
         order = distributed_order(
             len(self.dataset),
@@ -80,18 +80,12 @@ class DistributedSampler:
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch, another order."""
+        """Sets the epoch, and with it the order."""
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, and what the order depends on; equal on all ranks."""
-        return {
-            "epoch": self.epoch,
-            "num_replicas": self.num_replicas,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "drop_last": self.drop_last,
-        }
+        return {"epoch": self.epoch, **{name: getattr(self, name) for name in _ORDER_DEPENDS_ON}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets the epoch.
@@ -99,18 +93,18 @@ class DistributedSampler:
         Raises:
           ValueError: the state is of a sampler with another order.
         """
-        mine = self.state_dict()
-        for name in ("num_replicas", "shuffle", "seed", "drop_last"):
-            if state[name] != mine[name]:
+        for name in _ORDER_DEPENDS_ON:
+            mine = getattr(self, name)
+            if state[name] != mine:
                 raise ValueError(
                     f"DistributedSampler: the state was saved with {name}={state[name]} and this sampler has "
-                    f"{name}={mine[name]}, so its rows are others. Make it as it was, or begin an epoch."
+                    f"{name}={mine}, so its rows are others. Make it as it was, or begin an epoch."
                 )
         self.epoch = state["epoch"]
 
 
 class EvaluationSampler:
-    """A rank's rows such that each row of the data set is on exactly one rank.
+    """A rank's rows, where each row of the data set belongs to exactly one rank.
 
     Args:
       dataset: the data set; its length counts.
@@ -118,14 +112,14 @@ class EvaluationSampler:
       interleaved: rows rank, rank + R, rank + 2R, ... instead of a run of rows for each rank, the
         first ranks having the longer runs.
 
-    Ranks differ by one row at most. With fewer rows than ranks some have none. A rank may have a
-    batch more than another, so a loop over batches must not wait for the other ranks in each of them.
+    Ranks differ by one row at most; with fewer rows than ranks some have none. A rank may have one more
+    batch than another, so a loop over batches must not wait for the other ranks in each of them.
 
     Raises:
       ValueError: as `DistributedSampler`.
 
-    torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, and a metric over them
-    counts these twice (docs/semantics.md section 2.4).
+    torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, which a metric then counts
+    twice (docs/semantics.md section 2.4).
     """
 
     def __init__(

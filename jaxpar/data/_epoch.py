@@ -1,4 +1,4 @@
-"""One pass over the batches, in the caller's thread or with workers that read ahead."""
+"""Epoch: one pass over the batches, in the caller's thread or with workers that read ahead."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
-from ._fetch import END, Fetch
+from ._fetch import END, Batch, Fetch, Index
 from ._workers import Workers
 
 
 @dataclasses.dataclass
 class Position:
-    """How far an epoch has come; `start` is the loader's state before its first draw."""
+    """How far an epoch has come; `start` is the loader's state before the epoch's first draw."""
 
     start: dict[str, Any]
     batches: int = 0
@@ -22,32 +22,32 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """How workers read: `hire` gives them, for this epoch alone or for all; `ahead` is how many batches
-    they may hold; `timeout` in seconds, 0 for none.
-    """
+class ReadAhead:
+    """Where workers come from, how many batches they may hold, and how many seconds to wait (0: no limit)."""
 
-    hire: Callable[[], Workers]
-    ahead: int
+    workers: Callable[[], Workers]
+    batches: int
     timeout: float
 
 
 @dataclasses.dataclass
 class _Task:
     number: int
-    index: Any
+    index: Index
     future: Future[Any] | None = None
 
 
 class Epoch:
     """An iterator over batches.
 
-    After an error the next batch follows, as with torch's: whoever catches it can go on. Meanwhile no
-    thread is kept, because a traceback that somebody holds would keep them too.
+    After an error the next batch follows, as with torch's: whoever catches it can go on. Until then no
+    thread is kept alive, because a stored traceback would keep the threads, too.
     """
 
-    def __init__(self, fetch: Fetch, index: Iterator[Any], position: Position, reading: Reading | None):
-        self._fetch, self._index, self._position, self._reading = fetch, index, position, reading
+    def __init__(
+        self, fetch: Fetch, index: Iterator[Index], position: Position, read_ahead: ReadAhead | None
+    ):
+        self._fetch, self._index, self._position, self._read_ahead = fetch, index, position, read_ahead
         self._number = position.batches
         self._todo: collections.deque[_Task] = collections.deque()
         self._workers: Workers | None = None
@@ -56,9 +56,9 @@ class Epoch:
     def __iter__(self) -> Epoch:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         try:
-            number, batch = self._one() if self._reading is None else self._ahead(self._reading)
+            number, batch = self._read() if self._read_ahead is None else self._next_of(self._read_ahead)
         except BaseException:
             self._release()
             raise
@@ -70,31 +70,32 @@ class Epoch:
         self._position.batches = number + 1
         return batch
 
-    def _one(self) -> tuple[int, Any]:
+    def _read(self) -> tuple[int, Batch]:
         index = END if self._last else next(self._index, END)
         if index is END:
             return self._number, END
         number, self._number = self._number, self._number + 1
         return number, self._fetch(number, index)
 
-    def _ahead(self, reading: Reading) -> tuple[int, Any]:
-        self._plan(reading.ahead)
+    def _next_of(self, ahead: ReadAhead) -> tuple[int, Batch]:
+        self._plan(ahead.batches)
         if not self._todo:
             return self._number, END
         for task in self._todo:
             if task.future is None:
                 if self._workers is None:
-                    self._workers = reading.hire()
+                    self._workers = ahead.workers()
                 task.future = self._workers.submit(task.number, self._fetch, task.number, task.index)
         task = self._todo[0]
         assert task.future is not None
-        if not wait([task.future], reading.timeout or None).done:
-            raise RuntimeError(f"DataLoader timed out after {reading.timeout} seconds")
+        if not wait([task.future], ahead.timeout or None).done:
+            raise RuntimeError(f"DataLoader timed out after {ahead.timeout} seconds")
         self._todo.popleft()
         return task.number, task.future.result()
 
-    def _plan(self, ahead: int) -> None:
-        while len(self._todo) < ahead and not self._last:
+    def _plan(self, batches: int) -> None:
+        """Decides on the rows of as many batches as may be read ahead; draws are made here, in order."""
+        while len(self._todo) < batches and not self._last:
             task = _Task(self._number, END)
             try:
                 task.index = next(self._index, END)
@@ -109,7 +110,7 @@ class Epoch:
             self._number += 1
 
     def _release(self) -> None:
-        """Batches that nobody has begun are taken back; workers whom nobody else holds go home."""
+        """Takes back the batches that no worker has started, and lets go of the workers."""
         for task in self._todo:
             if task.future is not None and task.future.cancel():
                 task.future = None
@@ -119,15 +120,15 @@ class Epoch:
         self._release()
 
 
-def hiring(make: Callable[[], Workers], persistent: bool) -> Callable[[], Workers]:
-    """Gives workers: others each time, or, if persistent, the same ones as long as they live."""
+def worker_source(make: Callable[[], Workers], persistent: bool) -> Callable[[], Workers]:
+    """Where an epoch gets its workers: new ones each time, or the same ones if persistent."""
     if not persistent:
         return make
     kept: list[Workers] = []
 
-    def hire() -> Workers:
+    def workers() -> Workers:
         if not kept:
             kept.append(make())
         return kept[0]
 
-    return hire
+    return workers

@@ -1,54 +1,58 @@
-"""From the rows of a batch to the batch, with a note on an error that says which row it was."""
+"""From the rows of a batch to the batch. An error gets a note that names the row."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from ._collate import default_collate, is_numeric
+from ._collate import Batch, Sample, default_collate, is_numeric
 from ._tensor_dataset import TensorDataset
 
-Collate = Callable[[Any], Any]
-Fetch = Callable[[int, Any], Any]
+Dataset: TypeAlias = Any
+"""Anything with `__getitem__`, or an iterable."""
+Index: TypeAlias = Any
+"""Whatever a sampler yields: a row, or the rows of a batch."""
+Collate = Callable[[Any], Batch]
+Fetch = Callable[[int, Index], Batch]
 """`fetch(number, index) -> batch`: `number` counts the batches of an epoch, for the notes."""
 
 END = object()
-"""What comes after the last batch of an iterable."""
+"""Stands for the end: what follows the last batch of an iterable."""
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether a data set is only iterated over; one with `__getitem__` is asked for its rows.
+def is_stream(dataset: Dataset) -> bool:
+    """Whether a data set can only be iterated over; one with `__getitem__` is asked for its rows.
 
-    torch's IterableDataset inherits a `__getitem__` that raises, and is known by its name.
+    torch's IterableDataset inherits a `__getitem__` that raises, so it is recognised by its name.
     """
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
 
 
-def fetcher(dataset: Any, collate: Collate, together: bool, drop_last: bool) -> Fetch:
-    """`together`: whether an index is the rows of a batch, or one row."""
+def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) -> Fetch:
+    """The function that reads a batch. `batched`: whether an index is the rows of a batch, or one row."""
     if is_stream(dataset):
-        return _Stream(dataset, collate, together, drop_last)
-    if together and collate is default_collate:
-        # One look-up for each array gives what collating the rows one by one would.
+        return _IterableFetcher(dataset, collate, batched, drop_last)
+    if batched and collate is default_collate:
+        # One look-up per array gives the same as collating the rows one by one.
         if type(dataset) is TensorDataset and dataset.numeric:
-            return LookUp(dataset.gather)
+            return ArrayFetcher(dataset.gather)
         if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):
-            return LookUp(lambda rows: TensorDataset(dataset).gather(rows)[0])
-    return _Rows(dataset, collate, together)
+            return ArrayFetcher(lambda rows: TensorDataset(dataset).gather(rows)[0])
+    return _MapFetcher(dataset, collate, batched)
 
 
-class LookUp:
-    """Arrays in memory, which are asked for all rows of a batch at once."""
+class ArrayFetcher:
+    """Looks up all rows of a batch at once, in arrays in memory."""
 
-    def __init__(self, gather: Callable[[Any], Any]):
+    def __init__(self, gather: Callable[[Index], Batch]):
         self.gather = gather
 
-    def __call__(self, number: int, rows: Any) -> Any:
+    def __call__(self, number: int, rows: Index) -> Batch:
         try:
             return self.gather(rows)
         except Exception as error:
@@ -56,41 +60,41 @@ class LookUp:
 
 
 def _fail(error: Exception, where: str) -> NoReturn:
-    """Raises the same error with the place. StopIteration would end the epoch without a word, as in torch."""
+    """Raises the error with a note of the place. StopIteration would end the epoch silently, as in torch."""
     if isinstance(error, StopIteration):
         raise RuntimeError(f"DataLoader: StopIteration was raised {where}; that is no end.") from error
     error.add_note(f"DataLoader: raised {where}.")
     raise error
 
 
-class _Rows:
-    """A data set that is asked for its rows."""
+class _MapFetcher:
+    """Asks a data set for its rows."""
 
-    def __init__(self, dataset: Any, collate: Collate, together: bool):
-        self.dataset, self.collate, self.together = dataset, collate, together
+    def __init__(self, dataset: Dataset, collate: Collate, batched: bool):
+        self.dataset, self.collate, self.batched = dataset, collate, batched
 
-    def __call__(self, number: int, index: Any) -> Any:
-        samples = self._samples(number, index) if self.together else self._one(number, index)
+    def __call__(self, number: int, index: Index) -> Batch:
+        samples = self._samples(number, index) if self.batched else self._one(number, index)
         try:
             return self.collate(samples)
         except Exception as error:
-            what = f"rows {list(index)}" if self.together else f"row {index!r}"
+            what = f"rows {list(index)}" if self.batched else f"row {index!r}"
             _fail(error, f"while {what} of batch {number} were put together")
 
-    def _one(self, number: int, index: Any) -> Any:
+    def _one(self, number: int, index: Index) -> Sample:
         try:
             return self.dataset[index]
         except Exception as error:
             _fail(error, f"by dataset[{index!r}], sample {number}")
 
-    def _samples(self, number: int, rows: Iterable[Any]) -> Any:
-        together = getattr(self.dataset, "__getitems__", None)
-        if together:
+    def _samples(self, number: int, rows: Iterable[Index]) -> list[Sample]:
+        getitems = getattr(self.dataset, "__getitems__", None)
+        if getitems:
             try:
-                return together(rows)
+                return getitems(rows)
             except Exception as error:
                 _fail(error, f"by dataset.__getitems__({rows!r}), batch {number}")
-        samples: list[Any] = []
+        samples: list[Sample] = []
         row = None
         try:
             for row in rows:
@@ -100,34 +104,34 @@ class _Rows:
         return samples
 
 
-class _Stream:
-    """A data set that is iterated over, by one thread at a time."""
+class _IterableFetcher:
+    """Iterates over a data set, in one thread at a time."""
 
-    def __init__(self, dataset: Any, collate: Collate, together: bool, drop_last: bool):
+    def __init__(self, dataset: Dataset, collate: Collate, batched: bool, drop_last: bool):
         self.rows, self.collate = iter(dataset), collate
-        self.together, self.drop_last = together, drop_last
+        self.batched, self.drop_last = batched, drop_last
         self.read, self.ended = 0, False
-        self.lock = threading.Lock()  # after an error a thread may be at its last batch while another begins
+        self.lock = threading.Lock()  # after an error a worker may still be reading when the next one starts
 
-    def __call__(self, number: int, index: Any) -> Any:
+    def __call__(self, number: int, index: Index) -> Batch:
         with self.lock:
             return self._batch(number, index)
 
-    def _batch(self, number: int, index: Any) -> Any:
+    def _batch(self, number: int, index: Index) -> Batch:
         samples = []
-        for _ in index if self.together else (0,):
+        for _ in index if self.batched else (0,):
             sample = END if self.ended else self._next(number)
             if sample is END:
                 break
             samples.append(sample)
-        if not samples or (self.drop_last and self.together and len(samples) < len(index)):
+        if not samples or (self.drop_last and self.batched and len(samples) < len(index)):
             return END
         try:
-            return self.collate(samples if self.together else samples[0])
+            return self.collate(samples if self.batched else samples[0])
         except Exception as error:
             _fail(error, f"while the samples of batch {number} were put together")
 
-    def _next(self, number: int) -> Any:
+    def _next(self, number: int) -> Sample:
         try:
             sample = next(self.rows)
         except StopIteration:

@@ -1,8 +1,8 @@
-"""prefetch: the next batches are copied to the devices while these compute the present one.
+"""prefetch: copies the next batches to the devices while these compute the current one.
 
-A thread takes batches of any iterable and sends them. It makes copies only and launches no program for
-several devices, so it can run beside the thread that trains, on virtual devices too (`_devices.virtual`). It
-ends with the loop, however that ends: the thread holds nothing that keeps the loop's iterator alive.
+A thread takes batches from any iterable and sends them. It only makes copies and launches no program for
+several devices, so it can run beside the training thread, also on virtual devices (`_devices.virtual`). It
+ends with the loop, however that ends: the thread holds no reference to the loop's iterator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,6 +23,9 @@ from .._typing import DeviceLike, PyTree
 from ._fetch import END
 from .sending import Send, sender
 
+Reader = Callable[[], PyTree] | None
+"""Returns the place in an iterable; None if that cannot be saved."""
+
 
 def prefetch(
     iterable: Iterable[PyTree],
@@ -32,20 +35,20 @@ def prefetch(
     """The same batches, each on the devices before it is asked for.
 
     Args:
-      iterable: a `DataLoader`, torch's or this one, a grain data set, anything that gives pytrees of
+      iterable: a `DataLoader`, torch's or this one, a grain data set, anything that yields pytrees of
         arrays. Other leaves stay as they are.
-      placement: a `Placement` or devices, over which rows are spread that divide evenly (others go to
-        all of them); one device, which gets everything; all devices if left out.
-      size: how many batches may wait at most, the one that is being made included.
+      placement: a `Placement` or devices: rows that divide evenly are spread over them, others go to all
+        of them; or one device, which gets everything; all devices if left out.
+      size: how many batches may wait at most, including the one being made.
 
     Returns:
       An iterable of `jax.Array` trees; each loop over it is a pass over `iterable`. `with` and `close()`
       end the thread. `len`, `state_dict` and `load_state_dict` are those of `iterable`, whose place is
-      the last batch that was given out, not the last that was read.
+      the last batch that was returned, not the last that was read.
 
     Raises:
-      ValueError: `size` is no positive int. DeviceError: unknown devices. TypeError: not an iterable.
-      What `iterable` raises, after the batches before it and with a note that numbers the batch.
+      ValueError: `size` is not a positive int. DeviceError: unknown devices. TypeError: not an iterable.
+      What `iterable` raises, after the batches before it, with a note of the batch's number.
       LeafError: arrays of text or objects. RangeError: integers that JAX would wrap.
 
     torch counterpart: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.
@@ -61,10 +64,10 @@ class Prefetch:
     """What `prefetch` returns."""
 
     def __init__(self, iterable: Iterable[PyTree], send: Send, size: int):
-        self._iterable, self._sender, self._size = iterable, send, size
-        self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
-        self._place: list[Any] = []  # of the last batch that was given out
-        self._resume: Any = None
+        self._iterable, self._send, self._size = iterable, send, size
+        self._passes: weakref.WeakSet[_PrefetchIterator] = weakref.WeakSet()
+        self._place: list[Any] = []  # of the last batch that was returned
+        self._resume: PyTree = None
 
     def __iter__(self) -> Iterator[PyTree]:
         rows = iter(self._iterable)
@@ -72,7 +75,7 @@ class Prefetch:
             rows.set_state(self._resume)  # type: ignore[attr-defined]
         read = _reader(self._iterable, rows)
         self._resume, self._place = None, [None if read is None else read()]
-        one = _Pass(_Feed(self._size), rows, self._sender, read, self._place)
+        one = _PrefetchIterator(_Channel(self._size), rows, self._send, read, self._place)
         self._passes.add(one)
         return one
 
@@ -82,19 +85,19 @@ class Prefetch:
     def __enter__(self) -> Prefetch:
         return self
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        self._end(wait=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._end(wait=kind is None)  # an error should not wait for a slow read
 
     def close(self) -> None:
-        """Ends the thread, and waits for the batch that it is reading; loops over this end, too."""
+        """Ends the thread after the batch that it is reading, and waits for it. Loops over this end, too."""
         self._end(wait=True)
 
     def _end(self, wait: bool) -> None:
         for one in list(self._passes):
-            one.feed.end(wait)
+            one.channel.end(wait)
 
-    def state_dict(self) -> Any:
-        """The iterable's place at the last batch that was given out.
+    def state_dict(self) -> PyTree:
+        """The iterable's place at the last batch that was returned.
 
         Raises:
           TypeError: it has neither `state_dict` nor its iterator `get_state`.
@@ -111,8 +114,8 @@ class Prefetch:
             )
         return place
 
-    def load_state_dict(self, state: Any) -> None:
-        """The next loop goes on behind the batch at which `state_dict` was called."""
+    def load_state_dict(self, state: PyTree) -> None:
+        """The next loop continues after the batch at which `state_dict` was called."""
         self._place = [state]
         if hasattr(self._iterable, "load_state_dict"):
             self._iterable.load_state_dict(state)
@@ -120,16 +123,19 @@ class Prefetch:
             self._resume = state
 
 
-def _reader(iterable: Any, rows: Any) -> Any:
-    """The function that says where the iterable is: torchdata's word or grain's."""
+def _reader(iterable: object, rows: object) -> Reader:
+    """The method that returns the iterable's place: grain's, of the iterator, or torchdata's."""
     for source, word in ((rows, "get_state"), (iterable, "state_dict")):
         if hasattr(source, word):
             return getattr(source, word)
     return None
 
 
-class _Feed:
-    """What the thread and the loop share."""
+class _Channel:
+    """What the thread and the loop share.
+
+    It refers to neither the iterator nor the data, so that the thread, which holds it, keeps neither alive.
+    """
 
     def __init__(self, size: int):
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -138,76 +144,79 @@ class _Feed:
         self.thread: threading.Thread | None = None
 
     def end(self, wait: bool = False) -> None:
-        """Nothing is read any more, and what is ready is dropped."""
+        """Stops reading, and drops what is ready."""
         self.ended = True
-        self.room.release()
+        self.room.release()  # wakes a thread that waits for room, so that it sees the end
         while not self.ready.empty():
             self.ready.get()
         self.ready.put((END, None))
+        # The thread cannot wait for its own end, should the iterable call `close`.
         if wait and self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
 
 
-_feeds: weakref.WeakSet[_Feed] = weakref.WeakSet()
+_channels: weakref.WeakSet[_Channel] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
-    """JAX takes its backends down at the end of the process; no copy may be under way then.
+    """Ends all threads before JAX takes its backends down at exit, when no copy may be under way.
 
-    This runs before, because it was registered after JAX was imported.
+    atexit runs the last registered function first, and this module is imported after JAX.
     """
-    for feed in list(_feeds):
-        feed.end()
-        if feed.thread is not None:
-            feed.thread.join(timeout=5)
+    for channel in list(_channels):
+        channel.end()
+        if channel.thread is not None:
+            channel.thread.join(timeout=5)
 
 
-class _Pass:
-    """One loop's iterator."""
+class _PrefetchIterator:
+    """The iterator of one loop."""
 
-    def __init__(self, feed: _Feed, rows: Iterator[PyTree], send: Send, read: Any, place: list[Any]):
-        self.feed, self._place = feed, place
+    def __init__(self, channel: _Channel, rows: Iterator[PyTree], send: Send, read: Reader, place: list[Any]):
+        self.channel, self._place = channel, place
         self._error: BaseException | None = None
-        weakref.finalize(self, feed.end).atexit = False
-        # A `with` may have set it for the caller's thread alone.
+        # When the loop drops its iterator, the thread ends. At exit `_end_all` does it, in the right order.
+        weakref.finalize(self, channel.end).atexit = False
+        # `with jax.enable_x64(...)` holds for the caller's thread alone.
         x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64
-        feed.thread = threading.Thread(
-            target=_run, args=(feed, rows, send, read, x64), name="prefetch", daemon=True
+        channel.thread = threading.Thread(
+            target=_read_and_send, args=(channel, rows, send, read, x64), name="prefetch", daemon=True
         )
-        _feeds.add(feed)
-        feed.thread.start()
+        _channels.add(channel)
+        channel.thread.start()
 
-    def __iter__(self) -> _Pass:
+    def __iter__(self) -> _PrefetchIterator:
         return self
 
     def __next__(self) -> PyTree:
         if self._error is not None:
             raise self._error
-        if self.feed.ended:
+        if self.channel.ended:
             raise StopIteration
         try:
-            batch, place = self.feed.ready.get()
-        except BaseException:  # Ctrl-C: its traceback would keep this iterator, and so the thread
-            self.feed.end()
+            batch, place = self.channel.ready.get()
+        except BaseException:  # Ctrl-C: its traceback keeps this iterator alive, and so would the thread be
+            self.channel.end()
             raise
         if batch is END:
-            self.feed.end()
+            self.channel.end()
             if place is None:
                 raise StopIteration
+            # Kept, so that a second next() does not look like the end of the data.
             self._error = place
             raise place
-        self.feed.room.release()
+        self.channel.room.release()
         self._place[:] = [place]
         return batch
 
 
-def _run(feed: _Feed, rows: Iterator[PyTree], send: Send, read: Any, x64: bool) -> None:
+def _read_and_send(channel: _Channel, rows: Iterator[PyTree], send: Send, read: Reader, x64: bool) -> None:
     last: BaseException | None = None
     try:
         for number in itertools.count():
-            feed.room.acquire()
-            if feed.ended:
+            channel.room.acquire()
+            if channel.ended:
                 return
             what = "read"
             try:
@@ -222,10 +231,10 @@ def _run(feed: _Feed, rows: Iterator[PyTree], send: Send, read: Any, x64: bool) 
                 error.add_note(f"prefetch: raised while batch {number} was {what}.")
                 last = error
                 break
-            if feed.ended:
+            if channel.ended:
                 return
-            feed.ready.put((batch, place))
-            del batch
+            channel.ready.put((batch, place))
+            del batch  # else one more batch than `size` would be alive while the next is read
     finally:
-        feed.ready.put((END, last))
-        del last
+        channel.ready.put((END, last))
+        del last  # its traceback refers to this frame, which would refer to it

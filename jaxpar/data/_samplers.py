@@ -1,23 +1,23 @@
 """Samplers: the order of the rows, torch's to the last one.
 
-Iterating gives Python ints, and draws from a generator at the moments at which torch does, so that
-an epoch that is left early leaves the generator where torch leaves it.
+Iterating gives Python ints and draws at the same moments as torch, so that an epoch that is left early
+leaves the generator where torch leaves it.
 
-Source: torch/utils/data/sampler.py.
+Sources: torch/utils/data/sampler.py; for the weighted one ATen/native/Distributions.cpp and
+ATen/native/cpu/MultinomialKernel.cpp.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
 from ..random import Generator
-from ._streams import default, from_text, given, to_text
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ._generators import check_generator, default_generator, generator_from_text, generator_to_text
 
 
 class SequentialSampler:
@@ -32,26 +32,26 @@ class SequentialSampler:
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.data_source)))
 
-    def blocks(self) -> Iterator[Array]:
-        """All rows at once."""
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All rows at once, for a loader that takes them as arrays."""
         yield np.arange(len(self.data_source))
 
     def __len__(self) -> int:
         return len(self.data_source)
 
 
-class Drawing:
-    """What samplers that draw have in common: a generator, and its place as their state."""
+class GeneratorSampler:
+    """What samplers that draw have in common: a generator, whose state is theirs."""
 
     generator: Generator | None
     _default: Generator | None
 
-    def _take(self, generator: Any, seed: Any) -> None:
+    def _set_generator(self, generator: Generator | None, seed: int | Generator | None) -> None:
         name = type(self).__name__
-        self.generator = given(generator, name)
+        self.generator = check_generator(generator, name)
         if generator is not None and seed is not None:
             raise ValueError(f"{name}: give either generator or seed (torch's default one), not both.")
-        self._default = default(seed, name) if generator is None else None
+        self._default = default_generator(seed, name) if generator is None else None
 
     @property
     def _source(self) -> Generator:
@@ -60,30 +60,30 @@ class Drawing:
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's place; JSON can keep it."""
-        return {"generator": to_text(self._source)}
+        """The generator's state; JSON can store it."""
+        return {"generator": generator_to_text(self._source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts the generator back where `state_dict` found it."""
-        from_text(self._source, state["generator"])
+        """Restores the generator to where `state_dict` found it."""
+        generator_from_text(self._source, state["generator"])
 
 
-class RandomSampler(Drawing):
+class RandomSampler(GeneratorSampler):
     """The rows in random order.
 
     Args:
       data_source: a data set; its length counts.
       replacement: whether a row may come twice.
       num_samples: how many rows in an epoch; as many as there are if left out. More without
-        replacement are several permutations.
+        replacement come from several permutations.
       generator: the `jaxpar.random.Generator` to draw from.
-      seed: in place of a generator, what stands for torch's default one: `seed=0` gives the order
-        that torch gives after `torch.manual_seed(0)`. A `Generator` may be shared with others. Left
-        out, it comes from the operating system.
+      seed: instead of a generator, for torch's default one: `seed=0` gives torch's order after
+        `torch.manual_seed(0)`. A `Generator` may be shared with others. If left out, the operating
+        system provides it.
 
     Raises:
-      TypeError: `replacement` is no bool. ValueError: `num_samples` is no positive int, which is
-        also what an empty data set gives.
+      TypeError: `replacement` is not a bool. ValueError: `num_samples` is not a positive int, also
+        because the data set is empty.
 
     torch counterpart: `torch.utils.data.RandomSampler`, the same rows.
     """
@@ -98,7 +98,7 @@ class RandomSampler(Drawing):
         seed: int | Generator | None = None,
     ):
         self.data_source, self.replacement, self._num_samples = data_source, replacement, num_samples
-        self._take(generator, seed)
+        self._set_generator(generator, seed)
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement should be a boolean value, but got replacement={replacement}")
         k = self.num_samples
@@ -112,10 +112,10 @@ class RandomSampler(Drawing):
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(block.tolist() for block in self.blocks())
 
-    def blocks(self) -> Iterator[Array]:
-        """The rows in the portions that torch draws, each when its first row is asked for."""
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The rows in the portions that torch draws, each drawn when its first row is needed."""
         n, k = len(self.data_source), self.num_samples
-        # Without a generator of its own, a sampler makes one in each epoch.
+        # As in torch, a sampler without a generator of its own makes one in each epoch.
         g = Generator(self._source.draw_seed()) if self.generator is None else self.generator
         if self.replacement:
             for _ in range(k // 32):
@@ -124,14 +124,14 @@ class RandomSampler(Drawing):
         else:
             for _ in range(k // n):
                 yield g.randperm(n)
-            # Also drawn where nothing is taken of it.
+            # torch draws this one even if it uses none of it.
             yield g.randperm(n)[: k % n]
 
     def __len__(self) -> int:
         return self.num_samples
 
 
-class SubsetRandomSampler(Drawing):
+class SubsetRandomSampler(GeneratorSampler):
     """The given rows in random order, each once.
 
     Args:
@@ -149,7 +149,7 @@ class SubsetRandomSampler(Drawing):
         seed: int | Generator | None = None,
     ):
         self.indices = indices
-        self._take(generator, seed)
+        self._set_generator(generator, seed)
 
     def __iter__(self) -> Iterator[int]:
         for i in self._source.randperm(len(self.indices)).tolist():
@@ -168,7 +168,7 @@ class BatchSampler:
       drop_last: whether a last batch of fewer rows is dropped.
 
     Raises:
-      ValueError: `batch_size` is no positive int, `drop_last` no bool.
+      ValueError: `batch_size` is not a positive int, or `drop_last` not a bool.
 
     torch counterpart: `torch.utils.data.BatchSampler`.
     """
@@ -193,8 +193,8 @@ class BatchSampler:
         n: int = len(self.sampler)  # type: ignore[arg-type]
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
-    def arrays(self, blocks: Iterable[Array]) -> Iterator[Array]:
-        """The batches as arrays, of a sampler's rows in blocks, and at the same moments."""
+    def arrays(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """The batches as arrays, from a sampler's blocks of rows, drawn at the same moments."""
         rest = np.empty(0, np.intp)
         for block in blocks:
             rest = np.concatenate([rest, block]) if len(rest) else block
@@ -205,10 +205,104 @@ class BatchSampler:
             yield rest
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's own state; empty if it has none."""
+        """The sampler's state; empty if it has none."""
         return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Gives the sampler its state back."""
         if hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state)
+
+
+_REFUSED = "invalid multinomial distribution "
+
+
+class WeightedRandomSampler(GeneratorSampler):
+    """Rows drawn by weight: torch.multinomial to the last one.
+
+    With replacement a uniform number is looked up in the summed weights. Without, or for one row, the
+    weights are divided by exponential numbers and the largest quotients win; their logarithm is the C
+    library's, as in torch, so that no bit differs where both use the same library.
+
+    Args:
+      weights: [n] numbers, which need not add up to one.
+      num_samples: how many rows in an epoch.
+      replacement: whether a row may come twice.
+      generator, seed: as for `RandomSampler`.
+
+    Raises:
+      ValueError: as torch, for `num_samples`, `replacement` and weights with more axes.
+      RuntimeError: in the epoch, as torch, for weights that are negative or not finite, without a
+        positive one, or fewer than `num_samples` without replacement; also if rows of weight zero would
+        have to be drawn, which torch draws in an order of its own.
+
+    torch counterpart: `torch.utils.data.WeightedRandomSampler`, the same rows.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        num_samples: int,
+        replacement: bool = True,
+        generator: Generator | None = None,
+        *,
+        seed: int | Generator | None = None,
+    ):
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
+            raise ValueError(
+                f"num_samples should be a positive integer value, but got num_samples={num_samples}"
+            )
+        if not isinstance(replacement, bool):
+            raise ValueError(f"replacement should be a boolean value, but got replacement={replacement}")
+        self.weights = np.asarray(weights, np.float64)
+        if self.weights.ndim != 1:
+            raise ValueError(
+                f"weights should be a 1d sequence but given weights have shape {self.weights.shape}"
+            )
+        self.num_samples, self.replacement = num_samples, replacement
+        self._set_generator(generator, seed)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.replacement and self.num_samples > 1:
+            yield from _with_replacement(self.weights, self.num_samples, self._source)
+        else:
+            yield from _without_replacement(self.weights, self.num_samples, self._source)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def _with_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]:
+    if not (weights >= 0).all():
+        raise RuntimeError(_REFUSED + "(encountering probability entry < 0)")
+    if not np.isfinite(weights).all():
+        raise RuntimeError(_REFUSED + "(encountering probability entry = infinity or NaN)")
+    if not weights.any():
+        raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
+    total = np.cumsum(weights)  # in torch's order and precision, so that the same rows are found
+    total /= total[-1]
+    total[-1] = 1
+    return np.searchsorted(total, g.rand(k, dtype=np.float64)).tolist()
+
+
+def _without_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]:
+    if k > len(weights):
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    if not ((weights >= 0) & (weights < math.inf)).all():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    positive = np.count_nonzero(weights)
+    if not positive:
+        raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
+    if k > positive:
+        raise RuntimeError(
+            f"{_REFUSED}(with replacement=False, {k} of {len(weights)} rows cannot be drawn from {positive} "
+            "positive weights)"
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = weights / exponential(len(weights), g)
+    return np.argsort(-quotients, kind="stable")[:k].tolist()
+
+
+def exponential(n: int, g: Generator) -> np.ndarray:
+    """[n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
+    return np.array([-math.log1p(-u) for u in g.rand(n, dtype=np.float64).tolist()])

@@ -1,29 +1,28 @@
-"""TensorDataset: arrays in memory, of which row i of each is sample i."""
+"""TensorDataset: arrays in memory; row i of each of them is sample i."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import CountError
-from ._collate import is_array, is_numeric
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ._collate import is_array_like, is_numeric
 
 
 class TensorDataset:
-    """Arrays with as many rows each.
+    """Arrays with equally many rows.
 
     Args:
-      arrays: [n, ...] NumPy arrays, or what `np.asarray` turns into one without loss: arrays of JAX,
-        tensors of torch on the CPU. NumPy's are kept as they are, memory maps stay on the disk.
+      arrays: [n, ...] NumPy arrays, or anything that `np.asarray` converts without loss: arrays of JAX,
+        tensors of torch on the CPU. NumPy's are kept as they are; memory maps stay on disk.
 
-    `dataset[i]` is the tuple of rows i, `dataset.arrays` are the arrays. A `DataLoader` takes a batch
-    of it with one look-up for each array, without a step of Python for each row.
+    `dataset[i]` is the tuple of rows i, `dataset.arrays` are the arrays. A `DataLoader` reads a batch
+    with one look-up per array, without a step of Python for each row.
 
     Raises:
-      CountError: different numbers of rows. TypeError: no array at all, or something that is none.
+      CountError: different numbers of rows. TypeError: no array at all, or something that is not one.
       IndexError: an array without axes.
 
     torch counterpart: `torch.utils.data.TensorDataset`.
@@ -33,7 +32,7 @@ class TensorDataset:
         if not arrays:
             raise TypeError("TensorDataset: give at least one array.")
         for i, x in enumerate(arrays):
-            if not is_array(x):
+            if not is_array_like(x):
                 raise TypeError(
                     f"TensorDataset: arrays[{i}] is a {type(x).__name__}, not an array; np.asarray makes one."
                 )
@@ -47,7 +46,7 @@ class TensorDataset:
                     f"Size mismatch between tensors: TensorDataset got arrays[0] with {arrays[0].shape[0]} "
                     f"rows and arrays[{i}] with {x.shape[0]}. Row i of each is sample i: cut them alike."
                 )
-        self.arrays: tuple[Array, ...] = tuple(np.asarray(x) for x in arrays)
+        self.arrays: tuple[np.ndarray, ...] = tuple(np.asarray(x) for x in arrays)
         self.numeric = all(is_numeric(x.dtype) for x in self.arrays)
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
@@ -56,7 +55,7 @@ class TensorDataset:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def gather(self, rows: Any) -> list[Array]:
-        """What `default_collate([dataset[i] for i in rows])` gives, for arrays of numbers."""
+    def gather(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """The same as `default_collate([dataset[i] for i in rows])`, for arrays of numbers."""
         rows = np.asarray(rows) if len(rows) else np.empty(0, np.intp)
         return [x.take(rows, axis=0) for x in self.arrays]

@@ -1,9 +1,8 @@
-"""Worker threads: each has a queue, so that which worker makes which batch is the same in every run.
+"""Worker threads. Each has a queue of its own, so that every run gives the same batches to the same worker.
 
-Threads and not processes, as torch has them: reading files, decoding images and NumPy's large
-operations leave the interpreter to the others meanwhile, nothing has to be pickled, and a process
-that runs JAX must not be forked. They are daemons: a read that never returns does not keep the
-process from ending.
+Threads, not processes as in torch: reading files, decoding images and NumPy's large operations release
+the interpreter lock, nothing has to be pickled, and a process that runs JAX must not be forked. They are
+daemons, so that a read that never returns does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Initialise = Callable[[int], Any]
 
 
 class Workers:
-    """n threads that live as long as somebody holds this object."""
+    """n threads that live as long as this object is referenced."""
 
     def __init__(self, n: int, initialise: Initialise | None):
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(n)]
@@ -31,7 +30,7 @@ class Workers:
             ).start()
 
     def submit(self, number: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Worker `number` modulo n will call the function."""
+        """Lets worker `number` modulo n call the function."""
         future: Future[Any] = Future()
         self._queues[number % len(self._queues)].put((future, function, args))
         return future
@@ -62,4 +61,4 @@ def _work(
                 future.set_result(function(*args))
             except BaseException as error:
                 future.set_exception(error)
-        del task, future, function, args  # or they live until the next task comes
+        del task, future, function, args  # or a batch would live until the next task comes

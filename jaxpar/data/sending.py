@@ -1,15 +1,14 @@
 """Sending a batch: each device gets its rows straight from the host.
 
-Rows that divide evenly become one array spread over the devices along `dim`, which is how DataParallel's
-pieces lie, so `scatter` moves nothing between devices. Rows that do not divide evenly go to all devices
-whole: there is no such array, and then each device takes its piece from its own copy.
+Rows that divide evenly become one array spread over the devices along `dim`, as DataParallel's pieces
+lie, so `scatter` moves nothing between devices. JAX has no array of uneven pieces, so rows that do not
+divide evenly go to all devices whole, and each device takes its piece from its own copy.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,9 +18,10 @@ from .._devices import devices as _devices
 from .._parallel.placement import Placement, place
 from .._tree import check_leaf, is_real, paths
 from .._typing import REPLICA, DeviceLike, PyTree
-from ._collate import is_array
+from ._collate import is_array_like
 
 Send = Callable[[PyTree], PyTree]
+Put = Callable[[jax.Array | np.ndarray], jax.Array]
 
 
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> Send:
@@ -31,7 +31,7 @@ def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> S
     where = place(placement, function="prefetch")
     if not where.devices:
         first = jax.devices()[0]
-        return functools.partial(_send, first, lambda x: jax.device_put(_kept(x, first)))
+        return functools.partial(_send, first, lambda x: jax.device_put(_unshared(x, first)))
     if where.N == 1:
         return _to_one(where.devices[0])
     along = functools.cache(lambda axis: NamedSharding(where.mesh, PartitionSpec(*[None] * axis, REPLICA)))
@@ -42,9 +42,11 @@ def _to_one(device: jax.Device) -> Send:
     return functools.partial(_send, device, lambda x: _whole(x, device, [device]))
 
 
-def _send(device: jax.Device, put: Callable[[Any], Any], batch: PyTree) -> PyTree:
-    """Waits until all is there, so that the host's arrays may be written to again. CPU devices have copies of
-    them, and are not waited for: their threads are busy with earlier steps."""
+def _send(device: jax.Device, put: Put, batch: PyTree) -> PyTree:
+    """Waits for the copies, so that the host's arrays may be written to again.
+
+    CPU devices get copies made beforehand and are not waited for: their threads are busy with earlier steps.
+    """
     leaves, form = jax.tree.flatten(batch)
     names = paths(batch, "batch") if any(not is_real(leaf) for leaf in leaves) else leaves
     sent = [_put(leaf, name, put) for leaf, name in zip(leaves, names, strict=True)]
@@ -54,18 +56,20 @@ def _send(device: jax.Device, put: Callable[[Any], Any], batch: PyTree) -> PyTre
     return jax.tree.unflatten(form, sent)
 
 
-def _put(leaf: Any, name: str, put: Callable[[Any], Any]) -> Any:
+def _put(leaf: PyTree, name: str, put: Put) -> PyTree:
     if isinstance(leaf, jax.Array):
         return put(leaf)
-    if is_array(leaf) and not isinstance(leaf, np.generic):
-        leaf = np.asarray(leaf)  # a torch tensor
+    if is_array_like(leaf) and not isinstance(leaf, np.generic):
+        leaf = np.asarray(leaf)  # a torch tensor, which JAX does not convert
     check_leaf(leaf, name, "prefetch")
     if not isinstance(leaf, np.ndarray):
         return leaf
     return put(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False))
 
 
-def _spread(x: Any, placement: Placement, along: Callable[[int], NamedSharding]) -> jax.Array:
+def _spread(
+    x: jax.Array | np.ndarray, placement: Placement, along: Callable[[int], NamedSharding]
+) -> jax.Array:
     dim, N = placement.dim, placement.N
     axis = dim % x.ndim if -x.ndim <= dim < x.ndim else None
     rows = 0 if axis is None else x.shape[axis]
@@ -79,25 +83,27 @@ def _spread(x: Any, placement: Placement, along: Callable[[int], NamedSharding])
             return jax.device_put(x, sharding)
         x = np.asarray(x)
     device = placement.devices[0]
-    # Half the price of device_put with the same sharding.
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: _kept(x[index], device))
+    # This takes half the time of device_put with the same sharding.
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: _unshared(x[index], device))
 
 
-def _whole(x: Any, where: Any, devices: Iterable[jax.Device]) -> jax.Array:
+def _whole(
+    x: jax.Array | np.ndarray, where: jax.Device | NamedSharding, devices: Iterable[jax.Device]
+) -> jax.Array:
     if isinstance(x, jax.Array):
         if x.devices() == set(devices) and x.sharding.is_fully_replicated:
             return x
         if not _readable(x):
             return jax.device_put(x, where)
         x = np.asarray(x)
-    return jax.device_put(_kept(x, next(iter(devices))), where)
+    return jax.device_put(_unshared(x, next(iter(devices))), where)
 
 
 def _readable(x: jax.Array) -> bool:
-    """Whether its numbers can be had on the host: not so for random keys."""
+    """Whether its values can be read on the host, which those of random keys cannot."""
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) and x.is_fully_addressable
 
 
-def _kept(x: Any, device: jax.Device) -> Any:
-    """A CPU device shares the host's memory, so an array that the caller may write to again is copied."""
+def _unshared(x: jax.Array | np.ndarray, device: jax.Device) -> jax.Array | np.ndarray:
+    """x, copied for a CPU device: it would share memory with an array that the caller may write to again."""
     return np.array(x) if isinstance(x, np.ndarray) and device.platform == "cpu" else x

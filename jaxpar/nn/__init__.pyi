@@ -3,9 +3,6 @@ from ._activation import PReLU as PReLU
 from ._activation import RReLU as RReLU
 from ._batch_norm import BatchNorm as BatchNorm
 from ._bilinear import Bilinear as Bilinear
-from ._cells import GRUCell as GRUCell
-from ._cells import LSTMCell as LSTMCell
-from ._cells import RNNCell as RNNCell
 from ._conv import Conv as Conv
 from ._conv import ConvTranspose as ConvTranspose
 from ._dropout import AlphaDropout as AlphaDropout
@@ -34,6 +31,9 @@ from ._pool import MaxUnpool as MaxUnpool
 from ._recurrent import GRU as GRU
 from ._recurrent import LSTM as LSTM
 from ._recurrent import RNN as RNN
+from ._recurrent import GRUCell as GRUCell
+from ._recurrent import LSTMCell as LSTMCell
+from ._recurrent import RNNCell as RNNCell
 from ._resize import ChannelShuffle as ChannelShuffle
 from ._resize import Fold as Fold
 from ._resize import PixelShuffle as PixelShuffle

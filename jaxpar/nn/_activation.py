@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax.typing import DTypeLike
 
 from . import functional
-from .functional._activation import check_bounds
+from ._checks import check_bounds
 
 
 class PReLU(nnx.Module):
-    """x where it is above 0, else x times a slope that is learned.
+    """x where it is above 0, else x times a learned slope.
 
     Args:
       num_parameters: 1, or the number of channels C of [..., C].
-      init: what the slopes begin with.
+      init: the initial slope.
       dtype: of the output; the input's and parameter's common type if left out.
       param_dtype: of the slopes.
-      rngs: unused, for Flax's habit of passing it.
+      rngs: unused; taken because Flax's layers take it.
 
     torch counterpart: `torch.nn.PReLU`; `weight` is `negative_slope`, [num_parameters]. Flax's own
-    has one slope, of shape []. The function is `functional.prelu`.
+    has a single slope, of shape []. The function is `functional.prelu`.
     """
 
     def __init__(
@@ -32,11 +31,10 @@ class PReLU(nnx.Module):
         num_parameters: int = 1,
         init: float = 0.25,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
-        del rngs
         self.negative_slope = nnx.Param(jnp.full((num_parameters,), init, param_dtype))
         self.dtype = dtype
 
@@ -49,14 +47,14 @@ class RReLU(nnx.Module):
     """x where it is above 0, else x times a slope: random in training, the mean in evaluation.
 
     Args:
-      lower, upper: between which the slopes are.
-      rngs: its stream `dropout` is forked for the slopes.
+      lower, upper: the bounds of the slopes.
+      rngs: its stream `dropout` is forked to draw the slopes.
 
     Raises:
-      ValueError: when it is made, with lower above upper.
+      ValueError: at construction, if lower is above upper.
 
-    torch counterpart: `torch.nn.RReLU`: the same function of the slopes; the slopes themselves come
-    from JAX. The function is `functional.rrelu`.
+    torch counterpart: `torch.nn.RReLU`, the same function of the slopes, which JAX draws. The function is
+    `functional.rrelu`.
     """
 
     def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3, *, rngs: nnx.Rngs):

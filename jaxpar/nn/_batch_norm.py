@@ -1,23 +1,24 @@
-"""BatchNorm with torch's running statistics; SyncBatchNorm, over all replicas.
+"""BatchNorm with torch's running statistics.
 
-Flax's layer differs in four ways that matter to a port: `momentum` is the part that is kept (torch:
-the part that is replaced), the running variance is the biased one (torch stores the unbiased), the
+Flax's layer differs in four ways that matter to a port: `momentum` is the fraction that is kept (torch:
+the fraction that is replaced), the running variance is the biased one (torch stores the unbiased), the
 default variance is E[x^2] - E[x]^2, which loses digits when the mean is large, and a batch of one
-value per channel passes silently. With `axis_name` it takes the mean of the replicas' means, which
-is another number than the mean of the batch when `mask` leaves them different numbers of rows.
+value per channel passes silently.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
-from ._variable import filled, values
+from ._checks import check_eps
+from ._variable import arrays, cast, constant
 from .functional import batch_norm
-from .functional._batch_norm import check_eps
 
 
 class BatchNorm(nnx.Module):
@@ -26,20 +27,20 @@ class BatchNorm(nnx.Module):
     Args:
       num_features: C.
       eps: added to the variance under the root.
-      momentum: how much of a running value one batch replaces; None for the average of all batches.
+      momentum: the fraction of a running value that one batch replaces; None averages all batches.
       affine: whether there are `scale` and `bias`, both [C].
       track_running_stats: whether there are running statistics; without them every call normalises
         with its own batch.
       bias: whether there is a `bias` where there is a `scale`.
       dtype: of the output; the input's if left out, as in torch.
       param_dtype: of parameters and statistics.
-      rngs: unused, for Flax's habit of passing it.
+      rngs: unused; taken because Flax's layers take it.
 
     `use_running_average` is False in training and True after `module.eval()`.
 
     Raises:
-      ValueError: in training, with a single value per channel or eps = 0; when it is made, with a
-        negative eps.
+      ValueError: in training, for a single value per channel or eps = 0; at construction, for a negative
+        eps.
 
     torch counterpart: `torch.nn.BatchNorm1d/2d/3d` with channels last: `weight` is `scale`,
     `running_mean` is `mean`, `running_var` is `var`. Source: torch/nn/modules/batchnorm.py.
@@ -54,18 +55,17 @@ class BatchNorm(nnx.Module):
         track_running_stats: bool = True,
         *,
         bias: bool = True,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
-        del rngs
         check_eps(eps, training=False)
         shape = (num_features,)
-        self.scale = filled(affine, 1, shape, param_dtype)
-        self.bias = filled(affine and bias, 0, shape, param_dtype)
-        self.mean = filled(track_running_stats, 0, shape, param_dtype, nnx.BatchStat)
-        self.var = filled(track_running_stats, 1, shape, param_dtype, nnx.BatchStat)
-        self.num_batches_tracked = filled(track_running_stats, 0, (), jnp.int32, nnx.BatchStat)
+        self.scale = constant(affine, 1, shape, param_dtype)
+        self.bias = constant(affine and bias, 0, shape, param_dtype)
+        self.mean = constant(track_running_stats, 0, shape, param_dtype, nnx.BatchStat)
+        self.var = constant(track_running_stats, 1, shape, param_dtype, nnx.BatchStat)
+        self.num_batches_tracked = constant(track_running_stats, 0, (), jnp.int32, nnx.BatchStat)
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
@@ -75,23 +75,32 @@ class BatchNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return self._normalize(x)
 
-    def _normalize(self, x: jax.Array, **over: Any) -> jax.Array:
-        if x.shape[-1:] != (self.num_features,):
-            raise ValueError(
-                f"{type(self).__name__}: the last axis of {x.shape} is not num_features={self.num_features}."
-            )
-        own = self.mean is None or not self.use_running_average
-        tracking = self.mean is not None and not self.use_running_average
-        momentum: Any = self.momentum
-        if tracking:
-            self.num_batches_tracked[...] += 1
+    def _normalize(self, x: jax.Array, **options: Any) -> jax.Array:
+        check_channels(self, x)
+        momentum, count, mean = self.momentum, self.num_batches_tracked, self.mean
+        if count is not None and mean is not None and not self.use_running_average:
+            count[...] += 1
             if momentum is None:
-                wide = jnp.promote_types(self.mean[...].dtype, jnp.float32)
-                momentum = 1 / self.num_batches_tracked[...].astype(wide)
-        mean, var, scale, bias = values(self.mean, self.var, self.scale, self.bias)
-        momentum = 0.0 if momentum is None else momentum  # nothing is tracked
-        y, mean, var = batch_norm(x, mean, var, scale, bias, own, momentum, self.eps, **over)
-        if tracking:
-            self.mean.set_value(mean)
-            self.var.set_value(var)
-        return y if self.dtype is None else y.astype(self.dtype)
+                momentum = 1 / count[...].astype(jnp.promote_types(mean[...].dtype, jnp.float32))
+        # momentum=None without running statistics: there is nothing to average.
+        return normalize_and_track(self, batch_norm, x, 0.0 if momentum is None else momentum, **options)
+
+
+def check_channels(layer: Any, x: jax.Array) -> None:
+    if x.shape[-1:] != (layer.num_features,):
+        raise ValueError(
+            f"{type(layer).__name__}: the last axis of {x.shape} is not num_features={layer.num_features}."
+        )
+
+
+def normalize_and_track(
+    layer: Any, function: Callable[..., Any], x: jax.Array, momentum: float | jax.Array, **options: Any
+) -> jax.Array:
+    """One call of batch_norm or instance_norm, which return the running statistics as well."""
+    training = layer.mean is None or not layer.use_running_average
+    state = arrays(layer.mean, layer.var, layer.scale, layer.bias)
+    y, mean, var = function(x, *state, training, momentum, layer.eps, **options)
+    if layer.mean is not None and training:
+        layer.mean.set_value(mean)
+        layer.var.set_value(var)
+    return cast(y, layer.dtype)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax.typing import DTypeLike
 
 from . import functional
+from ._variable import arrays, optional
 
 
 class Bilinear(nnx.Module):
@@ -20,12 +20,12 @@ class Bilinear(nnx.Module):
       bias: whether there is a bias.
       dtype: of the output; the inputs' and parameters' common type if left out.
       param_dtype: of the parameters.
-      rngs: kernel and bias begin as U(-1/sqrt(I), 1/sqrt(I)).
+      rngs: draws kernel and bias from U(-1/sqrt(I), 1/sqrt(I)).
 
     Parameters: `kernel` [I, J, O], `bias` [O].
 
     Raises:
-      ValueError: when it is made, with in1_features below 1.
+      ValueError: at construction, for in1_features below 1.
 
     torch counterpart: `torch.nn.Bilinear`, whose `weight` is [O, I, J]. The function is
     `functional.bilinear`.
@@ -38,8 +38,8 @@ class Bilinear(nnx.Module):
         out_features: int,
         bias: bool = True,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         if in1_features <= 0:
@@ -50,10 +50,10 @@ class Bilinear(nnx.Module):
             return nnx.Param(jax.random.uniform(rngs.params(), shape, param_dtype, -bound, bound))
 
         self.kernel = uniform(in1_features, in2_features, out_features)
-        self.bias = uniform(out_features) if bias else nnx.data(None)
+        self.bias = optional(bias, lambda: uniform(out_features))
         self.dtype = dtype
 
     def __call__(self, x1: jax.Array, x2: jax.Array) -> jax.Array:
-        bias = None if self.bias is None else self.bias[...]
-        x1, x2, kernel, bias = dtypes.promote_dtype((x1, x2, self.kernel[...], bias), dtype=self.dtype)
+        inputs = (x1, x2, *arrays(self.kernel, self.bias))
+        x1, x2, kernel, bias = dtypes.promote_dtype(inputs, dtype=self.dtype)
         return functional.bilinear(x1, x2, kernel, bias)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from flax import nnx
 
 from . import functional
-from .functional._dropout import check_probability
+from ._checks import check_probability
 
 
 class Dropout(nnx.Module):
     """Zeroes elements with probability p and divides the others by 1 - p, in training.
 
     Args:
-      p: the probability to be dropped.
-      rngs: its stream `dropout` is forked: every layer has numbers of its own.
+      p: the probability of being dropped.
+      rngs: its stream `dropout` is forked, so each layer draws its own numbers.
 
     `deterministic` is False in training and True after `module.eval()`.
 
     Raises:
-      ValueError: when it is made, with p outside of [0, 1].
+      ValueError: at construction, for p outside of [0, 1].
 
-    torch counterpart: `torch.nn.Dropout`: the same function of the mask; the masks themselves come
-    from JAX. The function is `functional.dropout`.
+    torch counterpart: `torch.nn.Dropout`, the same function of the mask, which JAX draws. The function is
+    `functional.dropout`.
     """
 
     def __init__(self, p: float = 0.5, *, rngs: nnx.Rngs):
@@ -34,7 +36,7 @@ class Dropout(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return functional.dropout(x, self.p, **self._mode())
 
-    def _mode(self) -> dict:
+    def _mode(self) -> dict[str, Any]:
         draws = not self.deterministic and 0 < self.p < 1
         return {"training": not self.deterministic, "key": self.rngs() if draws else None}
 
@@ -50,7 +52,7 @@ class FeatureDropout(Dropout):
 
 
 class AlphaDropout(Dropout):
-    """As `Dropout`, for what follows SELU: mean and variance stay as they are.
+    """Dropout after SELU: mean and variance are kept; arguments as for `Dropout`.
 
     torch counterpart: `torch.nn.AlphaDropout`. The function is `functional.alpha_dropout`.
     """

@@ -1,17 +1,15 @@
-"""Embedding and EmbeddingBag: tables of vectors with torch's padding_idx, max_norm and frequencies."""
+"""Embedding and EmbeddingBag: tables of vectors with torch's padding_idx, max_norm and scale_grad_by_freq."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax.typing import DTypeLike
 
 from . import functional
-from .functional._embedding import check_options
-from .functional._embedding_bag import check_bag_options
+from ._checks import check_embedding, check_embedding_bag
 
 
 class Embedding(nnx.Module):
@@ -19,19 +17,19 @@ class Embedding(nnx.Module):
 
     Args:
       num_embeddings, embedding_dim: the table's shape.
-      padding_idx: a row that begins as zeros and gets no gradient; negative counts from the end.
-      max_norm: before they are read, rows longer than this are shortened to it, in the table, in
+      padding_idx: a row that starts as zeros and gets no gradient; negative counts from the end.
+      max_norm: rows longer than this are shortened to it before they are read; in the table itself, in
         training and in evaluation.
       norm_type: the p of that norm.
-      scale_grad_by_freq: divide a row's gradient by how often the input has it.
+      scale_grad_by_freq: divide a row's gradient by how often it occurs in the input.
       sparse: refused; JAX has no sparse gradients.
       dtype: of the output; the table's if left out.
       param_dtype: of the table.
-      rngs: the table begins with normal numbers.
+      rngs: draws the table from N(0, 1).
 
     Raises:
-      ValueError: when it is made, with a padding_idx outside of the table, or `sparse`. Indices
-        outside of the table, which torch raises for, give NaN.
+      ValueError: at construction, for a padding_idx outside of the table, or `sparse`. Indices
+        outside of the table give NaN, where torch raises.
 
     torch counterpart: `torch.nn.Embedding`; `weight` is `embedding`, of the same shape. The function
     is `functional.embedding`.
@@ -47,11 +45,11 @@ class Embedding(nnx.Module):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_options("Embedding", num_embeddings, padding_idx, sparse)
+        check_embedding("Embedding", num_embeddings, padding_idx, sparse)
         self.embedding = _table(num_embeddings, embedding_dim, padding_idx, param_dtype, rngs)
         self.padding_idx = padding_idx
         self.max_norm = max_norm
@@ -60,28 +58,26 @@ class Embedding(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.max_norm is not None:
-            _renorm(self.embedding, x, self.max_norm, self.norm_type)
-        (table,) = dtypes.promote_dtype((self.embedding[...],), dtype=self.dtype)
+        table = _renormalized(self, x)
         return functional.embedding(x, table, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
 class EmbeddingBag(nnx.Module):
-    """Sums, means or maxima of rows of a table, one for each bag of integers.
+    """The sum, mean or maximum of a table's rows, for each bag of integers.
 
     Args:
       num_embeddings, embedding_dim: the table's shape.
       max_norm, norm_type, scale_grad_by_freq, sparse: as in `Embedding`.
-      mode: "sum", "mean", "max".
+      mode: "sum", "mean" or "max".
       include_last_offset: whether the last of `offsets` is the end of the last bag.
-      padding_idx: an index that is in no bag; its row begins as zeros.
+      padding_idx: an index that counts for no bag; its row starts as zeros.
       dtype, param_dtype, rngs: as in `Embedding`.
 
     Called with `(x, offsets=None, per_sample_weights=None)`; the shapes are those of
     `functional.embedding_bag`, which it calls.
 
     Raises:
-      ValueError: when it is made, with an unknown mode, scale_grad_by_freq or sparse with "max", a
+      ValueError: at construction, for an unknown mode, scale_grad_by_freq or sparse with "max", a
         padding_idx outside of the table.
 
     torch counterpart: `torch.nn.EmbeddingBag`; `weight` is `embedding`, of the same shape.
@@ -99,11 +95,11 @@ class EmbeddingBag(nnx.Module):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_bag_options(num_embeddings, mode, scale_grad_by_freq, sparse, padding_idx)
+        check_embedding_bag(num_embeddings, mode, scale_grad_by_freq, sparse, padding_idx)
         self.embedding = _table(num_embeddings, embedding_dim, padding_idx, param_dtype, rngs)
         self.max_norm = max_norm
         self.norm_type = norm_type
@@ -119,12 +115,9 @@ class EmbeddingBag(nnx.Module):
         offsets: jax.Array | None = None,
         per_sample_weights: jax.Array | None = None,
     ) -> jax.Array:
-        if self.max_norm is not None:
-            _renorm(self.embedding, x, self.max_norm, self.norm_type)
-        (table,) = dtypes.promote_dtype((self.embedding[...],), dtype=self.dtype)
         return functional.embedding_bag(
             x,
-            table,
+            _renormalized(self, x),
             offsets,
             scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
@@ -135,11 +128,15 @@ class EmbeddingBag(nnx.Module):
 
 
 def _table(
-    num_embeddings: int, embedding_dim: int, padding_idx: int | None, dtype: Any, rngs: nnx.Rngs
+    num_embeddings: int, embedding_dim: int, padding_idx: int | None, dtype: DTypeLike, rngs: nnx.Rngs
 ) -> nnx.Param:
     table = jax.random.normal(rngs.params(), (num_embeddings, embedding_dim), dtype)
     return nnx.Param(table if padding_idx is None else table.at[padding_idx].set(0))
 
 
-def _renorm(embedding: nnx.Param, x: jax.Array, max_norm: float, norm_type: float) -> None:
-    embedding.set_value(functional.embedding_renorm(x, embedding[...], max_norm, norm_type))
+def _renormalized(layer: Embedding | EmbeddingBag, x: jax.Array) -> jax.Array:
+    """The table in the output's type, after the rows that occur in x are shortened to max_norm."""
+    table = layer.embedding
+    if layer.max_norm is not None:
+        table.set_value(functional.embedding_renorm(x, table[...], layer.max_norm, layer.norm_type))
+    return dtypes.promote_dtype((table[...],), dtype=layer.dtype)[0]

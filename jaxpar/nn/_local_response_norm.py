@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 from flax import nnx
 
+from ._checks import check_size
 from .functional import local_response_norm
-from .functional._local_response_norm import check_size
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LocalResponseNorm(nnx.Module):
-    """Divides each channel by what it and its neighbours amount to.
+    """Divides each channel by a power of its neighbours' mean square.
 
     Args:
       size: of the neighbourhood, in channels.
@@ -19,18 +22,19 @@ class LocalResponseNorm(nnx.Module):
     Input and output: [N, ..., C], at least three axes.
 
     Raises:
-      RuntimeError: when it is made, with size < 1. ValueError: fewer than three axes.
+      RuntimeError: at construction, for size < 1. ValueError: fewer than three axes.
 
     torch counterpart: `torch.nn.LocalResponseNorm`, channels last. Source:
     torch/nn/modules/normalization.py.
     """
 
-    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
-        check_size(size)
-        self.size = size
-        self.alpha = alpha
-        self.beta = beta
-        self.k = k
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    k: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_size(self.size)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return local_response_norm(x, self.size, self.alpha, self.beta, self.k)

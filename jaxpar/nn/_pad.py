@@ -1,4 +1,4 @@
-"""Borders around pictures: ZeroPad, ConstantPad, ReflectionPad, ReplicationPad, CircularPad."""
+"""Borders around images: ZeroPad, ConstantPad, ReflectionPad, ReplicationPad, CircularPad."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import jax
 from flax import nnx
 
 from . import functional
+from ._window import Ints
 
 
 class _Pad(nnx.Module):
     mode = "constant"
     value: float | None = None
 
-    def __init__(self, padding: int | Sequence[int]):
+    def __init__(self, padding: Ints):
         if isinstance(padding, Sequence) and len(padding) % 2:
             raise ValueError(f"Padding length must be divisible by 2, but got {tuple(padding)}")
         self.padding = padding
@@ -33,12 +34,12 @@ class ConstantPad(_Pad):
     Args:
       padding: a number for both ends of every spatial axis of [N, *S, C], or pairs (before, after),
         the last spatial axis first, as in torch. Negative numbers cut.
-      value: what the border is made of.
+      value: fills the border.
 
     torch counterpart: `torch.nn.ConstantPad1d/2d/3d`. The function is `functional.pad`.
     """
 
-    def __init__(self, padding: int | Sequence[int], value: float):
+    def __init__(self, padding: Ints, value: float):
         super().__init__(padding)
         self.value = value
 
@@ -51,7 +52,7 @@ class ZeroPad(_Pad):
 
 
 class ReflectionPad(_Pad):
-    """A border that mirrors x, the edge not repeated; `padding` as in `ConstantPad`, below each size.
+    """A border that mirrors x without repeating the edge; `padding` as in `ConstantPad`, below each size.
 
     torch counterpart: `torch.nn.ReflectionPad1d/2d/3d`.
     """
@@ -69,7 +70,7 @@ class ReplicationPad(_Pad):
 
 
 class CircularPad(_Pad):
-    """A border that continues on the other side; `padding` as in `ConstantPad`, at most each size.
+    """A border that continues from the other end; `padding` as in `ConstantPad`, at most each size.
 
     torch counterpart: `torch.nn.CircularPad1d/2d/3d`.
     """

@@ -1,18 +1,23 @@
-"""Pools in torch's form, for any number of spatial axes: they keep options and call the functions."""
+"""Pools in torch's form, for any number of spatial axes.
+
+Each is a dataclass of its options, checked at construction and handed to the function when called.
+`eq` and `repr` are off: modules are compared by identity, and Flax prints them itself.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 from flax import nnx
 
 from . import functional
-from .functional._adaptive_pool import Sizes, check_output_size
-from .functional._avg_pool import check_divisor, check_norm
-from .functional._window import Ints, pool_windows, rank_of
+from ._checks import check_divisor, check_norm_type, check_output_size
+from ._window import Ints, Sizes, pool_windows
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MaxPool(nnx.Module):
     """The largest element of each window: [..., *S, C] to [..., *T, C].
 
@@ -20,31 +25,23 @@ class MaxPool(nnx.Module):
       kernel_size, stride, padding, dilation: a number, or one for each spatial axis; `stride` is
         `kernel_size` if left out.
       return_indices: return (values, positions).
-      ceil_mode: whether a last window may reach over the end.
+      ceil_mode: whether a last window may reach beyond the end.
 
     Raises:
-      ValueError: when it is made, with padding above half of the kernel size or a number below 1.
+      ValueError: at construction, for padding above half of the kernel size or a number below 1.
 
     torch counterpart: `torch.nn.MaxPool1d/2d/3d`. The function is `functional.max_pool`.
     """
 
-    def __init__(
-        self,
-        kernel_size: Ints,
-        stride: Ints | None = None,
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ):
-        rank = rank_of(kernel_size, stride, padding, dilation)
-        pool_windows("MaxPool", rank, kernel_size, stride, padding, dilation)
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.padding = padding
-        self.dilation = dilation
-        self.return_indices = return_indices
-        self.ceil_mode = ceil_mode
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Ints = 0
+    dilation: Ints = 1
+    return_indices: bool = False
+    ceil_mode: bool = False
+
+    def __post_init__(self) -> None:
+        pool_windows("MaxPool", None, self.kernel_size, self.stride, self.padding, self.dilation)
 
     def __call__(self, x: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
         return functional.max_pool(
@@ -52,8 +49,9 @@ class MaxPool(nnx.Module):
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MaxUnpool(nnx.Module):
-    """Puts what a MaxPool found back to its place, zeros elsewhere: [..., *T, C] to [..., *S, C].
+    """Puts a MaxPool's maxima back in their places, zeros elsewhere: [..., *T, C] to [..., *S, C].
 
     Args:
       kernel_size, stride, padding: those of the MaxPool.
@@ -63,11 +61,12 @@ class MaxUnpool(nnx.Module):
     torch counterpart: `torch.nn.MaxUnpool1d/2d/3d`. The function is `functional.max_unpool`.
     """
 
-    def __init__(self, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0):
-        pool_windows("MaxUnpool", rank_of(kernel_size, stride, padding), kernel_size, stride, padding)
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.padding = padding
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Ints = 0
+
+    def __post_init__(self) -> None:
+        pool_windows("MaxUnpool", None, self.kernel_size, self.stride, self.padding)
 
     def __call__(
         self, x: jax.Array, indices: jax.Array, output_size: Sequence[int] | None = None
@@ -75,53 +74,41 @@ class MaxUnpool(nnx.Module):
         return functional.max_unpool(x, indices, self.kernel_size, self.stride, self.padding, output_size)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AvgPool(nnx.Module):
     """The mean of each window: [..., *S, C] to [..., *T, C].
 
     Args:
       kernel_size, stride, padding: a number, or one for each spatial axis; `stride` is `kernel_size`
-        if left out.
-      ceil_mode: whether a last window may reach over the end.
+        if left out. Padding is 0.
+      ceil_mode: whether a last window may reach beyond the end. What lies beyond the padding never counts.
       count_include_pad: whether padding counts as elements.
       divisor_override: divide the sums by this instead.
 
     Raises:
-      ValueError: when it is made, with padding above half of the kernel size, a number below 1, or a
+      ValueError: at construction, for padding above half of the kernel size, a number below 1, or a
         divisor of 0.
 
     torch counterpart: `torch.nn.AvgPool1d/2d/3d`. The function is `functional.avg_pool`.
     """
 
-    def __init__(
-        self,
-        kernel_size: Ints,
-        stride: Ints | None = None,
-        padding: Ints = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ):
-        pool_windows("AvgPool", rank_of(kernel_size, stride, padding), kernel_size, stride, padding)
-        check_divisor("AvgPool", divisor_override)
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.padding = padding
-        self.ceil_mode = ceil_mode
-        self.count_include_pad = count_include_pad
-        self.divisor_override = divisor_override
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Ints = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+    def __post_init__(self) -> None:
+        pool_windows("AvgPool", None, self.kernel_size, self.stride, self.padding)
+        check_divisor("AvgPool", self.divisor_override)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return functional.avg_pool(
-            x,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-        )
+        size = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        return functional.avg_pool(x, *size, self.count_include_pad, self.divisor_override)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LPPool(nnx.Module):
     """The p-norm of each window: [..., *S, C] to [..., *T, C].
 
@@ -132,22 +119,22 @@ class LPPool(nnx.Module):
     torch counterpart: `torch.nn.LPPool1d/2d/3d`. The function is `functional.lp_pool`.
     """
 
-    def __init__(
-        self, norm_type: float, kernel_size: Ints, stride: Ints | None = None, ceil_mode: bool = False
-    ):
-        check_norm("LPPool", norm_type)
-        pool_windows("LPPool", rank_of(kernel_size, stride), kernel_size, stride)
-        self.norm_type = norm_type
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.ceil_mode = ceil_mode
+    norm_type: float
+    kernel_size: Ints
+    stride: Ints | None = None
+    ceil_mode: bool = False
+
+    def __post_init__(self) -> None:
+        check_norm_type("LPPool", self.norm_type)
+        pool_windows("LPPool", None, self.kernel_size, self.stride)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return functional.lp_pool(x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AdaptiveAvgPool(nnx.Module):
-    """The means of as many windows as asked for: [..., *S, C] to [..., *output_size, C].
+    """The means of a given number of windows: [..., *S, C] to [..., *output_size, C].
 
     Args:
       output_size: a number, or one for each spatial axis; None leaves an axis as it is.
@@ -155,16 +142,18 @@ class AdaptiveAvgPool(nnx.Module):
     torch counterpart: `torch.nn.AdaptiveAvgPool1d/2d/3d`. The function is `functional.adaptive_avg_pool`.
     """
 
-    def __init__(self, output_size: Sizes):
-        check_output_size("AdaptiveAvgPool", output_size)
-        self.output_size = output_size
+    output_size: Sizes
+
+    def __post_init__(self) -> None:
+        check_output_size("AdaptiveAvgPool", self.output_size)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return functional.adaptive_avg_pool(x, self.output_size)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AdaptiveMaxPool(nnx.Module):
-    """The largest elements of as many windows as asked for: [..., *S, C] to [..., *output_size, C].
+    """The largest elements of a given number of windows: [..., *S, C] to [..., *output_size, C].
 
     Args:
       output_size: a number, or one for each spatial axis; None leaves an axis as it is.
@@ -173,10 +162,11 @@ class AdaptiveMaxPool(nnx.Module):
     torch counterpart: `torch.nn.AdaptiveMaxPool1d/2d/3d`. The function is `functional.adaptive_max_pool`.
     """
 
-    def __init__(self, output_size: Sizes, return_indices: bool = False):
-        check_output_size("AdaptiveMaxPool", output_size)
-        self.output_size = output_size
-        self.return_indices = return_indices
+    output_size: Sizes
+    return_indices: bool = False
+
+    def __post_init__(self) -> None:
+        check_output_size("AdaptiveMaxPool", self.output_size)
 
     def __call__(self, x: jax.Array) -> jax.Array | tuple[jax.Array, jax.Array]:
         return functional.adaptive_max_pool(x, self.output_size, self.return_indices)

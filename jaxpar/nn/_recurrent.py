@@ -1,7 +1,9 @@
-"""RNN, LSTM and GRU with torch's weights and options.
+"""RNN, LSTM, GRU and their cells with torch's weights, options and initial values.
 
-Flax has cells and a loop around them. torch's layers have several layers, two directions, dropout
-between layers, projections and variable lengths in one.
+Flax has cells and a loop around them. torch's layers combine several layers, two directions, dropout
+between layers, projections and variable lengths in one. Flax starts from lecun normal and orthogonal
+weights with biases of 0, torch from U(-1/sqrt(H), 1/sqrt(H)) for everything, and `nnx.GRUCell` has no
+place for one of torch's biases, b_hn.
 
 The parameters are one array for each of torch's tensors, under torch's names; matrices are [in, out],
 torch's transposed.
@@ -11,24 +13,25 @@ from __future__ import annotations
 
 import numbers
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from . import functional
-from ._cells import cast, check_nonlinearity, check_positive
-from ._variable import uniform
-from .functional._recurrent import weight_names
+from ._gates import Lengths, weight_names
+from ._variable import arrays, cast, optional, uniform
 
 
 class _Stack(nnx.Module):
     """What RNN, LSTM and GRU have in common."""
 
-    gates: int
+    num_gates: int  # of the class, since the weights are shaped by it
 
-    def __init__(
+    def _create(
         self,
         input_size: int,
         hidden_size: int,
@@ -37,13 +40,12 @@ class _Stack(nnx.Module):
         batch_first: bool,
         dropout: float,
         bidirectional: bool,
-        *,
-        proj_size: int = 0,
-        dtype: Any,
-        param_dtype: Any,
+        proj_size: int,
+        dtype: DTypeLike | None,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
-    ):
-        _check_stack(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
+    ) -> None:
+        _check_options(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -53,22 +55,27 @@ class _Stack(nnx.Module):
         self.bidirectional = bidirectional
         self.proj_size = proj_size
         self.dtype = dtype
-        self.deterministic = False
+        self.deterministic = False  # module.train() and module.eval() set it
+        # Forked only if it is used, as a model without dropout may come without such a stream.
         self.rngs = rngs.dropout.fork() if dropout else nnx.data(None)
-        P, D, G = proj_size or hidden_size, 1 + bidirectional, self.gates * hidden_size
-        for number, names in enumerate(weight_names(num_layers, bidirectional, bias, proj_size > 0)):
+        P, D, G = proj_size or hidden_size, 1 + bidirectional, self.num_gates * hidden_size
+        for number, names in enumerate(self._weight_names()):
+            # The first D rows of weights read the input, the others the outputs of the layer below.
             shapes = {
                 "weight_ih": (input_size if number < D else P * D, G),
                 "weight_hh": (P, G),
                 "weight_hr": (hidden_size, P),
             }
-            for name in names:
+            for name in names:  # biases have no entry: all of them are [G]
                 setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), hidden_size, param_dtype))
 
-    def _run(self, function: Any, input: jax.Array, hx: Any, lengths: Any) -> Any:
-        names = weight_names(self.num_layers, self.bidirectional, self.bias, self.proj_size > 0)
-        params = {name: getattr(self, name)[...] for group in names for name in group}
+    def _weight_names(self) -> list[list[str]]:
+        return weight_names(self.num_layers, self.bidirectional, self.bias, self.proj_size > 0)
+
+    def _run(self, function: Callable[..., Any], input: jax.Array, hx: Any, lengths: Lengths) -> Any:
+        params = {name: getattr(self, name)[...] for group in self._weight_names() for name in group}
         input, hx, params = cast((input, hx, params), self.dtype)
+        # Without a use for it no key is drawn, so that the stream stays where it is.
         drops = self.dropout > 0 and self.num_layers > 1 and not self.deterministic
         return function(
             input,
@@ -102,7 +109,7 @@ class LSTM(_Stack):
 
     Parameters, k from 0 to L - 1, each once more with `_reverse` for D = 2: weight_ih_l{k} [I, 4H] (for
     k > 0 [D*P, 4H]), weight_hh_l{k} [P, 4H], bias_ih_l{k} [4H], bias_hh_l{k} [4H], weight_hr_l{k} [H, P];
-    gates in the order i, f, g, o. All begin as U(-1/sqrt(H), 1/sqrt(H)).
+    gates in the order i, f, g, o. All start from U(-1/sqrt(H), 1/sqrt(H)).
 
     Raises:
       ValueError, TypeError: options that torch refuses, in its words.
@@ -110,7 +117,7 @@ class LSTM(_Stack):
     torch counterpart: `torch.nn.LSTM`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 4
+    num_gates = 4
 
     def __init__(
         self,
@@ -123,26 +130,15 @@ class LSTM(_Stack):
         bidirectional: bool = False,
         proj_size: int = 0,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            proj_size=proj_size,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size)
+        self._create(*shape, dtype, param_dtype, rngs)
 
     def __call__(
-        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Any = None
+        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         return self._run(functional.lstm, input, hx, lengths)
 
@@ -156,7 +152,7 @@ class GRU(_Stack):
     torch counterpart: `torch.nn.GRU`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 3
+    num_gates = 3
 
     def __init__(
         self,
@@ -168,25 +164,16 @@ class GRU(_Stack):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        # torch knows projections for the LSTM alone: the last number is proj_size.
+        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0)
+        self._create(*shape, dtype, param_dtype, rngs)
 
     def __call__(
-        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Any = None
+        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, jax.Array]:
         return self._run(functional.gru, input, hx, lengths)
 
@@ -199,7 +186,7 @@ class RNN(_Stack):
     torch counterpart: `torch.nn.RNN`. Source: torch/nn/modules/rnn.py.
     """
 
-    gates = 1
+    num_gates = 1
 
     def __init__(
         self,
@@ -212,33 +199,118 @@ class RNN(_Stack):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_nonlinearity(nonlinearity)
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        _check_nonlinearity(nonlinearity)
+        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0)
+        self._create(*shape, dtype, param_dtype, rngs)
         self.nonlinearity = nonlinearity
 
     def __call__(
-        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Any = None
+        self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
     ) -> tuple[jax.Array, jax.Array]:
         function = functional.rnn_tanh if self.nonlinearity == "tanh" else functional.rnn_relu
         return self._run(function, input, hx, lengths)
 
 
-def _check_stack(
+class _Cell(nnx.Module):
+    """What RNNCell, LSTMCell and GRUCell have in common."""
+
+    num_gates: int
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        _check_positive(input_size=input_size, hidden_size=hidden_size)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bias
+        self.dtype = dtype
+        G = self.num_gates * hidden_size
+        # The bound is 1 / sqrt(H) for all four, also for the weights of the input.
+        self.weight_ih = uniform(rngs, (input_size, G), hidden_size, param_dtype)
+        self.weight_hh = uniform(rngs, (hidden_size, G), hidden_size, param_dtype)
+        self.bias_ih = optional(bias, lambda: uniform(rngs, (G,), hidden_size, param_dtype))
+        self.bias_hh = optional(bias, lambda: uniform(rngs, (G,), hidden_size, param_dtype))
+
+    def _step(self, function: Callable[..., Any], input: jax.Array, hx: Any) -> Any:
+        params = arrays(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        input, hx, params = cast((input, hx, params), self.dtype)
+        return function(input, hx, *params)
+
+
+class LSTMCell(_Cell):
+    """One step of an LSTM: `(input, (h, c) or None)` to the next `(h, c)`, as `functional.lstm_cell`.
+
+    Args: input_size, hidden_size, bias, dtype, param_dtype and rngs as for `LSTM`. Parameters:
+    weight_ih [I, 4H], weight_hh [H, 4H], bias_ih [4H], bias_hh [4H].
+
+    torch counterpart: `torch.nn.LSTMCell`. Source: torch/nn/modules/rnn.py.
+    """
+
+    num_gates = 4
+
+    def __call__(
+        self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        return self._step(functional.lstm_cell, input, hx)
+
+
+class GRUCell(_Cell):
+    """One step of a GRU: `(input, h or None)` to the next h, as `functional.gru_cell`.
+
+    Args as for `LSTMCell`. Parameters: weight_ih [I, 3H], weight_hh [H, 3H], bias_ih [3H], bias_hh [3H].
+
+    torch counterpart: `torch.nn.GRUCell`. Source: torch/nn/modules/rnn.py.
+    """
+
+    num_gates = 3
+
+    def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
+        return self._step(functional.gru_cell, input, hx)
+
+
+class RNNCell(_Cell):
+    """One step of an Elman RNN: `(input, h or None)` to the next h, as `functional.rnn_tanh_cell`.
+
+    Args as for `LSTMCell`, and nonlinearity, "tanh" or "relu". Parameters: weight_ih [I, H], weight_hh
+    [H, H], bias_ih [H], bias_hh [H].
+
+    torch counterpart: `torch.nn.RNNCell`. Source: torch/nn/modules/rnn.py.
+    """
+
+    num_gates = 1
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        _check_nonlinearity(nonlinearity)
+        super().__init__(input_size, hidden_size, bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.nonlinearity = nonlinearity
+
+    def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
+        function = functional.rnn_tanh_cell if self.nonlinearity == "tanh" else functional.rnn_relu_cell
+        return self._step(function, input, hx)
+
+
+def _check_options(
     input_size: int,
     hidden_size: int,
     num_layers: int,
@@ -247,7 +319,8 @@ def _check_stack(
     dropout: float,
     proj_size: int,
 ) -> None:
-    """torch's questions in torch's order and words."""
+    """torch's checks, in torch's order and words."""
+    # To Python a bool is a number; torch excludes it by hand.
     if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
         raise ValueError(
             "dropout should be a number in range [0, 1] representing the probability of an element being "
@@ -257,13 +330,28 @@ def _check_stack(
         warnings.warn(
             "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
             f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-            stacklevel=7,  # Flax makes the object in three frames above __init__
+            # This, _create and __init__, above them three frames of Flax, then the caller.
+            stacklevel=7,
         )
     for name, value in {"bias": bias, "batch_first": batch_first}.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} should be of type bool, got: {type(value).__name__}")
-    check_positive(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+    _check_positive(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+    # A projection to the width itself would be a matrix product for nothing; torch refuses it, too.
     if proj_size < 0:
         raise ValueError("proj_size should be a positive integer or zero to disable projections")
     if proj_size >= hidden_size:
         raise ValueError("proj_size has to be smaller than hidden_size")
+
+
+def _check_nonlinearity(nonlinearity: str) -> None:
+    if nonlinearity not in ("tanh", "relu"):
+        raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
+        if size <= 0:
+            raise ValueError(f"{name} must be greater than zero")

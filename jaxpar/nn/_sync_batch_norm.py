@@ -1,7 +1,8 @@
 """SyncBatchNorm: BatchNorm over the rows of all replicas.
 
-torch's needs CUDA and a process group. This one needs a mesh axis, runs on any device, and where the
-axis is not there it is BatchNorm, as torch's is in one process.
+torch's needs CUDA and a process group. This one needs a mesh axis and runs on any device; without the
+axis it is BatchNorm, as torch's is in one process. Flax's BatchNorm with `axis_name` takes the mean of the
+replicas' means, which is not the mean of the batch when `mask` leaves them different numbers of rows.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
-from .._typing import REPLICA
+from .._typing import REPLICA, AxisName
 from ._batch_norm import BatchNorm
-from .functional._moments import Axis
 
 
 class SyncBatchNorm(BatchNorm):
@@ -23,9 +24,9 @@ class SyncBatchNorm(BatchNorm):
     Args:
       num_features: C.
       eps, momentum, affine, track_running_stats, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
-      process_group: must be None; the mesh axis says who takes part.
+      process_group: must be None; the mesh axis says which replicas take part.
       axis_name: the mesh axis, or axes, over which the batch is spread. jaxpar's own programs name it
-        "replica", the default; in a `shard_map` of yours it is your name. None: never synchronise.
+        "replica", the default; in your own `shard_map` it is your name. None: never synchronise.
 
     Call it with `mask`, booleans of the shape of x's first axes ([b]: rows), if the replicas' arrays
     are filled up to the same length: what is False does not count, and counts may differ between
@@ -33,9 +34,9 @@ class SyncBatchNorm(BatchNorm):
     evaluation nothing is synchronised.
 
     Raises:
-      ValueError: when it is made, with a process group, no channels or a negative eps; when it is
-        called, in a program over mesh axes none of which is `axis_name` (every replica would quietly
-        take its own statistics), or with a single value per channel on all replicas together.
+      ValueError: at construction, for a process group, no channels or a negative eps; when called, in a
+        program over mesh axes none of which is `axis_name` (every replica would quietly take its own
+        statistics), or for a single value per channel on all replicas together.
 
     torch counterpart: `torch.nn.SyncBatchNorm`, channels last, names as in `BatchNorm`. Source:
     torch/nn/modules/batchnorm.py, torch/nn/modules/_functions.py.
@@ -48,28 +49,28 @@ class SyncBatchNorm(BatchNorm):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        process_group: Any = None,
+        process_group: object = None,
         *,
-        axis_name: Axis = REPLICA,
+        axis_name: AxisName = REPLICA,
         bias: bool = True,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
         _refuse_group("SyncBatchNorm", process_group)
         if num_features == 0:
             raise ValueError("SyncBatchNorm number of input channels should be non-zero")
-        options = {"bias": bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options: dict[str, Any] = {"bias": bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         super().__init__(num_features, eps, momentum, affine, track_running_stats, **options)
         self.axis_name = axis_name
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        axis_name = None if self.use_running_average else _bound(self.axis_name)
+        axis_name = None if self.use_running_average else _bound_axis(self.axis_name)
         return self._normalize(x, axis_name=axis_name, mask=mask)
 
 
-def _bound(axis_name: Axis) -> Axis:
-    """The axis, or None where nothing is spread over anything."""
+def _bound_axis(axis_name: AxisName) -> AxisName:
+    """The axis, or None outside of any mapped program."""
     if axis_name is None:
         return None
     try:
@@ -86,7 +87,7 @@ def _bound(axis_name: Axis) -> Axis:
     return axis_name
 
 
-def _refuse_group(function: str, process_group: Any) -> None:
+def _refuse_group(function: str, process_group: object) -> None:
     if process_group is not None:
         raise ValueError(
             f"{function}: there are no process groups here. Pass axis_name=, the mesh axis over which the "
@@ -95,7 +96,7 @@ def _refuse_group(function: str, process_group: Any) -> None:
 
 
 def convert_sync_batchnorm(
-    module: nnx.Module, process_group: Any = None, *, axis_name: Axis = REPLICA
+    module: nnx.Module, process_group: object = None, *, axis_name: AxisName = REPLICA
 ) -> nnx.Module:
     """Replace every BatchNorm in a module by a SyncBatchNorm with the same variables.
 
@@ -107,14 +108,14 @@ def convert_sync_batchnorm(
 
     Returns:
       The same module, changed; a SyncBatchNorm if `module` is itself a BatchNorm. Parameters and
-      statistics are the same `nnx.Variable` objects, so an optimizer made before goes on. A Flax
+      statistics are the same `nnx.Variable` objects, so an optimizer made before keeps working. A Flax
       layer's `momentum` becomes torch's, 1 - momentum, and from here on the running variance is the
       unbiased one.
 
     Raises:
-      TypeError: something that is no NNX module, or a BatchNorm of a class of your own, which would
-        lose what you wrote (torch converts it and drops that). ValueError: a process group, or a
-        Flax layer with `axis_index_groups` or with its channels elsewhere than last.
+      TypeError: not an NNX module, or a subclass of BatchNorm of your own, whose additions would be lost
+        (torch converts it and drops them). ValueError: a process group, or a Flax layer with
+        `axis_index_groups` or with its channels elsewhere than last.
 
     torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share
     is converted once, under both; torch leaves the second one as it was (docs/semantics.md row B5).
@@ -128,8 +129,8 @@ def convert_sync_batchnorm(
     return _converted(module, "module", axis_name, {})
 
 
-def _converted(node: Any, path: str, axis_name: Axis, seen: dict[int, Any]) -> Any:
-    """What stands in the place of `node`: itself, changed where it holds a BatchNorm, or a new layer."""
+def _converted(node: Any, path: str, axis_name: AxisName, seen: dict[int, Any]) -> Any:
+    """What takes the place of `node`: itself, with the BatchNorms in it replaced, or a new layer."""
     if id(node) in seen:
         return seen[id(node)]
 
@@ -154,7 +155,7 @@ def _converted(node: Any, path: str, axis_name: Axis, seen: dict[int, Any]) -> A
     return node
 
 
-def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, axis_name: Axis) -> SyncBatchNorm:
+def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, axis_name: AxisName) -> SyncBatchNorm:
     if type(layer) not in (BatchNorm, SyncBatchNorm, nnx.BatchNorm):
         raise TypeError(
             f"convert_sync_batchnorm: {path} is a {type(layer).__name__}, a BatchNorm of your own, and what "

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike, DTypeLike
 
 from . import functional
 from ._dropout import Dropout
@@ -20,6 +21,7 @@ from ._layer_norm import LayerNorm
 from ._multihead_attention import MultiheadAttention, linear
 
 Activation = Callable[[jax.Array], jax.Array]
+Mask = ArrayLike | None
 ACTIVATIONS: dict[str, Activation] = {"relu": jax.nn.relu, "gelu": functional.gelu}
 
 
@@ -40,48 +42,59 @@ class _Layer(nnx.Module):
         norm_first: bool = False,
         bias: bool = True,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             raise RuntimeError(f"activation should be relu/gelu, not {activation}")
-        kinds: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+
+        def attention() -> MultiheadAttention:
+            return MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **options)
+
+        def norm() -> LayerNorm:
+            return LayerNorm(d_model, layer_norm_eps, bias=bias, **options)
+
         self.norm_first = norm_first
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **kinds)
-        self.linear1 = linear(d_model, dim_feedforward, bias, **kinds)
-        self.dropout = Dropout(dropout, rngs=rngs)
-        self.linear2 = linear(dim_feedforward, d_model, bias, **kinds)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, **kinds)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, **kinds)
-        self.dropout1 = Dropout(dropout, rngs=rngs)
-        self.dropout2 = Dropout(dropout, rngs=rngs)
+        # In torch's order, in which torch_init draws the weights.
+        self.self_attn = attention()
         if self.has_memory:
-            self.multihead_attn = MultiheadAttention(
-                d_model, nhead, dropout, bias, batch_first=batch_first, **kinds
-            )
-            self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, **kinds)
+            self.multihead_attn = attention()
+        self.linear1 = linear(d_model, dim_feedforward, bias, **options)
+        self.dropout = Dropout(dropout, rngs=rngs)
+        self.linear2 = linear(dim_feedforward, d_model, bias, **options)
+        self.norm1, self.norm2 = norm(), norm()
+        self.dropout1, self.dropout2 = Dropout(dropout, rngs=rngs), Dropout(dropout, rngs=rngs)
+        if self.has_memory:
+            self.norm3 = norm()
             self.dropout3 = Dropout(dropout, rngs=rngs)
 
-    def _around(self, norm: LayerNorm, block: Activation, x: jax.Array) -> jax.Array:
-        """The residual sum around a block, with its normalisation before or behind it."""
+    def _residual(self, norm: LayerNorm, block: Activation, x: jax.Array) -> jax.Array:
+        """The residual sum around a block, with its norm before the block or after the sum."""
         return x + block(norm(x)) if self.norm_first else norm(x + block(x))
 
-    def _attended(self, x: jax.Array, mask: Any, key_padding_mask: Any, is_causal: bool) -> jax.Array:
-        output, _ = self.self_attn(
-            x,
-            x,
-            x,
-            attn_mask=mask,
-            key_padding_mask=key_padding_mask,
-            is_causal=is_causal,
-            need_weights=False,
-        )
-        return self.dropout1(output)
+    def _self_attention(self, mask: Mask, key_padding_mask: Mask, is_causal: bool) -> Activation:
+        """The first block. It passes one array three times, for which one product makes all projections."""
+        return lambda x: self.dropout1(_attend(self.self_attn, x, x, mask, key_padding_mask, is_causal))
 
-    def _fed_forward(self, x: jax.Array) -> jax.Array:
+    def _feed_forward(self, x: jax.Array) -> jax.Array:
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
+
+
+def _attend(
+    attention: MultiheadAttention,
+    x: jax.Array,
+    memory: jax.Array,
+    mask: Mask,
+    key_padding_mask: Mask,
+    is_causal: bool,
+) -> jax.Array:
+    output, _ = attention(
+        x, memory, memory, key_padding_mask, need_weights=False, attn_mask=mask, is_causal=is_causal
+    )
+    return output
 
 
 class TransformerEncoderLayer(_Layer):
@@ -90,11 +103,11 @@ class TransformerEncoderLayer(_Layer):
     Args:
       d_model, nhead: the width and the number of heads, which divides it.
       dim_feedforward: the width between the two linear layers.
-      dropout: the rate of weights, of both blocks' outputs and between the linear layers.
+      dropout: the rate for attention weights, for both blocks' outputs and between the linear layers.
       activation: "relu", "gelu" (the exact one), or a function.
       layer_norm_eps: of the norms.
       batch_first: whether sequences are [B, L, E] instead of [L, B, E].
-      norm_first: whether norms stand before the blocks instead of behind the sums.
+      norm_first: whether norms come before the blocks instead of after the sums.
       bias: whether linear layers, projections and norms have one.
       dtype: of the computation; the arrays' common type if left out.
       param_dtype: of the parameters.
@@ -116,15 +129,13 @@ class TransformerEncoderLayer(_Layer):
     def __call__(
         self,
         src: jax.Array,
-        src_mask: Any = None,
-        src_key_padding_mask: Any = None,
+        src_mask: Mask = None,
+        src_key_padding_mask: Mask = None,
         is_causal: bool = False,
     ) -> jax.Array:
-        def attended(x: jax.Array) -> jax.Array:
-            return self._attended(x, src_mask, src_key_padding_mask, is_causal)
-
-        x = self._around(self.norm1, attended, src)
-        return self._around(self.norm2, lambda x: self.dropout2(self._fed_forward(x)), x)
+        attention = self._self_attention(src_mask, src_key_padding_mask, is_causal)
+        x = self._residual(self.norm1, attention, src)
+        return self._residual(self.norm2, lambda x: self.dropout2(self._feed_forward(x)), x)
 
 
 class TransformerDecoderLayer(_Layer):
@@ -143,56 +154,46 @@ class TransformerDecoderLayer(_Layer):
         self,
         tgt: jax.Array,
         memory: jax.Array,
-        tgt_mask: Any = None,
-        memory_mask: Any = None,
-        tgt_key_padding_mask: Any = None,
-        memory_key_padding_mask: Any = None,
+        tgt_mask: Mask = None,
+        memory_mask: Mask = None,
+        tgt_key_padding_mask: Mask = None,
+        memory_key_padding_mask: Mask = None,
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> jax.Array:
-        def attended(x: jax.Array) -> jax.Array:
-            return self._attended(x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        def memory_attention(x: jax.Array) -> jax.Array:
+            masks = (memory_mask, memory_key_padding_mask, memory_is_causal)
+            return self.dropout2(_attend(self.multihead_attn, x, memory, *masks))
 
-        def remembered(x: jax.Array) -> jax.Array:
-            output, _ = self.multihead_attn(
-                x,
-                memory,
-                memory,
-                attn_mask=memory_mask,
-                key_padding_mask=memory_key_padding_mask,
-                is_causal=memory_is_causal,
-                need_weights=False,
-            )
-            return self.dropout2(output)
-
-        x = self._around(self.norm1, attended, tgt)
-        x = self._around(self.norm2, remembered, x)
-        return self._around(self.norm3, lambda x: self.dropout3(self._fed_forward(x)), x)
+        self_attention = self._self_attention(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        x = self._residual(self.norm1, self_attention, tgt)
+        x = self._residual(self.norm2, memory_attention, x)
+        return self._residual(self.norm3, lambda x: self.dropout3(self._feed_forward(x)), x)
 
 
 class TransformerEncoder(nnx.Module):
-    """A stack of copies of one layer, and a norm behind them.
+    """A stack of copies of one layer, and a norm after them.
 
     Args:
-      encoder_layer: copied, so that all layers begin with its values; each copy has random numbers of
-        its own.
+      encoder_layer: copied, so that all layers start from its values; each copy draws its own random
+        numbers.
       num_layers: how many.
-      norm: behind the last layer, or None.
+      norm: after the last layer, or None.
 
     Called with `(src, mask=None, src_key_padding_mask=None, is_causal=False)`, which all layers get.
 
-    torch counterpart: `torch.nn.TransformerEncoder`, without its fast path's options. torch finds out by
-    comparing whether `mask` is the causal one; here it is what `is_causal` says, with the same result.
+    torch counterpart: `torch.nn.TransformerEncoder`, without its fast path's options. torch compares `mask`
+    with the causal one to find out whether it is that; here `is_causal` says so, with the same result.
     """
 
     def __init__(
         self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: nnx.Module | None = None
     ):
-        self.layers = copies(encoder_layer, num_layers)
+        self.layers = _copies(encoder_layer, num_layers)
         self.norm = nnx.data(norm)
 
     def __call__(
-        self, src: jax.Array, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+        self, src: jax.Array, mask: Mask = None, src_key_padding_mask: Mask = None, is_causal: bool = False
     ) -> jax.Array:
         x = src
         for layer in self.layers:
@@ -201,7 +202,7 @@ class TransformerEncoder(nnx.Module):
 
 
 class TransformerDecoder(nnx.Module):
-    """A stack of copies of one layer, and a norm behind them: `TransformerEncoder` with a memory.
+    """A stack of copies of one layer, and a norm after them: `TransformerEncoder` with a memory.
 
     Called with the arguments of `TransformerDecoderLayer`, which all layers get.
 
@@ -211,37 +212,29 @@ class TransformerDecoder(nnx.Module):
     def __init__(
         self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: nnx.Module | None = None
     ):
-        self.layers = copies(decoder_layer, num_layers)
+        self.layers = _copies(decoder_layer, num_layers)
         self.norm = nnx.data(norm)
 
     def __call__(
         self,
         tgt: jax.Array,
         memory: jax.Array,
-        tgt_mask: Any = None,
-        memory_mask: Any = None,
-        tgt_key_padding_mask: Any = None,
-        memory_key_padding_mask: Any = None,
+        tgt_mask: Mask = None,
+        memory_mask: Mask = None,
+        tgt_key_padding_mask: Mask = None,
+        memory_key_padding_mask: Mask = None,
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> jax.Array:
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
         x = tgt
         for layer in self.layers:
-            x = layer(
-                x,
-                memory,
-                tgt_mask,
-                memory_mask,
-                tgt_key_padding_mask,
-                memory_key_padding_mask,
-                tgt_is_causal,
-                memory_is_causal,
-            )
+            x = layer(x, memory, *masks, tgt_is_causal, memory_is_causal)
         return x if self.norm is None else self.norm(x)
 
 
-def copies(layer: nnx.Module, n: int) -> nnx.List:
-    """n copies with the same parameters; the streams of random numbers differ."""
+def _copies(layer: nnx.Module, n: int) -> nnx.List:
+    """n copies with the same parameters. Their streams differ, or all layers would drop the same places."""
     made = []
     for k in range(n):
         copy = nnx.clone(layer)

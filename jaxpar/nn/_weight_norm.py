@@ -1,8 +1,8 @@
-"""WeightNorm and SpectralNorm: layers around a layer whose kernel is computed anew at every call.
+"""WeightNorm and SpectralNorm: wrappers that recompute a layer's kernel at every call.
 
-Flax has both names. Its WeightNorm begins with scale 1, whatever the layer's kernel is, and
+Flax has both names. Its WeightNorm starts with scale 1, whatever the layer's kernel is, and
 overwrites the kernel at every call; its SpectralNorm has one vector where torch has two, and another
-order of updates. Here the layer keeps its own kernel, and calls a copy of itself with the computed one.
+order of updates. Here the layer keeps its kernel, and a copy of it is called with the computed one.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import functional
-from .functional._weight_norm import norm_except, power_iterations, unit
 
 FIRST_ITERATIONS = 15
-"""torch improves random vectors this often when the layer is made."""
+"""How often torch improves the random vectors at construction."""
 
 
 class WeightNorm(nnx.Module):
-    """A layer with its kernel's length and direction as parameters apart.
+    """A layer whose kernel has its length and its direction as separate parameters.
 
     Args:
-      layer: any module with a parameter called `name`, which becomes the direction. A layer's call
-        may not depend on the identity of the module it is called on.
+      layer: any module with a parameter called `name`, which becomes the direction. Its call must not
+        depend on the identity of the module it is called on.
       name: the parameter's name.
-      dim: the kernel's axis whose parts have lengths of their own, None for one length. The default
+      dim: the kernel's axis along which each part has its own length; None for one length. The default
         is the output axis of Flax's Linear and Conv, which is torch's axis 0.
 
-    Parameters: those of `layer`, and `scale` [O], which begins as the kernel's norms; [] for dim=None.
+    Parameters: those of `layer`, and `scale` [O], at first the kernel's norms; [] for dim=None.
 
     Raises:
-      ValueError: when it is made, if there is no such parameter. IndexError: if it has no such axis.
+      ValueError: at construction, if there is no such parameter. IndexError: if it has no such axis.
 
     torch counterpart: `torch.nn.utils.parametrizations.weight_norm`: `original0` is `scale`,
     `original1` is `layer.kernel`. The function is `functional.weight_norm`.
@@ -42,14 +41,15 @@ class WeightNorm(nnx.Module):
 
     def __init__(self, layer: nnx.Module, name: str = "kernel", dim: int | None = -1):
         kernel = _parameter("WeightNorm", layer, name, dim)
-        self.scale = nnx.Param(norm_except(kernel, dim).reshape(() if dim is None else (-1,)))
+        others = tuple(a for a in range(kernel.ndim) if dim is None or a != dim % kernel.ndim)
+        self.scale = nnx.Param(jnp.sqrt(jnp.square(kernel).sum(others)))
         self.layer = layer
         self.name = name
         self.dim = dim
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = functional.weight_norm(getattr(self.layer, self.name)[...], self.scale[...], self.dim)
-        return _with(self.layer, self.name, kernel)(*args, **kwargs)
+        return _with_parameter(self.layer, self.name, kernel)(*args, **kwargs)
 
 
 class SpectralNorm(nnx.Module):
@@ -58,18 +58,18 @@ class SpectralNorm(nnx.Module):
     Args:
       layer: any module with a parameter called `name`.
       name: the parameter's name.
-      n_power_iterations: how often the singular vectors are improved in each call in training.
-      eps: the least norm that they are divided by.
+      n_power_iterations: how often each call in training improves the singular vectors.
+      eps: a lower bound of the norms they are divided by.
       dim: the kernel's axis of outputs; -1 in Flax's Linear and Conv. torch takes axis 1 for its
         transposed convolutions, which is -2 in jaxpar's.
-      rngs: the vectors begin as normal numbers, improved 15 times.
+      rngs: draws the initial vectors from N(0, 1); they are improved 15 times.
 
     Statistics: `u` [O] and `v`, of the kernel's shape without `dim`; a kernel with one axis has none
-    and is divided by its norm. `use_running_average` is False in training and True after `eval()`;
-    then they stay.
+    and is divided by its norm. `use_running_average` is False in training and True after `eval()`,
+    where they are not updated.
 
     Raises:
-      ValueError: when it is made, if there is no such parameter, or n_power_iterations is below 1.
+      ValueError: at construction, if there is no such parameter, or n_power_iterations is below 1.
       IndexError: if it has no such axis.
 
     torch counterpart: `torch.nn.utils.parametrizations.spectral_norm`: `original` is `layer.kernel`,
@@ -96,10 +96,10 @@ class SpectralNorm(nnx.Module):
         if kernel.ndim > 1:
             matrix = jnp.moveaxis(kernel, dim, 0)
             u, v = (
-                unit(jax.random.normal(rngs.params(), shape, kernel.dtype), eps)
+                _unit(jax.random.normal(rngs.params(), shape, kernel.dtype), eps)
                 for shape in (matrix.shape[:1], matrix.shape[1:])
             )
-            u, v = power_iterations(matrix, u, v, FIRST_ITERATIONS, eps)
+            _, u, v = functional.spectral_norm(kernel, u, v, FIRST_ITERATIONS, eps, dim)
             self.u, self.v = nnx.BatchStat(u), nnx.BatchStat(v)
         self.layer = layer
         self.name = name
@@ -111,7 +111,7 @@ class SpectralNorm(nnx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = getattr(self.layer, self.name)[...]
         if self.u is None:
-            kernel = unit(kernel, self.eps)
+            kernel = _unit(kernel, self.eps)
         else:
             training = not self.use_running_average
             kernel, u, v = functional.spectral_norm(
@@ -120,7 +120,7 @@ class SpectralNorm(nnx.Module):
             if training:
                 self.u.set_value(u)
                 self.v.set_value(v)
-        return _with(self.layer, self.name, kernel)(*args, **kwargs)
+        return _with_parameter(self.layer, self.name, kernel)(*args, **kwargs)
 
 
 def _parameter(wrapper: str, layer: nnx.Module, name: str, dim: int | None) -> jax.Array:
@@ -136,8 +136,14 @@ def _parameter(wrapper: str, layer: nnx.Module, name: str, dim: int | None) -> j
     return kernel
 
 
-def _with(layer: nnx.Module, name: str, kernel: jax.Array) -> Any:
+def _unit(x: jax.Array, eps: float) -> jax.Array:
+    """x divided by the norm of all of it."""
+    return functional.normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
+
+
+def _with_parameter(layer: nnx.Module, name: str, kernel: jax.Array) -> nnx.Module:
     """The layer with another kernel: every other variable is the layer's own, not a copy."""
     other = copy.copy(layer)
-    vars(other)[name] = nnx.Param(kernel)  # not setattr: `layer` may belong to an outer trace
+    # Not setattr: Flax refuses it for a module of an outer trace, and `layer` may be one.
+    vars(other)[name] = nnx.Param(kernel)
     return other

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 
-from ._hyper import Hyper, check, is_number
+from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative, is_number
 from ._leafwise import gradient_stages, scale_by_lr
 
 
 def adadelta(
-    lr: Hyper = 1.0, rho: Any = 0.9, eps: Any = 1e-6, weight_decay: Any = 0, *, maximize: bool = False
+    lr: ScalarOrSchedule = 1.0,
+    rho: Scalar = 0.9,
+    eps: Scalar = 1e-6,
+    weight_decay: Scalar = 0,
+    *,
+    maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Adadelta as torch does it.
 
@@ -27,9 +30,9 @@ def adadelta(
 
     torch counterpart: `torch.optim.Adadelta`. Source: torch/optim/adadelta.py.
     """
-    check(lr=lr)
+    check_nonnegative(lr=lr)
     if is_number(rho) and not 0 <= rho <= 1:
         raise ValueError(f"Invalid rho value: {rho}")
-    check(eps=eps, weight_decay=weight_decay)
+    check_nonnegative(eps=eps, weight_decay=weight_decay)
     stages = gradient_stages(weight_decay, maximize)
     return optax.chain(*stages, optax.scale_by_adadelta(rho, eps), scale_by_lr(lr, "adadelta"))

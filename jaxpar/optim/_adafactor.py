@@ -1,7 +1,7 @@
 """Adafactor in torch's form; optax's is another algorithm by default.
 
-Torch factors the second moment of a parameter over its last two axes. In Flax's layout these are
-others: `dims` says which.
+Torch factors the second moment of a parameter over its last two axes. In Flax's layout other axes
+correspond to them: `dims` says which.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, is_number, is_zero, need, real, start
+from ._hyperparameters import (
+    Scalar,
+    ScalarOrSchedule,
+    as_float,
+    is_number,
+    is_zero,
+    new_counter,
+    require_params,
+    value_at,
+)
 from ._leafwise import chain, gradient_stages
-from ._paths import name
+from ._paths import KeyPath, leaf_path
 
 Axes: TypeAlias = "int | tuple[int, ...]"
 
@@ -35,38 +44,43 @@ class AdafactorState(NamedTuple):
 
 
 def adafactor(
-    lr: Hyper = 1e-2,
-    beta2_decay: Any = -0.8,
-    eps: tuple[Any, Any] = (None, 1e-3),
-    d: Any = 1.0,
-    weight_decay: Any = 0.0,
+    lr: ScalarOrSchedule = 1e-2,
+    beta2_decay: Scalar = -0.8,
+    eps: tuple[Scalar | None, Scalar] = (None, 1e-3),
+    d: Scalar = 1.0,
+    weight_decay: Scalar = 0.0,
     *,
     maximize: bool = False,
-    dims: Callable[[str, Any], tuple[Axes, Axes]] | None = None,
+    dims: Callable[[str, jax.Array], tuple[Axes, Axes]] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adafactor as torch does it.
 
     Args:
       lr: the largest relative step: a number, an array or a schedule.
-      beta2_decay: the second moment forgets t**beta2_decay of itself at step t.
-      eps: what the variance estimate is kept above (the machine epsilon of the parameter's type if
-        None), and what a parameter's magnitude is kept above.
+      beta2_decay: at step t the second moment forgets t**beta2_decay of itself.
+      eps: lower bounds of the variance estimate (the machine epsilon of the parameter's type if None)
+        and of a parameter's magnitude.
       d: updates with a larger root mean square are scaled down to it.
       weight_decay: the parameter shrinks by lr * weight_decay.
       maximize: ascend.
       dims: `dims(path, leaf)` gives the axes of rows and of columns, each a number or a tuple; (-2, -1)
-        without it. For a Flax kernel [H, W, I, O], whose torch twin is [O, I, H, W], these are (0, 1).
-        Which of the two axes is called row does not matter to the result.
+        without it. For a Flax kernel [H, W, I, O], [O, I, H, W] in torch, these are (0, 1). Which of the
+        two is called row does not matter to the result.
 
     Raises:
       ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adafactor`. Source: torch/optim/_adafactor.py.
     """
-    _check(lr, beta2_decay, eps, d, weight_decay)
+    names = ("Learning rate", "epsilon1", "epsilon2", "weight_decay", "Clipping threshold d")
+    for name, value, least in zip(names, (lr, *eps, weight_decay, d), (0, 0, 0, 0, 1), strict=True):
+        if is_number(value) and not value >= least:
+            raise ValueError(f"{name} should be >= {least} but is: {value}")
+    if is_number(beta2_decay) and not beta2_decay <= 0:
+        raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
 
-    def axes(path: Any, leaf: Any) -> tuple[Axes, Axes]:
-        return dims(name(path), leaf) if dims else (-2, -1)
+    def axes(path: KeyPath, leaf: jax.Array) -> tuple[Axes, Axes]:
+        return dims(leaf_path(path), leaf) if dims else (-2, -1)
 
     def init(params):
         def collapsed(side):
@@ -79,12 +93,12 @@ def adafactor(
             return jax.tree_util.tree_map_with_path(one, params)
 
         variance = jax.tree.map(lambda p: jnp.zeros_like(p) if p.ndim < 2 else None, params)
-        return AdafactorState(start(), collapsed(1), collapsed(0), variance)
+        return AdafactorState(new_counter(), collapsed(1), collapsed(0), variance)
 
     def update(grads, state, params=None):
-        need(params, "adafactor")
+        require_params(params, "adafactor")
         step = optax.safe_increment(state.step)
-        rate, t = at(lr, state.step), real(step)
+        rate, t = value_at(lr, state.step), as_float(step)
         scalars = (t**beta2_decay, jnp.minimum(rate, 1 / jnp.sqrt(t)), rate * weight_decay)
         structure: Any
         paths, structure = jax.tree_util.tree_flatten_with_path(grads)
@@ -100,20 +114,6 @@ def adafactor(
         return move, AdafactorState(step, *moments)
 
     return chain(gradient_stages(0, maximize), init, update, "adafactor")
-
-
-def _check(lr: Any, beta2_decay: Any, eps: Any, d: Any, weight_decay: Any) -> None:
-    if is_number(lr) and not lr >= 0:
-        raise ValueError(f"Learning rate should be >= 0 but is: {lr}")
-    if is_number(beta2_decay) and not beta2_decay <= 0:
-        raise ValueError(f"beta2_decay should be <= 0 but is: {beta2_decay}")
-    for i in range(2):
-        if is_number(eps[i]) and not eps[i] >= 0:
-            raise ValueError(f"epsilon{i + 1} should be >= 0 but is: {eps[i]}")
-    if is_number(d) and not d >= 1:
-        raise ValueError(f"Clipping threshold d should be >= 1 but is: {d}")
-    if is_number(weight_decay) and not weight_decay >= 0:
-        raise ValueError(f"weight_decay should be >= 0 but is: {weight_decay}")
 
 
 def _tuple(axes: Axes) -> tuple[int, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, check, real, start
+from ._hyperparameters import Scalar, ScalarOrSchedule, as_float, check_nonnegative, new_counter, value_at
 from ._leafwise import chain, gradient_stages, leafwise
 
 
@@ -21,21 +21,21 @@ class AdagradState(NamedTuple):
 
 
 def adagrad(
-    lr: Hyper = 1e-2,
-    lr_decay: Any = 0,
-    weight_decay: Any = 0,
-    initial_accumulator_value: Any = 0,
-    eps: Any = 1e-10,
+    lr: ScalarOrSchedule = 1e-2,
+    lr_decay: Scalar = 0,
+    weight_decay: Scalar = 0,
+    initial_accumulator_value: Scalar = 0,
+    eps: Scalar = 1e-10,
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad as torch does it: eps outside of the root, a learning rate that decays.
+    """Adagrad as torch does it: eps outside of the root, and a decaying learning rate.
 
     Args:
       lr: a number, an array or a schedule.
       lr_decay: the rate of step t, from 0, is lr / (1 + t * lr_decay).
       weight_decay: added to the gradient, times the parameter.
-      initial_accumulator_value: what the sum of squares begins with.
+      initial_accumulator_value: the initial sum of squares.
       eps: added to the root of the sum.
       maximize: ascend.
 
@@ -45,7 +45,7 @@ def adagrad(
     torch counterpart: `torch.optim.Adagrad`; `optax.adagrad` has eps under the root. Source:
     torch/optim/adagrad.py.
     """
-    check(
+    check_nonnegative(
         lr=lr,
         lr_decay=lr_decay,
         weight_decay=weight_decay,
@@ -54,11 +54,10 @@ def adagrad(
     )
 
     def init(params):
-        return AdagradState(start(), optax.tree.full_like(params, initial_accumulator_value))
+        return AdagradState(new_counter(), optax.tree.full_like(params, initial_accumulator_value))
 
     def update(grads, state, params=None):
-        del params
-        rate = at(lr, state.step) / (1 + real(state.step) * lr_decay)
+        rate = value_at(lr, state.step) / (1 + as_float(state.step) * lr_decay)
 
         def rule(s, g, total):
             rate, eps = s

@@ -1,12 +1,15 @@
-"""Adam and AdamW.
+"""Adam, AdamW, NAdam, RAdam and Adamax.
 
-`optax.adam` is the same algebra, but takes 1 - beta**t as it stands; in float32 that makes it many times
+`optax.adam` is the same algebra, but computes 1 - beta**t literally; in float32 that makes it many times
 as noisy as torch, which computes it in float64 (docs/optim.md has numbers). `optax.amsgrad` maximises
-the corrected second moment, torch the raw one: another algorithm.
+the corrected second moment, torch the raw one: another algorithm. optax.nadam lacks torch's momentum
+schedule, and optax.radam adds eps to the corrected root, which differs where gradients are tiny.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +17,20 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, check, check_betas, correction, is_zero, need, start
+from ._hyperparameters import (
+    Scalar,
+    ScalarOrSchedule,
+    as_float,
+    bias_correction,
+    check_betas,
+    check_nonnegative,
+    expm1,
+    is_number,
+    is_zero,
+    new_counter,
+    require_params,
+    value_at,
+)
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 
 
@@ -27,11 +43,45 @@ class AdamState(NamedTuple):
     max_exp_avg_sq: PyTree | None
 
 
+class NAdamState(NamedTuple):
+    """`step`: updates so far. `mu_product`: of the momenta so far. The others: like the parameters."""
+
+    step: jax.Array
+    mu_product: jax.Array
+    exp_avg: PyTree
+    exp_avg_sq: PyTree
+
+
+class RAdamState(NamedTuple):
+    """`step`: updates so far. `exp_avg`, `exp_avg_sq`: like the parameters."""
+
+    step: jax.Array
+    exp_avg: PyTree
+    exp_avg_sq: PyTree
+
+
+class AdamaxState(NamedTuple):
+    """`step`: updates so far. `exp_avg`, `exp_inf`: like the parameters."""
+
+    step: jax.Array
+    exp_avg: PyTree
+    exp_inf: PyTree
+
+
+class _Now(NamedTuple):
+    """One step: its number from 1, and the hyperparameters at it."""
+
+    step: jax.Array
+    rate: Scalar
+    beta1: Scalar
+    beta2: Scalar
+
+
 def adam(
-    lr: Hyper = 1e-3,
-    betas: tuple[Hyper, Any] = (0.9, 0.999),
-    eps: Any = 1e-8,
-    weight_decay: Any = 0,
+    lr: ScalarOrSchedule = 1e-3,
+    betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0,
     amsgrad: bool = False,
     *,
     maximize: bool = False,
@@ -53,44 +103,28 @@ def adam(
 
     torch counterpart: `torch.optim.Adam`. Source: torch/optim/adam.py, `_single_tensor_adam`.
     """
-    check(lr=lr, eps=eps)
-    check_betas(betas)
-    check(weight_decay=weight_decay)
-    decay = weight_decay if decoupled_weight_decay else 0
-    before = gradient_stages(0 if decoupled_weight_decay else weight_decay, maximize)
 
-    def init(params):
-        return AdamState(start(), zeros(params), zeros(params), zeros(params) if amsgrad else None)
+    def create(params):
+        return AdamState(new_counter(), zeros(params), zeros(params), zeros(params) if amsgrad else None)
 
-    def update(grads, state, params=None):
-        if not is_zero(decay):
-            need(params, "adamw")
-        step = optax.safe_increment(state.step)
-        rate, beta1, beta2 = (at(value, state.step) for value in (lr, *betas))
+    def scalars(state, now):
+        size = now.rate / bias_correction(now.beta1, now.step)
+        return (size, jnp.sqrt(bias_correction(now.beta2, now.step)), eps), {}
 
-        def rule(s, g, m, v, *rest):
-            size, root, b1, b2, eps, shrink = s
-            m = m + (1 - b1) * (g - m)
-            v = b2 * v + (1 - b2) * g * g
-            top = [jnp.maximum(rest[0], v)] if amsgrad else []
-            move = -size * (m / (jnp.sqrt([v, *top][-1]) / root + eps))
-            return (move if is_zero(decay) else move - shrink * rest[-1]), m, v, *top
+    def move(s, g, m, v):
+        size, root, eps = s
+        return -size * (m / (jnp.sqrt(v) / root + eps))
 
-        size, root = rate / correction(beta1, step), jnp.sqrt(correction(beta2, step))
-        scalars = (size, root, beta1, beta2, eps, rate * decay)
-        kept = [moment for moment in state[1:] if moment is not None]
-        others = () if is_zero(decay) else (params,)
-        updates, *moments = leafwise(rule, scalars, grads, kept, *others)
-        return updates, AdamState(step, *moments, *([] if amsgrad else [None]))
-
-    return chain(before, init, update, "adam")
+    function = "adamw" if decoupled_weight_decay else "adam"
+    decay = (weight_decay, decoupled_weight_decay)
+    return _two_moments(function, lr, betas, eps, *decay, maximize, create, scalars, move, amsgrad)
 
 
 def adamw(
-    lr: Hyper = 1e-3,
-    betas: tuple[Hyper, Any] = (0.9, 0.999),
-    eps: Any = 1e-8,
-    weight_decay: Any = 1e-2,
+    lr: ScalarOrSchedule = 1e-3,
+    betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 1e-2,
     amsgrad: bool = False,
     *,
     maximize: bool = False,
@@ -102,3 +136,204 @@ def adamw(
     torch counterpart: `torch.optim.AdamW`. Source: torch/optim/adamw.py.
     """
     return adam(lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True)
+
+
+def nadam(
+    lr: ScalarOrSchedule = 2e-3,
+    betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0,
+    momentum_decay: Scalar = 4e-3,
+    decoupled_weight_decay: bool = False,
+    *,
+    maximize: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """NAdam as torch does it.
+
+    Args:
+      lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: as for `adam`.
+      momentum_decay: psi in mu_t = beta1 * (1 - 0.96**(t * psi) / 2).
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.NAdam`. There `mu_product` is float32 unless the default type is
+    float64; here it is float64 under x64. Source: torch/optim/nadam.py.
+    """
+    check_nonnegative(momentum_decay=momentum_decay)
+
+    def create(params):
+        return NAdamState(new_counter(), jnp.ones((), float), zeros(params), zeros(params))
+
+    def scalars(state, now):
+        mu, mu_next = (
+            0.5 * now.beta1 * (1 - expm1(t * (momentum_decay * math.log(0.96))))
+            for t in (as_float(now.step), as_float(now.step) + 1)
+        )
+        product = (state.mu_product * mu).astype(state.mu_product.dtype)
+        current, coming = now.rate * (1 - mu) / (1 - product), now.rate * mu_next / (1 - product * mu_next)
+        return (current, coming, bias_correction(now.beta2, now.step), eps), {"mu_product": product}
+
+    def move(s, g, m, v):
+        current, coming, correction, eps = s
+        # Torch divides twice, once for each term; division is what costs here.
+        return -(current * g + coming * m) / (jnp.sqrt(v / correction) + eps)
+
+    decay = (weight_decay, decoupled_weight_decay)
+    return _two_moments("nadam", lr, betas, eps, *decay, maximize, create, scalars, move)
+
+
+def radam(
+    lr: ScalarOrSchedule = 1e-3,
+    betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0,
+    decoupled_weight_decay: bool = False,
+    *,
+    maximize: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Rectified Adam as torch does it.
+
+    Args:
+      lr, betas, weight_decay, decoupled_weight_decay, maximize: as for `adam`.
+      eps: added to the root of the second moment, before correction.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.RAdam`. Source: torch/optim/radam.py.
+    """
+
+    def create(params):
+        return RAdamState(new_counter(), zeros(params), zeros(params))
+
+    def scalars(state, now):
+        # Zero says that the variance is not to be trusted yet; the step is then one of plain momentum.
+        adaptive = _rectification(now.beta2, now.step) * jnp.sqrt(bias_correction(now.beta2, now.step))
+        return (now.rate / bias_correction(now.beta1, now.step), adaptive, eps), {}
+
+    def move(s, g, m, v):
+        size, adaptive, eps = s
+        return -size * m * jnp.where(adaptive > 0, adaptive / (jnp.sqrt(v) + eps), 1)
+
+    decay = (weight_decay, decoupled_weight_decay)
+    return _two_moments("radam", lr, betas, eps, *decay, maximize, create, scalars, move)
+
+
+def _rectification(beta2: Scalar, step: jax.Array) -> jax.Array:
+    """r_t of the paper where the length rho_t of the average is above 5, else zero."""
+    longest, rho = 2 / (1 - beta2) - 1, _average_length(beta2, step)
+    square = (rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho)
+    return jnp.where(rho > 5, jnp.sqrt(jnp.where(rho > 5, square, 1)), 0)
+
+
+def _average_length(beta2: Scalar, step: jax.Array) -> jax.Array:
+    """rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), of which float32 would keep three digits.
+
+    With L = -log(b) and x = t * L it is c + 2 / L * (1 - x / (exp(x) - 1)), where c is a constant
+    of size L. The last factor is its power series (Bernoulli numbers) while x is small.
+    """
+    if is_zero(beta2):
+        return jnp.ones((), float)
+    L = -math.log(beta2) if is_number(beta2) else -jnp.log(beta2)
+    x = as_float(step) * L
+    small = x * (1 / 2 - x * (1 / 12 - x**2 * (1 / 720 - x**2 * (1 / 30240 - x**2 * (1 / 1209600)))))
+    part = jnp.where(x < 0.3, small, 1 - x / jnp.expm1(x))
+    return 2 / (1 - beta2) - 1 - 2 / L + 2 / L * part
+
+
+def _two_moments(
+    function: str,
+    lr: ScalarOrSchedule,
+    betas: tuple[ScalarOrSchedule, Scalar],
+    eps: Scalar,
+    weight_decay: Scalar,
+    decoupled: bool,
+    maximize: bool,
+    create: Callable[[PyTree], Any],
+    scalars: Callable[[Any, _Now], tuple[tuple[Any, ...], dict[str, jax.Array]]],
+    move: Callable[..., jax.Array],
+    amsgrad: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """What Adam, NAdam and RAdam share: means of the gradient and of its square, and both weight decays.
+
+    Args:
+      create: the first state of parameters, with the fields exp_avg and exp_avg_sq.
+      scalars: of the state and the step, what `move` needs, and state fields that change with it.
+      move: of these scalars, the gradient and both moments, the update without decoupled decay.
+    """
+    check_nonnegative(lr=lr, eps=eps)
+    check_betas(betas)
+    check_nonnegative(weight_decay=weight_decay)
+    decay = weight_decay if decoupled else 0
+    fields = ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * amsgrad)
+
+    def update(grads, state, params=None):
+        if not is_zero(decay):
+            require_params(params, function)
+        step = optax.safe_increment(state.step)
+        now = _Now(step, *(value_at(value, state.step) for value in (lr, *betas)))
+        own, changed = scalars(state, now)
+
+        def rule(s, g, m, v, *rest):
+            b1, b2, shrink, *own = s
+            m = m + (1 - b1) * (g - m)
+            v = b2 * v + (1 - b2) * g * g
+            largest = [jnp.maximum(rest[0], v)] if amsgrad else []
+            moved = move(own, g, m, [v, *largest][-1])
+            return (moved if is_zero(decay) else moved - shrink * rest[-1]), m, v, *largest
+
+        common = (now.beta1, now.beta2, now.rate * decay)
+        kept = [getattr(state, field) for field in fields]
+        others = () if is_zero(decay) else (params,)
+        updates, *moments = leafwise(rule, (*common, *own), grads, kept, *others)
+        return updates, state._replace(step=step, **changed, **dict(zip(fields, moments, strict=True)))
+
+    return chain(gradient_stages(0 if decoupled else weight_decay, maximize), create, update, function)
+
+
+def adamax(
+    lr: ScalarOrSchedule = 2e-3,
+    betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0,
+    *,
+    maximize: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Adamax as torch does it, with float32 noise no larger than torch's.
+
+    Args:
+      lr: a number, an array or a schedule; so may `betas[0]` be.
+      betas: decay of the mean and of the largest magnitude.
+      eps: added to every magnitude.
+      weight_decay: added to the gradient, times the parameter.
+      maximize: ascend.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.Adamax`. `optax.adamax` is the same with a noisier correction.
+    Source: torch/optim/adamax.py.
+    """
+    check_nonnegative(lr=lr, eps=eps)
+    check_betas(betas)
+    check_nonnegative(weight_decay=weight_decay)
+
+    def init(params):
+        return AdamaxState(new_counter(), zeros(params), zeros(params))
+
+    def update(grads, state, params=None):
+        step = optax.safe_increment(state.step)
+        beta1, beta2 = (value_at(value, state.step) for value in betas)
+
+        def rule(s, g, m, u):
+            size, b1, b2, eps = s
+            m = m + (1 - b1) * (g - m)
+            u = jnp.maximum(b2 * u, jnp.abs(g) + eps)
+            return -size * (m / u), m, u
+
+        size = value_at(lr, state.step) / bias_correction(beta1, step)
+        updates, *moments = leafwise(rule, (size, beta1, beta2, eps), grads, state[1:])
+        return updates, AdamaxState(step, *moments)
+
+    return chain(gradient_stages(weight_decay, maximize), init, update, "adamax")

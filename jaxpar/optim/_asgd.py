@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, check, need, real, start
+from ._hyperparameters import (
+    Scalar,
+    ScalarOrSchedule,
+    as_float,
+    check_nonnegative,
+    new_counter,
+    require_params,
+    value_at,
+)
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 
 
 class ASGDState(NamedTuple):
     """`step`: updates so far. `eta`: the rate, `mu`: the averaging weight, both of the coming step.
 
-    `ax`: the averaged parameters, which are what this method is for.
+    `ax`: the averaged parameters, the purpose of this method.
     """
 
     step: jax.Array
@@ -26,22 +34,22 @@ class ASGDState(NamedTuple):
 
 
 def asgd(
-    lr: Hyper = 1e-2,
-    lambd: Any = 1e-4,
-    alpha: Any = 0.75,
-    t0: Any = 1e6,
-    weight_decay: Any = 0,
+    lr: ScalarOrSchedule = 1e-2,
+    lambd: Scalar = 1e-4,
+    alpha: Scalar = 0.75,
+    t0: Scalar = 1e6,
+    weight_decay: Scalar = 0,
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Averaged SGD as torch does it.
 
     Args:
-      lr: a number, an array or a schedule. As in torch the rate of the next step is computed at the
-        end of a step, so a schedule's effect comes one step later.
+      lr: a number, an array or a schedule. As in torch, each step computes the rate of the next one, so
+        a schedule takes effect one step late.
       lambd: decay, of the parameters and inside of the rate lr / (1 + lambd * lr * t)**alpha.
       alpha: the power of that rate.
-      t0: the step from which `ax` in the state is an average; before, it is the parameters.
+      t0: the step from which `ax` in the state is an average; before it, `ax` is the parameters.
       weight_decay: added to the gradient, times the parameter.
       maximize: ascend.
 
@@ -53,15 +61,17 @@ def asgd(
     torch counterpart: `torch.optim.ASGD`. There `eta` and `mu` are float32 unless the default type is
     float64; here they are float64 under x64. Source: torch/optim/asgd.py.
     """
-    check(lr=lr, weight_decay=weight_decay)
+    check_nonnegative(lr=lr, weight_decay=weight_decay)
 
     def init(params):
-        return ASGDState(start(), jnp.array(at(lr, start()), float), jnp.ones((), float), zeros(params))
+        return ASGDState(
+            new_counter(), jnp.array(value_at(lr, new_counter()), float), jnp.ones((), float), zeros(params)
+        )
 
     def update(grads, state, params=None):
-        need(params, "asgd")
+        require_params(params, "asgd")
         step = optax.safe_increment(state.step)
-        rate = at(lr, state.step)
+        rate = value_at(lr, state.step)
 
         def rule(s, g, ax, p):
             eta, mu, shrink = s
@@ -71,8 +81,8 @@ def asgd(
 
         scalars = (state.eta, state.mu, lambd * state.eta)
         updates, ax = leafwise(rule, scalars, grads, [state.ax], params)
-        eta = rate * jnp.exp(-alpha * jnp.log1p(lambd * rate * real(step)))
-        mu = 1 / jnp.maximum(1.0, real(step) - t0)
+        eta = rate * jnp.exp(-alpha * jnp.log1p(lambd * rate * as_float(step)))
+        mu = 1 / jnp.maximum(1.0, as_float(step) - t0)
         return updates, ASGDState(step, eta.astype(state.eta.dtype), mu.astype(state.mu.dtype), ax)
 
     return chain(gradient_stages(weight_decay, maximize), init, update, "asgd")

@@ -1,7 +1,7 @@
 """Clipping gradients, by their norm or by value.
 
-`optax.clip_by_global_norm` lacks the 1e-6 that torch adds to the norm, knows the 2-norm only, and
-keeps the norm to itself.
+`optax.clip_by_global_norm` lacks the 1e-6 that torch adds to the norm, knows only the 2-norm, and does not
+return the norm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._typing import PyTree
 
 
 class ClipGradNormState(NamedTuple):
-    """`total_norm`: of the last gradients, before they were clipped; zero before the first."""
+    """`total_norm`: of the last gradients, before clipping; zero before the first ones."""
 
     total_norm: jax.Array
 
@@ -29,15 +29,15 @@ def clip_grad_norm(
     """Scale all gradients by min(1, max_norm / (total_norm + 1e-6)).
 
     Args:
-      max_norm: what the norm of all gradients together may be.
+      max_norm: the largest norm that all gradients together may have.
       norm_type: p of the p-norm; `float("inf")` for the largest magnitude.
-      error_if_nonfinite: raise when the norm is inf or nan, from inside `jax.jit` too (there through
-        a host callback, which costs time; what was donated is lost).
+      error_if_nonfinite: raise if the norm is inf or nan, also from inside `jax.jit` (through a host
+        callback, which costs time; donated arrays are lost).
 
     The norm is in the state: `optax.tree.get(state, "total_norm")`.
 
     Raises:
-      RuntimeError: the norm is not finite, and `error_if_nonfinite`.
+      RuntimeError: the norm is not finite, and `error_if_nonfinite` is set.
 
     torch counterpart: `torch.nn.utils.clip_grad_norm_`. Source: torch/nn/utils/clip_grad.py.
     """
@@ -47,7 +47,6 @@ def clip_grad_norm(
         return ClipGradNormState(jnp.zeros((), _wide(params)))
 
     def update(updates, state, params=None):
-        del state, params
         total = get_total_norm(updates, norm_type, error_if_nonfinite)
         factor = jnp.minimum(1.0, max_norm / (total + 1e-6))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), ClipGradNormState(total)
@@ -67,7 +66,7 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
     """The norm of all arrays of a tree together: the norm of their norms.
 
     Raises:
-      RuntimeError: it is not finite, and `error_if_nonfinite`.
+      RuntimeError: it is not finite, and `error_if_nonfinite` is set.
 
     torch counterpart: `torch.nn.utils.get_total_norm`.
     """
@@ -80,7 +79,7 @@ def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: 
     if not isinstance(total, jax.core.Tracer):
         check(total)
         return total
-    # The callback's result is the norm itself, so nothing that depends on it can go on without it.
+    # The callback returns the norm itself: so XLA cannot drop it, and all that depends on the norm waits.
     return jax.pure_callback(check, total, total, vmap_method="sequential")
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from ._hyper import Hyper, at, check, need, start
+from ._hyperparameters import ScalarOrSchedule, check_nonnegative, new_counter, require_params, value_at
 from ._leafwise import refuse_complex
 from ._strong_wolfe import Point, strong_wolfe
 
@@ -25,8 +25,10 @@ Evaluate: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class LBFGSState(NamedTuple):
-    """Everything flat. `old_dirs`, `old_stps` [history_size, n] and `ro` [history_size] are a ring, of
-    which `pairs` were written in all. `step`: updates, `n_iter`: iterations, `func_evals`: evaluations.
+    """Everything flat, under torch's names. `step`: updates, `n_iter`: iterations, `func_evals`: evaluations.
+
+    `old_dirs`, `old_stps` [history_size, n] and `ro` [history_size] are ring buffers: torch pops the oldest
+    of a list, whose length a compiled program would have to know. `pairs` counts all that were written.
     """
 
     step: jax.Array
@@ -43,7 +45,7 @@ class LBFGSState(NamedTuple):
 
 
 class _Iteration(NamedTuple):
-    """What changes from one iteration to the next."""
+    """What changes from one iteration to the next: the carry of the loop."""
 
     i: jax.Array
     stop: jax.Array
@@ -60,11 +62,11 @@ class _Options:
     max_eval: int
     tolerance_grad: float
     tolerance_change: float
-    searches: bool
+    line_search: bool
 
 
 def lbfgs(
-    lr: Hyper = 1,
+    lr: ScalarOrSchedule = 1,
     max_iter: int = 20,
     max_eval: int | None = None,
     tolerance_grad: float = 1e-7,
@@ -76,15 +78,16 @@ def lbfgs(
 
     Args:
       lr: a number, an array or a schedule.
-      max_iter, max_eval: iterations and evaluations in one update at most; 5/4 max_iter for the latter.
-      tolerance_grad: an update ends when no element of the gradient is larger.
-      tolerance_change: and when neither a parameter nor the loss changes by more.
-      history_size: how many pairs of changes are kept, n numbers each, twice.
+      max_iter, max_eval: the most iterations and evaluations in one update; max_eval is 5/4 max_iter if
+        left out.
+      tolerance_grad: an update ends when no element of the gradient is larger,
+      tolerance_change: or when neither a parameter nor the loss changes by more.
+      history_size: how many pairs of changes are kept; each is two vectors of n numbers.
       line_search_fn: "strong_wolfe" or None.
 
-    `value_fn(params)` is the loss; `grads` and `value` are its gradient and value at `params`, of which
-    `value` is computed if left out. Nothing may come before or after it in a chain: the gradients of
-    later iterations are those of `value_fn`.
+    `value_fn(params)` is the loss; `grads` and `value` are its gradient and value at `params`; `value` is
+    computed if left out. Nothing may come before or after it in a chain: the gradients of later
+    iterations are those of `value_fn`.
 
     Raises:
       ValueError: a negative rate; at `update`, no `value_fn`. RuntimeError: another line search.
@@ -93,7 +96,7 @@ def lbfgs(
     torch counterpart: `torch.optim.LBFGS`. `optax.lbfgs` takes one step for each update, with another
     line search. Source: torch/optim/lbfgs.py.
     """
-    check(lr=lr)
+    check_nonnegative(lr=lr)
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
     max_eval = max_iter * 5 // 4 if max_eval is None else max_eval
@@ -101,6 +104,7 @@ def lbfgs(
 
     def init(params):
         refuse_complex(params, "lbfgs")
+        # History and direction are flat vectors over all parameters, and a vector has one type.
         kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
         if len(kinds) > 1:
             raise TypeError(f"lbfgs: all parameters must have the same type, but have {sorted(kinds)}.")
@@ -110,10 +114,10 @@ def lbfgs(
             return jnp.zeros(shape, x.dtype)
 
         return LBFGSState(
-            step=start(),
-            n_iter=start(),
-            func_evals=start(),
-            pairs=start(),
+            step=new_counter(),
+            n_iter=new_counter(),
+            func_evals=new_counter(),
+            pairs=new_counter(),
             d=zeros(x.size),
             t=zeros(),
             old_dirs=zeros(history_size, x.size),
@@ -124,13 +128,12 @@ def lbfgs(
         )
 
     def update(grads, state, params=None, *, value=None, value_fn=None, **extra):
-        del extra
-        need(params, "lbfgs")
+        require_params(params, "lbfgs")
         if value_fn is None:
             raise ValueError("lbfgs: pass the loss: tx.update(grads, state, params, value_fn=loss_fn).")
         x, unravel = ravel_pytree(params)
         gradient = ravel_pytree(grads)[0].astype(x.dtype)
-        rate = jnp.asarray(at(lr, state.step), x.dtype)
+        rate = jnp.asarray(value_at(lr, state.step), x.dtype)
 
         def evaluate(x):
             loss, gradient = jax.value_and_grad(value_fn)(unravel(x))
@@ -138,9 +141,9 @@ def lbfgs(
 
         loss = jnp.asarray(value_fn(params) if value is None else value, x.dtype)
         state = state._replace(step=optax.safe_increment(state.step), func_evals=state.func_evals + 1)
+        # Torch returns before its loop if the first gradient is small enough.
         optimal = jnp.abs(gradient).max() <= tolerance_grad
-        one = jnp.ones((), int)
-        begin = _Iteration(jnp.zeros((), int), optimal, one, x, loss, gradient, state)
+        begin = _Iteration(jnp.zeros((), int), optimal, jnp.ones((), int), x, loss, gradient, state)
         iterate = functools.partial(_iterate, evaluate=evaluate, rate=rate, options=options)
         end = jax.lax.while_loop(lambda now: ~now.stop, iterate, begin)
         return unravel(end.x - x), end.state
@@ -149,12 +152,14 @@ def lbfgs(
 
 
 def _iterate(now: _Iteration, *, evaluate: Evaluate, rate: jax.Array, options: _Options) -> _Iteration:
-    """A direction, a step along it, and whether it was the last."""
+    """A direction, a step along it, and whether it is the last."""
     state = _direction(now.state, now.gradient)
     d = state.d
+    # The very first direction is the gradient itself, which has no natural length.
     first = jnp.minimum(1.0, 1.0 / jnp.abs(now.gradient).sum()) * rate
     t = jnp.where(state.n_iter == 1, first, rate)
     slope = now.gradient @ d
+    # Torch breaks off here, before the step. A loop cannot: it takes a step of no effect, which is the last.
     flat = slope > -options.tolerance_change
 
     def stay():
@@ -177,10 +182,12 @@ def _iterate(now: _Iteration, *, evaluate: Evaluate, rate: jax.Array, options: _
     return _Iteration(now.i + 1, stop, total, x, loss, gradient, state)
 
 
-def _advance(now: _Iteration, d: Any, t: Any, slope: Any, evaluate: Evaluate, options: _Options) -> Any:
-    """The step's length, the loss and the gradient after it, and how often they were evaluated."""
-    if not options.searches:
-        # After the last iteration nobody asks for the loss.
+def _advance(
+    now: _Iteration, d: jax.Array, t: jax.Array, slope: jax.Array, evaluate: Evaluate, options: _Options
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The step's length, the loss and the gradient after it, and the number of evaluations."""
+    if not options.line_search:
+        # As in torch, the last iteration does not evaluate the loss: its result would not be used.
         ahead = jax.lax.cond(
             now.i + 1 < options.max_iter,
             lambda: (*evaluate(now.x + t * d), jnp.ones((), int)),
@@ -199,13 +206,15 @@ def _advance(now: _Iteration, d: Any, t: Any, slope: Any, evaluate: Evaluate, op
 
 
 def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:
-    """The next direction, after the last step has entered the history."""
+    """The next direction, by the two-loop recursion, after the last step has entered the history."""
     first = state.n_iter == 0
     size = state.ro.shape[0]
     y, s = gradient - state.prev_flat_grad, state.d * state.t
     curvature = y @ s
+    # Without positive curvature the inverse Hessian would not be positive definite; torch skips the pair.
     keep = ~first & (curvature > 1e-10)
-    at_end = jnp.where(keep, state.pairs % size, size)  # a place outside of the ring: nothing is written
+    # An index beyond the ring writes nothing, so that no cond is needed around the three updates.
+    at_end = jnp.where(keep, state.pairs % size, size)
     old_dirs = state.old_dirs.at[at_end].set(y, mode="drop")
     old_stps = state.old_stps.at[at_end].set(s, mode="drop")
     ro = state.ro.at[at_end].set(1.0 / curvature, mode="drop")
@@ -213,7 +222,7 @@ def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:
     pairs = state.pairs + keep
     n = jnp.minimum(pairs, size)
 
-    def backward(k, carry):
+    def backward(k, carry):  # from the newest pair to the oldest
         q, al = carry
         i = (pairs - 1 - k) % size
         a = (old_stps[i] @ q) * ro[i]
@@ -221,7 +230,7 @@ def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:
 
     q, al = jax.lax.fori_loop(0, n, backward, (-gradient, jnp.zeros_like(ro)))
 
-    def forward(k, r):
+    def forward(k, r):  # and from the oldest to the newest
         i = (pairs - n + k) % size
         return r + old_stps[i] * (al[i] - (old_dirs[i] @ r) * ro[i])
 

@@ -1,4 +1,4 @@
-"""One update rule over all leaves, and the stages that most optimizers share.
+"""Applying one update rule to all leaves, and the stages that most optimizers share.
 
 An optimizer is an `optax.chain`: what torch does to the gradient first (`maximize`, L2 weight
 decay), the rule itself, the learning rate. Stages come from optax wherever optax computes what
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, is_zero, start
+from ._hyperparameters import Scalar, ScalarOrSchedule, is_zero, new_counter, value_at
 
 
 def leafwise(
@@ -27,8 +27,8 @@ def leafwise(
 ) -> tuple[PyTree, ...]:
     """`rule(scalars, gradient, *moments, *others)` for each leaf: its update and its new moments.
 
-    Half precision computes in float32, as torch's kernels do, and stores what it had: the moments in
-    their own types, the update wide, so that adding it to the parameter rounds once.
+    Half precision is computed in float32, as in torch's kernels. Moments are stored in their own types;
+    the update stays wide, so that adding it to the parameter rounds once.
     """
     structure: Any
     leaves, structure = jax.tree.flatten(grads)
@@ -36,7 +36,7 @@ def leafwise(
     results = []
     for g, *rest in zip(leaves, *columns, strict=True):
         wide = jnp.promote_types(jnp.result_type(g), jnp.float32)
-        # A Python number stays one: it takes the type of the leaf, and the compiler sees a constant.
+        # A Python number stays one, so that it takes the leaf's type and the compiler sees a constant.
         cast = [s if isinstance(s, (int, float)) else jnp.asarray(s, wide) for s in scalars]
         update, *new = rule(cast, *(jnp.asarray(x, wide) for x in (g, *rest)))
         kept = [y.astype(x.dtype) for x, y in zip(rest[: len(moments)], new, strict=True)]
@@ -48,8 +48,8 @@ def zeros(params: PyTree) -> PyTree:
     return optax.tree.zeros_like(params)
 
 
-def gradient_stages(weight_decay: Any, maximize: bool) -> list[optax.GradientTransformation]:
-    """Torch's first lines: -g if we maximise, then g + weight_decay * p."""
+def gradient_stages(weight_decay: Scalar, maximize: bool) -> list[optax.GradientTransformation]:
+    """Torch's first lines: -g if `maximize`, then g + weight_decay * p."""
     stages = [optax.scale(-1.0)] if maximize else []
     return stages if is_zero(weight_decay) else [*stages, optax.add_decayed_weights(weight_decay)]
 
@@ -70,16 +70,15 @@ class RateState(NamedTuple):
     step: jax.Array
 
 
-def scale_by_lr(lr: Hyper, function: str) -> optax.GradientTransformation:
-    """-lr * update. optax's stage of this kind counts in int32, with which schedules are float32."""
+def scale_by_lr(lr: ScalarOrSchedule, function: str) -> optax.GradientTransformation:
+    """-lr * update. optax's stage counts in int32, from which schedules compute in float32."""
 
     def init(params):
         refuse_complex(params, function)
-        return RateState(start())
+        return RateState(new_counter())
 
     def update(updates, state, params=None):
-        del params
-        (updates,) = leafwise(lambda s, u: (-s[0] * u,), (at(lr, state.step),), updates)
+        (updates,) = leafwise(lambda s, u: (-s[0] * u,), (value_at(lr, state.step),), updates)
         return updates, RateState(optax.safe_increment(state.step))
 
     return optax.GradientTransformation(init, update)
@@ -91,7 +90,7 @@ def chain(
     update: Callable[..., tuple[PyTree, Any]],
     function: str,
 ) -> optax.GradientTransformationExtraArgs:
-    """The first stages and a rule that applies the learning rate itself."""
+    """The first stages, and a rule that applies the learning rate itself."""
 
     def checked(params):
         refuse_complex(params, function)

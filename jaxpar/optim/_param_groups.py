@@ -1,7 +1,7 @@
 """Parameter groups: some leaves with other hyperparameters than the rest.
 
-Torch takes a list of dicts, each with the parameters it is about. Arrays have no identity in JAX, so
-a group says which leaves are its own by their paths.
+Torch takes a list of dicts, each with its parameters. Arrays have no identity in JAX, so a group names its
+leaves by their paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import optax
 
 from .._typing import PyTree
 from ._lbfgs import lbfgs
-from ._paths import name
+from ._paths import leaf_path
 
 Selection: TypeAlias = "str | Callable[[str], bool] | EllipsisType | Sequence[str | Callable[[str], bool]]"
 
@@ -31,16 +31,16 @@ def param_groups(
       optimizer: `optim.sgd`, `optim.adam`, ...: called once for each group.
       groups: dicts with the key "params" and the group's own options. "params" is a path
         ("encoder/layers/0"; every leaf at or under it), a function of a leaf's path, a list of these,
-        or `...` for the leaves that no other group has. `"frozen": True` instead of options leaves the
+        or `...` for the leaves of no other group. `"frozen": True` instead of options leaves the
         group's parameters as they are (torch: `requires_grad = False`).
-      defaults: the options of all groups that do not say otherwise.
+      defaults: the options of all groups, unless a group overrides them.
 
     Raises:
-      ValueError: `optimizer` is `lbfgs`; at `init`: a leaf is in two groups or in none, or a group has
+      ValueError: `optimizer` is `lbfgs`; at `init`, a leaf is in two groups or in none, or a group has
         no leaf.
 
     torch counterpart: `torch.optim.SGD([{"params": ..., "lr": 0.1}, ...], lr=1e-3)`. Built on
-    `optax.partition`, of which the labels are the groups' positions.
+    `optax.partition`, with the groups' positions as labels.
     """
     if optimizer is lbfgs:
         raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
@@ -61,7 +61,7 @@ def param_groups(
     selections = [group["params"] for group in groups]
 
     def labels(tree: PyTree) -> PyTree:
-        return jax.tree_util.tree_map_with_path(lambda path, _: _label(selections, name(path)), tree)
+        return jax.tree_util.tree_map_with_path(lambda path, _: _group_of(selections, leaf_path(path)), tree)
 
     tx = optax.partition(transforms, labels)
 
@@ -72,7 +72,7 @@ def param_groups(
     return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
-def _label(selections: Sequence[Selection], path: str) -> int:
+def _group_of(selections: Sequence[Selection], path: str) -> int:
     found = [i for i, selection in enumerate(selections) if _selects(selection, path)]
     if len(found) > 1:
         raise ValueError(
@@ -89,7 +89,7 @@ def _label(selections: Sequence[Selection], path: str) -> int:
     return found[0]
 
 
-def _selects(selection: Any, path: str) -> bool:
+def _selects(selection: Selection, path: str) -> bool:
     if selection is ...:
         return False
     if isinstance(selection, str):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 
-from ._hyper import Hyper, check
+from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative
 from ._leafwise import gradient_stages, scale_by_lr
 from ._sgd import momentum_stages
 
 
 def rmsprop(
-    lr: Hyper = 1e-2,
-    alpha: Any = 0.99,
-    eps: Any = 1e-8,
-    weight_decay: Any = 0,
-    momentum: Hyper = 0,
+    lr: ScalarOrSchedule = 1e-2,
+    alpha: Scalar = 0.99,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar = 0,
+    momentum: ScalarOrSchedule = 0,
     centered: bool = False,
     *,
     maximize: bool = False,
@@ -38,7 +36,7 @@ def rmsprop(
     learning rate before the momentum, which differs as soon as it changes. Source:
     torch/optim/rmsprop.py.
     """
-    check(lr=lr, eps=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha)
+    check_nonnegative(lr=lr, eps=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha)
     scale = optax.scale_by_stddev if centered else optax.scale_by_rms
     return optax.chain(
         *gradient_stages(weight_decay, maximize),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, check, is_number, start
+from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative, is_number, new_counter, value_at
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 
 
 class RpropState(NamedTuple):
-    """`step`: updates so far. `prev`: the last gradient, `step_size`: both like the parameters."""
+    """`step`: updates so far. `prev`, the last gradient, and `step_size`: like the parameters."""
 
     step: jax.Array
     prev: PyTree
@@ -22,18 +22,19 @@ class RpropState(NamedTuple):
 
 
 def rprop(
-    lr: Hyper = 1e-2,
-    etas: tuple[Any, Any] = (0.5, 1.2),
-    step_sizes: tuple[Any, Any] = (1e-6, 50),
+    lr: ScalarOrSchedule = 1e-2,
+    etas: tuple[Scalar, Scalar] = (0.5, 1.2),
+    step_sizes: tuple[Scalar, Scalar] = (1e-6, 50),
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Resilient backpropagation as torch does it.
 
     Args:
-      lr: the first size of every step; later values have no effect, as in torch.
-      etas: by how much a step size shrinks when the gradient's sign changes, and grows when not.
-      step_sizes: the smallest and the largest.
+      lr: the initial step size; later values have no effect, as in torch.
+      etas: factors by which a step size shrinks when the gradient's sign changes, and grows when it does
+        not.
+      step_sizes: the smallest and the largest step size.
       maximize: ascend.
 
     Raises:
@@ -41,28 +42,26 @@ def rprop(
 
     torch counterpart: `torch.optim.Rprop`. Source: torch/optim/rprop.py.
     """
-    check(lr=lr)
+    check_nonnegative(lr=lr)
     if all(map(is_number, etas)) and not 0 < etas[0] < 1 < etas[1]:
         raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
 
     def init(params):
-        first = at(lr, start())
-        return RpropState(start(), zeros(params), optax.tree.full_like(params, first))
+        first = value_at(lr, new_counter())
+        return RpropState(new_counter(), zeros(params), optax.tree.full_like(params, first))
 
     def update(grads, state, params=None):
-        del params
-
         def rule(s, g, before, size):
             shrink, grow, low, high = s
-            # XLA's kernels for CPUs write one array each. Every result is used by the next one as it is,
-            # and `prev` asks a question of `size` whose answer is known: so nothing is computed twice,
-            # and both overwrite their own memory, the new `size` before the old `prev` is gone.
+            # Each of XLA's CPU kernels writes one array. The expressions are ordered so that each result is
+            # used as it is by the next: nothing is computed twice, and `size` and `prev` can overwrite
+            # their own memory.
             agree = g * before
             kept = jnp.clip(size, low, high)
             changed = jnp.clip(size * jnp.where(agree > 0, grow, shrink), low, high)
             size = jnp.where((agree > 0) | (agree < 0), changed, kept)
             prev = jnp.where((agree < 0) & ~(size < low), 0, g)
-            # Comparisons, and not jnp.sign, since torch's sign of nan is 0.
+            # Comparisons rather than jnp.sign, since torch's sign of nan is 0.
             return jnp.where(prev > 0, -size, jnp.where(prev < 0, size, 0)), prev, size
 
         updates, prev, size = leafwise(rule, (*etas, *step_sizes), grads, state[1:])

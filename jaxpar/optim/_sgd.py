@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyper import Hyper, at, check, is_number, is_zero, start
+from ._hyperparameters import (
+    Scalar,
+    ScalarOrSchedule,
+    check_nonnegative,
+    is_number,
+    is_zero,
+    new_counter,
+    value_at,
+)
 from ._leafwise import gradient_stages, leafwise, scale_by_lr, zeros
 
 
@@ -21,10 +29,10 @@ class MomentumState(NamedTuple):
 
 
 def sgd(
-    lr: Hyper = 1e-3,
-    momentum: Hyper = 0,
-    dampening: Any = 0,
-    weight_decay: Any = 0,
+    lr: ScalarOrSchedule = 1e-3,
+    momentum: ScalarOrSchedule = 0,
+    dampening: Scalar = 0,
+    weight_decay: Scalar = 0,
     nesterov: bool = False,
     *,
     maximize: bool = False,
@@ -43,14 +51,16 @@ def sgd(
 
     torch counterpart: `torch.optim.SGD`. `optax.sgd` has no dampening. Source: torch/optim/sgd.py.
     """
-    check(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    check_nonnegative(lr=lr, momentum=momentum, weight_decay=weight_decay)
     if nesterov and ((is_number(momentum) and momentum <= 0) or (is_number(dampening) and dampening != 0)):
         raise ValueError("Nesterov momentum requires a momentum and zero dampening")
     stages = gradient_stages(weight_decay, maximize)
     return optax.chain(*stages, *momentum_stages(momentum, dampening, nesterov), scale_by_lr(lr, "sgd"))
 
 
-def momentum_stages(momentum: Hyper, dampening: Any, nesterov: bool) -> list[optax.GradientTransformation]:
+def momentum_stages(
+    momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool
+) -> list[optax.GradientTransformation]:
     if is_zero(momentum):
         return []
     if is_zero(dampening) and not callable(momentum):
@@ -58,15 +68,14 @@ def momentum_stages(momentum: Hyper, dampening: Any, nesterov: bool) -> list[opt
     return [_momentum(momentum, dampening, nesterov)]
 
 
-def _momentum(momentum: Hyper, dampening: Any, nesterov: bool) -> optax.GradientTransformation:
+def _momentum(momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool) -> optax.GradientTransformation:
     """`optax.trace` with dampening and a momentum that may change from step to step."""
 
     def init(params):
-        return MomentumState(start(), zeros(params))
+        return MomentumState(new_counter(), zeros(params))
 
     def update(grads, state, params=None):
-        del params
-        now = at(momentum, state.step)
+        now = value_at(momentum, state.step)
         fresh = jnp.where(state.step == 0, 1.0, 1 - dampening)
 
         def rule(s, g, buffer):

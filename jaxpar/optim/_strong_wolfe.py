@@ -1,13 +1,13 @@
 """The line search of torch's L-BFGS: bracket, then zoom, by cubic interpolation.
 
 A translation of `_strong_wolfe` and `_cubic_interpolate` in torch/optim/lbfgs.py, which come from
-minFunc's polyinterp and lswolfe, with its branches in their order.
+minFunc's polyinterp and lswolfe. The branches keep torch's order, in which the first that applies wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,38 +18,41 @@ ARMIJO, CURVATURE = 1e-4, 0.9
 class Point(NamedTuple):
     """A step length, the value there, the gradient, and the slope along the direction."""
 
-    t: Any
-    f: Any
-    g: Any
-    slope: Any
+    t: jax.Array
+    f: jax.Array
+    g: jax.Array
+    slope: jax.Array
+
+
+Evaluate: TypeAlias = Callable[[jax.Array], Point]
 
 
 def strong_wolfe(
-    evaluate: Callable[[Any], Point], start: Point, t: Any, longest: Any, tolerance: float, max_ls: Any
-) -> tuple[Point, Any]:
+    evaluate: Evaluate, start: Point, t: jax.Array, longest: jax.Array, tolerance: float, max_ls: jax.Array
+) -> tuple[Point, jax.Array]:
     """A point that meets the strong Wolfe conditions, or the best found, and the number of evaluations.
 
     Args:
       evaluate: the `Point` of a step length.
       start: the point of length 0. t: the first length to try.
-      longest: the largest element of the direction; tolerance: a bracket times it that is smaller ends
-        the search. max_ls: the largest number of steps.
+      longest: the largest element of the direction; the search ends when the bracket times it is below
+        `tolerance`. max_ls: the most steps.
     """
     low, high, done, taken, evaluations = _bracket(evaluate, start, t, max_ls)
     first_is_low = low.f <= high.f
-    low, high = _choose(first_is_low, low, high), _choose(first_is_low, high, low)
+    low, high = _where(first_is_low, low, high), _where(first_is_low, high, low)
     found, more = _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls)
     return found, evaluations + more
 
 
-def _choose(condition: Any, a: Point, b: Point) -> Point:
+def _where(condition: jax.Array, a: Point, b: Point) -> Point:
     return Point(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def _bracket(
-    evaluate: Callable[[Any], Point], start: Point, t: Any, max_ls: Any
-) -> tuple[Point, Point, Any, Any, Any]:
-    """Two points with an acceptable one between them; both the same if one is acceptable itself."""
+    evaluate: Evaluate, start: Point, t: jax.Array, max_ls: jax.Array
+) -> tuple[Point, Point, jax.Array, jax.Array, jax.Array]:
+    """Two points with an acceptable one between them; the same point twice if it is acceptable itself."""
 
     def stops(i, before, here):
         climbed = (here.f > start.f + ARMIJO * here.t * start.slope) | ((i > 1) & (here.f >= before.f))
@@ -68,12 +71,12 @@ def _bracket(
     i, before, here = jax.lax.while_loop(go_on, longer, (jnp.zeros((), int), start, evaluate(t)))
     exhausted = i == max_ls
     done = ~exhausted & stops(i, before, here)[1]
-    first = _choose(exhausted, start, _choose(done, here, before))
+    first = _where(exhausted, start, _where(done, here, before))
     return first, here, done, i, i + 1
 
 
 def _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls):
-    """Moves one end of the bracket after the other; the lower end is the result."""
+    """Moves one end of the bracket after the other; the result is the end with the lower value."""
 
     def go_on(carry):
         low, high, done, i, _, _ = carry
@@ -81,28 +84,28 @@ def _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls):
 
     def narrower(carry):
         low, high, _, i, first_is_low, poor = carry
-        a, b = _choose(first_is_low, low, high), _choose(first_is_low, high, low)
+        a, b = _where(first_is_low, low, high), _where(first_is_low, high, low)
         t, poor = _inside(_cubic(a, b), a, b, poor)
         new = evaluate(t)
         worse = (new.f > start.f + ARMIJO * t * start.slope) | (new.f >= low.f)
         done = ~worse & (jnp.abs(new.slope) <= -CURVATURE * start.slope)
         turned = ~worse & ~done & (new.slope * (high.t - low.t) >= 0)
-        # If it is worse, the high end moves, and may by now be the lower one of the two.
-        moved_high = _choose(worse, new, _choose(turned, low, high))
-        moved_low = _choose(worse, low, new)
-        a, b = _choose(first_is_low, moved_low, moved_high), _choose(first_is_low, moved_high, moved_low)
+        # A worse point replaces the high end, and may even so be the lower of the two then.
+        moved_high = _where(worse, new, _where(turned, low, high))
+        moved_low = _where(worse, low, new)
+        a, b = _where(first_is_low, moved_low, moved_high), _where(first_is_low, moved_high, moved_low)
         first_is_low = jnp.where(worse, a.f <= b.f, first_is_low)
-        return _choose(first_is_low, a, b), _choose(first_is_low, b, a), done, i + 1, first_is_low, poor
+        return _where(first_is_low, a, b), _where(first_is_low, b, a), done, i + 1, first_is_low, poor
 
-    # Which end came first matters: torch interpolates from the first to the second.
+    # Which end comes first matters: torch interpolates from the first to the second.
     first_is_low = jnp.ones((), bool)
     carry = (low, high, done, taken, first_is_low, jnp.zeros((), bool))
     low, _, _, i, _, _ = jax.lax.while_loop(go_on, narrower, carry)
     return low, i - taken
 
 
-def _inside(t: Any, a: Point, b: Point, poor: Any) -> tuple[Any, Any]:
-    """t, kept a tenth of the bracket away from its ends where it has come near them twice."""
+def _inside(t: jax.Array, a: Point, b: Point, poor: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """t, pushed a tenth of the bracket away from an end that it has come near twice in a row."""
     least, most = jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t)
     margin = 0.1 * (most - least)
     near = jnp.minimum(most - t, t - least) < margin
@@ -111,7 +114,7 @@ def _inside(t: Any, a: Point, b: Point, poor: Any) -> tuple[Any, Any]:
     return jnp.where(push, pushed, t), near & ~push
 
 
-def _cubic(a: Point, b: Point, bounds: tuple[Any, Any] | None = None) -> Any:
+def _cubic(a: Point, b: Point, bounds: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
     """The minimum of the cubic through two points with their slopes, within bounds."""
     low, high = bounds or (jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t))
     d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t)

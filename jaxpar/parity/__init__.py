@@ -1,6 +1,6 @@
 """The parity kit: is this Flax model the same as that torch model, and if not, where and why?
 
-Measuring (`measure`), judging (`judge`) and rendering (the methods of `Comparison`) are three things.
+The table of contents is `__init__.pyi`; README.md says how a comparison walks through the files.
 `import jaxpar.parity` imports neither JAX nor torch.
 """
 

@@ -1,28 +1,30 @@
 """Checkpoints of a torch training script: weights and optimizer, here and back.
 
-What such scripts write is a dict, `{"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-"epoch": 3}`, with `module.` before every name where the model was wrapped in DataParallel or
-DistributedDataParallel. The weights go by `load_torch` and `to_torch`; the optimizer's state goes by
-the same links, since a moment lies as its parameter does.
+Such scripts write a dict, `{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}`,
+with `module.` before every name where the model was wrapped in DataParallel or DistributedDataParallel. The
+weights go through `load_torch` and `to_torch`, and the optimizer's state through the same links, because a
+moment lies as its parameter does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 
 import jaxpar
 
+from .._typing import PyTree
 from ..errors import FileError, MatchError
 from ._files import read_weights
 from ._files.path import written
-from ._weights import links_of, load_torch, to_torch
-from ._weights.links import Links
+from ._weights import Links, links_of, load_torch, to_torch
+from ._weights.mapping import Entries
 
 Path: TypeAlias = "str | os.PathLike[str]"
 KEYS = ("model", "optimizer")
@@ -34,7 +36,7 @@ def load_checkpoint(
     net: nnx.Module,
     optimizer: nnx.Optimizer | None = None,
     *,
-    mapping: Mapping[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     names: Sequence[str] | None = None,
@@ -47,11 +49,11 @@ def load_checkpoint(
     Args:
       path: what `torch.save` wrote; read without running any code in it.
       net: an NNX module, also in DataParallel or the like; updated in place.
-      optimizer: with a `tx` of `jaxpar.optim` that has the options of the torch optimizer, for all of
-        the parameters; updated in place. The file's hyperparameters are not taken.
+      optimizer: with a `tx` of `jaxpar.optim` that has the options of the torch optimizer, for all
+        parameters; updated in place. The file's hyperparameters are not taken.
       mapping, ignore_torch, ignore_flax: as in `load_torch`.
-      names: of torch's parameters in the order in which its optimizer got them. Without it the file's own
-        "param_names", or else the order of the weights, which holds for `model.parameters()`.
+      names: torch's parameters in the order in which its optimizer got them. Without it the file's own
+        "param_names", or else the order of the weights, which is right for `model.parameters()`.
       step: the number of steps taken, which torch.optim.SGD does not keep.
       lossy: allows weights to change when they are converted to a leaf's element type.
       keys: where the two state_dicts are in the file.
@@ -60,7 +62,7 @@ def load_checkpoint(
       The rest of the file: the epoch and the like.
 
     Raises:
-      FileError: no such file, damaged, or something else in it. MatchError: the weights do not fit.
+      FileError: no such file, damaged, or without such entries. MatchError: the weights do not fit.
       ValueError: the optimizer's state does not fit. Nothing has changed then.
 
     torch counterpart: `torch.load` and two calls of `load_state_dict`.
@@ -68,11 +70,7 @@ def load_checkpoint(
     file = read_weights(path)
     given, net = net, _bare(net)
     model = _entry(file, keys[0], path)
-    links: dict[str, Any] = {
-        "mapping": mapping,
-        "ignore_torch": tuple(ignore_torch),
-        "ignore_flax": tuple(ignore_flax),
-    }
+    links = _options(mapping, ignore_torch, ignore_flax)
     state, taken = None, 0
     if optimizer is not None:
         theirs = _entry(file, keys[1], path)
@@ -88,7 +86,8 @@ def load_checkpoint(
         taken = max((int(entry["step"]) for entry in theirs["state"].values() if "step" in entry), default=0)
     load_torch(net, model, lossy=lossy, **links)
     if optimizer is not None:
-        _put(optimizer, state, step or taken)
+        nnx.update(optimizer.opt_state, nnx.state(state))
+        optimizer.step[...] = np.asarray(step or taken, optimizer.step.dtype)
     return {key: value for key, value in file.items() if key not in keys}
 
 
@@ -99,14 +98,14 @@ def save_checkpoint(
     *,
     like: Path | Mapping[str, Any] | None = None,
     module_prefix: bool = False,
-    mapping: Mapping[str, Any] | None = None,
+    mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
     names: Sequence[str] | None = None,
     keys: tuple[str, str] = KEYS,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes what a torch script goes on from; the file appears when it is complete.
+    """Writes a file that a torch script goes on from; it appears when it is complete.
 
     Args:
       path: ending in `.pt`, `.pth` or `.bin`.
@@ -134,13 +133,10 @@ def save_checkpoint(
     where = "like" if isinstance(like, Mapping) or like is None else like
     model = None if given is None else _entry(given, keys[0], where)
     net = _bare(net)
-    links: dict[str, Any] = {
-        "mapping": mapping,
-        "ignore_torch": tuple(ignore_torch),
-        "ignore_flax": tuple(ignore_flax),
-    }
+    links = _options(mapping, ignore_torch, ignore_flax)
     tensors = to_torch(net, like=model, **links)
-    content: dict[str, Any] = {keys[0]: _prefixed(tensors, module_prefix)}
+    prefix = PREFIX * module_prefix
+    content: dict[str, Any] = {keys[0]: {prefix + n.removeprefix(PREFIX): x for n, x in tensors.items()}}
     if optimizer is not None:
         theirs = _entry(given or {}, keys[1], where)
         found = links_of(net, tensors, **links)
@@ -155,6 +151,13 @@ def save_checkpoint(
         torch.save(content | dict(extra or {}), temporary)
 
 
+def _options(
+    mapping: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
+) -> dict[str, Any]:
+    # Tuples, because they are read twice: for the weights, and for the optimizer's state.
+    return {"mapping": mapping, "ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
+
+
 def _bare(net: Any) -> nnx.Module:
     while isinstance(net, (jaxpar.DataParallel, jaxpar.DistributedDataParallel)):
         net = net.module
@@ -166,8 +169,8 @@ def _bare(net: Any) -> nnx.Module:
     return net
 
 
-def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> Any:
-    """The parameters as the optimizer was given them: of the net, or of its wrapper."""
+def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
+    """The parameters as the optimizer got them: of the net, or of its wrapper."""
     for net in nets:
         parameters = nnx.as_pure(nnx.state(net, optimizer.wrt))
         fresh: Any = jax.tree.structure(jax.eval_shape(optimizer.tx.init, parameters))
@@ -176,7 +179,7 @@ def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> Any:
     raise ValueError("load_checkpoint: the optimizer was not made for the parameters of this net.")
 
 
-def _entry(file: Mapping[str, Any], key: str, path: Any) -> Mapping[str, Any]:
+def _entry(file: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(file.get(key), Mapping):
         held = ", ".join(map(str, list(file)[:8]))
         raise FileError(f"{os.fspath(path)}: there is no state_dict called {key!r} in it; it has {held}.")
@@ -195,7 +198,7 @@ def _names(
         if all(links.leaves[leaf].parameter for leaf in part.flax):
             found |= {_without(name): name for name in part.torch}
     if names is not None or own:
-        return [_called(found, name) for name in (names if names is not None else own)]
+        return [found.get(_without(name), name) for name in (names if names is not None else own)]
     ordered = [name for name in model if found.get(_without(name)) == name]
     if len(groups) > 1:
         raise ValueError(
@@ -210,22 +213,18 @@ def _names(
     return ordered
 
 
-def _called(found: Mapping[str, str], name: str) -> str:
-    return found.get(_without(name), name)
-
-
 def _without(name: str) -> str:
     return ".".join(word for word in name.split(".") if word != "module")
 
 
-def _layout(links: Links) -> Any:
-    """For each parameter its torch parameter and the way there and back."""
+def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
+    """For the path of a parameter: its torch parameter, and the way there and back."""
     places = {}
     for part in links.parts:
         for i, leaf in enumerate(part.flax):
             places[_without(leaf)] = (part, i)
 
-    def layout(path: str) -> Any:
+    def layout(path: str) -> jaxpar.optim.TorchParam:
         leaf = _without(path.replace("/", "."))
         if leaf not in places:
             raise ValueError(f"the optimizer has a state for {leaf}, which is no parameter of the model.")
@@ -238,24 +237,15 @@ def _layout(links: Links) -> Any:
         shapes = [links.leaves[other].shape for other in part.flax]
 
         def to_flax(array: np.ndarray) -> np.ndarray:
-            return part.forth([array], False)[i]
+            return part.forth([array])[i]
 
-        def to_torch(array: Any) -> np.ndarray:
+        def to_torch(array: npt.ArrayLike) -> np.ndarray:
             array = np.asarray(array)
+            # Flax may hold a torch parameter in several leaves; the state of one is known here.
             whole = [np.zeros(shape, array.dtype) for shape in shapes]
             whole[i] = array
-            return part.back(whole, False)[0]
+            return part.back(whole)[0]
 
         return jaxpar.optim.TorchParam(part.torch[0], to_flax, to_torch)
 
     return layout
-
-
-def _put(optimizer: nnx.Optimizer, state: Any, step: int) -> None:
-    nnx.update(optimizer.opt_state, nnx.state(state))
-    optimizer.step[...] = np.asarray(step, optimizer.step.dtype)
-
-
-def _prefixed(tensors: Mapping[str, Any], prefix: bool) -> dict[str, Any]:
-    bare = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-    return {PREFIX + name: tensor for name, tensor in bare.items()} if prefix else bare

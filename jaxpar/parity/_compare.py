@@ -4,7 +4,8 @@
     Flax module ──┼─► Sides ─► level: steps ─► Difference ... ─► judge ─► Comparison ┼─ Divergence
     inputs, loss ─┘                                                                 └─ Curve
 
-torch has nothing like it. Neither module is changed.
+torch has nothing like it. Neither module is changed, and while they are compared other threads see JAX, Flax
+and torch as they are; what torch has only once for a process is named where it is used (`_sides/torch_side`).
 """
 
 from __future__ import annotations
@@ -16,27 +17,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._interrupt import between_steps
 from ..errors import NotDeterministicError
 from . import _levels
-from ._circumstances import environment, exact
 from ._comparison import Comparison, require_same
+from ._ctrl_c import between_steps
 from ._divergence.find import find
-from ._judge import Level, Policy, judge
-from ._levels import Findings, Sides
-from ._measure import Kind, measure
+from ._exactness import environment, exact
+from ._levels import Findings, Sides, Step
+from ._pair import Pair
 from ._request import Arrays, Request
 from ._sides.layout import Layout
-from ._sides.pair import Pair
 from ._sides.task import Batch, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
+from ._weights.mapping import Entries
+from ._weights.tree import FlaxModule, Variables
+from .measuring import Kind, Level, Policy, judge, measure
 
 if TYPE_CHECKING:
     import torch
 
+    from ._sides.torch_side import TorchSide
+
+Progress = Callable[[int, int], None]
+
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C: `comparison` has the steps that were completed, None if there was none."""
+    """Ctrl-C: `comparison` has the steps that were completed; None if there was none."""
 
     def __init__(self, comparison: Comparison | None):
         super().__init__("parity.compare was stopped")
@@ -45,7 +51,7 @@ class Stopped(KeyboardInterrupt):
 
 def compare(
     torch_module: torch.nn.Module,
-    flax_module: Any,
+    flax_module: FlaxModule,
     inputs: Arrays,
     *,
     targets: Arrays = (),
@@ -58,14 +64,14 @@ def compare(
     resync: bool = True,
     training: bool | None = None,
     layout: str | tuple[str, str] | Layout = "same",
-    mapping: Any = None,
+    mapping: Entries | None = None,
     weights: str = "torch",
-    variables: Any = None,
+    variables: Variables | None = None,
     torch_kwargs: Mapping[str, Any] | None = None,
     flax_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     policy: Policy | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Whether a Flax model is the same as a torch model: outputs, gradients, state, training.
 
@@ -102,17 +108,63 @@ def compare(
 
     No torch counterpart. The bounds are those of docs/comparison.md.
     """
-    arguments = {name: value for name, value in locals().items() if name != "progress"}
-    return _answer(Request(**arguments), progress or (lambda step, steps: None))
+    request = Request(
+        torch_module=torch_module,
+        flax_module=flax_module,
+        inputs=inputs,
+        targets=targets,
+        loss=loss,
+        optimizer=optimizer,
+        steps=steps,
+        replicas=replicas,
+        level=level,
+        dtype=dtype,
+        resync=resync,
+        training=training,
+        layout=layout,
+        mapping=mapping,
+        weights=weights,
+        variables=variables,
+        torch_kwargs=torch_kwargs,
+        flax_kwargs=flax_kwargs,
+        seed=seed,
+        policy=policy,
+    )
+    return run(request, Findings(), progress)
 
 
-def _answer(request: Request, progress: Callable[[int, int], None]) -> Comparison:
-    findings = _levels.Findings()
+def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
+    """`compare` for tests, with its arguments: passes if both are the same, and returns the comparison.
+
+    Raises:
+      ParityError: they are not; the message has the table, the first divergent layer and the likely cause.
+    """
+    comparison = compare(*args, **kwargs)
+    require_same(comparison)
+    return comparison
+
+
+def run(
+    request: Request,
+    findings: Findings,
+    progress: Progress | None = None,
+    take: Callable[[Step], None] | None = None,
+) -> Comparison:
+    """Takes the steps and judges what they show.
+
+    Args:
+      findings: empty; what was measured is in it afterwards.
+      take: called with every step.
+    """
     with exact(), between_steps() as check:
         pair = request.pair()
         try:
             for step in _steps(pair, request, findings):
-                progress(step, request.steps)
+                findings.steps = step.number
+                if take:
+                    take(step)
+                if progress:
+                    progress(step.number, request.steps)
                 check()
         except KeyboardInterrupt as stop:
             findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.steps}")
@@ -124,36 +176,24 @@ def _answer(request: Request, progress: Callable[[int, int], None]) -> Compariso
 
 
 def _result(request: Request, findings: Findings) -> Comparison:
-    policy = request.policy or Policy(Level.parse(request.level))
     names = type(request.torch_module).__name__, type(request.flax_module).__name__
     return Comparison(
-        level=policy.level,
-        rows=judge(findings.differences, policy, findings.noise),
+        level=request.bounds.level,
+        rows=judge(findings.differences, request.bounds, findings.noise),
         steps=findings.steps,
         replicas=request.replicas,
         curve=findings.curve,
         environment=environment(request.task, request.compute_dtype),
         notes=tuple(findings.notes),
         seconds=time.perf_counter() - request.started,
-        policy=policy,
+        policy=request.bounds,
         subject=f"{names[0]} in torch against {names[1]} in Flax",
     )
 
 
-def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
-    """`compare`, which see, for tests: it passes if both are the same, and returns the comparison.
-
-    Raises:
-      ParityError: they are not; the message has the table, the first divergent layer and the likely cause.
-    """
-    comparison = compare(*args, **kwargs)
-    require_same(comparison)
-    return comparison
-
-
-def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[int]:
+def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
     """Runs the level; what it finds is in `findings` after each step."""
-    level, steps = Level.parse(request.level), request.steps
+    level = request.asked
     sides = pair.sides(level, request.dtype)
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
@@ -161,15 +201,14 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[int]:
     _check_determinism(pair, sides, request.batch(1), findings)
     findings.notes += sides.candidate.net.notes
     if level is Level.SEMANTIC:
-        run = _levels.semantic
-    elif level is Level.NUMERIC:
-        run = _levels.numeric
-    else:
-        run = _levels.resynchronised if request.resync else _levels.free
-    yield from run(sides, request.batch, steps, findings)
+        return _levels.semantic(sides, request.batch, request.steps, findings)
+    if level is Level.NUMERIC:
+        return _levels.numeric(sides, request.batch, request.steps, findings)
+    trajectory = _levels.resynchronised if request.resync else _levels.free
+    return trajectory(sides, request.batch, request.steps, findings)
 
 
-def _check_determinism(pair: Pair, sides: Sides, batch: Batch, findings: Findings) -> None:
+def _check_determinism(pair: Pair, sides: Sides[TorchSide], batch: Batch, findings: Findings) -> None:
     """The same batch twice must give the same bits, or every verdict is an accident.
 
     On the way the elements at a kink are counted.

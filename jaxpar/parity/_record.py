@@ -1,7 +1,7 @@
 """record and check: what torch computed, kept in a file, so that a test needs only JAX.
 
-    record:  torch, Flax ─► compare ─► same? ─► name.safetensors (arrays) + name.json (all else)
-    check:   name.safetensors, name.json, Flax ─► Comparison
+    record:  torch, Flax ─► compare ─► same? ─► name.safetensors (arrays) + name.json (everything else)
+    check:   name.safetensors, name.json, Flax ─► the same loop, torch's side played back ─► Comparison
 
 Everything is kept in Flax's layout and by the paths of Flax's leaves. No torch counterpart.
 """
@@ -14,34 +14,48 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import FileError, MatchError
-from ._circumstances import environment, exact
+from . import _levels
 from ._comparison import Comparison, require_same
+from ._exactness import environment, exact
 from ._files import read_weights, write_weights
-from ._judge import Key, Level, Policy, judge
-from ._measure import Difference, Kind
-from ._noise import noise, noise_elements
+from ._levels import Findings, Sides, Step
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen, Task
-from ._step import measured, resolved_updates
+from ._weights.tree import FlaxModule, Variables
+from .measuring import Kind, Level, Policy, judge
 
 if TYPE_CHECKING:
-    from ._request import Request
+    import jax
+    import optax
+    import torch
+
+    from ._request import Arrays, Request
 
 FORMAT = "jaxpar parity record"
 VERSION = 1
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
-"""The attributes of Seen, in its order."""
+"""The attributes of Seen that are kept, in its order."""
+FIELDS = {
+    *("level", "dtype", "steps", "replicas", "training", "seed", "loss", "optimizer", "noise", "ratios"),
+    *("sha256", "subject", "environment", "policy"),
+}
+"""What the .json has beside its format and version."""
 
 
 def record(
-    path: str | os.PathLike[str], torch_module: Any, flax_module: Any, inputs: Any, **arguments: Any
+    path: str | os.PathLike[str],
+    torch_module: torch.nn.Module,
+    flax_module: FlaxModule,
+    inputs: Arrays,
+    **arguments: Any,
 ) -> Comparison:
     """Compares, and if both are the same keeps what torch computed, for `check`.
 
@@ -57,34 +71,38 @@ def record(
       ValueError: a trajectory, which has no fixed values to keep.
       OSError: the folder is missing or not writable.
     """
-    from ._compare import compare
+    from ._compare import compare, run  # torch, which `check` does without
     from ._request import Request
 
     bound = inspect.signature(compare).bind(torch_module, flax_module, inputs, **arguments)
     bound.apply_defaults()
-    request = Request(**{name: value for name, value in bound.arguments.items() if name != "progress"})
-    if Level.parse(request.level) is Level.TRAJECTORY:
+    progress = bound.arguments.pop("progress")
+    request = Request(**bound.arguments)
+    if request.asked is Level.TRAJECTORY:
         raise ValueError(
             "parity.record: a trajectory has no fixed values; record level='semantic' or 'numeric'."
         )
-    comparison = compare(*bound.args, **bound.kwargs)
+    target = _target(path)
+    findings = Findings()
+    steps: list[Step] = []
+    comparison = run(request, findings, progress, steps.append)
     require_same(comparison)
     with exact():
-        arrays, noise = _tape(request)
-    target = _target(path)
-    write_weights(target, arrays, metadata={"format": FORMAT})
-    manifest = _manifest(comparison, request, noise, _digest(target))
+        arrays = _start(request, steps[0]) | _tape(request, findings, steps)
+    contiguous = {name: np.array(x, order="C") for name, x in arrays.items()}
+    write_weights(target, contiguous, metadata={"format": FORMAT})
+    manifest = _manifest(comparison, request, findings.noise, _digest(target))
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return comparison
 
 
 def check(
     path: str | os.PathLike[str],
-    flax_module: Any,
+    flax_module: FlaxModule,
     *,
-    loss: Any = None,
-    optimizer: Any = None,
-    variables: Any = None,
+    loss: Callable[..., jax.Array] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    variables: Variables | None = None,
     flax_kwargs: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Whether a Flax model still computes what torch computed when the record was made.
@@ -110,7 +128,8 @@ def check(
     manifest = _read_manifest(target)
     arrays = read_weights(target)
     level = Level(manifest["level"])
-    policy = _policy(manifest["policy"], level)
+    overrides = tuple(map(tuple, manifest["policy"]["overrides"]))
+    policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
     for name, what in (("loss", loss), ("optimizer", optimizer)):
         if manifest[name] != (what is not None):
             made = "with" if manifest[name] else "without"
@@ -123,21 +142,28 @@ def check(
         flax_kwargs=dict(flax_kwargs or {}),
         seed=manifest["seed"],
     )
+    findings = Findings(noise=manifest["noise"], noise_elements=_below(arrays, "noise/"))
     with exact():
         side = FlaxSide(flax_module, task, manifest["dtype"], variables, _below(arrays, "factors/"))
         _load(side, _below(arrays, "start/"), target)
-        differences = list(_differences(side, arrays, manifest["steps"], level, manifest["noise"]))
+        numeric, expected = level is Level.NUMERIC, _Played(arrays, "expected", side)
+        reference = _Played(arrays, "reference", side) if numeric else expected
+        sides = Sides(reference, side, oracle=expected if numeric else None)
+        run = _levels.numeric if numeric else _levels.semantic
+        for _ in run(sides, partial(_batch, arrays), manifest["steps"], findings):
+            pass  # all that is asked for is in findings
     ratios = {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
-    # The file has no order of its own; that of the record is the order of computation.
+    # safetensors files are ordered by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
-    differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
+    findings.differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
+    recorded_in = {f"{name} (record)": value for name, value in manifest["environment"].items()}
     recorded = {key: ratio for key, ratio in ratios.items() if ratio is not None}
     return Comparison(
         level=level,
-        rows=judge(differences, policy, manifest["noise"], recorded),
+        rows=judge(findings.differences, policy, manifest["noise"], recorded),
         steps=manifest["steps"],
         replicas=manifest["replicas"],
-        environment={**environment(task, manifest["dtype"]), **_recorded(manifest["environment"])},
+        environment=environment(task, manifest["dtype"]) | recorded_in,
         notes=tuple(side.net.notes),
         seconds=time.perf_counter() - started,
         policy=policy,
@@ -145,57 +171,56 @@ def check(
     )
 
 
-def _tape(request: Request) -> tuple[Named, dict[str, str]]:
-    """All arrays of a record, and the parameters whose gradient is noise."""
+def _start(request: Request, first: Step) -> Named:
+    """What both sides start from, and the factors of the default loss."""
     pair = request.pair()
-    sides = pair.sides(Level.parse(request.level), request.dtype)
-    first = sides.oracle or sides.reference
-    second = sides.reference if sides.oracle else sides.single
-    move = pair.task.layout.inputs
-    start = {**sides.reference.weights(), **sides.reference.state()}
-    arrays = {f"start/{name}": x for name, x in start.items()}
-    found: dict[str, str] = {}
-    for step in range(1, request.steps + 1):
-        batch = request.batch(step)
-        expected = first.step(batch)
-        other = second.step(batch) if second and (sides.oracle or step == 1) else None
-        if step == 1 and other:
-            found = noise(expected.gradients, other.gradients)
-            parts = noise_elements(expected.gradients, other.gradients)
-            arrays |= {f"noise/{name}": mask for name, mask in parts.items()}
-        if step == 1 and not pair.task.loss:
-            factors = sides.candidate.projection(batch, expected.masks)
-            arrays |= {f"factors/{name}": np.asarray(x) for name, x in factors.items()}
-        for kind, several in (("inputs", batch.inputs), ("targets", batch.targets)):
-            arrays |= {f"{step}/{kind}/{i}": move(x) for i, x in enumerate(several)}
-        arrays |= {f"{step}/masks/{i}": x for i, x in enumerate(expected.masks)}
-        arrays |= _named(f"{step}/expected/", expected)
-        if sides.oracle and other:
-            arrays |= _named(f"{step}/reference/", other)
-    return {name: np.array(x, order="C") for name, x in arrays.items()}, found
+    reference = pair.reference(request.compute_dtype)
+    arrays = {f"start/{name}": x for name, x in {**reference.weights(), **reference.state()}.items()}
+    if not pair.task.loss:
+        factors = pair.candidate(reference).loss_factors(first.batch, first.reference.masks)
+        arrays |= {f"factors/{name}": np.asarray(x) for name, x in factors.items()}
+    return arrays
+
+
+def _tape(request: Request, findings: Findings, steps: list[Step]) -> Named:
+    """What was seen of torch, step by step. `expected` is in float64, `reference` its run in another type."""
+    arrays = {f"noise/{name}": mask for name, mask in findings.noise_elements.items()}
+    move = request.task.layout.inputs
+    for step in steps:
+        prefix, expected = f"{step.number}/", step.oracle or step.reference
+        for kind, several in (("inputs", step.batch.inputs), ("targets", step.batch.targets)):
+            arrays |= {f"{prefix}{kind}/{i}": move(x) for i, x in enumerate(several)}
+        arrays |= {f"{prefix}masks/{i}": x for i, x in enumerate(expected.masks)}
+        arrays |= _named(f"{prefix}expected/", expected)
+        if step.oracle:
+            arrays |= _named(f"{prefix}reference/", step.reference)
+    return arrays
 
 
 def _named(prefix: str, seen: Seen) -> Named:
     return {f"{prefix}{part}/{name}": x for part in PARTS for name, x in getattr(seen, part).items()}
 
 
-def _differences(
-    side: FlaxSide, arrays: Named, steps: int, level: Level, noise: Collection[str]
-) -> Iterator[Difference]:
-    """The steps of the record, taken by the Flax model."""
-    before = (side.weights(), side.weights())
-    for step in range(1, steps + 1):
-        here = _below(arrays, f"{step}/")
-        candidate = side.step(Batch(_row(here, "inputs/"), _row(here, "targets/")), _row(here, "masks/"))
-        expected = _seen(_below(here, "expected/"))
-        if level is Level.NUMERIC:
-            yield from measured(candidate, _seen(_below(here, "reference/")), step, expected)
-        else:
-            yield from measured(candidate, expected, step)
-            if side.tx:
-                yield from resolved_updates(before, (candidate, expected), step, _below(arrays, "noise/"))
-        side.load({name: expected.weights[name] for name in noise}, {})  # as compare does
-        before = (side.weights(), expected.weights)
+class _Played:
+    """torch's side, as a record has it. It starts from the weights that the candidate has."""
+
+    def __init__(self, arrays: Named, which: str, candidate: FlaxSide):
+        self.arrays, self.which, self.start, self.steps = arrays, which, candidate.weights(), 0
+
+    def step(self, batch: Batch) -> Seen:
+        self.steps += 1
+        here = _below(self.arrays, f"{self.steps}/")
+        seen = _below(here, f"{self.which}/")
+        outputs, loss, of_inputs, gradients, state, weights = (_below(seen, f"{part}/") for part in PARTS)
+        return Seen(outputs, loss, of_inputs, gradients, state, weights, _row(here, "masks/"))
+
+    def weights(self) -> Named:
+        return self.start
+
+
+def _batch(arrays: Named, step: int) -> Batch:
+    here = _below(arrays, f"{step}/")
+    return Batch(_row(here, "inputs/"), _row(here, "targets/"))
 
 
 def _below(arrays: Mapping[str, Any], prefix: str) -> Named:
@@ -205,11 +230,6 @@ def _below(arrays: Mapping[str, Any], prefix: str) -> Named:
 def _row(arrays: Named, prefix: str) -> tuple[np.ndarray, ...]:
     found = _below(arrays, prefix)
     return tuple(found[str(i)] for i in range(len(found)))
-
-
-def _seen(arrays: Named) -> Seen:
-    outputs, loss, input_gradients, gradients, state, weights = (_below(arrays, f"{part}/") for part in PARTS)
-    return Seen(outputs, loss, input_gradients, gradients, state, weights)
 
 
 def _load(side: FlaxSide, start: Named, target: Path) -> None:
@@ -243,20 +263,17 @@ def _manifest(comparison: Comparison, request: Request, noise: dict[str, str], d
         "environment": dict(comparison.environment),
         "policy": {**policy, "level": comparison.level.value},
         "noise": noise,
-        "ratios": [[*_kinded(key), ratio] for key, ratio in _ratios(comparison)],
+        "ratios": list(_ratios(comparison)),
         "sha256": digest,
     }
 
 
-def _ratios(comparison: Comparison) -> Iterator[tuple[Key, float | None]]:
+def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | None]]:
+    """Kind, name and step of every row, with the larger of its ratios."""
     for row in comparison.rows:
         d = row.difference
         both = [ratio for ratio in (d.ratio_rms, d.ratio_max) if ratio is not None and np.isfinite(ratio)]
-        yield (d.kind, d.name, d.step), max(both, default=None)
-
-
-def _kinded(key: Key) -> tuple[str, str, int]:
-    return key[0].value, key[1], key[2]
+        yield d.kind.value, d.name, d.step, max(both, default=None)
 
 
 def _read_manifest(target: Path) -> dict[str, Any]:
@@ -274,22 +291,9 @@ def _read_manifest(target: Path) -> dict[str, Any]:
         raise FileError(
             f"{beside}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
         )
-    expected = {f.name for f in dataclasses.fields(Policy)}
-    needed = {
-        "level",
-        "dtype",
-        "steps",
-        "replicas",
-        "training",
-        "seed",
-        "loss",
-        "optimizer",
-        "noise",
-        "ratios",
-    }
-    if missing := (needed | {"sha256", "subject", "environment", "policy"}) - manifest.keys():
+    if missing := FIELDS - manifest.keys():
         raise FileError(f"{beside}: {', '.join(sorted(missing))} is missing.")
-    if set(manifest["policy"]) != expected:
+    if manifest["policy"].keys() != {field.name for field in dataclasses.fields(Policy)}:
         raise FileError(f"{beside}: its policy has other bounds: {sorted(manifest['policy'])}.")
     if not target.is_file() or _digest(target) != manifest["sha256"]:
         raise FileError(f"{target}: it is missing, or not the file that {beside.name} was written for.")
@@ -306,12 +310,3 @@ def _target(path: str | os.PathLike[str]) -> Path:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _policy(fields: Mapping[str, Any], level: Level) -> Policy:
-    overrides = tuple((pattern, bound) for pattern, bound in fields["overrides"])
-    return Policy(**{**fields, "level": level, "overrides": overrides})
-
-
-def _recorded(environment: Mapping[str, str]) -> dict[str, str]:
-    return {f"{name} (record)": value for name, value in environment.items()}

@@ -1,4 +1,4 @@
-"""Request: the arguments of compare, checked, and what they come to."""
+"""Request: the arguments of compare, checked, and what follows from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 
-from ._judge import Level, Policy
+from ._pair import Pair
 from ._sides.layout import Layout
-from ._sides.pair import Pair
 from ._sides.task import Batch, Loss, Optimizer, Task
+from ._weights.mapping import Entries
+from ._weights.tree import FlaxModule, Variables
+from .measuring import Level, Policy
 
 Arrays = Any
 """One array, a tuple of arrays, or a function of the step's number (from 1) that returns either."""
@@ -24,10 +27,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What `compare` was asked; the attributes are its arguments."""
+    """The arguments of `compare`."""
 
-    torch_module: Any
-    flax_module: Any
+    torch_module: torch.nn.Module
+    flax_module: FlaxModule
     inputs: Arrays
     targets: Arrays
     loss: Loss | None
@@ -39,9 +42,9 @@ class Request:
     resync: bool
     training: bool | None
     layout: str | tuple[str, str] | Layout
-    mapping: Any
+    mapping: Entries | None
     weights: str
-    variables: Any
+    variables: Variables | None
     torch_kwargs: Mapping[str, Any] | None
     flax_kwargs: Mapping[str, Any] | None
     seed: int
@@ -49,7 +52,7 @@ class Request:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        level = Level.parse(self.level)
+        level = self.asked
         if self.steps < 1 or self.replicas < 1:
             raise ValueError(
                 f"parity.compare: steps={self.steps} and replicas={self.replicas} must be at least 1."
@@ -73,6 +76,9 @@ class Request:
             pair = getattr(self, name)
             if pair is not None and not (isinstance(pair, Sequence) and len(pair) == 2):
                 raise TypeError(f"parity.compare: {name} is a pair, torch's and JAX's, not {pair!r}.")
+        if not isinstance(self.torch_module, torch.nn.Module):
+            kind = type(self.torch_module).__name__
+            raise TypeError(f"parity.compare: the first argument is a torch.nn.Module, not {kind}.")
 
     @functools.cached_property
     def task(self) -> Task:
@@ -87,14 +93,21 @@ class Request:
             seed=self.seed,
         )
 
+    @functools.cached_property
+    def asked(self) -> Level:
+        return Level.parse(self.level)
+
+    @functools.cached_property
+    def bounds(self) -> Policy:
+        return self.policy or Policy(self.asked)
+
     @property
     def compute_dtype(self) -> str:
-        """What the level computes in."""
-        return "float64" if Level.parse(self.level) is Level.SEMANTIC else self.dtype
+        """The type that the level computes in."""
+        return "float64" if self.asked is Level.SEMANTIC else self.dtype
 
     def pair(self) -> Pair:
-        """Both modules, their leaves matched."""
-        Pair.check(self.torch_module)
+        """Both modules, their leaves paired."""
         return Pair.of(
             self.torch_module,
             self.flax_module,
@@ -106,7 +119,7 @@ class Request:
         )
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, its values rounded to the type that is asked about, for all sides alike."""
+        """The batch of a step. All sides get the values rounded to the type that is asked about."""
         return Batch(self._arrays(self.inputs, step, "inputs"), self._arrays(self.targets, step, "targets"))
 
     def _arrays(self, what: Arrays, step: int, name: str) -> tuple[np.ndarray, ...]:

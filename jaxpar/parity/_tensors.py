@@ -1,4 +1,7 @@
-"""Torch tensors and NumPy arrays, bit for bit, without copies. NumPy's missing types come from ml_dtypes."""
+"""torch tensors as NumPy arrays and back, bit for bit, without copies; ml_dtypes has what NumPy lacks.
+
+torch is imported only where a tensor is there, or is wanted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 SIZED = {1: "uint8", 2: "int16"}
-"""What a type that NumPy lacks is looked at as."""
+"""By item size: the type in which tensors of a type that NumPy lacks pass between the two."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -32,7 +35,7 @@ def array_of(tensor: Any) -> np.ndarray:
     tensor = tensor.cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):
-        # NumPy cannot look at strided bytes as another type of another size, so the sizes are equal.
+        # A view of strided memory needs a type of the same size in between.
         return tensor.view(getattr(torch, SIZED[tensor.itemsize])).numpy().view(getattr(ml_dtypes, name))
     return tensor.numpy()
 

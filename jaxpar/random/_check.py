@@ -1,4 +1,4 @@
-"""check: does the torch that is installed draw on this processor what is drawn here?
+"""check: does the installed torch draw the same numbers on this processor as jaxpar.random?
 
 torch's numbers depend a little on the processor and may change with its version. This compares each
 kind of draw with torch itself and says which differ.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from . import init
 from ._generator import Generator
 
 TORCH_VERSION = "2.13"
-"""The version whose numbers these are."""
+"""The version whose numbers jaxpar.random gives."""
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -36,10 +37,10 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What `check` found. `different` are the draws that are not torch's here; `print` shows all.
+    """What `check` found. `different` holds the draws that differ from torch's; `print` shows all.
 
     Attributes:
-      torch: the version of the torch that is installed.
+      torch: the installed version of torch.
       capability: what its kernels use of this processor, "AVX2" or "AVX512" or another.
       draws: all draws that were compared.
     """
@@ -64,11 +65,11 @@ class Check:
 
 
 def check(n: int = 100_000, seed: int = 0) -> Check:
-    """Compare each kind of draw with the torch that is installed.
+    """Compare each kind of draw with the installed torch.
 
     Args:
       n: how many numbers of each kind.
-      seed: of both generators. torch's default generator is left alone.
+      seed: of both generators. torch's default generator is not touched.
 
     Raises:
       ModuleNotFoundError: torch is not installed.
@@ -76,75 +77,64 @@ def check(n: int = 100_000, seed: int = 0) -> Check:
     import torch
 
     draws = []
-    for name, ours, theirs in _kinds(torch, n):
+    for name, (ours, theirs) in _kinds(torch, n).items():
         got = ours(Generator(seed))
         want = _numbers(torch, theirs(torch.Generator().manual_seed(seed)))
         draws.append(Draw(name, got.size, int(np.count_nonzero(_bits(got) != want))))
     return Check(torch.__version__, torch.backends.cpu.get_cpu_capability(), tuple(draws))
 
 
-Kind = tuple[str, Callable[[Generator], Any], Callable[[Any], Any]]
+Draws = tuple[Callable[[Generator], np.ndarray], Callable[[Any], Any]]
+"""The same numbers from one of our generators and from one of torch's."""
 
 
-def _kinds(torch: Any, n: int) -> list[Kind]:
-    kinds: list[Kind] = []
+def _kinds(torch: ModuleType, n: int) -> dict[str, Draws]:
+    """Each kind of draw by its name. Both sides call the same method with the same arguments."""
+
+    def new(method: str, *args: Any, **dtype: str) -> Draws:
+        theirs = {key: getattr(torch, name) for key, name in dtype.items()}
+        return (
+            lambda g: getattr(g, method)(*args, **dtype),
+            lambda g: getattr(torch, method)(*args, **theirs, generator=g),
+        )
+
+    def in_place(method: str, *args: float, dtype: str = "float32") -> Draws:
+        return (
+            lambda g: getattr(g, method)(np.empty(n, dtype), *args),
+            lambda g: getattr(torch.empty(n, dtype=getattr(torch, dtype)), method)(*args, generator=g),
+        )
+
+    def one_by_one(draws: list[Draws]) -> Draws:
+        return (
+            lambda g: np.concatenate([ours(g) for ours, _ in draws]),
+            lambda g: torch.cat([theirs(g) for _, theirs in draws]),
+        )
+
+    kinds = {}
     for dtype in _FLOATS:
-        kinds += _float_kinds(torch, n, dtype, getattr(torch, dtype))
-    small, large = (0, 1000), (-(2**40), 2**40)
+        kinds[f"rand, {dtype}"] = new("rand", n, dtype=dtype)
+        kinds[f"uniform_, {dtype}"] = in_place("uniform_", -0.1, 0.3, dtype=dtype)
+        few = [new("randn", k, dtype=dtype) for k in range(16)]  # torch has another kernel for these
+        kinds[f"randn, fewer than 16 at a time, {dtype}"] = one_by_one(few)
+        kinds[f"randn, {dtype}"] = new("randn", n, dtype=dtype)
     p = np.linspace(0, 1, n, dtype=np.float32)
-    return [
-        *kinds,
-        ("randint, up to 2^28 numbers", lambda g: g.randint(*small, (n,)), _randint(torch, small, n)),
-        ("randint, more", lambda g: g.randint(*large, (n,)), _randint(torch, large, n)),
-        ("randperm", lambda g: g.randperm(n), lambda g: torch.randperm(n, generator=g)),
-        (
-            "bernoulli, an array of p",
+    return kinds | {
+        "randint, up to 2^28 numbers": new("randint", 0, 1000, (n,)),
+        "randint, more": new("randint", -(2**40), 2**40, (n,)),
+        "randperm": new("randperm", n),
+        "bernoulli, an array of p": (
             lambda g: g.bernoulli(p),
             lambda g: torch.bernoulli(torch.tensor(p), generator=g),
         ),
-        (
-            "bernoulli_, one p (dropout)",
-            lambda g: g.bernoulli_(np.empty(n, np.float32), 0.7),
-            lambda g: torch.empty(n).bernoulli_(0.7, generator=g),
-        ),
-        (
-            "trunc_normal_",
+        "bernoulli_, one p (dropout)": in_place("bernoulli_", 0.7),
+        "trunc_normal_": (
             lambda g: init.trunc_normal_(np.empty(n, np.float32), generator=g),
             lambda g: torch.nn.init.trunc_normal_(torch.empty(n), generator=g),
         ),
-    ]
+    }
 
 
-def _float_kinds(torch: Any, n: int, dtype: str, theirs: Any) -> list[Kind]:
-    return [
-        (
-            f"rand, {dtype}",
-            lambda g: g.rand(n, dtype=dtype),
-            lambda g: torch.rand(n, dtype=theirs, generator=g),
-        ),
-        (
-            f"uniform_, {dtype}",
-            lambda g: g.uniform_(np.empty(n, dtype), -0.1, 0.3),
-            lambda g: torch.empty(n, dtype=theirs).uniform_(-0.1, 0.3, generator=g),
-        ),
-        (
-            f"randn, fewer than 16 at a time, {dtype}",
-            lambda g: np.concatenate([g.randn(k, dtype=dtype) for k in range(16)]),
-            lambda g: torch.cat([torch.randn(k, dtype=theirs, generator=g) for k in range(16)]),
-        ),
-        (
-            f"randn, {dtype}",
-            lambda g: g.randn(n, dtype=dtype),
-            lambda g: torch.randn(n, dtype=theirs, generator=g),
-        ),
-    ]
-
-
-def _randint(torch: Any, bounds: tuple[int, int], n: int) -> Callable[[Any], Any]:
-    return lambda g: torch.randint(*bounds, (n,), generator=g)
-
-
-def _numbers(torch: Any, tensor: Any) -> np.ndarray:
+def _numbers(torch: ModuleType, tensor: Any) -> np.ndarray:
     """The tensor's bits; NumPy has no bfloat16."""
     return _bits((tensor.view(torch.int16) if tensor.element_size() == 2 else tensor).numpy())
 

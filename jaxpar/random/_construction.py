@@ -1,4 +1,4 @@
-"""What constructing a torch layer draws: its tensors by their torch names, filled in torch's order.
+"""What the constructors of torch's layers draw: tensors by their torch names, filled in torch's order.
 
 Source: `reset_parameters` in torch/nn/modules/linear.py, conv.py, sparse.py, rnn.py, activation.py
 and the norms', torch 2.13.
@@ -16,35 +16,34 @@ import numpy as np
 from . import init
 from ._generator import Generator
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Tensors = Mapping[str, Array]
+Tensors = Mapping[str, np.ndarray]
 Construct = Callable[[Tensors, Any, Generator], None]
-"""Fills the tensors; the layer is asked for what their shapes do not say."""
+"""Fills the tensors. From the layer it reads only what their shapes do not say."""
 
 
 def construction(kind: str) -> Construct | None:
-    """The row of torch's class `kind`: "Conv2d" is that of Conv."""
+    """What the constructor of torch's class `kind` does: "Conv2d" is in the row of Conv."""
     return _ROWS.get(re.sub(r"[123]d$", "", kind))
 
 
 def axes_of(kind: str) -> int | None:
-    """How many axes its weight has, where that is always the same."""
+    """How many axes the weight of a class has, if that is fixed."""
     if convolution := re.fullmatch(r"Conv(?:Transpose)?([123])d", kind):
         return int(convolution[1]) + 2
     return {"Linear": 2, "Bilinear": 3, "Embedding": 2, "EmbeddingBag": 2}.get(kind)
 
 
-def why_not(kind: str) -> str:
-    """The reason why a class has no row."""
+def reason_missing(kind: str) -> str:
+    """Why a class has no row."""
     if kind.startswith("Parametrized"):
         return "which begins with norms that torch sums up in an order of its own."
     return "and it is not known here what its constructor draws."
 
 
-def _affine(tensors: Tensors, layer: Any, generator: Generator) -> None:
-    del layer
+def _kaiming_uniform(tensors: Tensors, layer: Any, generator: Generator) -> None:
     weight = tensors["weight"]
     fan_in, _ = init.fans(weight)
+    # For a weight without elements torch draws nothing, and warns.
     if weight.size:
         init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
     if "bias" in tensors:
@@ -53,8 +52,7 @@ def _affine(tensors: Tensors, layer: Any, generator: Generator) -> None:
 
 
 def _bilinear(tensors: Tensors, layer: Any, generator: Generator) -> None:
-    del layer
-    bound = 1 / math.sqrt(tensors["weight"].shape[1])
+    bound = 1 / math.sqrt(tensors["weight"].shape[1])  # (out, in1, in2): only in1 counts
     for name in ("weight", "bias"):
         if name in tensors:
             generator.uniform_(tensors[name], -bound, bound)
@@ -62,6 +60,7 @@ def _bilinear(tensors: Tensors, layer: Any, generator: Generator) -> None:
 
 def _embedding(tensors: Tensors, layer: Any, generator: Generator) -> None:
     generator.normal_(tensors["weight"])
+    # The padding row is drawn like any other, and zeroed after that.
     padding = getattr(layer, "padding_idx", None)
     if padding is not None:
         tensors["weight"][padding] = 0
@@ -69,30 +68,32 @@ def _embedding(tensors: Tensors, layer: Any, generator: Generator) -> None:
 
 def _recurrent(gates: int) -> Construct:
     def construct(tensors: Tensors, layer: Any, generator: Generator) -> None:
-        del layer
+        # Not from the columns: with proj_size these are fewer than hidden_size.
         hidden = next(t.shape[0] for name, t in tensors.items() if name.startswith("weight_hh")) // gates
         bound = 1 / math.sqrt(hidden) if hidden else 0
-        for name in sorted(tensors, key=_place):
+        for name in sorted(tensors, key=_position):
             generator.uniform_(tensors[name], -bound, bound)
 
     return construct
 
 
-_TENSORS = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
+_RECURRENT_ORDER = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
 
 
-def _place(name: str) -> tuple[int, bool, int]:
-    """Where a recurrent layer keeps a tensor: by depth, direction and this list."""
+def _position(name: str) -> tuple[int, bool, int]:
+    """Where a recurrent layer keeps a tensor: by depth, direction and the list above."""
     tensor, _, rest = name.partition("_l")
     depth, _, reverse = rest.partition("_")
-    return int(depth or 0), bool(reverse), _TENSORS.index(tensor)
+    return int(depth or 0), bool(reverse), _RECURRENT_ORDER.index(tensor)
 
 
 def _attention(tensors: Tensors, layer: Any, generator: Generator) -> None:
+    # The output projection is constructed, and draws, before _reset_parameters draws the others; the bias
+    # that it draws is overwritten with zeros.
     out = {"weight": tensors["out_proj.weight"]}
     if "out_proj.bias" in tensors:
         out["bias"] = tensors["out_proj.bias"]
-    _affine(out, layer, generator)
+    _kaiming_uniform(out, layer, generator)
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         if name in tensors:
             init.xavier_uniform_(tensors[name], generator=generator)
@@ -105,18 +106,16 @@ def _attention(tensors: Tensors, layer: Any, generator: Generator) -> None:
 
 
 def _norm(tensors: Tensors, layer: Any, generator: Generator) -> None:
-    del layer, generator
     for name, tensor in tensors.items():
         init.constant_(tensor, name in ("weight", "running_var"))
 
 
-def keep(tensors: Tensors, layer: Any, generator: Generator) -> None:
-    """For what a constructor is told: the tensors come with the values that they have."""
-    del tensors, layer, generator
+def keep_values(tensors: Tensors, layer: Any, generator: Generator) -> None:
+    """For values that a constructor is given: the tensors keep those they have."""
 
 
 _ROWS: dict[str, Construct] = {
-    **dict.fromkeys(("Linear", "Conv", "ConvTranspose"), _affine),
+    **dict.fromkeys(("Linear", "Conv", "ConvTranspose"), _kaiming_uniform),
     "Bilinear": _bilinear,
     **dict.fromkeys(("Embedding", "EmbeddingBag"), _embedding),
     **dict.fromkeys(("LSTM", "LSTMCell"), _recurrent(4)),
@@ -126,5 +125,5 @@ _ROWS: dict[str, Construct] = {
     **dict.fromkeys(
         ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"), _norm
     ),
-    "PReLU": keep,
+    "PReLU": keep_values,
 }

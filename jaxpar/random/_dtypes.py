@@ -1,8 +1,6 @@
-"""The element types, with torch's names for its messages."""
+"""The element types that torch's generator fills, with the names in torch's messages."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,27 +23,27 @@ _NAMES = {
 _FLOATS = list(_NAMES)[:4]
 
 
-def is_floating(dtype: np.dtype[Any]) -> bool:
+def is_floating(dtype: np.dtype) -> bool:
     return dtype in _FLOATS
 
 
-def name(dtype: np.dtype[Any]) -> str:
+def name(dtype: np.dtype) -> str:
     return _NAMES[dtype][0] if dtype in _NAMES else dtype.name
 
 
-def c_name(dtype: np.dtype[Any]) -> str:
+def c_name(dtype: np.dtype) -> str:
     return _NAMES[dtype][1]
 
 
-def digits(dtype: np.dtype[Any]) -> int:
+def digits(dtype: np.dtype) -> int:
     return _NAMES[dtype][2]
 
 
-def largest(dtype: np.dtype[Any]) -> float:
+def largest(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).max)
 
 
-def floating(dtype: DTypeLike, kernel: str) -> np.dtype[Any]:
+def floating(dtype: DTypeLike, kernel: str) -> np.dtype:
     """The dtype, if it is one of the four floating-point types."""
     dtype = np.dtype(dtype)
     if dtype not in _FLOATS:
@@ -53,7 +51,7 @@ def floating(dtype: DTypeLike, kernel: str) -> np.dtype[Any]:
     return dtype
 
 
-def known(dtype: DTypeLike, kernel: str) -> np.dtype[Any]:
+def supported(dtype: DTypeLike, kernel: str) -> np.dtype:
     """The dtype, if torch's generator fills arrays of it."""
     dtype = np.dtype(dtype)
     if dtype not in _NAMES:

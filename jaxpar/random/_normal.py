@@ -2,7 +2,7 @@
 
 Three ways, all Box and Muller's:
 
-* fewer than 16 values, or an array that is not contiguous: one pair at a time in float64, by the C
+* fewer than 16 values, or an array that is not contiguous: one pair at a time in float64, with the C
   library's functions; the second value of a pair waits in the generator for the next call;
 * float64: blocks of 16, the first eight uniform numbers giving radii and the last eight angles,
   by the C library's functions;
@@ -10,10 +10,10 @@ Three ways, all Box and Muller's:
   S. Moshier's Cephes library (logf, sinf, cosf), which torch's AVX2 kernel evaluates eight at a
   time and with fused multiply-adds.
 
-A number of values that is no multiple of 16 has its last 16 drawn once more.
+If the number of values is not a multiple of 16, the last 16 are drawn once more.
 
 NumPy has no fused multiply-add. Here it is a product and a sum in float64, rounded to float32. That
-could round twice; over all 2^24 radii and all 2^24 angles it never gives another number than torch
+could round twice, but over all 2^24 radii and all 2^24 angles it always gives torch's number
 (tests/test_random_normal.py compares all of them).
 
 Source: ATen/native/cpu/DistributionTemplates.h (`normal_fill`) and ATen/core/DistributionsHelper.h
@@ -28,31 +28,29 @@ from typing import Any
 
 import numpy as np
 
-from ._fused import fused
-from ._uniform import BLOCK, Words, unit, wide
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from ._fma import fma
+from ._uniform import BLOCK, Words, compute_dtype, unit_interval
 
 
-def fill(words: Words, out: Array, mean: float, std: float) -> None:
+def fill(words: Words, out: np.ndarray, mean: float, std: float) -> None:
     """Fills a contiguous array of 16 values or more."""
-    flat, kind = out.reshape(-1), wide(out.dtype)
+    flat, kind = out.reshape(-1), compute_dtype(out.dtype)
     whole = flat.size // 16 * 16
     for start in range(0, whole, BLOCK):
         part = flat[start : min(start + BLOCK, whole)]
-        part[...] = _blocks(unit(words, part.size, kind), mean, std)
+        part[...] = _blocks(unit_interval(words, part.size, kind), mean, std)
     if flat.size > whole:
         if out.dtype == kind:
-            unit(words, flat.size - whole, kind)  # torch draws for these as well, and then again
-        flat[-16:] = _blocks(unit(words, 16, kind), mean, std)
+            unit_interval(words, flat.size - whole, kind)  # torch draws for these too, and then again
+        flat[-16:] = _blocks(unit_interval(words, 16, kind), mean, std)
 
 
-def pairs(words: Words, n: int) -> Array:
-    """2n standard normal numbers in float64, one pair after the other."""
+def pairs(words: Words, n: int) -> np.ndarray:
+    """2n standard normal numbers in float64, pair by pair."""
     values = np.empty((n, 2))
     for start in range(0, n, BLOCK):
         part = values[start : start + BLOCK]
-        u = unit(words, part.size, part.dtype).reshape(-1, 2)
+        u = unit_interval(words, part.size, part.dtype).reshape(-1, 2)
         radius = np.sqrt(-2.0 * _each(math.log1p, -u[:, 1]))
         angle = 2.0 * math.pi * u[:, 0]
         part[:, 0] = radius * _each(math.cos, angle)
@@ -60,14 +58,14 @@ def pairs(words: Words, n: int) -> Array:
     return values.reshape(-1)
 
 
-def shift(values: Array, mean: float, std: float) -> Array:
+def shift(values: np.ndarray, mean: float, std: float) -> np.ndarray:
     """values * std + mean with one rounding."""
     mean, std = values.dtype.type(mean), values.dtype.type(std)
-    return fused(values, std, mean) if mean else values * std + mean  # -0 + 0 is 0
+    return fma(values, std, mean) if mean else values * std + mean  # -0 + 0 is 0
 
 
-def _blocks(u: Array, mean: float, std: float) -> Array:
-    """[16 n] uniform numbers to as many normal ones."""
+def _blocks(u: np.ndarray, mean: float, std: float) -> np.ndarray:
+    """[16 n] normal numbers from as many uniform ones."""
     u = u.reshape(-1, 2, 8)
     first, second = u[:, 0].reshape(-1), u[:, 1].reshape(-1)
     log, sincos = (_log, _sincos) if u.dtype == np.float32 else (_libm_log, _libm_sincos)
@@ -80,16 +78,16 @@ def _blocks(u: Array, mean: float, std: float) -> Array:
 # ------------------------------------------------------------------------------------ the C library
 
 
-def _each(f: Callable[[float], float], x: Array) -> Array:
-    """NumPy's own functions use other algorithms than the C library on some processors."""
+def _each(f: Callable[[float], float], x: np.ndarray) -> np.ndarray:
+    """f of each element. NumPy's own functions use other algorithms than the C library on some processors."""
     return np.fromiter(map(f, x.tolist()), np.float64, x.size)
 
 
-def _libm_log(x: Array) -> Array:
+def _libm_log(x: np.ndarray) -> np.ndarray:
     return _each(math.log, x)
 
 
-def _libm_sincos(x: Array) -> tuple[Array, Array]:
+def _libm_sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return _each(math.sin, x), _each(math.cos, x)
 
 
@@ -113,12 +111,12 @@ _QUARTER_PI = _constants(0.78515625, 2.4187564849853515625e-4, 3.774894977445941
 _SQRT_HALF_BITS = 0x3F3504F3
 
 
-def _round(x: Array) -> Array:
+def _round(x: np.ndarray) -> np.ndarray:
     """To float32; it stays in float64, where the next product is exact."""
     return x.astype(np.float32).astype(np.float64)
 
 
-def _log(x: Array) -> Array:
+def _log(x: np.ndarray) -> np.ndarray:
     """The natural logarithm of float32 numbers in (0, 1]."""
     # x = 2^e (1 + f) with 1 + f between the roots of 1/2 and 2.
     bits = x.view(np.int32)
@@ -135,7 +133,7 @@ def _log(x: Array) -> Array:
     return (_round(f + y) + e * _LOG_2[1]).astype(np.float32)
 
 
-def _sincos(x: Array) -> tuple[Array, Array]:
+def _sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sine and cosine of float32 numbers in [0, 2 pi]."""
     octant = (x * np.float32(4 / math.pi)).astype(np.int32)
     octant = (octant + 1) & ~1

@@ -1,6 +1,6 @@
-"""The order in which torch's samplers and loaders give the rows of a data set.
+"""The order in which torch's samplers and loaders return the rows of a data set.
 
-Every function takes a seed or a `Generator`. With a generator the next epoch is the next call. The
+Every function takes a seed or a `Generator`. With a generator, the next call gives the next epoch. The
 result is an array of int64, where torch's samplers yield ints.
 
 Source: torch/utils/data/sampler.py, dataloader.py and distributed.py.
@@ -8,13 +8,9 @@ Source: torch/utils/data/sampler.py, dataloader.py and distributed.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ._generator import Generator
-
-Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def sampler_order(
@@ -23,19 +19,19 @@ def sampler_order(
     *,
     replacement: bool = False,
     num_samples: int | None = None,
-) -> Array:
-    """[num_samples] the rows that `RandomSampler` yields in one epoch.
+) -> np.ndarray:
+    """[num_samples]: the rows that `RandomSampler` yields in one epoch.
 
     Args:
       n: the number of rows of the data set.
       generator: the one the sampler was given, or its seed. A sampler without a generator makes one
         from the default generator: `Generator(default.draw_seed())`.
       replacement: whether a row may come twice.
-      num_samples: how many rows; n if left out. More than n without replacement are several
+      num_samples: how many rows; n if left out. More than n without replacement come from several
         permutations.
 
     Raises:
-      TypeError: `replacement` is no bool. ValueError: num_samples is no positive int.
+      TypeError: `replacement` is not a bool. ValueError: num_samples is not a positive int.
 
     torch counterpart: `torch.utils.data.RandomSampler(range(n), replacement, num_samples, generator)`.
     """
@@ -46,22 +42,22 @@ def sampler_order(
         raise ValueError(f"num_samples should be a positive integer value, but got num_samples={k}")
     generator = _generator(generator)
     if replacement:
-        return generator.randint(n, (k,))  # torch draws 32 at a time, which are the same ones
-    # One more permutation than is needed where n divides k: torch draws it and takes nothing of it.
+        return generator.randint(n, (k,))  # torch draws 32 at a time; the numbers are the same
+    # If n divides k, torch draws one more permutation than it needs and uses none of it.
     whole = [generator.randperm(n) for _ in range(k // n + 1)]
     return np.concatenate(whole)[:k]
 
 
-def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> Array:
-    """[n] the rows that a `DataLoader(data, shuffle=True)` gives in one epoch.
+def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> np.ndarray:
+    """[n]: the rows that a `DataLoader(data, shuffle=True)` returns in one epoch.
 
     Args:
       n: the number of rows of the data set.
       generator: the default generator, or the seed given to `torch.manual_seed`.
       given: whether it is not the default generator but one given to the loader,
-        `DataLoader(data, shuffle=True, generator=g)`, from which the sampler then draws directly.
+        `DataLoader(data, shuffle=True, generator=g)`, from which the sampler draws directly.
 
-    The first draw of an epoch is the workers' seed, also where there are no workers.
+    The first draw of an epoch is the workers' seed, even if there are no workers.
 
     Raises:
       ValueError: no rows.
@@ -82,18 +78,18 @@ def distributed_order(
     seed: int = 0,
     epoch: int = 0,
     drop_last: bool = False,
-) -> Array:
-    """The rows that `DistributedSampler` gives to one rank in one epoch.
+) -> np.ndarray:
+    """The rows that `DistributedSampler` gives one rank in one epoch.
 
     Args:
       n: the number of rows of the data set.
       num_replicas, rank: how many ranks there are, and which one this is.
       shuffle: whether the rows are permuted, by a generator of seed + epoch.
       seed, epoch: the sampler's seed, and what `set_epoch` was given.
-      drop_last: whether rows that do not divide evenly are dropped; else rows come twice.
+      drop_last: whether rows that do not divide evenly are dropped; otherwise some rows come twice.
 
-    Every rank gets as many rows. The permutation, extended from its own beginning or cut, is dealt out
-    one row at a time.
+    All ranks get equally many rows. The permutation, extended from its own start or cut, is dealt out one
+    row at a time.
 
     Raises:
       ValueError: a rank outside of [0, num_replicas).

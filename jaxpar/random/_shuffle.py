@@ -1,10 +1,9 @@
 """Fisher and Yates's shuffle, exactly, without a step of Python for every element.
 
 torch swaps position i with i + word % (n - i), for i = 0, 1, ... That is a chain of n - 1 steps,
-but two of them depend on each other only if they share a position. Among k steps in a row about
-2 k^2 / (n - i) do. So the steps are taken in groups of 3 sqrt(n - i): those that share a position
-with another one of their group, a few for each group, go first and one by one; the others of the
-group go at once.
+but two of them depend on each other only if they share a position, as do about 2 k^2 / (n - i) among k
+consecutive steps. So the steps are taken in groups of 3 sqrt(n - i): first, one by one, the few that
+share a position with another step of their group; then all others of the group at once.
 
 Source: ATen/native/TensorFactories.cpp (`randperm_cpu`).
 """
@@ -12,24 +11,21 @@ Source: ATen/native/TensorFactories.cpp (`randperm_cpu`).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from ._uniform import BLOCK, Words
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 LIMIT = (2**32 - 1) // 20
 """From this n on torch draws 64-bit words and builds the permutation from the other end."""
 
 _GROUP = 3
-"""Groups of this many times the root; measured, flat between 2 and 6."""
+"""The size of a group, in units of the root; measured: anything between 2 and 6 is as fast."""
 _ALONE = 64
-"""So many elements at the end are too few for groups."""
+"""The last elements, too few for a group."""
 
 
-def shuffled(words: Words, n: int) -> Array:
+def shuffled(words: Words, n: int) -> np.ndarray:
     """The numbers 0 to n - 1 in torch's order, int32. Takes n - 1 words; n < LIMIT."""
     order = np.arange(n, dtype=np.int32)  # half the memory, which counts where access is random
     partner = _partners(words, n)
@@ -60,7 +56,7 @@ def shuffled(words: Words, n: int) -> Array:
     return order
 
 
-def _partners(words: Words, n: int) -> Array:
+def _partners(words: Words, n: int) -> np.ndarray:
     """i + word % (n - i) for every step i."""
     partner = np.empty(max(n - 1, 0), np.int64)
     for start in range(0, n - 1, BLOCK):

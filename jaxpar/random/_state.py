@@ -1,12 +1,11 @@
-"""The generator's state in the bytes of torch's `Generator.get_state()`."""
+"""The generator's state as the bytes of torch's `Generator.get_state()`."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from numpy.typing import ArrayLike
 
 WORDS = 624
 
@@ -27,22 +26,22 @@ _LAYOUT = np.dtype(
 
 
 class State(NamedTuple):
-    """`position` words of `words` are used up; `fresh` is true between seeding and the first word."""
+    """`position`: how many of `words` are used up. `fresh`: none since seeding. `normal`: one that waits."""
 
     seed: int
-    words: Array
+    words: np.ndarray
     position: int
     fresh: bool
     normal: float | None
 
 
-def to_bytes(state: State) -> Array:
+def to_bytes(state: State) -> np.ndarray:
     """[5056] uint8. Source: `CPUGeneratorImplState`, ATen/CPUGeneratorImpl.cpp."""
     record = np.zeros((), _LAYOUT)
     record["seed"] = state.seed
     record["seeded"] = 1
     record["words"] = state.words
-    # torch counts down what is left, and calls the words used up by one too early.
+    # torch counts down what is left, and is at 1 rather than 0 when all words are used up.
     record["left"] = WORDS + 1 - state.position
     record["next"] = 0 if state.fresh else state.position
     if state.normal is not None:
@@ -51,7 +50,7 @@ def to_bytes(state: State) -> Array:
     return np.frombuffer(record.tobytes(), np.uint8).copy()
 
 
-def from_bytes(data: Any) -> State:
+def from_bytes(data: ArrayLike) -> State:
     array = np.asarray(data)
     if array.dtype != np.uint8 or array.ndim != 1:
         raise TypeError(

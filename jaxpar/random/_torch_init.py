@@ -1,7 +1,7 @@
 """torch_init: an NNX module with the weights that its torch twin is constructed with.
 
-Constructing a torch module draws from the default generator, one layer after the other. The same
-numbers come from the same draws in the same order, and are then laid out as Flax has them.
+Constructing a torch module draws from the default generator, layer by layer. Here the same draws are made
+in the same order, into arrays in torch's layout, which are then converted to Flax's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from numpy.typing import DTypeLike
 
 from .._rulebook import Rule, rule_for
 from ..errors import MatchError
-from ._construction import axes_of, construction, keep, why_not
+from ._construction import axes_of, construction, keep_values, reason_missing
 from ._dtypes import is_floating
 from ._generator import Generator
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Fill = Callable[[Array, Generator], Any]
-Visit = Callable[[str, dict[str, Array], Generator], Any]
+Fill = Callable[[np.ndarray, Generator], Any]
+Visit = Callable[[str, dict[str, np.ndarray], Generator], Any]
 M = TypeVar("M", bound=nnx.Module)
 
 
@@ -39,29 +38,30 @@ def torch_init(
     """Give a module the weights of `torch.manual_seed(seed)` and its twin's constructor.
 
     Args:
-      module: an NNX module of layers that have a torch counterpart; also an abstract one, of
+      module: an NNX module of layers that have a torch counterpart; also an abstract one, from
         `nnx.eval_shape`. It is changed in place. Running statistics are reset as well; the slopes of a
-        PReLU, which its constructor is told, stay.
-      seed: of `torch.manual_seed`, or a `Generator` that has drawn whatever was drawn before.
-      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them. Left out, it is
-        that of the attributes. A path stands for all below it that was not named before; together they
-        must name every layer. A module in place of a path is one that only the twin has, such as the
-        Linear behind a tied embedding: it draws, and is left alone.
-      parameters: for each parameter that belongs to no layer, what fills it: called with an array of the
+        PReLU, which its constructor is given, stay.
+      seed: of `torch.manual_seed`, or a `Generator` that has made all earlier draws.
+      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them; that of the
+        attributes if left out. A path stands for everything below it that was not named before; together
+        they must name every layer. A module in place of a path is one that only the twin has, such as the
+        Linear after a tied embedding: it draws, and is not changed.
+      parameters: for each parameter outside of any layer, what fills it: called with an array of the
         parameter's shape and dtype, and the generator, when its turn comes.
-      apply: what the twin does with its layers after it is constructed, as in
+      apply: what the twin does with its layers after construction, as in
         `self.apply(self._init_weights)`: called for every layer, in the order of the attributes, with
-        torch's class name, its tensors by torch's names in torch's layout, and the generator. Of a
-        MultiheadAttention the out_proj comes first, as a Linear.
-      dtype: in which the twin is constructed, if it was converted to the module's afterwards. Left out,
-        each layer's own.
+        torch's class name, its tensors by torch's names in torch's layout, and the generator. For a
+        MultiheadAttention, out_proj comes first, as a Linear.
+      dtype: in which the twin is constructed, if it is converted to the module's afterwards; each layer's
+        own if left out.
 
     Returns:
-      The module. A parameter that two layers share keeps what it gets first; both layers draw.
+      The module. A parameter shared by two layers keeps the first value; both layers draw.
 
     Raises:
       MatchError: a layer or parameter without counterpart. ValueError: an `order` or `parameters` that
-        do not fit, attributes whose order is lost. TypeError: no NNX module. Nothing is changed then.
+        do not fit, attributes whose order is lost. TypeError: not an NNX module. The module is not changed
+        then.
 
     torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the
     draws, jaxpar/_rulebook for the layouts.
@@ -71,36 +71,40 @@ def torch_init(
     generator = seed if isinstance(seed, Generator) else Generator(seed)
     visits = _visits(module, dict(parameters or {}))
     constructed = _constructed(module, visits, [""] if order is None else order)
+    # Values are placed only when all draws have succeeded, so that an error leaves the module as it was.
     placed: dict[int, tuple[nnx.Variable, jax.Array]] = {}
-    drawn: dict[str, dict[str, Array]] = {}
+    drawn: dict[str, dict[str, np.ndarray]] = {}
     for path, part in constructed.items():
         tensors = part.draw(generator, dtype)
         if path.startswith(_TWIN):
             continue
         if apply is None:
-            _settle(part, tensors, placed)  # at once, so that not all tensors are there twice
+            # At once, so that never all of torch's and of Flax's arrays are alive.
+            _convert(part, tensors, placed)
         else:
             drawn[path] = tensors
     if apply is not None:
         parts = {path: constructed[path] for path in drawn}
+        # `apply` visits modules in the order of the attributes, which need not be that of construction, and
+        # a shared layer once. Then it writes into torch's tensors, so shared ones must be one array.
         _tie(parts, drawn)
         for path in dict.fromkeys(part.path for _, part in visits):
             parts[path].visit(drawn[path], generator, apply)
         for path, part in parts.items():
-            _settle(part, drawn[path], placed)
+            _convert(part, drawn[path], placed)
     for variable, value in placed.values():
         variable.set_raw_value(value)
     return module
 
 
-def _settle(
-    part: _Part, tensors: dict[str, Array], placed: dict[int, tuple[nnx.Variable, jax.Array]]
+def _convert(
+    part: _Part, tensors: dict[str, np.ndarray], placed: dict[int, tuple[nnx.Variable, jax.Array]]
 ) -> None:
-    """Puts a part's arrays where its variables are; a variable that has one already keeps it."""
+    """A part's arrays in Flax's layout, where its variables are; one that has a value already keeps it."""
     for leaf, array in part.leaves(tensors).items():
         variable = part.variables[leaf]
         if id(variable) not in placed:
-            placed[id(variable)] = variable, _place(array, variable)
+            placed[id(variable)] = variable, _put(array, variable)
 
 
 @dataclasses.dataclass
@@ -113,10 +117,12 @@ class _Layer:
     def __str__(self) -> str:
         return self.path or "the module"
 
-    def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
+    def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, np.ndarray]:
         construct = construction(self.rule.torch)
         if construct is None:
-            raise MatchError(f"torch_init: {self} is torch's {self.rule.torch}, {why_not(self.rule.torch)}")
+            raise MatchError(
+                f"torch_init: {self} is torch's {self.rule.torch}, {reason_missing(self.rule.torch)}"
+            )
         shapes = self.rule.torch_shapes({leaf: v.shape for leaf, v in self.variables.items()})
         axes = axes_of(self.rule.torch)
         if axes is not None and len(shapes["weight"]) != axes:
@@ -125,15 +131,16 @@ class _Layer:
                 f"here it would have the shape {shapes['weight']}. Layers stacked by nnx.vmap have no "
                 "counterpart."
             )
+        # The rulebook knows shapes in torch from those in Flax, so an abstract module will do.
         tensors = (
             self.rule.to_torch(self._values())
-            if construct is keep
+            if construct is keep_values
             else {name: np.empty(shape, dtype or self._dtype()) for name, shape in shapes.items()}
         )
         construct(tensors, self.layer, generator)
         return tensors
 
-    def _values(self) -> dict[str, Array]:
+    def _values(self) -> dict[str, np.ndarray]:
         values = {leaf: v.get_raw_value() for leaf, v in self.variables.items()}
         if any(isinstance(value, jax.ShapeDtypeStruct) for value in values.values()):
             raise MatchError(
@@ -142,17 +149,17 @@ class _Layer:
             )
         return {leaf: np.array(value) for leaf, value in values.items()}
 
-    def _dtype(self) -> np.dtype[Any]:
+    def _dtype(self) -> np.dtype:
         dtypes = (np.dtype(v.get_raw_value().dtype) for v in self.variables.values())
         return next((dtype for dtype in dtypes if is_floating(dtype)), np.dtype(np.float32))
 
-    def visit(self, tensors: dict[str, Array], generator: Generator, apply: Visit) -> None:
+    def visit(self, tensors: dict[str, np.ndarray], generator: Generator, apply: Visit) -> None:
         inner = {name: t for name, t in tensors.items() if name.startswith("out_proj.")}
         if inner:
             apply("Linear", {name.removeprefix("out_proj."): t for name, t in inner.items()}, generator)
         apply(self.rule.torch, {name: t for name, t in tensors.items() if name not in inner}, generator)
 
-    def leaves(self, tensors: dict[str, Array]) -> dict[str, Array]:
+    def leaves(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         try:
             leaves = self.rule.to_flax(tensors)
         except MatchError as error:
@@ -167,13 +174,13 @@ class _Layer:
 
 @dataclasses.dataclass
 class _Parameter:
-    """A parameter that belongs to no layer."""
+    """A parameter outside of any layer."""
 
     path: str
     fill: Fill | None
     variables: dict[str, nnx.Variable]
 
-    def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, Array]:
+    def draw(self, generator: Generator, dtype: DTypeLike | None) -> dict[str, np.ndarray]:
         if self.fill is None:
             raise MatchError(
                 f"torch_init: {self.path} is a parameter of no layer that torch has. Say what it begins "
@@ -184,10 +191,10 @@ class _Parameter:
         self.fill(array, generator)
         return {"": array}
 
-    def visit(self, tensors: dict[str, Array], generator: Generator, apply: Visit) -> None:
+    def visit(self, tensors: dict[str, np.ndarray], generator: Generator, apply: Visit) -> None:
         """torch's `apply` visits modules only."""
 
-    def leaves(self, tensors: dict[str, Array]) -> dict[str, Array]:
+    def leaves(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return tensors
 
 
@@ -195,15 +202,16 @@ _Part = _Layer | _Parameter
 
 
 def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part]]:
-    """Layers and single parameters in the order of the attributes, under each of their paths."""
+    """Layers and parameters outside of layers, in the order of the attributes, under each of their paths."""
     parts: dict[int, _Part] = {}
     left = dict(fills)
 
     def walk(node: Any, path: str, above: tuple[Any, ...]) -> Iterator[tuple[str, _Part]]:
-        if any(node is parent for parent in above):
+        if any(node is parent for parent in above):  # a child may refer to its parent
             return
         if isinstance(node, nnx.Param):
             fill = left.pop(path, None)
+            # A shared node is one part, visited under each of its paths.
             yield path, parts.setdefault(id(node), _Parameter(path, fill, {"": node}))
             return
         rule = rule_for(node) if isinstance(node, nnx.Module) else None
@@ -247,7 +255,7 @@ def _below(path: str, root: str) -> bool:
 
 
 _TWIN = "the twin's own"
-"""Begins the paths of layers that only the twin has."""
+"""The prefix of paths of layers that only the twin has."""
 
 
 def _constructed(
@@ -257,6 +265,7 @@ def _constructed(
     found: dict[str, _Part] = {}
     for i, root in enumerate(order):
         if isinstance(root, nnx.Module):
+            # Its draws move the generator on; the arrays are dropped, since the module has no such layer.
             others = _constructed(root, _visits(root, {}), [""])
             found |= {f"{_TWIN} {i}.{path}": part for path, part in others.items()}
             continue
@@ -272,9 +281,9 @@ def _constructed(
     return found
 
 
-def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, Array]]) -> None:
-    """One tensor for a Variable that several layers share, the first that was drawn."""
-    first: dict[int, Array] = {}
+def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, np.ndarray]]) -> None:
+    """Makes layers that share a Variable share the tensor that was drawn first for it."""
+    first: dict[int, np.ndarray] = {}
     for path, part in constructed.items():
         if isinstance(part, _Layer):
             for row in part.rule.parts_of_torch(drawn[path]):
@@ -284,7 +293,8 @@ def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, Array]]
 
 
 def _check_order(module: nnx.Module, paths: list[str]) -> None:
-    """Raises if these paths are in the order of attributes that were sorted."""
+    """Raises if these paths come from sorted attributes, which hide the order of construction."""
+    # A node with one child in question cannot have it out of order.
     for path, node in _rebuilt(module, ""):
         keys = (_join(path, key) for key, _ in _children(node))
         heads = [key for key in keys if any(_below(p, key) for p in paths)]
@@ -297,7 +307,7 @@ def _check_order(module: nnx.Module, paths: list[str]) -> None:
 
 
 def _rebuilt(node: Any, path: str, above: bool = False) -> Iterator[tuple[str, Any]]:
-    """Nodes whose attributes are in the alphabet's order, which no constructor leaves them in."""
+    """Nodes whose attributes are sorted, Flax's own included, which no constructor leaves in that order."""
     if isinstance(node, nnx.Module) and rule_for(node) is not None:
         return
     if isinstance(node, nnx.Pytree):
@@ -308,7 +318,8 @@ def _rebuilt(node: Any, path: str, above: bool = False) -> Iterator[tuple[str, A
         yield from _rebuilt(child, _join(path, key), above)
 
 
-def _place(array: Array, variable: nnx.Variable) -> jax.Array:
+def _put(array: np.ndarray, variable: nnx.Variable) -> jax.Array:
+    # A module that was spread over devices stays there; an uncommitted array goes where JAX likes.
     old = variable.get_raw_value()
     sharding = getattr(old, "sharding", None) if getattr(old, "committed", True) else None
     return jax.device_put(array.astype(old.dtype, copy=False), sharding)

@@ -1,9 +1,9 @@
 """torch.nn.init on NumPy arrays: the same numbers from the same generator.
 
 Every function fills an array in place, in torch's layout ([out, in] for a linear layer), and returns
-it. `generator` is the stream to draw from; torch's functions draw from the default one if it is
-left out, here there is none. A weight in Flax's layout is its transpose, `kernel.T`, and is then no
-contiguous array: torch gives such a one other normal numbers than a contiguous one, and so does this.
+it. `generator` is the stream to draw from; torch has a default one, here there is none. A kernel in Flax's
+layout can be filled through its transpose, `kernel.T`. That array is not contiguous, and torch fills such
+an array with other normal numbers than a contiguous one, as does this module.
 
 Source: torch/nn/init.py, torch 2.13.
 """
@@ -12,29 +12,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from ._dtypes import is_floating
 from ._generator import Generator
-from ._uniform import wide
+from ._uniform import compute_dtype
 
 A = TypeVar("A", bound=np.ndarray)
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _LINEAR = {"linear", "sigmoid"} | {f"conv{t}{n}d" for t in ("", "_transpose") for n in (1, 2, 3)}
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """The factor by which a layer before this nonlinearity is scaled.
+    """The factor by which the layer before this nonlinearity is scaled.
 
     Args:
       nonlinearity: linear, conv1d, ... conv_transpose3d, sigmoid, tanh, relu, leaky_relu, selu.
       param: the slope of leaky_relu; 0.01 if left out.
 
     Raises:
-      ValueError: another nonlinearity, or a slope that is no number.
+      ValueError: an unknown nonlinearity, or a slope that is not a number.
 
     torch counterpart: `torch.nn.init.calculate_gain`.
     """
@@ -81,7 +80,7 @@ def eye_(x: A) -> A:
     """The identity, of a matrix of any shape.
 
     Raises:
-      ValueError: an array that has not two axes.
+      ValueError: an array that does not have two axes.
 
     torch counterpart: `torch.nn.init.eye_`.
     """
@@ -92,7 +91,7 @@ def eye_(x: A) -> A:
 
 
 def dirac_(x: A, groups: int = 1) -> A:
-    """The convolution [out, in, *k] that changes nothing, as far as there are channels.
+    """The convolution [out, in, *k] that is the identity on as many channels as possible.
 
     Raises:
       ValueError: not 3 to 5 axes, or channels that `groups` does not divide.
@@ -120,7 +119,7 @@ def xavier_uniform_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
 
     torch counterpart: `torch.nn.init.xavier_uniform_`. Source: X. Glorot, Y. Bengio, 2010.
     """
-    bound = math.sqrt(3.0) * _xavier(x, gain)  # not simplified: torch rounds in these places
+    bound = math.sqrt(3.0) * _xavier(x, gain)  # not simplified: torch rounds in the same places
     return generator.uniform_(x, -bound, bound)
 
 
@@ -150,14 +149,14 @@ def kaiming_uniform_(
       a: the slope of leaky_relu.
       mode: "fan_in" or "fan_out".
       nonlinearity: as for `calculate_gain`.
-      generator: where the numbers come from.
+      generator: the stream to draw from.
 
     Raises:
       ValueError: an array with fewer than two axes, another mode or nonlinearity.
 
     torch counterpart: `torch.nn.init.kaiming_uniform_`. Source: K. He et al., 2015.
     """
-    if _nothing(x):
+    if _is_empty(x):
         return x
     bound = math.sqrt(3.0) * _kaiming(x, a, mode, nonlinearity)
     return generator.uniform_(x, -bound, bound)
@@ -175,7 +174,7 @@ def kaiming_normal_(
 
     torch counterpart: `torch.nn.init.kaiming_normal_`. Source: K. He et al., 2015.
     """
-    if _nothing(x):
+    if _is_empty(x):
         return x
     return generator.normal_(x, 0, _kaiming(x, a, mode, nonlinearity))
 
@@ -192,15 +191,14 @@ def trunc_normal_(
     """Normal numbers between a and b, those outside drawn again.
 
     Exact for bounds that hold more than 30 % of the normal distribution. For narrower ones torch
-    draws uniform numbers and accepts each with the probability that the logarithm of another one
-    says; whether a number is accepted can hang on that logarithm's last bit, which is another one in
-    another library.
+    draws uniform numbers and accepts each if the logarithm of another one is low enough. The last bit of
+    that logarithm, which differs between libraries, can decide.
 
     Raises:
-      NotImplementedError: for a number that hangs on it, about one in five million; also narrow bounds
+      NotImplementedError: if that bit decides, for about one number in five million; also narrow bounds
         with float16 and bfloat16, whose logarithms have too few bits.
 
-    torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13. Before, the numbers were others.
+    torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13; earlier versions draw other numbers.
     """
     if mean < a - 2 * std or mean > b + 2 * std:
         warnings.warn(
@@ -218,13 +216,13 @@ def trunc_normal_(
 
 
 def sparse_(x: A, sparsity: float, std: float = 0.01, *, generator: Generator) -> A:
-    """Normal numbers, and zeros in so many rows of every column.
+    """Normal numbers, with a fraction `sparsity` of each column set to zero.
 
     `generator` stands for torch's default one, from which torch draws the rows even if it is given
     another.
 
     Raises:
-      ValueError: an array that has not two axes.
+      ValueError: an array that does not have two axes.
 
     torch counterpart: `torch.nn.init.sparse_(tensor, sparsity, std)`. Source: J. Martens, 2010.
     """
@@ -242,12 +240,11 @@ def orthogonal_(x: A, gain: float = 1, *, generator: Generator) -> A:
     """Refused: the numbers cannot be torch's.
 
     Raises:
-      NotImplementedError: always, but for an array without elements.
+      NotImplementedError: always, except for an array without elements.
       ValueError: an array with fewer than two axes.
 
     torch counterpart: `torch.nn.init.orthogonal_`.
     """
-    del gain, generator
     if x.ndim < 2:
         raise ValueError("Only tensors with 2 or more dimensions are supported")
     if x.size == 0:
@@ -259,7 +256,7 @@ def orthogonal_(x: A, gain: float = 1, *, generator: Generator) -> A:
     )
 
 
-def fans(x: Array) -> tuple[int, int]:
+def fans(x: np.ndarray) -> tuple[int, int]:
     """fan_in and fan_out of a weight [out, in, *k].
 
     Raises:
@@ -273,39 +270,39 @@ def fans(x: Array) -> tuple[int, int]:
     return x.shape[1] * field, x.shape[0] * field
 
 
-def _xavier(x: Array, gain: float) -> float:
+def _xavier(x: np.ndarray, gain: float) -> float:
     fan_in, fan_out = fans(x)
     return gain * math.sqrt(2.0 / float(fan_in + fan_out))
 
 
-def _kaiming(x: Array, a: float, mode: str, nonlinearity: str) -> float:
+def _kaiming(x: np.ndarray, a: float, mode: str, nonlinearity: str) -> float:
     mode = mode.lower()
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"Mode {mode} not supported, please use one of ['fan_in', 'fan_out']")
     return calculate_gain(nonlinearity, a) / math.sqrt(fans(x)[mode == "fan_out"])
 
 
-def _nothing(x: Array) -> bool:
+def _is_empty(x: np.ndarray) -> bool:
     if 0 in x.shape:
         warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=3)
     return 0 in x.shape
 
 
 def _below(z: float) -> float:
-    """How much of the normal distribution is below z."""
+    """The normal distribution function at z."""
     return (1.0 + math.erf(z / math.sqrt(2.0))) / 2.0
 
 
 def _accepted(x: A, mean: float, std: float, a: float, b: float, generator: Generator) -> A:
-    """Uniform candidates, each accepted with its density over the highest density in [a, b]."""
-    if not is_floating(x.dtype) or wide(x.dtype) != x.dtype:
+    """Rejection sampling: accepts uniform candidates by their density over the highest one in [a, b]."""
+    if not is_floating(x.dtype) or compute_dtype(x.dtype) != x.dtype:
         raise NotImplementedError(
             f"trunc_normal_: [{a:g}, {b:g}] holds less than 30 % of the normal distribution, and what torch "
             f"then does cannot be repeated in {x.dtype}. Make it in float32 or convert it from torch."
         )
     kind = x.dtype.type
     peak = kind(-0.5 * ((max(a, min(mean, b)) - mean) / std) ** 2)
-    pending: Any = True
+    pending = np.array(True)
     while True:
         candidates = generator.uniform_(np.empty_like(x), a, b)
         np.copyto(x, candidates, where=pending)
@@ -316,8 +313,8 @@ def _accepted(x: A, mean: float, std: float, a: float, b: float, generator: Gene
             return x
 
 
-def _exceeds(u: Array, log_density: Array, asked: Any) -> Array:
-    """log(u) > log_density, if any correct logarithm, right to one unit in the last place, says so."""
+def _exceeds(u: np.ndarray, log_density: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """log(u) > log_density; raises if a logarithm correct to one unit in the last place may say otherwise."""
     with np.errstate(divide="ignore"):
         log = np.log(u.astype(np.float64)).astype(u.dtype)
     above = log > log_density

@@ -20,7 +20,7 @@ from ._cells import lstm_cell as lstm_cell
 from ._cells import rnn_relu_cell as rnn_relu_cell
 from ._cells import rnn_tanh_cell as rnn_tanh_cell
 from ._conv import conv as conv
-from ._conv_transpose import conv_transpose as conv_transpose
+from ._conv import conv_transpose as conv_transpose
 from ._cross_entropy import binary_cross_entropy as binary_cross_entropy
 from ._cross_entropy import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
 from ._cross_entropy import cross_entropy as cross_entropy
@@ -31,8 +31,8 @@ from ._dropout import dropout as dropout
 from ._dropout import feature_alpha_dropout as feature_alpha_dropout
 from ._dropout import feature_dropout as feature_dropout
 from ._embedding import embedding as embedding
+from ._embedding import embedding_bag as embedding_bag
 from ._embedding import embedding_renorm as embedding_renorm
-from ._embedding_bag import embedding_bag as embedding_bag
 from ._fold import fold as fold
 from ._fold import unfold as unfold
 from ._grid_sample import affine_grid as affine_grid
@@ -50,8 +50,7 @@ from ._margin import multilabel_margin_loss as multilabel_margin_loss
 from ._margin import multilabel_soft_margin_loss as multilabel_soft_margin_loss
 from ._margin import soft_margin_loss as soft_margin_loss
 from ._max_pool import max_pool as max_pool
-from ._max_unpool import max_unpool as max_unpool
-from ._normalize import normalize as normalize
+from ._max_pool import max_unpool as max_unpool
 from ._pad import pad as pad
 from ._pixel_shuffle import channel_shuffle as channel_shuffle
 from ._pixel_shuffle import pixel_shuffle as pixel_shuffle
@@ -69,6 +68,7 @@ from ._regression import poisson_nll_loss as poisson_nll_loss
 from ._regression import smooth_l1_loss as smooth_l1_loss
 from ._similarity import cosine_embedding_loss as cosine_embedding_loss
 from ._similarity import cosine_similarity as cosine_similarity
+from ._similarity import normalize as normalize
 from ._similarity import pairwise_distance as pairwise_distance
 from ._similarity import triplet_margin_loss as triplet_margin_loss
 from ._weight_norm import spectral_norm as spectral_norm

@@ -1,8 +1,8 @@
-"""Activations whose derivative torch chooses otherwise than JAX, or that JAX does not have.
+"""Activations whose derivative differs between torch and JAX, or that JAX lacks.
 
-At the points where a function has a kink JAX has the slope of one side or the mean of both; torch has
-a rule for each function. Zeros are common (padding, dead units), so gradients differ: hard_tanh at 1
-has 1 in JAX and 0 in torch. Everything else is jax.nn's own: relu, elu, selu, silu and others are equal.
+At a kink, JAX takes the slope of one side or the mean of both; torch has a rule for each function. Values
+at a kink are common (padding, dead units), so gradients differ: that of hard_tanh at 1 is 1 in JAX and 0
+in torch. For relu, elu, selu, silu and the rest use jax.nn, which agrees with torch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .._checks import check_bounds
+
 
 def gelu(x: jax.Array, approximate: str = "none") -> jax.Array:
-    """x Phi(x), or with approximate="tanh" a formula that is 5e-5 off, which is JAX's default.
+    """x Phi(x), or with approximate="tanh", JAX's default, a formula that is 5e-5 off.
 
     Raises:
-      ValueError: another `approximate`.
+      ValueError: an unknown `approximate`.
 
     torch counterpart: `torch.nn.functional.gelu`.
     """
@@ -31,7 +33,7 @@ def prelu(x: jax.Array, negative_slope: jax.Array) -> jax.Array:
       negative_slope: [C], [1] or [].
 
     Raises:
-      ValueError: a number of slopes that is neither 1 nor C.
+      ValueError: the number of slopes is neither 1 nor C.
 
     torch counterpart: `torch.nn.functional.prelu`; at 0 the derivative is the slope.
     """
@@ -53,12 +55,12 @@ def rrelu(
     key: jax.Array | None = None,
     slope: jax.Array | None = None,
 ) -> jax.Array:
-    """x where it is above 0, else x times a slope that is drawn from [lower, upper) for each element.
+    """x where it is above 0, else x times a slope drawn from [lower, upper) for each element.
 
     Args:
       x: [...].
       lower, upper: outside of training the slope is their mean.
-      key: where the slopes are drawn from.
+      key: draws the slopes.
       slope: the slopes themselves, of a shape that broadcasts to x's.
 
     Raises:
@@ -85,7 +87,7 @@ def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.A
     """x between `min_val` and `max_val`; at both the derivative is 0.
 
     Raises:
-      ValueError: max_val that is not above min_val.
+      ValueError: max_val is not above min_val.
 
     torch counterpart: `torch.nn.functional.hardtanh`; `jax.nn.hard_tanh` has the derivative 1 there.
     """
@@ -95,7 +97,7 @@ def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.A
 
 
 def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
-    """x moved towards 0 by `lambd`, and 0 where |x| <= lambd; there the derivative is 0.
+    """x moved towards 0 by `lambd`, and 0 with derivative 0 where |x| <= lambd.
 
     Raises:
       ValueError: lambd below 0.
@@ -107,7 +109,7 @@ def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
 
 
 def hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
-    """x, but 0 where |x| <= lambd; there the derivative is 0.
+    """x, and 0 with derivative 0 where |x| <= lambd.
 
     torch counterpart: `torch.nn.functional.hardshrink`.
     """
@@ -125,13 +127,6 @@ def threshold(x: jax.Array, threshold: float, value: float) -> jax.Array:
 def check_approximate(approximate: str) -> None:
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate argument must be either none or tanh, but got {approximate}.")
-
-
-def check_bounds(lower: float, upper: float) -> None:
-    if lower > upper:
-        raise ValueError(
-            f"Lower bound should be less than or equal to the upper bound, but got {lower} and {upper}"
-        )
 
 
 def check_limits(min_val: float, max_val: float) -> None:

@@ -1,7 +1,7 @@
-"""adaptive_avg_pool and adaptive_max_pool: as many windows as asked for, of sizes that differ by one.
+"""adaptive_avg_pool and adaptive_max_pool: pooling into a given number of windows.
 
-Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)). Where o divides n these are
-windows of one size side by side, and plain pools do the work.
+Window i of o over n elements is [floor(i n / o), ceil((i + 1) n / o)), so sizes differ by one at most. If
+o divides n, the windows are the rows of a reshaped array.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._max_pool import doubled, larger, positions
-from ._window import spatial
-
-Sizes = int | None | Sequence[int | None]
+from .._checks import check_output_size
+from .._window import Sizes, spatial_rank
+from ._max_pool import larger, positions, running_max
 
 
 def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
@@ -52,18 +51,9 @@ def adaptive_max_pool(
     return (y, indices) if return_indices else y
 
 
-def check_output_size(function: str, output_size: Sizes) -> None:
-    sizes = output_size if isinstance(output_size, Sequence) else [output_size]
-    if any(o is not None and o < 0 for o in sizes):
-        raise ValueError(
-            f"{function}: elements of output_size must be greater than or equal to 0 but received "
-            f"{output_size}."
-        )
-
-
 def _outputs(function: str, x: jax.Array, output_size: Sizes) -> tuple[int, ...]:
     check_output_size(function, output_size)
-    rank = spatial(function, x, output_size)
+    rank = spatial_rank(function, x, output_size)
     sizes = x.shape[-1 - rank : -1]
     if 0 in sizes:
         raise ValueError(
@@ -105,8 +95,8 @@ def _adaptive_max_pool(
     arrays = [x, positions(x, len(outputs))] if return_indices else [x]
     for axis, o in reversed(list(enumerate(outputs, x.ndim - 1 - len(outputs)))):
         begins, sizes = _bins(x.shape[axis], o)
-        half = 1 << (int(min(sizes, default=1)).bit_length() - 1)  # twice this is no less than any size
-        halves = doubled(arrays, axis, half)
+        half = 1 << (int(min(sizes, default=1)).bit_length() - 1)  # two of these cover any window
+        halves = running_max(arrays, axis, half)
         first, second = ([jnp.take(a, at, axis) for a in halves] for at in (begins, begins + sizes - half))
         arrays = larger(first, second, axis)
     return arrays[0], arrays[1] if return_indices else None

@@ -1,21 +1,20 @@
 """Attention with torch's masks.
 
 Two polarities, as in torch: in `scaled_dot_product_attention` True means that a key takes part, in
-`multi_head_attention_forward` True means that it is blocked. Float masks are added to the scores in
-both. A query whose keys are all blocked gets weights of 0, and 0; only where the weights themselves
-are returned they are NaN, as softmax leaves them. Flax's layers spread such a query's weight over all
-keys evenly.
+`multi_head_attention_forward` that it is blocked. Float masks are added to the scores in both. A query
+whose keys are all blocked gets weights of 0 and the output 0; but where the weights are returned they are
+NaN, as softmax leaves them. Flax's layers spread such a query's weight evenly over all keys.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ._dropout import dropout
 
@@ -24,7 +23,7 @@ def scaled_dot_product_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    attn_mask: Any = None,
+    attn_mask: ArrayLike | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -36,10 +35,10 @@ def scaled_dot_product_attention(
 
     Args:
       query: [..., H, L, E]. key: [..., H, S, E]. value: [..., H, S, Ev].
-      attn_mask: broadcasts to [..., H, L, S]; True for keys that take part, or floats to be added.
-      dropout_p: the rate at which weights are dropped; needs `dropout_key`. Unlike the layers this
+      attn_mask: broadcasts to [..., H, L, S]; True for keys that take part, or floats to add.
+      dropout_p: the rate at which weights are dropped; needs `dropout_key`. Unlike the layers, this
         function has no training mode.
-      is_causal: query i sees keys 0 to i, counted from the first key also where L is not S.
+      is_causal: query i sees keys 0 to i, counted from the first key even if L is not S.
       scale: 1 / sqrt(E) if left out.
       enable_gqa: whether keys and values may have fewer heads, a divisor of H.
 
@@ -47,7 +46,7 @@ def scaled_dot_product_attention(
       [..., H, L, Ev]; 0 where a query has no key.
 
     Raises:
-      RuntimeError: a mask beside `is_causal`, a mask of integers, heads that do not divide.
+      RuntimeError: a mask together with `is_causal`, a mask of integers, heads that do not divide.
 
     torch counterpart: `torch.nn.functional.scaled_dot_product_attention`.
     Source: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math.
@@ -65,6 +64,8 @@ def scaled_dot_product_attention(
         weights = jax.nn.softmax(scores)
     else:
         scores = _masked(scores, attn_mask)
+        # softmax gives NaN for a row of -inf, in its gradient as well, even where the result is not selected.
+        # So such rows are computed from zeros and replaced.
         alone = (scores == -jnp.inf).all(-1, keepdims=True)
         weights = jnp.where(alone, 0, jax.nn.softmax(jnp.where(alone, 0, scores)))
     return dropout(weights, dropout_p, key=dropout_key) @ value
@@ -76,17 +77,19 @@ def _repeated(x: jax.Array, H: int, name: str) -> jax.Array:
             "scaled_dot_product_attention: Number of heads in key and value must divide the number of heads "
             f"in query: {name} has {x.shape[-3]}, query {H}"
         )
+    # Neighbouring heads of queries share a head of keys, as with torch's repeat_interleave.
     return jnp.repeat(x, H // x.shape[-3], axis=-3)
 
 
 def _scores(query: jax.Array, key: jax.Array, scale: float) -> jax.Array:
+    # torch scales the query, not the scores, which would round differently.
     return (query * scale) @ key.swapaxes(-1, -2)
 
 
-def _masked(scores: jax.Array, mask: Any) -> jax.Array:
+def _masked(scores: jax.Array, mask: ArrayLike) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.dtype == bool:
-        # Added, not selected, as in torch: the scores of a query without keys get NaN as their gradient.
+        # Added, not selected, as in torch: so the scores of a query without keys get NaN as their gradient.
         return scores + jnp.where(mask, 0, -jnp.inf).astype(scores.dtype)
     if not jnp.issubdtype(mask.dtype, jnp.floating):
         raise RuntimeError(f"Expected attn_mask dtype to be bool or float, but got {mask.dtype}")
@@ -98,14 +101,14 @@ def multi_head_attention_forward(
     key: jax.Array,
     value: jax.Array,
     num_heads: int,
-    params: Mapping[str, Any],
+    params: Mapping[str, jax.Array],
     *,
     add_zero_attn: bool = False,
     dropout_p: float = 0.0,
     training: bool = True,
-    key_padding_mask: Any = None,
+    key_padding_mask: ArrayLike | None = None,
     need_weights: bool = True,
-    attn_mask: Any = None,
+    attn_mask: ArrayLike | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
     batch_first: bool = False,
@@ -122,15 +125,15 @@ def multi_head_attention_forward(
         [3E], out_proj_bias [E], bias_k and bias_v [1, 1, E].
       add_zero_attn: adds a key and a value of zeros.
       dropout_p: the rate at which weights are dropped, in `training` only; needs `dropout_key`.
-      key_padding_mask: [B, S] or [S]; True for keys that are blocked, or floats to be added.
+      key_padding_mask: [B, S] or [S]; True for keys that are blocked, or floats to add.
       need_weights: whether the weights are returned, which costs memory.
-      attn_mask: [L, S] or [B*H, L, S]; True for keys that are blocked, or floats to be added.
+      attn_mask: [L, S] or [B*H, L, S]; True for keys that are blocked, or floats to add.
       average_attn_weights: whether the weights returned are the mean over the heads.
-      is_causal: a hint that `attn_mask`, which must be there, is the causal one. As in torch, it is
-        then not read when weights are not needed and there is no key_padding_mask.
+      is_causal: a hint that `attn_mask`, which must be given, is the causal one. As in torch, the mask
+        is then ignored if no weights are needed and there is no key_padding_mask.
 
     Returns:
-      The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B when
+      The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B if
       there is none), or None. S counts the keys that bias_k and add_zero_attn add.
 
     Raises:
@@ -140,7 +143,8 @@ def multi_head_attention_forward(
     """
     batched = _check_ranks(query, key, value, key_padding_mask, attn_mask)
     q, k, v = _projected(query, key, value, num_heads, params)
-    # To [B, L, E]. A product with a matrix does not care about the order, and is shared before it.
+    # Only now to [B, L, E]: transposed earlier, one array given three times would be three arrays, which
+    # could not share a product.
     if not batched:
         q, k, v = q[None], k[None], v[None]
     elif not batch_first:
@@ -153,6 +157,7 @@ def multi_head_attention_forward(
     B, L, E = q.shape
     is_causal = is_causal and key_padding_mask is None and not need_weights
     allowed = _merged(None if is_causal else attn_mask, key_padding_mask, (B, num_heads, L, k.shape[1]))
+    # bias_kv and zero_attn append keys, which no mask blocks.
     extra = []
     if "bias_k" in params:
         extra.append((params["bias_k"], params["bias_v"]))
@@ -165,9 +170,9 @@ def multi_head_attention_forward(
         fill = True if allowed.dtype == bool else 0
         allowed = jnp.pad(allowed, [(0, 0)] * 3 + [(0, len(extra))], constant_values=fill)
     q, k, v = (x.reshape(B, -1, num_heads, E // num_heads).swapaxes(1, 2) for x in (q, k, v))
-    rate = dropout_p if training else 0.0
+    rate = dropout_p if training else 0.0  # scaled_dot_product_attention has no training mode
     weights = None
-    if need_weights:
+    if need_weights:  # torch's other path, with NaN for queries without keys
         scores = _scores(q, k, 1 / math.sqrt(q.shape[-1]))
         weights = jax.nn.softmax(scores if allowed is None else _masked(scores, allowed))
         weights = dropout(weights, rate, key=dropout_key)
@@ -184,7 +189,13 @@ def multi_head_attention_forward(
     return output if batch_first else output.swapaxes(0, 1), weights
 
 
-def _check_ranks(query: Any, key: Any, value: Any, key_padding_mask: Any, attn_mask: Any) -> bool:
+def _check_ranks(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_padding_mask: ArrayLike | None,
+    attn_mask: ArrayLike | None,
+) -> bool:
     """Whether there is a batch axis."""
     n = query.ndim
     if n not in (2, 3):
@@ -213,9 +224,12 @@ def _check_ranks(query: Any, key: Any, value: Any, key_padding_mask: Any, attn_m
 
 
 def _projected(
-    query: jax.Array, key: jax.Array, value: jax.Array, num_heads: int, params: Mapping[str, Any]
+    query: jax.Array, key: jax.Array, value: jax.Array, num_heads: int, params: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries, keys and values, [..., E] each, with as few products as the inputs allow."""
+    """Queries, keys and values, [..., E] each, with as few products as the inputs allow.
+
+    Inputs that are the same object share one product, which is faster than three narrow ones.
+    """
     E = params["out_proj_weight"].shape[0]
     if query.shape[-1] != E:
         raise ValueError(f"was expecting embedding dimension of {E}, but got {query.shape[-1]}")
@@ -239,8 +253,10 @@ def _projected(
     return q, k, v
 
 
-def _merged(attn_mask: Any, key_padding_mask: Any, shape: tuple[int, int, int, int]) -> jax.Array | None:
-    """One mask for `_masked`, 4-d: True for keys that take part, floats to be added, or None."""
+def _merged(
+    attn_mask: ArrayLike | None, key_padding_mask: ArrayLike | None, shape: tuple[int, int, int, int]
+) -> jax.Array | None:
+    """Both masks as one, 4-d: True for keys that take part, or floats to add; None without any."""
     B, H, L, S = shape
     masks = []
     if attn_mask is not None:
@@ -264,7 +280,7 @@ def _merged(attn_mask: Any, key_padding_mask: Any, shape: tuple[int, int, int, i
     return sum(added[1:], added[0])
 
 
-def _checked(mask: Any, name: str) -> jax.Array:
+def _checked(mask: ArrayLike, name: str) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.dtype != bool and not jnp.issubdtype(mask.dtype, jnp.floating):
         raise ValueError(f"only bool and floating types of {name} are supported")

@@ -1,10 +1,10 @@
 """batch_norm: over all axes but the last; over all replicas too, where an axis is named.
 
-torch's SyncBatchNorm gathers mean, 1/sqrt(var + eps) and count of every process and merges them. Here
-sums and counts are added up, then the squared distances from the mean they give: two small
-all-reduces, the variance of the whole batch to the last digit, and JAX's transpose of a sum is
-torch's backward, a sum of both terms over all processes (docs/semantics.md rows B2, B3). A mean of the
-replicas' means, which is what Flax takes, is another number when their counts differ.
+torch's SyncBatchNorm gathers mean, 1/sqrt(var + eps) and count from every process and merges them. Here
+sums and counts are added up first, then the squared distances from the mean they give: two small
+all-reduces, and the variance of the whole batch to the last digit. JAX's transpose of a sum is torch's
+backward, a sum of both terms over all processes (docs/semantics.md rows B2, B3). Flax takes the mean of
+the replicas' means, which is another number when their counts differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ._moments import Axis, count_of, moved, spread_moments, standardize, widened
+from ..._typing import AxisName
+from .._checks import check_eps
+from ._moments import global_count, global_moments, standardize, update_running, widened
 
 
 def batch_norm(
@@ -27,7 +29,7 @@ def batch_norm(
     momentum: float | jax.Array = 0.1,
     eps: float = 1e-5,
     *,
-    axis_name: Axis = None,
+    axis_name: AxisName = None,
     mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Batch normalisation of [..., C].
@@ -38,23 +40,23 @@ def batch_norm(
       running_var: [C], or None.
       scale: [C], or None for 1.
       bias: [C], or None for 0.
-      training: whether x is normalised by its own statistics; otherwise by the running ones.
-      momentum: how much of a running value this batch replaces.
+      training: normalise by x's own statistics; otherwise by the running ones.
+      momentum: the fraction of a running value that this batch replaces.
       eps: added to the variance under the root.
-      axis_name: mesh axes over which the batch is spread; statistics are then those of all of it.
-      mask: what counts for the statistics: booleans of the shape of x's first axes, so [b] for rows.
-        What does not count is taken as 0 and comes out as 0 would.
+      axis_name: mesh axes over which the batch is spread; the statistics are those of the whole batch.
+      mask: booleans of the shape of x's first axes, so [b] for rows. Where it is False, x does not count
+        for the statistics and is taken as 0.
 
     Returns:
-      y of x's shape and type, and the running mean and variance, changed in training. As in torch
-      the variance that x is divided by is the biased one, the one that is stored the unbiased, which
-      of a single value under a mask is NaN.
+      y of x's shape and type, and the running mean and variance, updated in training. As in torch, x is
+      divided by the biased variance and the unbiased one is stored, which for a single value under a
+      mask is NaN.
 
     Raises:
-      ValueError: fewer than two axes, a wrong length of the last one, a single value per channel in
+      ValueError: fewer than two axes, a last axis of the wrong length, a single value per channel in
         training, eps <= 0 in training, no running values in evaluation. TypeError: integers.
 
-    torch counterpart: `torch.nn.functional.batch_norm`, which changes the running values in place.
+    torch counterpart: `torch.nn.functional.batch_norm`, which updates the running values in place.
     Source: torch/nn/functional.py, torch/nn/modules/_functions.py.
     """
     if x.ndim < 2:
@@ -76,27 +78,19 @@ def batch_norm(
         mean, var = running_mean, running_var
     else:
         axes = tuple(range(x.ndim - 1))
-        count = count_of(wide, mask, axes, axis_name)
+        count = global_count(wide, mask, axes, axis_name)
         alone = axis_name is None or jax.lax.axis_size(axis_name) == 1
         if mask is None and alone and math.prod(x.shape[:-1]) == 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {x.shape}"
             )
-        mean, var = (m.reshape(C) for m in spread_moments(wide, mask, 1.0 * count, axes, axis_name))
+        mean, var = (m.reshape(C) for m in global_moments(wide, mask, 1.0 * count, axes, axis_name))
         if running_mean is not None and running_var is not None:
             unbiased = var * (count / (count - 1))
             there = jnp.asarray(count > 0)
-            running_mean = jnp.where(there, moved(running_mean, mean, momentum), running_mean)
-            running_var = jnp.where(there, moved(running_var, unbiased, momentum), running_var)
+            running_mean = jnp.where(there, update_running(running_mean, mean, momentum), running_mean)
+            running_var = jnp.where(there, update_running(running_var, unbiased, momentum), running_var)
     return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype), running_mean, running_var
-
-
-def check_eps(eps: float, training: bool) -> None:
-    """torch's own check, which it makes at every call."""
-    if training and eps <= 0:
-        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
-    if eps < 0:
-        raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
 
 
 def _aligned(mask: jax.Array, x: jax.Array) -> jax.Array:

@@ -1,28 +1,27 @@
-"""Losses of classes: cross_entropy, nll_loss, and the two of a yes or no.
+"""Classification losses: cross_entropy, nll_loss, and the two binary cross entropies.
 
-The classes are the last axis of the input, where torch has them on axis 1; with [B, C] that is the
-same. Where torch's mean is not the mean of the losses, it is so here: with integer targets it
-divides by the sum of the targets' weights, ignored ones having none, and is NaN when that is 0.
+The classes are the last axis of the input, where torch has them on axis 1; for [B, C] that is the
+same. As in torch, the mean over integer targets is not the mean of the losses: it divides by the sum of
+the targets' weights, ignored targets having none, and is NaN if that is 0.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
-from ._reduction import check_reduction, reduced
+from ._reduction import check_reduction, reduce
 
 SMALLEST = float(np.float32(1e-12))
-"""torch's bound for x (1 - x), which it keeps in float32."""
+"""torch's lower bound for x (1 - x), a float32 constant in its kernels."""
 
 
 def cross_entropy(
     input: jax.Array,
-    target: Any,
-    weight: Any = None,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -36,10 +35,10 @@ def cross_entropy(
       weight: of the classes, [C].
       ignore_index: the class that does not count; it may lie outside of the C. Not for probabilities.
       reduction: "none", "mean" or "sum". The mean of classes is weighted, that of probabilities is not.
-      label_smoothing: how much of each target goes to all classes evenly, in [0, 1].
+      label_smoothing: how much of each target is spread evenly over all classes, in [0, 1].
 
     Returns:
-      [...] or []. With "mean" NaN where no target counts.
+      [...] or []; NaN for "mean" if no target counts.
 
     Raises:
       ValueError: shapes that do not fit. RuntimeError: as torch. IndexError: a class that is neither
@@ -74,24 +73,28 @@ def cross_entropy(
 
 
 def _of_probabilities(
-    log_probabilities: jax.Array, target: jax.Array, weight: Any, reduction: str, label_smoothing: float
+    log_probabilities: jax.Array,
+    target: jax.Array,
+    weight: ArrayLike | None,
+    reduction: str,
+    label_smoothing: float,
 ) -> jax.Array:
     C = target.shape[-1]
     if label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / C
     weights = 1 if weight is None else _class_weights(weight, C)
-    return reduced(-(log_probabilities * target * weights).sum(-1), reduction)
+    return reduce(-(log_probabilities * target * weights).sum(-1), reduction)
 
 
 def nll_loss(
     input: jax.Array,
-    target: Any,
-    weight: Any = None,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> jax.Array:
-    """The negative log likelihood of classes: minus the input at the target.
+    """The negative log likelihood: minus the input at the target.
 
     Args:
       input: log-probabilities, [..., C]. target: classes, integers [...].
@@ -125,17 +128,17 @@ def nll_loss(
     loss = jnp.where(kept, jnp.where(known, -at * counts, jnp.nan), 0)
     if reduction == "mean":
         return loss.sum() / counts.sum()
-    return reduced(loss, reduction)
+    return reduce(loss, reduction)
 
 
-def _counts(target: jax.Array, kept: jax.Array, weight: Any, dtype: Any) -> jax.Array:
-    """How much each target counts in a mean."""
+def _counts(target: jax.Array, kept: jax.Array, weight: ArrayLike | None, dtype: DTypeLike) -> jax.Array:
+    """The weight of each target in a mean."""
     if weight is None:
         return kept.astype(dtype)
     return jnp.where(kept, jnp.asarray(weight, dtype)[jnp.where(kept, target, 0)], 0)
 
 
-def _class_weights(weight: Any, C: int) -> jax.Array:
+def _class_weights(weight: ArrayLike, C: int) -> jax.Array:
     weight = jnp.asarray(weight)
     if weight.shape != (C,):
         raise RuntimeError(
@@ -145,24 +148,24 @@ def _class_weights(weight: Any, C: int) -> jax.Array:
     return weight
 
 
-# ------------------------------------------------------------------------------------------ yes or no
+# ---------------------------------------------------------------------------- binary cross entropies
 
 
 def binary_cross_entropy(
-    input: jax.Array, target: Any, weight: Any = None, *, reduction: str = "mean"
+    input: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, *, reduction: str = "mean"
 ) -> jax.Array:
-    """-(t log x + (1 - t) log(1 - x)), logarithms not below -100.
+    """-(t log x + (1 - t) log(1 - x)), logarithms clamped to -100.
 
     Args:
       input: probabilities, any shape. target: the same shape.
-      weight: broadcasts to it; the mean is not divided by it.
+      weight: broadcasts to it; unlike in `cross_entropy`, the mean is not divided by its sum.
       reduction: "none", "mean" or "sum".
 
     Raises:
       ValueError: different shapes. RuntimeError: an input outside of [0, 1]; not inside `jax.jit`.
 
     torch counterpart: `torch.nn.functional.binary_cross_entropy`. As there, the gradient divides by
-    x (1 - x), not below 1e-12. Source: aten/src/ATen/native/Loss.cpp.
+    x (1 - x), clamped to 1e-12. Source: aten/src/ATen/native/Loss.cpp.
     """
     target = jnp.asarray(target)
     if target.shape != input.shape:
@@ -172,39 +175,39 @@ def binary_cross_entropy(
         )
     if not isinstance(input, jax.core.Tracer) and not ((input >= 0) & (input <= 1)).all():
         raise RuntimeError("all elements of input should be between 0 and 1")
-    loss = _binary(input, target.astype(input.dtype))
-    return reduced(loss if weight is None else loss * jnp.asarray(weight), reduction)
+    loss = _clamped_bce(input, target.astype(input.dtype))
+    return reduce(loss if weight is None else loss * jnp.asarray(weight), reduction)
 
 
 @jax.custom_jvp
-def _binary(x: jax.Array, t: jax.Array) -> jax.Array:
+def _clamped_bce(x: jax.Array, t: jax.Array) -> jax.Array:
     return (t - 1) * jnp.maximum(jnp.log1p(-x), -100) - t * jnp.maximum(jnp.log(x), -100)
 
 
-@_binary.defjvp
-def _binary_jvp(
+@_clamped_bce.defjvp
+def _clamped_bce_jvp(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     (x, t), (dx, dt) = primals, tangents
-    by_target = jnp.log1p(-x) - jnp.log(x)  # without the bounds
-    return _binary(x, t), dx * (x - t) / jnp.maximum((1 - x) * x, SMALLEST) + dt * by_target
+    by_target = jnp.log1p(-x) - jnp.log(x)  # torch does not clamp these
+    return _clamped_bce(x, t), dx * (x - t) / jnp.maximum((1 - x) * x, SMALLEST) + dt * by_target
 
 
 def binary_cross_entropy_with_logits(
     input: jax.Array,
-    target: Any,
-    weight: Any = None,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     reduction: str = "mean",
-    pos_weight: Any = None,
+    pos_weight: ArrayLike | None = None,
 ) -> jax.Array:
     """`binary_cross_entropy` of sigmoid(input), without its bounds.
 
     Args:
       input: logits, any shape. target: the same shape.
-      weight: broadcasts to it; the mean is not divided by it.
+      weight: broadcasts to it; unlike in `cross_entropy`, the mean is not divided by its sum.
       reduction: "none", "mean" or "sum".
-      pos_weight: of the positive answers, broadcasts to the shape.
+      pos_weight: of the positive class, broadcasts to the shape.
 
     Raises:
       ValueError: different shapes.
@@ -217,4 +220,4 @@ def binary_cross_entropy_with_logits(
         raise ValueError(f"Target size ({target.shape}) must be the same as input size ({input.shape})")
     positive = 1 if pos_weight is None else (jnp.asarray(pos_weight) - 1) * target + 1
     loss = (1 - target) * input - positive * jax.nn.log_sigmoid(input)
-    return reduced(loss if weight is None else loss * jnp.asarray(weight), reduction)
+    return reduce(loss if weight is None else loss * jnp.asarray(weight), reduction)

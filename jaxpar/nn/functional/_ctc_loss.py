@@ -1,8 +1,7 @@
 """CTC: the log-likelihood of a label sequence under every way of stretching it over time.
 
-The recursion goes over the labels with blanks around them, as one `jax.lax.scan` over time for the
-whole batch. Impossible paths have -inf, and the logarithm of their sum is taken so that no gradient
-meets it.
+The recursion runs over the labels with blanks around them, as one `jax.lax.scan` over time for the
+whole batch. Impossible paths have -inf; the log of their sum is written so that no gradient meets it.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from ._reduction import check_reduction, reduced
+from ._reduction import check_reduction, reduce
 
 
 def ctc_loss(
     log_probs: jax.Array,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
+    targets: ArrayLike,
+    input_lengths: ArrayLike,
+    target_lengths: ArrayLike,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -30,21 +30,21 @@ def ctc_loss(
 
     Args:
       log_probs: log-probabilities, [T, B, C] or [T, C].
-      targets: labels, integers [B, S], or all behind each other in one axis.
+      targets: labels, integers [B, S], or those of all rows concatenated in one axis.
       input_lengths, target_lengths: how many steps and labels count, [B] or one number.
-      blank: the class of no label.
+      blank: the class that stands for no label.
       reduction: "none", "sum", or "mean": the mean over B of the loss divided by the target's length.
-      zero_infinity: whether a target that does not fit into its steps gives 0 instead of infinity.
+      zero_infinity: whether a target too long for its steps gives 0 instead of infinity.
 
     Returns:
       [B] ([] without a batch) or [].
 
     Raises:
-      RuntimeError: shapes that do not fit, or a blank that is no class. Outside of `jax.jit` also
+      RuntimeError: shapes that do not fit, or a blank that is not a class; outside of `jax.jit` also
       lengths beyond T or S.
 
-    torch counterpart: `torch.nn.functional.ctc_loss`. As there, the gradient takes log_probs for the
-    result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is
+    torch counterpart: `torch.nn.functional.ctc_loss`. As there, the gradient assumes that log_probs is
+    the result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is
     infinite. Source: aten/src/ATen/native/LossCTC.cpp; Graves et al., 2006.
     """
     check_reduction(reduction)
@@ -63,10 +63,10 @@ def ctc_loss(
     loss = _negative_log_likelihood(zero_infinity, blank, x, labels, steps, counts)
     if reduction == "mean":
         return (loss / jnp.maximum(counts, 1)).mean()
-    return reduced(loss if batched else loss[0], reduction)
+    return reduce(loss if batched else loss[0], reduction)
 
 
-def _lengths(lengths: Any, B: int, name: str) -> jax.Array:
+def _lengths(lengths: ArrayLike, B: int, name: str) -> jax.Array:
     lengths = jnp.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise RuntimeError(f"{name} must be integral")
@@ -84,7 +84,7 @@ def _check_lengths(lengths: jax.Array, most: int, name: str) -> None:
 
 
 def _padded(targets: jax.Array, counts: jax.Array, B: int, batched: bool) -> jax.Array:
-    """[B, S]. What lies behind a target's end does not matter."""
+    """Targets as [B, S]. Anything may lie beyond a target's end."""
     if not batched:
         return targets.reshape(1, -1)
     if targets.ndim == 2:
@@ -110,14 +110,15 @@ def _negative_log_likelihood(
     return jnp.where(jnp.isinf(loss), 0, loss) if zero_infinity else loss
 
 
-def _forward(zero_infinity: bool, blank: int, x: Any, labels: Any, steps: Any, counts: Any) -> Any:
+def _forward(
+    zero_infinity: bool, blank: int, x: jax.Array, labels: jax.Array, steps: jax.Array, counts: jax.Array
+) -> Any:
     loss, pull = jax.vjp(lambda x: _likelihood(blank, x, labels, steps, counts), x)
     infinite = jnp.isinf(loss)
     return jnp.where(infinite, 0, loss) if zero_infinity else loss, (pull, infinite, x, steps)
 
 
 def _backward(zero_infinity: bool, blank: int, kept: Any, g: jax.Array) -> Any:
-    del blank
     pull, infinite, x, steps = kept
     (minus_posterior,) = pull(jnp.ones_like(g))
     gradient = jnp.where(infinite[:, None], 0 if zero_infinity else jnp.nan, jnp.exp(x) + minus_posterior)
@@ -137,7 +138,7 @@ def _likelihood(
     # Labels with blanks around them, [B, 2S + 1].
     path = jnp.full((B, 2 * S + 1), blank, labels.dtype).at[:, 1::2].set(labels)
     emitted = jnp.take_along_axis(x, jnp.broadcast_to(path, (T, B, 2 * S + 1)), axis=-1)
-    # A label may follow another one directly, unless they are the same.
+    # Between two different labels the blank may be skipped; between equal ones it keeps them apart.
     skips = jnp.pad(path[:, 2:] != path[:, :-2], ((0, 0), (2, 0)))[:, : 2 * S + 1]
     start = jnp.arange(2 * S + 1) <= jnp.where(counts > 0, 1, 0)[:, None]
     never = jnp.full((B, 2 * S + 1), -jnp.inf, x.dtype)
@@ -161,7 +162,7 @@ def _likelihood(
 
 
 def _log_sum(x: jax.Array) -> jax.Array:
-    """log of the sum of exp over the first axis, -inf without a gradient where all are -inf."""
+    """logsumexp over the first axis; -inf without a gradient, not NaN, where all are -inf."""
     largest = jax.lax.stop_gradient(x.max(0))
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     total = jnp.exp(x - largest).sum(0)

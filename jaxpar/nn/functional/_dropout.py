@@ -1,7 +1,7 @@
-"""dropout, feature_dropout and the two alpha dropouts, as functions of their mask.
+"""dropout, feature_dropout, alpha_dropout and feature_alpha_dropout, as functions of their mask.
 
-torch's random numbers cannot be had from a JAX key, so each function is two things: a mask, drawn
-from `key` or given, and what is done with it, which is torch's formula.
+No JAX key gives torch's random numbers, so each function has two steps: a mask, given or drawn from `key`,
+and torch's formula of the mask. The second can be held to torch's numbers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from ..._typing import Shape
+from .._checks import check_probability
+
 ALPHA = 1.7580993408473766
-"""SELU tends to minus this for small x: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
+"""The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
 
 
 def dropout(
@@ -27,10 +30,10 @@ def dropout(
 
     Args:
       x: [...].
-      p: the probability to be dropped.
-      training: without it x is returned as it is.
-      key: where the mask is drawn from; not needed with `mask`, nor outside of training.
-      mask: True for what is kept, of a shape that broadcasts to x's.
+      p: the probability of being dropped.
+      training: if False, x is returned unchanged.
+      key: draws the mask; not needed with `mask` or outside of training.
+      mask: True for elements to keep, of a shape that broadcasts to x's.
 
     Returns:
       x's shape.
@@ -40,7 +43,7 @@ def dropout(
 
     torch counterpart: `torch.nn.functional.dropout`: x * (mask / (1 - p)).
     """
-    return _masked("dropout", _drop, x, p, training, key, mask, x.shape)
+    return _masked("dropout", _drop, x, x.shape, p, training, key, mask)
 
 
 def feature_dropout(
@@ -55,8 +58,7 @@ def feature_dropout(
 
     torch counterpart: `torch.nn.functional.dropout1d/2d/3d`, `torch.feature_dropout`.
     """
-    shape = _channels("feature_dropout", x)
-    return _masked("feature_dropout", _drop, x, p, training, key, mask, shape)
+    return _masked("feature_dropout", _drop, x, None, p, training, key, mask)
 
 
 def alpha_dropout(
@@ -67,13 +69,13 @@ def alpha_dropout(
     key: jax.Array | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Dropout after SELU: what is dropped becomes SELU's lowest value; mean and variance stay.
+    """Dropout after SELU: dropped elements become SELU's lowest value; mean and variance are kept.
 
     Arguments are those of `dropout`; `training` is False if left out, as in torch.
 
     torch counterpart: `torch.nn.functional.alpha_dropout`. Source: ATen/native/Dropout.cpp.
     """
-    return _masked("alpha_dropout", _alpha_drop, x, p, training, key, mask, x.shape)
+    return _masked("alpha_dropout", _alpha_drop, x, x.shape, p, training, key, mask)
 
 
 def feature_alpha_dropout(
@@ -88,19 +90,7 @@ def feature_alpha_dropout(
 
     torch counterpart: `torch.nn.functional.feature_alpha_dropout`.
     """
-    shape = _channels("feature_alpha_dropout", x)
-    return _masked("feature_alpha_dropout", _alpha_drop, x, p, training, key, mask, shape)
-
-
-def check_probability(p: float) -> None:
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-
-
-def _channels(function: str, x: jax.Array) -> tuple[int, ...]:
-    if x.ndim < 2:
-        raise ValueError(f"{function}: x should be [N, *S, C], two axes or more, but has shape {x.shape}.")
-    return (x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
+    return _masked("feature_alpha_dropout", _alpha_drop, x, None, p, training, key, mask)
 
 
 def _drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:
@@ -116,16 +106,23 @@ def _masked(
     function: str,
     drop: Callable[[jax.Array, jax.Array, float], jax.Array],
     x: jax.Array,
+    shape: Shape | None,
     p: float,
     training: bool,
     key: jax.Array | None,
     mask: jax.Array | None,
-    shape: tuple[int, ...],
 ) -> jax.Array:
+    """`drop` with the mask; its `shape` is that of whole channels of x if None."""
+    if shape is None:
+        if x.ndim < 2:
+            raise ValueError(
+                f"{function}: x should be [N, *S, C], two axes or more, but has shape {x.shape}."
+            )
+        shape = (x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
     check_probability(p)
     if p == 0 or not training:
         return x
-    if p == 1:  # both forms end here in torch
+    if p == 1:  # the formulas would divide by 0; torch returns this for both of them
         return x * jnp.zeros((), x.dtype)
     if mask is None:
         if key is None:

@@ -1,7 +1,7 @@
-"""embedding: rows of a table, with torch's rules for the table's gradient and norms.
+"""embedding and embedding_bag: rows of a table, with torch's rules for the table's gradient and norms.
 
-Flax's `Embed` takes rows and no more: it has no padding_idx, no max_norm, no scale_grad_by_freq.
-`sparse` gradients have no counterpart in JAX and are refused.
+Flax's `Embed` only looks rows up: it has no padding_idx, max_norm or scale_grad_by_freq. `sparse`
+gradients have no counterpart in JAX and are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
+
+from .._checks import check_embedding, check_embedding_bag
 
 
 def embedding(
@@ -24,30 +26,30 @@ def embedding(
     """Rows of a table.
 
     Args:
-      x: integers [...]. Outside of the table, and below 0, a row is NaN; torch raises.
+      x: integers [...]. For an index below 0 or beyond the table the row is NaN; torch raises.
       embedding: the table [num_embeddings, features].
       padding_idx: a row that gets no gradient; negative counts from the end.
-      max_norm: take the rows as if `embedding_renorm` had shortened them. torch writes the shorter
-        rows into the table as well; here that is `embedding_renorm`'s result.
+      max_norm: read the rows as if `embedding_renorm` had shortened them. torch also writes the shorter
+        rows into the table; call `embedding_renorm` for that.
       norm_type: the p of the norm.
-      scale_grad_by_freq: divide a row's gradient by how often x has it.
+      scale_grad_by_freq: divide a row's gradient by how often it occurs in x.
       sparse: refused.
 
     Returns:
       [..., features].
 
     Raises:
-      TypeError: x is not of integers. ValueError: a padding_idx outside of the table; `sparse`.
+      TypeError: x does not hold integers. ValueError: a padding_idx outside of the table; `sparse`.
 
     torch counterpart: `torch.nn.functional.embedding`. Source: ATen/native/Embedding.cpp.
     """
-    check_indices("embedding", x)
-    check_options("embedding", embedding.shape[0], padding_idx, sparse)
+    _check_indices("embedding", x)
+    check_embedding("embedding", embedding.shape[0], padding_idx, sparse)
     if max_norm is not None:
         embedding = embedding_renorm(x, embedding, max_norm, norm_type)
-    y = take_rows(x, embedding)
+    y = _take_rows(x, embedding)
     if scale_grad_by_freq:
-        y = scaled_by_frequency(y, x, embedding.shape[0])
+        y = _scaled_by_frequency(y, x, embedding.shape[0])
     if padding_idx is not None:
         y = jnp.where((x == padding_idx % embedding.shape[0])[..., None], jax.lax.stop_gradient(y), y)
     return y
@@ -57,17 +59,17 @@ def embedding(
 def embedding_renorm(
     x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: float = 2.0
 ) -> jax.Array:
-    """The table with the rows that x has shortened to `max_norm`, where they are longer.
+    """The table, in which rows that occur in x are shortened to `max_norm` if they are longer.
 
     A row of norm s > max_norm is multiplied by max_norm / (s + 1e-7). The derivative is that of the
-    identity: torch does this to the table itself and leaves no trace for the gradient.
+    identity: torch changes the table in place, outside of autograd.
 
     torch counterpart: `torch.embedding_renorm_`, which `torch.nn.functional.embedding` calls.
     """
-    rows = take_rows(x, embedding)
+    rows = _take_rows(x, embedding)
     norm = jnp.linalg.norm(rows, norm_type, axis=-1, keepdims=True)
     shorter = jnp.where(norm > max_norm, rows * (max_norm / (norm + 1e-7)), rows)
-    return embedding.at[_numbers(x, embedding)].set(shorter, mode="drop")
+    return embedding.at[_index(x, embedding)].set(shorter, mode="drop")
 
 
 @embedding_renorm.defjvp
@@ -75,19 +77,19 @@ def _(max_norm: float, norm_type: float, primals: tuple, tangents: tuple) -> tup
     return embedding_renorm(*primals, max_norm, norm_type), tangents[1]
 
 
-def take_rows(x: jax.Array, embedding: jax.Array) -> jax.Array:
-    """embedding[x]; NaN for indices that are none."""
-    return jnp.take(embedding, _numbers(x, embedding), axis=0)
+def _take_rows(x: jax.Array, embedding: jax.Array) -> jax.Array:
+    """embedding[x]; NaN for indices outside of the table."""
+    return jnp.take(embedding, _index(x, embedding), axis=0)
 
 
-def scaled_by_frequency(rows: jax.Array, x: jax.Array, num_embeddings: int) -> jax.Array:
-    """rows = embedding[x] as they are, with a gradient divided by how often x has each index."""
+def _scaled_by_frequency(rows: jax.Array, x: jax.Array, num_embeddings: int) -> jax.Array:
+    """rows = embedding[x] unchanged, their gradient divided by how often each index occurs in x."""
     counts = jnp.zeros(num_embeddings, rows.dtype).at[x].add(1)
     return _gradient_scaled(rows, 1 / counts[x][..., None])
 
 
-def _numbers(x: jax.Array, embedding: jax.Array) -> jax.Array:
-    return jnp.where(x < 0, embedding.shape[0], x)  # JAX would count from the end
+def _index(x: jax.Array, embedding: jax.Array) -> jax.Array:
+    return jnp.where(x < 0, embedding.shape[0], x)  # JAX would count negative ones from the end
 
 
 @jax.custom_jvp
@@ -100,16 +102,117 @@ def _(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     return primals[0], tangents[0] * primals[1]
 
 
-def check_indices(function: str, x: jax.Array) -> None:
+def embedding_bag(
+    x: jax.Array,
+    embedding: jax.Array,
+    offsets: jax.Array | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: jax.Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> jax.Array:
+    """The sum, mean or maximum of a table's rows for each of B bags.
+
+    Args:
+      x: integers [B, n], a bag in each row; or [n], all bags in one row, with `offsets`.
+      embedding: the table [num_embeddings, features].
+      offsets: where each bag begins, [B], rising from 0. An empty bag gives 0.
+      max_norm, norm_type, scale_grad_by_freq: as in `embedding`.
+      mode: "sum", "mean" or "max".
+      sparse: refused.
+      per_sample_weights: of x's shape, multiplied with the rows; for "sum" only.
+      include_last_offset: whether `offsets` is [B + 1] and ends with the end of the last bag.
+      padding_idx: an index that counts for no bag.
+
+    Returns:
+      [B, features].
+
+    Raises:
+      ValueError: options or shapes that do not go together. TypeError: x does not hold integers.
+
+    torch counterpart: `torch.nn.functional.embedding_bag`. Source: ATen/native/EmbeddingBag.cpp.
+    """
+    _check_indices("embedding_bag", x)
+    check_embedding_bag(embedding.shape[0], mode, scale_grad_by_freq, sparse, padding_idx)
+    _check_call(x, offsets, per_sample_weights, mode)
+    if max_norm is not None:
+        embedding = embedding_renorm(x, embedding, max_norm, norm_type)
+    if x.ndim == 2:
+        bags, B = jnp.repeat(jnp.arange(x.shape[0]), x.shape[1], total_repeat_length=x.size), x.shape[0]
+    else:
+        bags, B = _bags(x, offsets, include_last_offset)
+    indices = x.reshape(-1)
+    rows = _take_rows(indices, embedding)
+    if scale_grad_by_freq:
+        rows = _scaled_by_frequency(rows, indices, embedding.shape[0])
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1).astype(rows.dtype)
+    counted = jnp.ones(x.size, bool)
+    if padding_idx is not None:
+        counted = indices != padding_idx % embedding.shape[0]
+    if mode == "max":
+        return _largest(rows, counted, bags, B)
+    total = jax.ops.segment_sum(jnp.where(counted[:, None], rows, 0), bags, B, indices_are_sorted=True)
+    if mode == "sum":
+        return total
+    sizes = jax.ops.segment_sum(counted.astype(rows.dtype), bags, B, indices_are_sorted=True)
+    return total / jnp.maximum(sizes, 1)[:, None]
+
+
+def _check_call(
+    x: jax.Array, offsets: jax.Array | None, per_sample_weights: jax.Array | None, mode: str
+) -> None:
+    if x.ndim not in (1, 2):
+        raise ValueError(f"input has to be 1D or 2D, but has shape {x.shape}")
+    if x.ndim == 2 and offsets is not None:
+        raise ValueError(
+            "if input is 2D, then offsets has to be None, as input is treated as a mini-batch of "
+            "sequences of fixed length"
+        )
+    if x.ndim == 1 and (offsets is None or offsets.ndim != 1):
+        raise ValueError(f"offsets has to be 1D but got {None if offsets is None else offsets.shape}")
+    if offsets is not None and not isinstance(offsets, jax.core.Tracer) and offsets.size:
+        # Under jit there are no values to look at.
+        if offsets[0] != 0:
+            raise ValueError(f"offsets[0] has to be 0, but got {offsets[0]}")
+        if offsets[-1] > x.size:
+            raise ValueError(
+                f"offsets[-1] can not be greater than input's length {x.size} but got {offsets[-1]}"
+            )
+    if per_sample_weights is None:
+        return
+    if mode != "sum":
+        raise ValueError(f"per_sample_weights is only supported for mode='sum' (got mode='{mode}')")
+    if per_sample_weights.shape != x.shape:
+        raise ValueError(
+            f"If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same "
+            f"shape as the input ({x.shape})"
+        )
+
+
+def _bags(x: jax.Array, offsets: jax.Array | None, include_last_offset: bool) -> tuple[jax.Array, int]:
+    """The bag of each index, and how many bags there are."""
+    assert offsets is not None
+    bags = jnp.searchsorted(offsets, jnp.arange(x.size), side="right") - 1
+    return bags, offsets.size - include_last_offset
+
+
+def _largest(rows: jax.Array, counted: jax.Array, bags: jax.Array, B: int) -> jax.Array:
+    """The maximum of each bag; of equal elements the first gets the gradient."""
+    n = len(rows)
+    if n == 0:
+        return jnp.zeros((B, rows.shape[1]), rows.dtype)
+    largest = jax.ops.segment_max(rows, jnp.where(counted, bags, B), B)
+    place = jnp.where((rows == largest[bags]) & counted[:, None], jnp.arange(n)[:, None], n)
+    first = jax.ops.segment_min(jax.lax.stop_gradient(place), bags, B, indices_are_sorted=True)
+    found = jnp.take_along_axis(rows, jnp.minimum(first, n - 1), 0)
+    return jnp.where(first < n, found, 0)
+
+
+def _check_indices(function: str, x: jax.Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{function}: Expected 'indices' to be integers; but got {x.dtype} instead.")
-
-
-def check_options(function: str, num_embeddings: int, padding_idx: int | None, sparse: bool) -> None:
-    if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-        raise ValueError(
-            f"{function}: padding_idx must be within num_embeddings, but is {padding_idx} for "
-            f"{num_embeddings} rows."
-        )
-    if sparse:
-        raise ValueError(f"{function}: JAX has no sparse gradients; leave sparse=True out.")

@@ -1,4 +1,4 @@
-"""unfold and fold: the windows of a picture as rows, and the sum of such rows as a picture."""
+"""unfold and fold: the windows of an image as rows, and the sum of such rows as an image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from ._window import Ints, Window, elements, per_axis, spatial, windows
+from .._window import Ints, Window, per_axis, spatial_rank, window_elements, windows
 
 
 def unfold(
@@ -22,14 +22,14 @@ def unfold(
       kernel_size, dilation, padding, stride: a number, or one for each spatial axis. Padding is 0.
 
     Returns:
-      [..., L, C K]: L windows, K elements of each, the channel being the slower index, as in torch.
+      [..., L, C K]: L windows of K elements each; the channel is the slower index, as in torch.
 
     Raises:
       ValueError: a number below 1 (0 for padding); an axis shorter than its window.
 
     torch counterpart: `torch.nn.functional.unfold`, which gives [N, C K, L].
     """
-    rank = spatial("unfold", x, kernel_size, dilation, padding, stride)
+    rank = spatial_rank("unfold", x, kernel_size, dilation, padding, stride)
     over = windows("unfold", rank, kernel_size, stride, padding, dilation)
     _check_blocks("unfold", x.shape[-1 - rank : -1], over)
     return _unfold(x, over)
@@ -43,10 +43,10 @@ def fold(
     padding: Ints = 0,
     stride: Ints = 1,
 ) -> jax.Array:
-    """The sum of all rows, each at its window: the transpose of `unfold`.
+    """Adds each row to the image at its window: the transpose of `unfold`.
 
     Args:
-      x: [..., L, C K], as `unfold` gives it.
+      x: [..., L, C K], as `unfold` returns it.
       output_size: the spatial sizes of the result; a plain number stands for two equal ones.
       kernel_size, dilation, padding, stride: as given to `unfold`.
 
@@ -54,7 +54,7 @@ def fold(
       [..., *output_size, C].
 
     Raises:
-      ValueError: rows that are not the windows of such a picture.
+      ValueError: rows that are not the windows of such an image.
 
     torch counterpart: `torch.nn.functional.fold`.
     """
@@ -84,7 +84,7 @@ def fold(
 def _unfold(x: jax.Array, over: tuple[Window, ...]) -> jax.Array:
     parts = [x]
     for axis, window in enumerate(over, x.ndim - 1 - len(over)):
-        parts = [element for part in parts for element in elements(part, axis, window, 0)]
+        parts = [element for part in parts for element in window_elements(part, axis, window, 0)]
     y = jnp.stack(parts, -1)
     return y.reshape(*x.shape[: -1 - len(over)], -1, x.shape[-1] * len(parts))
 

@@ -1,7 +1,7 @@
-"""grid_sample and affine_grid: a picture read at any positions.
+"""grid_sample and affine_grid: an image read at arbitrary positions.
 
-A position is a row (x, y) or (x, y, z), x being the last spatial axis; -1 and 1 are the first and the
-last pixel, by their centres with align_corners, by their outer edges without.
+A position is a row (x, y) or (x, y, z), x being the last spatial axis; -1 and 1 are the centres of the
+first and the last pixel with align_corners, their outer edges without.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 MODES = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
 CUBIC = -0.75
+"""The cubic kernel's parameter, as in `interpolate`."""
 
 
 def grid_sample(
@@ -31,13 +32,13 @@ def grid_sample(
       x: [N, *S, C] with two or three spatial axes.
       grid: [N, *T, 2] or [N, *T, 3], the last axis of x first.
       mode: "bilinear" (trilinear for three axes), "nearest", or "bicubic" (two axes only).
-      padding_mode: what is outside of x: "zeros", the nearest pixel of the "border", or x mirrored
+      padding_mode: what lies outside of x: "zeros", the nearest pixel of the "border", or x mirrored
         ("reflection").
       align_corners: see above; None is False.
 
     Returns:
-      [N, *T, C]. Gradients go to x and, but for "nearest", to `grid`; at the border and beyond, where
-      the position is clipped, the gradient of `grid` is 0, as in torch.
+      [N, *T, C]. Gradients go to x and, except for "nearest", to `grid`; where a position is clipped, at the
+      border and beyond, the gradient of `grid` is 0, as in torch.
 
     Raises:
       ValueError: an unknown mode; shapes that do not fit.
@@ -131,7 +132,7 @@ def _grid_sample(
 
 
 Taps = tuple[jax.Array, jax.Array]
-"""For one axis of x: numbers of elements, [N, *T, t], and their weights."""
+"""For one axis of x: indices of elements, [N, *T, t], and their weights."""
 
 
 def _linear(at: jax.Array) -> Taps:
@@ -167,7 +168,7 @@ def _inside(at: jax.Array, n: int, padding_mode: str, align_corners: bool) -> ja
         return at
     if padding_mode == "reflection":
         at = _reflected(at, 0, n - 1) if align_corners else _reflected(at, -0.5, n - 0.5)
-    # The border itself is clipped too: its gradient is 0.
+    # As in torch the border itself counts as clipped: jnp.clip alone would pass half of its gradient.
     return jnp.where((at > 0) & (at < n - 1), at, jax.lax.stop_gradient(jnp.clip(at, 0, n - 1)))
 
 

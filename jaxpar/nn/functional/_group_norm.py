@@ -1,4 +1,4 @@
-"""group_norm and instance_norm: over the space of each row, and over a group of its channels."""
+"""group_norm and instance_norm: statistics over the space of each row, of a group of channels or of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 
 import jax
 
-from ._moments import moments, moved, standardize, widened
+from .._checks import check_groups
+from ._moments import moments, standardize, update_running, widened
 
 
 def group_norm(
@@ -30,7 +31,7 @@ def group_norm(
 
     Raises:
       ValueError: a single value per group, or a number of groups that does not divide C.
-      RuntimeError: fewer than two axes, or parameters of another length. TypeError: integers.
+      RuntimeError: fewer than two axes, or parameters whose length is not C. TypeError: integers.
 
     torch counterpart: `torch.nn.functional.group_norm`. Source: ATen/native/group_norm.cpp.
     """
@@ -53,11 +54,6 @@ def group_norm(
     return standardize(wide, mean, var, scale, bias, eps).reshape(x.shape).astype(x.dtype)
 
 
-def check_groups(num_groups: int, C: int) -> None:
-    if num_groups < 1 or C % num_groups:
-        raise ValueError(f"num_channels ({C}) must be divisible by num_groups ({num_groups})")
-
-
 def instance_norm(
     x: jax.Array,
     running_mean: jax.Array | None = None,
@@ -76,19 +72,19 @@ def instance_norm(
       running_var: [C], or None.
       scale: [C], or None for 1.
       bias: [C], or None for 0.
-      use_input_stats: whether by its own statistics; otherwise by the running ones.
-      momentum: how much of a running value this batch replaces.
+      use_input_stats: normalise by x's own statistics; otherwise by the running ones.
+      momentum: the fraction of a running value that this batch replaces.
       eps: added to the variance under the root.
 
     Returns:
-      y of x's shape and type, and the running mean and variance, changed if `use_input_stats`: what
-      the batch adds to them is the mean over its rows of their means and unbiased variances.
+      y of x's shape and type, and the running mean and variance, updated if `use_input_stats`: with the
+      mean over all rows of their means and unbiased variances.
 
     Raises:
-      ValueError: fewer than three axes, parameters of another length than the last, space of a single
-        element, no running values where they are asked for. TypeError: integers.
+      ValueError: fewer than three axes, parameters whose length is not C, a space of one element, no
+        running values where they are needed. TypeError: integers.
 
-    torch counterpart: `torch.nn.functional.instance_norm`, which changes the running values in place.
+    torch counterpart: `torch.nn.functional.instance_norm`, which updates the running values in place.
     Source: ATen/native/Normalization.cpp.
     """
     if x.ndim < 3:
@@ -117,6 +113,6 @@ def instance_norm(
     mean, var = moments(wide, space)
     if running_mean is not None and running_var is not None and x.size:
         rows = tuple(range(x.ndim - 1))
-        running_mean = moved(running_mean, mean.mean(rows), momentum)
-        running_var = moved(running_var, var.mean(rows) * (n / (n - 1)), momentum)
+        running_mean = update_running(running_mean, mean.mean(rows), momentum)
+        running_var = update_running(running_var, var.mean(rows) * (n / (n - 1)), momentum)
     return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype), running_mean, running_var

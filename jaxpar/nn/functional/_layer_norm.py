@@ -1,9 +1,8 @@
-"""layer_norm and rms_norm: over the last axes of each row."""
+"""layer_norm and rms_norm: statistics over the last axes of each row."""
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._typing import Shape
+from .._checks import checked_shape
 from ._moments import moments, standardize, widened
 
 
@@ -34,11 +34,11 @@ def layer_norm(
       x's shape and type.
 
     Raises:
-      RuntimeError: no axis is named, or x does not end in `normalized_shape`. TypeError: integers.
+      RuntimeError: an empty `normalized_shape`, or x does not end in it. TypeError: integers.
 
     torch counterpart: `torch.nn.functional.layer_norm`. Source: ATen/native/layer_norm.cpp.
     """
-    axes = _last_axes(x, shape_of(normalized_shape), scale, bias)
+    axes = _last_axes(x, checked_shape(normalized_shape), scale, bias)
     y = _standardized(widened("layer_norm", x), axes, eps)
     y = y if scale is None else y * scale
     return (y if bias is None else y + bias).astype(x.dtype)
@@ -52,7 +52,7 @@ def _standardized(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
 
 @_standardized.defjvp
 def _standardized_jvp(axes: tuple[int, ...], eps: float, primals: Any, tangents: Any) -> Any:
-    # The derivative in terms of the result: its transpose takes both sums in one pass over the data.
+    # Written in terms of the result, so that its transpose takes both sums in one pass over the data.
     (x,), (dx,) = primals, tangents
     mean, var = moments(x, axes)
     factor = jax.lax.rsqrt(var + eps)
@@ -73,34 +73,22 @@ def rms_norm(
       x: [..., *normalized_shape].
       normalized_shape: the lengths of the last axes, or of the last one.
       scale: [*normalized_shape], or None for 1.
-      eps: None for the distance from 1 to the next number in the type that this is computed in:
-        float64's for float64, float32's for all others.
+      eps: if None, the machine epsilon of the type of the computation, float64 for float64 and float32
+        for all others.
 
     Returns:
       x's shape and type.
 
     Raises:
-      RuntimeError: no axis is named, or x does not end in `normalized_shape`. TypeError: integers.
+      RuntimeError: an empty `normalized_shape`, or x does not end in it. TypeError: integers.
 
     torch counterpart: `torch.nn.functional.rms_norm`. Source: ATen/native/layer_norm.cpp.
     """
-    axes = _last_axes(x, shape_of(normalized_shape), scale)
+    axes = _last_axes(x, checked_shape(normalized_shape), scale)
     wide = widened("rms_norm", x)
     eps = float(jnp.finfo(wide.dtype).eps) if eps is None else eps
     y = wide * jax.lax.rsqrt(jnp.square(wide).mean(axes, keepdims=True) + eps)
     return (y if scale is None else y * scale).astype(x.dtype)
-
-
-def shape_of(normalized_shape: int | Sequence[int]) -> Shape:
-    """The lengths as a tuple, at least one."""
-    given = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-    shape = tuple(map(operator.index, given))
-    if not shape:
-        raise RuntimeError(
-            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
-            "but got normalized_shape = []"
-        )
-    return shape
 
 
 def _last_axes(x: jax.Array, shape: Shape, *parameters: jax.Array | None) -> tuple[int, ...]:

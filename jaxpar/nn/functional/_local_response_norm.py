@@ -1,9 +1,11 @@
-"""local_response_norm: each channel divided by what its neighbours amount to."""
+"""local_response_norm: each channel divided by a power of its neighbours' mean square."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+
+from .._checks import check_size
 
 
 def local_response_norm(
@@ -13,8 +15,8 @@ def local_response_norm(
 
     Args:
       x: [N, ..., C], at least three axes.
-      size: of the neighbourhood: size // 2 channels before, the channel, and (size - 1) // 2 after it.
-        Channels beyond the ends are 0 and count.
+      size: of the neighbourhood: size // 2 channels before this one, itself, and (size - 1) // 2 after it.
+        Channels beyond the ends count as zeros.
       alpha, beta, k: as in the formula.
 
     Returns:
@@ -24,7 +26,7 @@ def local_response_norm(
       RuntimeError: size < 1. ValueError: fewer than three axes.
 
     torch counterpart: `torch.nn.functional.local_response_norm`. Source: torch/nn/functional.py. The
-    paper (Krizhevsky et al. 2012, 3.3) has the sum in place of the mean.
+    paper (Krizhevsky et al. 2012, 3.3) takes the sum, not the mean.
     """
     check_size(size)
     if x.ndim < 3:
@@ -34,8 +36,3 @@ def local_response_norm(
     squares = jnp.pad(jnp.square(x), borders)
     total = sum(squares[..., i : i + C] for i in range(size))
     return x / (total / size * alpha + k) ** beta
-
-
-def check_size(size: int) -> None:
-    if size < 1:
-        raise RuntimeError(f"local_response_norm: size should be greater than zero, but got {size}")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from ._reduction import at_least, check_reduction, reduced
+from ._reduction import check_reduction, clamp_min, reduce
 
 
 def margin_ranking_loss(
-    input1: jax.Array, input2: jax.Array, target: Any, margin: float = 0.0, *, reduction: str = "mean"
+    input1: jax.Array, input2: jax.Array, target: ArrayLike, margin: float = 0.0, *, reduction: str = "mean"
 ) -> jax.Array:
     """max(0, -target (input1 - input2) + margin).
 
     Args:
-      input1, input2: any shapes of as many axes that broadcast. target: 1 or -1, of as many axes.
+      input1, input2: shapes that broadcast, of equally many axes. target: 1 or -1, of as many axes.
       reduction: "none", "mean" or "sum".
 
     Raises:
@@ -31,27 +30,27 @@ def margin_ranking_loss(
             "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
             f"input1: {input1.shape}, input2: {input2.shape}, target: {target.shape} "
         )
-    return reduced(at_least(-target * (input1 - input2) + margin, 0), reduction)
+    return reduce(clamp_min(-target * (input1 - input2) + margin, 0), reduction)
 
 
 def hinge_embedding_loss(
-    input: jax.Array, target: Any, margin: float = 1.0, *, reduction: str = "mean"
+    input: jax.Array, target: ArrayLike, margin: float = 1.0, *, reduction: str = "mean"
 ) -> jax.Array:
     """input for target 1, max(0, margin - input) for target -1.
 
     Args:
       input, target: shapes that broadcast. reduction: "none", "mean" or "sum".
 
-    torch counterpart: `torch.nn.functional.hinge_embedding_loss`; as there, a target that is neither
-    gets both. Source: aten/src/ATen/native/Loss.cpp.
+    torch counterpart: `torch.nn.functional.hinge_embedding_loss`; as there, for a target that is neither
+    both terms count. Source: aten/src/ATen/native/Loss.cpp.
     """
     target = jnp.asarray(target)
     zero = jnp.zeros_like(input)
-    far = jnp.where(target != 1, at_least(margin - input, 0), zero)
-    return reduced(far + jnp.where(target != -1, input, zero), reduction)
+    far = jnp.where(target != 1, clamp_min(margin - input, 0), zero)
+    return reduce(far + jnp.where(target != -1, input, zero), reduction)
 
 
-def soft_margin_loss(input: jax.Array, target: Any, *, reduction: str = "mean") -> jax.Array:
+def soft_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: str = "mean") -> jax.Array:
     """log(1 + exp(-target input)).
 
     Args:
@@ -60,11 +59,11 @@ def soft_margin_loss(input: jax.Array, target: Any, *, reduction: str = "mean") 
     torch counterpart: `torch.nn.functional.soft_margin_loss`; it is infinite where exp overflows, as
     there. Source: aten/src/ATen/native/Loss.cpp.
     """
-    return reduced(jnp.log1p(jnp.exp(-jnp.asarray(target) * input)), reduction)
+    return reduce(jnp.log1p(jnp.exp(-jnp.asarray(target) * input)), reduction)
 
 
 def multilabel_soft_margin_loss(
-    input: jax.Array, target: Any, weight: Any = None, *, reduction: str = "mean"
+    input: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, *, reduction: str = "mean"
 ) -> jax.Array:
     """The mean over the classes of `binary_cross_entropy_with_logits`.
 
@@ -77,15 +76,15 @@ def multilabel_soft_margin_loss(
     target = jnp.asarray(target)
     loss = -(target * jax.nn.log_sigmoid(input) + (1 - target) * jax.nn.log_sigmoid(-input))
     loss = loss if weight is None else loss * jnp.asarray(weight)
-    return reduced(loss.sum(-1) / input.shape[-1], reduction)
+    return reduce(loss.sum(-1) / input.shape[-1], reduction)
 
 
 def multi_margin_loss(
     input: jax.Array,
-    target: Any,
+    target: ArrayLike,
     p: int = 1,
     margin: float = 1.0,
-    weight: Any = None,
+    weight: ArrayLike | None = None,
     *,
     reduction: str = "mean",
 ) -> jax.Array:
@@ -119,15 +118,15 @@ def multi_margin_loss(
     loss = jnp.where(jnp.arange(C) == classes, 0, short if p == 1 else jnp.square(short))
     if weight is not None:
         loss = loss * jnp.asarray(weight)[classes]
-    return reduced(jnp.where(known, loss.sum(-1) / C, jnp.nan), reduction)
+    return reduce(jnp.where(known, loss.sum(-1) / C, jnp.nan), reduction)
 
 
-def multilabel_margin_loss(input: jax.Array, target: Any, *, reduction: str = "mean") -> jax.Array:
+def multilabel_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: str = "mean") -> jax.Array:
     """The sum over labels j and other classes i of max(0, 1 - input[j] + input[i]), divided by C.
 
     Args:
-      input: [B, C] or [C]. target: the labels, integers of input's shape; those behind the first -1 are
-        not read.
+      input: [B, C] or [C]. target: the labels, integers of input's shape; those after the first -1 are
+        ignored.
       reduction: "none", "mean" or "sum".
 
     Raises:
@@ -149,4 +148,4 @@ def multilabel_margin_loss(input: jax.Array, target: Any, *, reduction: str = "m
     of_labels = jnp.take_along_axis(input, labels, axis=-1)
     short = jax.nn.relu(1 - of_labels[..., :, None] + input[..., None, :])
     loss = jnp.where(read[..., :, None] & ~is_label[..., None, :], short, 0)
-    return reduced(loss.sum((-2, -1)) / C, reduction)
+    return reduce(loss.sum((-2, -1)) / C, reduction)

@@ -1,21 +1,22 @@
-"""max_pool: the largest element of each window, and where it was.
+"""max_pool: the largest element of each window, and its position. max_unpool: the way back.
 
-The windows are searched one spatial axis after the other, the last axis first, in steps that take the
-larger of two. So the first of several equal elements is taken, as in torch, in the value, in the index
-and in the gradient, which goes the same steps back. XLA's own pool is as exact, but it has no gradient
-with dilation, no indices, and a scatter for a gradient.
+The windows are searched one spatial axis after the other, the last axis first, in steps that each keep the
+larger of two candidates. So ties go to the first element, as in torch, in the value, in the index and in
+the gradient, which follows the same steps back. XLA's own pool is as exact, but it has no gradient with
+dilation, no indices, and a scatter for a gradient.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._window import Ints, Window, check_counts, pool_windows, spatial
+from .._window import Ints, Window, check_counts, pool_windows
 
 
 def max_pool(
@@ -31,10 +32,9 @@ def max_pool(
 
     Args:
       x: [..., *S, C]. With plain numbers as options it is [N, *S, C].
-      kernel_size, stride, padding, dilation: a number, or one for each spatial axis; `stride` is
-        `kernel_size` if left out. Padding never is the largest.
-      ceil_mode: whether a last window may reach over the end.
-      return_indices: return the positions as well: integers that number the elements of the spatial
+      kernel_size, stride, padding, dilation, ceil_mode: as for `jaxpar.nn.MaxPool`. Padding is never the
+        largest.
+      return_indices: return the positions as well: integers that number the elements of all spatial
         axes in one row, as torch does.
 
     Returns:
@@ -43,11 +43,10 @@ def max_pool(
     Raises:
       ValueError: padding above half of the kernel size; an axis shorter than its window.
 
-    torch counterpart: `torch.nn.functional.max_pool1d/2d/3d`; the first of equal elements has the
+    torch counterpart: `torch.nn.functional.max_pool1d/2d/3d`; of equal elements the first gets the
     gradient, NaN wins. Source: ATen/native/cpu/MaxPoolKernel.cpp.
     """
-    rank = spatial("max_pool", x, kernel_size, stride, padding, dilation)
-    over = pool_windows("max_pool", rank, kernel_size, stride, padding, dilation, ceil_mode)
+    over = pool_windows("max_pool", x, kernel_size, stride, padding, dilation, ceil_mode)
     check_counts("max_pool", x, over)
     y, indices = _max_pool(x, over, return_indices)
     return (y, indices) if return_indices else y
@@ -59,42 +58,40 @@ def _max_pool(
 ) -> tuple[jax.Array, jax.Array | None]:
     arrays = [x, positions(x, len(over))] if return_indices else [x]
     for axis, window in reversed(list(enumerate(over, x.ndim - 1 - len(over)))):
-        arrays = _along(arrays, axis, window)
+        arrays = _pool_axis(arrays, axis, window)
     return arrays[0], arrays[1] if return_indices else None
 
 
 def positions(x: jax.Array, rank: int) -> jax.Array:
-    """For every element of x [..., *S, C] its number among the elements of S."""
+    """For each element of x [..., *S, C] its number among the elements of S."""
     sizes = x.shape[-1 - rank : -1]
     numbers = jnp.arange(np.prod(sizes), dtype=int).reshape(*sizes, 1)
     return jnp.broadcast_to(numbers, x.shape)
 
 
-def _along(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[jax.Array]:
+def _pool_axis(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[jax.Array]:
     n = arrays[0].shape[axis]
-    edges = [(0, 0, 0)] * arrays[0].ndim
-    edges[axis] = (window.padding, window.end(n), 0)
-    padded = [jax.lax.pad(a, lowest(a.dtype), edges) for a in arrays]
+    padded = [jax.lax.pad(a, _lowest(a.dtype), window.edges(a, axis)) for a in arrays]
     half = 1 << (window.size.bit_length() - 1)
     last = (window.count(n) - 1) * window.stride
+    halves = running_max(padded, axis, half, window.dilation, window.padding)
 
     def at(start: int) -> list[jax.Array]:
         return [jax.lax.slice_in_dim(a, start, start + last + 1, window.stride, axis) for a in halves]
 
-    halves = doubled(padded, axis, half, window.dilation, window.padding)
     if half == window.size:
         return at(0)
     empty = np.arange(window.count(n)) * window.stride + (half - 1) * window.dilation < window.padding
     return larger(at(0), at((window.size - half) * window.dilation), axis, empty)
 
 
-def doubled(
+def running_max(
     arrays: Sequence[jax.Array], axis: int, size: int, dilation: int = 1, padding: int = 0
 ) -> Sequence[jax.Array]:
-    """At every place the first largest of the `size` elements from there on, size being a power of 2.
+    """At every place the first maximum of the `size` elements that start there, size being a power of 2.
 
-    Two windows of j elements, the second right behind the first, are one of 2 j. Any window then is
-    two of these, which may overlap.
+    Two windows of j elements, the second right after the first, make one of 2 j. A window of any size is
+    then covered by two of these, which may overlap: a maximum may see an element twice.
     """
     width = 1
     while width < size:
@@ -109,10 +106,10 @@ def doubled(
 def larger(
     first: Sequence[jax.Array], second: Sequence[jax.Array], axis: int, empty: np.ndarray | None = None
 ) -> list[jax.Array]:
-    """The second where its first array is larger, or NaN; else the first.
+    """The second where its leading array is larger, or NaN; else the first. The others follow it.
 
-    empty: where the first is all padding. It may be no smaller than the second, if that is -inf, but
-    padding is never found.
+    empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an
+    element that is -inf itself, since its position would lie outside of x.
     """
     found = (second[0] > first[0]) | (second[0] != second[0])
     if empty is not None and empty.any():
@@ -120,8 +117,81 @@ def larger(
     return [jnp.where(found, new, old) for new, old in zip(second, first, strict=True)]
 
 
-def lowest(dtype: jnp.dtype) -> np.ndarray:
-    """What no element is below."""
+def _lowest(dtype: jnp.dtype) -> np.ndarray:
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.array(-np.inf, dtype)
     return np.array(jnp.iinfo(dtype).min, dtype)
+
+
+def max_unpool(
+    x: jax.Array,
+    indices: jax.Array,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    output_size: Sequence[int] | None = None,
+) -> jax.Array:
+    """Puts x where `indices` says, and 0 everywhere else.
+
+    Args:
+      x: [..., *T, C]. With plain numbers as options it is [N, *T, C].
+      indices: from `max_pool(..., return_indices=True)`, of x's shape. Where two windows found the
+        same element, each of them gets the gradient, as in torch. An index outside of the output is
+        dropped; torch raises.
+      kernel_size, stride, padding: those of the pool.
+      output_size: the spatial sizes of the result, if not (t - 1) stride - 2 padding + kernel_size.
+
+    Returns:
+      [..., *S, C].
+
+    Raises:
+      ValueError: shapes that differ; an output size a stride or more away from the default one.
+
+    torch counterpart: `torch.nn.functional.max_unpool1d/2d/3d`. Source: torch/nn/functional.py,
+    _unpool_output_size; ATen/native/cpu/MaxUnpoolKernel.cpp.
+    """
+    over = pool_windows("max_unpool", x, kernel_size, stride, padding, output_size=output_size)
+    if indices.shape != x.shape:
+        raise ValueError(
+            "max_unpool: Expected shape of indices to be same as that of the input tensor "
+            f"({x.shape}) but got indices tensor with shape: {indices.shape}."
+        )
+    return _max_unpool(x, indices, _unpooled_sizes(x.shape[-1 - len(over) : -1], over, output_size))
+
+
+def _unpooled_sizes(
+    sizes: Sequence[int], over: Sequence[Window], output_size: Sequence[int] | None
+) -> tuple[int, ...]:
+    default = [(t - 1) * w.stride - 2 * w.padding + w.size for t, w in zip(sizes, over, strict=True)]
+    if output_size is None:
+        return tuple(default)
+    for d, (asked, size, w) in enumerate(zip(output_size, default, over, strict=True)):
+        if not size - w.stride < asked < size + w.stride:
+            raise ValueError(
+                f'max_unpool: invalid output_size "{tuple(output_size)}" (dim {d} must be between '
+                f"{size - w.stride} and {size + w.stride})."
+            )
+    return tuple(output_size)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(jax.jit, static_argnums=(2,), inline=True)
+def _max_unpool(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+    batch, C = x.shape[: -1 - len(sizes)], x.shape[-1]
+    values, places = (a.reshape(math.prod(batch), -1, C) for a in (x, indices))
+    empty = jnp.zeros((math.prod(batch), math.prod(sizes), C), x.dtype)
+    row, _, channel = jnp.indices(places.shape, sparse=True)
+    return empty.at[row, places, channel].set(values, mode="drop").reshape(*batch, *sizes, C)
+
+
+def _unpool_forward(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    return _max_unpool(x, indices, sizes), indices
+
+
+def _unpool_backward(sizes: tuple[int, ...], indices: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
+    batch, C = indices.shape[: -1 - len(sizes)], indices.shape[-1]
+    dy, places = (a.reshape(math.prod(batch), -1, C) for a in (dy, indices))
+    return jnp.take_along_axis(dy, places, 1, mode="fill", fill_value=0).reshape(indices.shape), None
+
+
+_max_unpool.defvjp(_unpool_forward, _unpool_backward)

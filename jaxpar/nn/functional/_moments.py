@@ -1,6 +1,6 @@
 """What all normalisations share: mean and variance in two passes, in float32 at least, and their use.
 
-torch computes statistics of half-precision values in float32 and rounds once, at the end. The
+torch computes the statistics of half-precision values in float32 and rounds once, at the end. The
 variance is the mean of the squared distances from the mean; Flax's default, E[x^2] - E[x]^2, loses
 all digits when the mean is a thousand times the deviation.
 """
@@ -13,58 +13,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Axis = str | tuple[str, ...] | None
-"""Names of the mesh axes that a batch is spread over; None: it is here as a whole."""
+from ..._typing import AxisName
 
 
 def widened(function: str, x: jax.Array) -> jax.Array:
-    """x in the type that its statistics are computed in."""
+    """x in the type in which its statistics are computed."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{function}: not implemented for {x.dtype}; pass floating-point numbers.")
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def count_of(x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: Axis) -> int | jax.Array:
-    """How many values one mean is of; a number only where nothing is masked or spread.
+def global_count(
+    x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: AxisName
+) -> int | jax.Array:
+    """How many values each mean is of, on all replicas; a Python int if nothing is masked or spread.
 
-    Replicas may have different numbers of rows, so theirs are added up and not multiplied.
+    Counts are summed over the replicas, not multiplied by their number: rows may differ between them.
     """
     if mask is None:
         here = math.prod(x.shape[i] for i in axes)
-        return here if axis_name is None else _everywhere(jax.lax.full((), here, x.dtype), axis_name)
+        return here if axis_name is None else _psum(jax.lax.full((), here, x.dtype), axis_name)
     each = math.prod(x.shape[i] for i in axes if mask.shape[i] == 1)
-    return _everywhere(mask.sum(dtype=x.dtype) * each, axis_name)
+    return _psum(mask.sum(dtype=x.dtype) * each, axis_name)
 
 
 def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance over `axes`, which stay with length 1."""
-    return spread_moments(x, None, float(math.prod(x.shape[i] for i in axes)), axes, None)
+    """Mean and biased variance over `axes`, which are kept with length 1."""
+    return global_moments(x, None, float(math.prod(x.shape[i] for i in axes)), axes, None)
 
 
-def _spread_moments(
-    x: jax.Array, mask: jax.Array | None, count: Any, axes: tuple[int, ...], axis_name: Axis
+def _global_moments(
+    x: jax.Array, mask: jax.Array | None, count: float | jax.Array, axes: tuple[int, ...], axis_name: AxisName
 ) -> tuple[jax.Array, jax.Array]:
-    """The same over the replicas as well, of what counts.
+    """`moments` over the replicas as well, of the values under a mask.
 
     Args:
-      x: what is False in `mask` must be 0.
+      x: must be 0 where `mask` is False.
       mask: booleans, broadcast against x; None for all True.
-      count: of values, on all replicas; see `count_of`.
+      count: of values, on all replicas; see `global_count`.
     """
     n = jnp.maximum(count, 1)
     mean = _sum(x, axes, axis_name) / n
     return mean, _sum(_masked(jnp.square(x - mean), mask), axes, axis_name) / n
 
 
-spread_moments = jax.custom_jvp(_spread_moments, nondiff_argnums=(3, 4))
+global_moments = jax.custom_jvp(_global_moments, nondiff_argnums=(3, 4))
 
 
-@spread_moments.defjvp
-def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents: Any) -> Any:
-    # By the chain rule the variance depends on the mean as well, with a factor that is a sum of
-    # distances from the mean: zero, and one more pass over the data for it.
+@global_moments.defjvp
+def _moments_jvp(axes: tuple[int, ...], axis_name: AxisName, primals: Any, tangents: Any) -> Any:
+    # By the chain rule the variance also depends on the mean, with a factor that is a sum of distances from
+    # the mean: zero, but JAX would make one more pass over the data for it.
     x, mask, count = primals
-    mean, var = _spread_moments(x, mask, count, axes, axis_name)
+    mean, var = _global_moments(x, mask, count, axes, axis_name)
     dx, n = _masked(tangents[0], mask), jnp.maximum(count, 1)
     return (mean, var), (_sum(dx, axes, axis_name) / n, _sum((x - mean) * dx, axes, axis_name) * (2 / n))
 
@@ -73,11 +74,11 @@ def _masked(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     return x if mask is None else jnp.where(mask, x, 0)
 
 
-def _sum(x: jax.Array, axes: tuple[int, ...], axis_name: Axis) -> jax.Array:
-    return _everywhere(x.sum(axes, keepdims=True), axis_name)
+def _sum(x: jax.Array, axes: tuple[int, ...], axis_name: AxisName) -> jax.Array:
+    return _psum(x.sum(axes, keepdims=True), axis_name)
 
 
-def _everywhere(x: jax.Array, axis_name: Axis) -> jax.Array:
+def _psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return x if axis_name is None else jax.lax.psum(x, axis_name)
 
 
@@ -89,13 +90,13 @@ def standardize(
     bias: jax.Array | None,
     eps: float,
 ) -> jax.Array:
-    """(x - mean) / sqrt(var + eps) * scale + bias; `scale` and `bias` may be missing."""
-    factor: Any = jax.lax.rsqrt(var.astype(jnp.promote_types(var.dtype, x.dtype)) + eps)
+    """(x - mean) / sqrt(var + eps) * scale + bias; None for a scale of 1 and a bias of 0."""
+    factor = jax.lax.rsqrt(var.astype(jnp.promote_types(var.dtype, x.dtype)) + eps)
     y = (x - mean) * (factor if scale is None else factor * scale)
     return y if bias is None else y + bias
 
 
-def moved(running: jax.Array, batch: jax.Array, momentum: float | jax.Array) -> jax.Array:
+def update_running(running: jax.Array, batch: jax.Array, momentum: float | jax.Array) -> jax.Array:
     """The running value after a batch, in the running value's type."""
     before = running.astype(jnp.promote_types(running.dtype, batch.dtype))
     return ((1 - momentum) * before + momentum * jax.lax.stop_gradient(batch)).astype(running.dtype)

@@ -25,11 +25,11 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
 
     Raises:
       ValueError: an odd number of numbers, or more pairs than axes; a reflection as long as the axis;
-        a circle that goes around twice. NotImplementedError: an unknown mode.
+        a circle that wraps around twice. NotImplementedError: an unknown mode.
 
     torch counterpart: `torch.nn.functional.pad`. Source: ATen/native/PadNd.cpp.
     """
-    check_mode(mode, value)
+    _check_mode(mode, value)
     if len(pad) % 2:
         raise ValueError(f"Padding length must be divisible by 2, but got {tuple(pad)}")
     if len(pad) // 2 > x.ndim - 1:
@@ -47,12 +47,12 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
         return jax.lax.pad(x, fill, [(before, after, 0) for before, after in pairs])
     longer = [(max(before, 0), max(after, 0)) for before, after in pairs]
     cut, zero = [(min(before, 0), min(after, 0), 0) for before, after in pairs], jnp.zeros((), x.dtype)
-    if mode == "circular":  # torch goes around what is left
+    if mode == "circular":  # torch cuts first and wraps around what is left
         return jnp.pad(jax.lax.pad(x, zero, cut), longer, MODES[mode])
     return jax.lax.pad(jnp.pad(x, longer, MODES[mode]), zero, cut)
 
 
-def check_mode(mode: str, value: float | None = None) -> None:
+def _check_mode(mode: str, value: float | None = None) -> None:
     if mode not in MODES:
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
     if mode != "constant" and value is not None:

@@ -1,18 +1,20 @@
-"""pixel_shuffle, pixel_unshuffle and channel_shuffle: channels and positions change places.
+"""pixel_shuffle, pixel_unshuffle and channel_shuffle: moving values between channels and positions.
 
-The channels are numbered as in torch, so a network's next layer needs no other weights.
+Channels are numbered as in torch, so the next layer can keep torch's weights.
 """
 
 from __future__ import annotations
 
 import jax
 
+from .._checks import check_factor, check_shuffle_groups
+
 
 def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
     """[..., H, W, C r^2] to [..., H r, W r, C], r being `upscale_factor`.
 
     Raises:
-      ValueError: a factor below 1; channels that r^2 does not divide.
+      ValueError: a factor below 1; r^2 does not divide the channels.
 
     torch counterpart: `torch.nn.functional.pixel_shuffle`; channel c r^2 + i r + j goes to (i, j).
     """
@@ -31,10 +33,10 @@ def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
 
 
 def pixel_unshuffle(x: jax.Array, downscale_factor: int) -> jax.Array:
-    """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`: undoes `pixel_shuffle`.
+    """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`: the inverse of `pixel_shuffle`.
 
     Raises:
-      ValueError: a factor below 1; height or width that r does not divide.
+      ValueError: a factor below 1; r does not divide height and width.
 
     torch counterpart: `torch.nn.functional.pixel_unshuffle`.
     """
@@ -57,24 +59,14 @@ def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
     """[..., C]: the first channels of all groups, then the second ones, and so on.
 
     Raises:
-      ValueError: groups below 1, or that do not divide the channels.
+      ValueError: groups below 1, or not a divisor of the channels.
 
     torch counterpart: `torch.nn.functional.channel_shuffle`.
     """
-    check_groups(groups)
+    check_shuffle_groups(groups)
     *rest, C = x.shape
     if C % groups:
         raise ValueError(
             f"Number of channels must be divisible by groups. Got {C} channels and {groups} groups."
         )
     return x.reshape(*rest, groups, C // groups).swapaxes(-1, -2).reshape(x.shape)
-
-
-def check_factor(function: str, name: str, factor: int) -> None:
-    if factor <= 0:
-        raise ValueError(f"{function} expects a positive {name}, but got {factor}")
-
-
-def check_groups(groups: int) -> None:
-    if groups <= 0:
-        raise ValueError(f"Number of groups to divide channels in must be positive. Value of groups:{groups}")

@@ -1,8 +1,8 @@
 """Stacks of RNNs, LSTMs and GRUs over a sequence.
 
-torch keeps one flat list of weights for a stack; here they are a mapping by torch's own names
-(`weight_ih_l0`, `weight_hh_l0_reverse`, ...), so the numbers of layers and directions, the biases
-and the projection are what the names say. Matrices are [in, out].
+torch passes one flat list of weights for a stack; here they are a mapping by torch's own names
+(`weight_ih_l0`, `weight_hh_l0_reverse`, ...), which say how many layers and directions there are and whether
+there are biases and projections. Matrices are [in, out].
 
 The product with `weight_ih` does not depend on the state. It is taken for all steps at once, outside
 of the loop, and the loop over time is one `jax.lax.scan`.
@@ -22,16 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._cells import GRU, LSTM, RNN_RELU, RNN_TANH, Form, Gates, State, Weights
+from .._gates import GRU, LSTM, RNN_RELU, RNN_TANH, Gates, Lengths, Recurrence, State, Weights, weight_names
 from ._dropout import dropout as drop
 
 
 def lstm(
     input: jax.Array,
     hx: tuple[jax.Array, jax.Array] | None,
-    params: Mapping[str, Any],
+    params: Mapping[str, jax.Array],
     *,
-    lengths: Any = None,
+    lengths: Lengths = None,
     batch_first: bool = False,
     dropout: float = 0.0,
     training: bool = True,
@@ -41,7 +41,7 @@ def lstm(
 
     Args:
       input: [T, B, I], [B, T, I] with `batch_first`, or [T, I] without a batch.
-      hx: (h, c) to begin with, [L*D, B, P] and [L*D, B, H] (without B when there is no batch), whatever
+      hx: the initial (h, c), [L*D, B, P] and [L*D, B, H] (without B if there is no batch), whatever
         `batch_first` says; None for zeros.
       params: arrays by torch's names: weight_ih_l{k} [I, 4H] (further layers [D*P, 4H]),
         weight_hh_l{k} [P, 4H], bias_ih_l{k} and bias_hh_l{k} [4H], weight_hr_l{k} [H, P]; the
@@ -59,28 +59,18 @@ def lstm(
       of `jax.jit` only.
 
     torch counterpart: `torch.lstm`; `lengths`: pack_padded_sequence(enforce_sorted=False) before and
-    pad_packed_sequence(total_length=T) behind. Source: aten/src/ATen/native/RNN.cpp.
+    pad_packed_sequence(total_length=T) after it. Source: aten/src/ATen/native/RNN.cpp.
     """
-    output, (h, c) = stack(
-        LSTM,
-        input,
-        hx,
-        params,
-        lengths=lengths,
-        batch_first=batch_first,
-        dropout=dropout,
-        training=training,
-        key=key,
-    )
+    output, (h, c) = _run(LSTM, input, hx, params, lengths, batch_first, dropout, training, key)
     return output, (h, c)
 
 
 def gru(
     input: jax.Array,
     hx: jax.Array | None,
-    params: Mapping[str, Any],
+    params: Mapping[str, jax.Array],
     *,
-    lengths: Any = None,
+    lengths: Lengths = None,
     batch_first: bool = False,
     dropout: float = 0.0,
     training: bool = True,
@@ -90,26 +80,15 @@ def gru(
 
     torch counterpart: `torch.gru`.
     """
-    output, (h,) = stack(
-        GRU,
-        input,
-        None if hx is None else (hx,),
-        params,
-        lengths=lengths,
-        batch_first=batch_first,
-        dropout=dropout,
-        training=training,
-        key=key,
-    )
-    return output, h
+    return _run_one_state(GRU, input, hx, params, lengths, batch_first, dropout, training, key)
 
 
 def rnn_tanh(
     input: jax.Array,
     hx: jax.Array | None,
-    params: Mapping[str, Any],
+    params: Mapping[str, jax.Array],
     *,
-    lengths: Any = None,
+    lengths: Lengths = None,
     batch_first: bool = False,
     dropout: float = 0.0,
     training: bool = True,
@@ -119,26 +98,15 @@ def rnn_tanh(
 
     torch counterpart: `torch.rnn_tanh`.
     """
-    output, (h,) = stack(
-        RNN_TANH,
-        input,
-        None if hx is None else (hx,),
-        params,
-        lengths=lengths,
-        batch_first=batch_first,
-        dropout=dropout,
-        training=training,
-        key=key,
-    )
-    return output, h
+    return _run_one_state(RNN_TANH, input, hx, params, lengths, batch_first, dropout, training, key)
 
 
 def rnn_relu(
     input: jax.Array,
     hx: jax.Array | None,
-    params: Mapping[str, Any],
+    params: Mapping[str, jax.Array],
     *,
-    lengths: Any = None,
+    lengths: Lengths = None,
     batch_first: bool = False,
     dropout: float = 0.0,
     training: bool = True,
@@ -148,47 +116,31 @@ def rnn_relu(
 
     torch counterpart: `torch.rnn_relu`.
     """
-    output, (h,) = stack(
-        RNN_RELU,
-        input,
-        None if hx is None else (hx,),
-        params,
-        lengths=lengths,
-        batch_first=batch_first,
-        dropout=dropout,
-        training=training,
-        key=key,
-    )
+    return _run_one_state(RNN_RELU, input, hx, params, lengths, batch_first, dropout, training, key)
+
+
+def _run_one_state(
+    kind: Recurrence, input: jax.Array, hx: jax.Array | None, *options: Any
+) -> tuple[jax.Array, jax.Array]:
+    output, (h,) = _run(kind, input, None if hx is None else (hx,), *options)
     return output, h
 
 
-def weight_names(num_layers: int, bidirectional: bool, bias: bool, projected: bool) -> list[list[str]]:
-    """torch's names, one list for each layer and direction, in torch's order.
-
-    >>> weight_names(1, True, False, False)
-    [['weight_ih_l0', 'weight_hh_l0'], ['weight_ih_l0_reverse', 'weight_hh_l0_reverse']]
-    """
-    kinds = ["weight_ih", "weight_hh", *["bias_ih", "bias_hh"] * bias, *["weight_hr"] * projected]
-    ends = [f"_l{layer}{end}" for layer in range(num_layers) for end in ("", "_reverse")[: 1 + bidirectional]]
-    return [[kind + end for kind in kinds] for end in ends]
-
-
-def stack(
-    form: Form,
+def _run(
+    kind: Recurrence,
     input: jax.Array,
     hx: State | None,
-    params: Mapping[str, Any],
-    *,
-    lengths: Any = None,
-    batch_first: bool = False,
-    dropout: float = 0.0,
-    training: bool = True,
-    key: jax.Array | None = None,
+    params: Mapping[str, jax.Array],
+    lengths: Lengths,
+    batch_first: bool,
+    dropout: float,
+    training: bool,
+    key: jax.Array | None,
 ) -> tuple[jax.Array, State]:
-    """What `rnn_tanh`, `rnn_relu`, `lstm` and `gru` have in common; states are tuples."""
+    """The stack of any kind; states are tuples."""
     if input.ndim not in (2, 3):
-        raise ValueError(f"{form.name}: Expected input to be 2D or 3D, got {input.ndim}D instead")
-    sweeps, directions = _sorted(form, params)
+        raise ValueError(f"{kind.name}: Expected input to be 2D or 3D, got {input.ndim}D instead")
+    weights, directions = _by_direction(kind, params)
     dtype = jnp.result_type(input, *params.values(), *(hx or ()))
     batched = input.ndim == 3
     x = jnp.asarray(input, dtype)
@@ -196,85 +148,89 @@ def stack(
         x = x[:, None]
     elif batch_first:
         x = x.swapaxes(0, 1)
-    states = _initial(form, sweeps, hx, x, batched)
-    live = _live(form, lengths, x, batched)
+    states = _initial_states(kind, weights, hx, x, batched)
+    live = _live(kind, lengths, x, batched)
     if live is not None:
-        x = jnp.where(live, x, 0)  # padding may hold anything, even NaN
+        # Padding may hold anything, even NaN, and 0 * NaN would spoil the gradient of weight_ih.
+        x = jnp.where(live, x, 0)
     finals: list[State] = []
-    for first in range(0, len(sweeps), directions):
+    for first in range(0, len(weights), directions):
         if first and training and dropout:
             if key is None:
-                raise ValueError(f"{form.name}: dropout={dropout} in training needs key, a jax.random.key.")
-            key, now = jax.random.split(key)
+                raise ValueError(f"{kind.name}: dropout={dropout} in training needs key, a jax.random.key.")
+            key, now = jax.random.split(key)  # another mask in each gap between layers
             x = drop(x, dropout, key=now)
-        layer = [
-            _sweep(form, sweeps[i], x, states[i], live, reverse=i > first)
-            for i in range(first, first + directions)
-        ]
-        finals += [final for final, _ in layer]
-        x = jnp.concatenate([outputs for _, outputs in layer], axis=-1)
+        outputs = []
+        for i in range(first, first + directions):  # the second one, if any, runs backwards
+            gates = kind.input_gates(weights[i], x)
+            hh, hr = weights[i]["weight_hh"], weights[i].get("weight_hr")
+            final, output = _scan(kind, i > first, hh, hr, gates, states[i], live)
+            finals.append(final)
+            outputs.append(output)
+        x = jnp.concatenate(outputs, axis=-1)
     last = tuple(jnp.stack(parts) for parts in zip(*finals, strict=True))
     if not batched:
         return x[:, 0], tuple(part[:, 0] for part in last)
     return x.swapaxes(0, 1) if batch_first else x, last
 
 
-def _sorted(form: Form, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def _by_direction(kind: Recurrence, params: Mapping[str, jax.Array]) -> tuple[list[Weights], int]:
     """The weights of each layer and direction under their bare names, and the number of directions."""
     bidirectional = "weight_ih_l0_reverse" in params
     num_layers = sum(name.startswith("weight_ih_l") and not name.endswith("_reverse") for name in params)
     names = weight_names(num_layers, bidirectional, "bias_ih_l0" in params, "weight_hr_l0" in params)
+    # Without any weights there are no layers either, and the first two are reported missing.
     wanted = {name for group in names for name in group} or {"weight_ih_l0", "weight_hh_l0"}
     if wanted != set(params):
         raise ValueError(
-            f"{form.name}: the weights are not those of a stack of {num_layers} layers: missing "
+            f"{kind.name}: the weights are not those of a stack of {num_layers} layers: missing "
             f"{sorted(wanted - set(params))}, unknown {sorted(set(params) - wanted)}."
         )
-    if "weight_hr_l0" in params and form is not LSTM:
+    if "weight_hr_l0" in params and kind is not LSTM:
         raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
     dtype = jnp.result_type(*params.values())
-    return [
-        {name.split("_l")[0]: jnp.asarray(params[name], dtype) for name in group} for group in names
-    ], 1 + bidirectional
+    bare = [{name.split("_l")[0]: jnp.asarray(params[name], dtype) for name in group} for group in names]
+    return list(bare), 1 + bidirectional
 
 
-def _initial(
-    form: Form, sweeps: list[dict[str, Any]], hx: State | None, x: jax.Array, batched: bool
+def _initial_states(
+    kind: Recurrence, weights: list[Weights], hx: State | None, x: jax.Array, batched: bool
 ) -> list[State]:
-    """The state that each layer and direction begins with."""
+    """The state with which each layer and direction begins."""
     T, B, inputs = x.shape
-    weights = sweeps[0]
-    if inputs != weights["weight_ih"].shape[0]:
-        expected = weights["weight_ih"].shape[0]
+    first = weights[0]
+    if inputs != first["weight_ih"].shape[0]:
+        expected = first["weight_ih"].shape[0]
         raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {expected}, got {inputs}")
     if T == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-    H = weights["weight_ih"].shape[1] // form.blocks
-    widths = [weights["weight_hh"].shape[0], H][: 2 if form is LSTM else 1]
-    shapes = [(len(sweeps), B, width) if batched else (len(sweeps), width) for width in widths]
+    # h has the width of its projection, c that of the gates.
+    H = first["weight_ih"].shape[1] // kind.num_gates
+    widths = [first["weight_hh"].shape[0], H][: 2 if kind is LSTM else 1]
+    shapes = [(len(weights), B, width) if batched else (len(weights), width) for width in widths]
     if hx is None:
-        return [tuple(jnp.zeros((B, width), x.dtype) for width in widths)] * len(sweeps)
+        return [tuple(jnp.zeros((B, width), x.dtype) for width in widths)] * len(weights)
     if len(hx) != len(shapes):
-        raise RuntimeError(f"{form.name}: hx has {len(hx)} states, not {len(shapes)}")
+        raise RuntimeError(f"{kind.name}: hx has {len(hx)} states, not {len(shapes)}")
     for number, (state, shape) in enumerate(zip(hx, shapes, strict=True)):
         if state.shape != shape:
-            which = f"hidden[{number}]" if form is LSTM else "hidden"
+            which = f"hidden[{number}]" if kind is LSTM else "hidden"
             raise RuntimeError(f"Expected {which} size {shape}, got {list(state.shape)}")
-    full = [jnp.asarray(state, x.dtype).reshape(len(sweeps), B, -1) for state in hx]
-    return [tuple(state[i] for state in full) for i in range(len(sweeps))]
+    full = [jnp.asarray(state, x.dtype).reshape(len(weights), B, -1) for state in hx]
+    return [tuple(state[i] for state in full) for i in range(len(weights))]
 
 
-def _live(form: Form, lengths: Any, x: jax.Array, batched: bool) -> jax.Array | None:
-    """[T, B, 1]: whether step t of sequence b is before its end. None without lengths."""
+def _live(kind: Recurrence, lengths: Lengths, x: jax.Array, batched: bool) -> jax.Array | None:
+    """[T, B, 1]: whether step t of sequence b comes before its end. None without lengths."""
     if lengths is None:
         return None
     T, B, _ = x.shape
     if not batched:
-        raise ValueError(f"{form.name}: lengths are for batched input; cut a single sequence at its end.")
+        raise ValueError(f"{kind.name}: lengths are for batched input; cut a single sequence at its end.")
     lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
     if lengths.shape != (B,):
         raise ValueError(
-            f"{form.name}: expected one length for each of the {B} sequences, got shape {lengths.shape}"
+            f"{kind.name}: expected one length for each of the {B} sequences, got shape {lengths.shape}"
         )
     if not isinstance(lengths, jax.core.Tracer):
         known = np.asarray(lengths)
@@ -284,52 +240,55 @@ def _live(form: Form, lengths: Any, x: jax.Array, batched: bool) -> jax.Array | 
                 "but found an element in 'lengths' that is <= 0"
             )
         if known.size and known.max() > T:
-            raise ValueError(f"{form.name}: a length of {known.max()} for sequences of {T} steps")
+            raise ValueError(f"{kind.name}: a length of {known.max()} for sequences of {T} steps")
     return (jnp.arange(T)[:, None] < jnp.asarray(lengths))[..., None]
 
 
-def _sweep(
-    form: Form, weights: Weights, x: jax.Array, state: State, live: jax.Array | None, *, reverse: bool
+def _plain_scan(
+    kind: Recurrence,
+    reverse: bool,
+    weight_hh: jax.Array,
+    weight_hr: jax.Array | None,
+    gates: Gates,
+    state: State,
+    live: jax.Array | None,
 ) -> tuple[State, jax.Array]:
-    """One layer in one direction over [T, B, I]: the final state and the outputs [T, B, H]."""
-    gates = form.gates(weights, x)
-    return _loop(form, reverse, weights["weight_hh"], weights.get("weight_hr"), gates, state, live)
+    """One layer in one direction, from the inputs' gates: the final state and the outputs [T, B, H]."""
 
-
-def _steps(
-    form: Form, reverse: bool, weight_hh: jax.Array, weight_hr: Any, gates: Gates, state: State, live: Any
-) -> tuple[State, jax.Array]:
     def step(state: State, now: tuple[Gates, jax.Array | None]) -> tuple[State, jax.Array]:
         gates, alive = now
-        h, *more = form.update(form.add_state(gates, weight_hh, state[0]), state)
+        h, *more = kind.update(kind.add_state(gates, weight_hh, state[0]), state)
         new = (h if weight_hr is None else h @ weight_hr, *more)
         if alive is None:
             return new, new[0]
-        # Backwards the padding comes first, so the state is still the initial one at the sequence's end.
+        # Backwards the padding comes first: the state must still be the initial one at the sequence's end.
         kept = tuple(jnp.where(alive, n, old) for n, old in zip(new, state, strict=True))
         return kept, jnp.where(alive, new[0], 0)
 
     return jax.lax.scan(step, state, (gates, live), reverse=reverse)
 
 
-_loop = functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))(_steps)
+_scan = functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))(_plain_scan)
 
 
-@_loop.defjvp
-def _loop_jvp(form: Form, reverse: bool, primals: Any, tangents: Any) -> Any:
+@_scan.defjvp
+def _scan_jvp(kind: Recurrence, reverse: bool, primals: Any, tangents: Any) -> Any:
     """A change of weight_hh changes the gates of all steps by one product with all states.
 
-    So the gradient by weight_hh is one product behind the loop; JAX would add up one for each step.
+    So the gradient by weight_hh is one product after the loop; JAX would add one up for each step.
     """
     weight_hh, weight_hr, gates, state, live = primals
     by_hh, by_hr, by_gates, by_state, _ = tangents
 
-    def run(weight_hr: Any, gates: Gates, state: State) -> tuple[State, jax.Array]:
-        return _steps(form, reverse, weight_hh, weight_hr, gates, state, live)
+    def run(weight_hr: jax.Array | None, gates: Gates, state: State) -> tuple[State, jax.Array]:
+        return _plain_scan(kind, reverse, weight_hh, weight_hr, gates, state, live)
 
     (last, outputs), change = jax.linearize(run, weight_hr, gates, state)
+    # The state before each step: the outputs, shifted by one step against the direction.
     first = state[0][None]
     before = jnp.concatenate([outputs[1:], first] if reverse else [first, outputs[:-1]])
     if reverse and live is not None:
+        # Backwards, a sequence's last step comes first. It starts from the initial state, and the output
+        # next to it is that of padding, 0.
         before = jnp.where(jnp.pad(live[1:], [(0, 1), (0, 0), (0, 0)]), before, first)
-    return (last, outputs), change(by_hr, form.add_state(by_gates, by_hh, before), by_state)
+    return (last, outputs), change(by_hr, kind.add_state(by_gates, by_hh, before), by_state)

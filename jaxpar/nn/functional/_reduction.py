@@ -1,15 +1,15 @@
-"""The last step of a loss, and the pieces whose gradient at a kink is torch's and not JAX's."""
+"""What the losses share: their reduction, and pieces whose gradient at a kink is torch's, not JAX's."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 
-def reduced(loss: jax.Array, reduction: str) -> jax.Array:
+def reduce(loss: jax.Array, reduction: str) -> jax.Array:
     """The losses as they are, their mean or their sum."""
     check_reduction(reduction)
     if reduction == "none":
@@ -27,12 +27,12 @@ def absolute(x: jax.Array) -> jax.Array:
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
-def at_least(x: jax.Array, least: float) -> jax.Array:
-    """max(x, least), with the whole gradient at equality, as torch.clamp_min; jnp.maximum has half of it."""
+def clamp_min(x: jax.Array, least: float) -> jax.Array:
+    """max(x, least), with the full gradient at equality, as torch.clamp_min; jnp.maximum has half of it."""
     return jnp.where(x < least, least, x)
 
 
-def together(input: Any, target: Any) -> tuple[jax.Array, jax.Array]:
+def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Two arrays of one shape and type; broadcasting warns, in torch's words."""
     input, target = jnp.asarray(input), jnp.asarray(target)
     if input.shape != target.shape:

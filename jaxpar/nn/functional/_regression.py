@@ -1,61 +1,67 @@
-"""Losses of numbers: absolute, squared and between, and those of likelihoods."""
+"""Regression losses: absolute, squared and in between, and the likelihoods of some distributions."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from ._reduction import absolute, at_least, check_reduction, reduced, together
+from ._reduction import absolute, broadcast_pair, check_reduction, clamp_min, reduce
 
 
-def l1_loss(input: jax.Array, target: Any, *, reduction: str = "mean", weight: Any = None) -> jax.Array:
+def l1_loss(
+    input: jax.Array, target: ArrayLike, *, reduction: str = "mean", weight: ArrayLike | None = None
+) -> jax.Array:
     """|input - target|; its gradient is 0 where they are equal.
 
     Args:
       input, target: one shape; broadcasting warns.
       reduction: "none", "mean" or "sum".
-      weight: of input's shape; then the mean is divided by its sum.
+      weight: of input's shape; the mean is then divided by its sum.
 
     Raises:
       ValueError: another shape of `weight`, an unknown reduction.
 
     torch counterpart: `torch.nn.functional.l1_loss`. Source: torch/nn/functional.py.
     """
-    input, target = together(input, target)
+    input, target = broadcast_pair(input, target)
     return _weighted(absolute(input - target), weight, reduction)
 
 
-def mse_loss(input: jax.Array, target: Any, *, reduction: str = "mean", weight: Any = None) -> jax.Array:
+def mse_loss(
+    input: jax.Array, target: ArrayLike, *, reduction: str = "mean", weight: ArrayLike | None = None
+) -> jax.Array:
     """(input - target)^2, without optax.l2_loss's 1/2; arguments as for `l1_loss`.
 
     torch counterpart: `torch.nn.functional.mse_loss`. Source: torch/nn/functional.py.
     """
-    input, target = together(input, target)
+    input, target = broadcast_pair(input, target)
     return _weighted(jnp.square(input - target), weight, reduction)
 
 
-def _weighted(loss: jax.Array, weight: Any, reduction: str) -> jax.Array:
+def _weighted(loss: jax.Array, weight: ArrayLike | None, reduction: str) -> jax.Array:
     if weight is None:
-        return reduced(loss, reduction)
+        return reduce(loss, reduction)
     weight = _like(weight, loss)
     if reduction == "mean":
         return (loss * weight).sum() / weight.sum()
-    return reduced(loss * weight, reduction)
+    return reduce(loss * weight, reduction)
 
 
-def _like(weight: Any, loss: jax.Array) -> jax.Array:
+def _like(weight: ArrayLike, loss: jax.Array) -> jax.Array:
     weight = jnp.asarray(weight)
     if weight.shape != loss.shape:
         raise ValueError("Weights and input must have the same size.")
     return weight
 
 
-def smooth_l1_loss(input: jax.Array, target: Any, *, reduction: str = "mean", beta: float = 1.0) -> jax.Array:
+def smooth_l1_loss(
+    input: jax.Array, target: ArrayLike, *, reduction: str = "mean", beta: float = 1.0
+) -> jax.Array:
     """d^2 / (2 beta) where |d| < beta, |d| - beta / 2 beyond, d = input - target; beta = 0 is `l1_loss`.
 
     Args:
@@ -69,22 +75,27 @@ def smooth_l1_loss(input: jax.Array, target: Any, *, reduction: str = "mean", be
     """
     if beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-    input, target = together(input, target)
+    input, target = broadcast_pair(input, target)
     d = absolute(input - target)
     if beta:
         d = jnp.where(d < beta, jnp.square(d) / (2 * beta), d - beta / 2)
-    return reduced(d, reduction)
+    return reduce(d, reduction)
 
 
 def huber_loss(
-    input: jax.Array, target: Any, *, reduction: str = "mean", delta: float = 1.0, weight: Any = None
+    input: jax.Array,
+    target: ArrayLike,
+    *,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: ArrayLike | None = None,
 ) -> jax.Array:
     """d^2 / 2 where |d| <= delta, delta (|d| - delta / 2) beyond, d = input - target.
 
     Args:
       input, target, reduction: as for `l1_loss`.
       delta: positive.
-      weight: of input's shape; unlike `l1_loss`, and as in torch, the mean is not divided by its sum.
+      weight: of input's shape; unlike in `l1_loss`, and as in torch, the mean is not divided by its sum.
 
     Raises:
       RuntimeError: a delta that is not positive. ValueError: another shape of `weight`.
@@ -93,13 +104,15 @@ def huber_loss(
     """
     if delta <= 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
-    input, target = together(input, target)
+    input, target = broadcast_pair(input, target)
     d = absolute(input - target)
     loss = jnp.where(d <= delta, jnp.square(d) / 2, delta * (d - delta / 2))
-    return reduced(loss if weight is None else loss * _like(weight, loss), reduction)
+    return reduce(loss if weight is None else loss * _like(weight, loss), reduction)
 
 
-def kl_div(input: jax.Array, target: Any, *, reduction: str = "mean", log_target: bool = False) -> jax.Array:
+def kl_div(
+    input: jax.Array, target: ArrayLike, *, reduction: str = "mean", log_target: bool = False
+) -> jax.Array:
     """target (log target - input), the terms of KL(target || exp(input)).
 
     Args:
@@ -124,12 +137,12 @@ def kl_div(input: jax.Array, target: Any, *, reduction: str = "mean", log_target
         loss = jax.scipy.special.xlogy(target, target) - target * input
     if reduction == "batchmean":
         return loss.sum() / (input.shape[0] if input.ndim else 1)
-    return reduced(loss, reduction)
+    return reduce(loss, reduction)
 
 
 def poisson_nll_loss(
     input: jax.Array,
-    target: Any,
+    target: ArrayLike,
     *,
     log_input: bool = True,
     full: bool = False,
@@ -140,8 +153,8 @@ def poisson_nll_loss(
 
     Args:
       input, target: shapes that broadcast.
-      full: whether Stirling's term of log(target!) is added where target > 1. Elsewhere it has no
-        gradient; torch's gradient by a target of 0 is NaN.
+      full: whether Stirling's approximation of log(target!) is added where target > 1. Elsewhere it
+        has no gradient; torch's gradient by a target of 0 is NaN.
       reduction: "none", "mean" or "sum".
 
     torch counterpart: `torch.nn.functional.poisson_nll_loss`. Source: aten/src/ATen/native/Loss.cpp.
@@ -153,13 +166,13 @@ def poisson_nll_loss(
         large = target > 1
         t = jnp.where(large, target, 1)
         loss = loss + jnp.where(large, t * jnp.log(t) - t + 0.5 * jnp.log(2 * math.pi * t), 0)
-    return reduced(loss, reduction)
+    return reduce(loss, reduction)
 
 
 def gaussian_nll_loss(
     input: jax.Array,
-    target: Any,
-    var: Any,
+    target: ArrayLike,
+    var: ArrayLike,
     *,
     full: bool = False,
     eps: float = 1e-6,
@@ -170,7 +183,7 @@ def gaussian_nll_loss(
     Args:
       input, target: shapes that broadcast.
       var: of input's shape, or without its last axis, or with an axis of 1 in place of one of input's;
-        or one number. Not below eps, of which its gradient knows nothing, as in torch.
+        or one number. It is clamped to eps, which its gradient ignores, as in torch.
       full: whether log(2 pi) / 2 is added.
       reduction: "none", "mean" or "sum".
 
@@ -190,6 +203,6 @@ def gaussian_nll_loss(
     differing = [n for n, m in zip(var.shape, input.shape, strict=False) if n != m]
     if var.ndim != input.ndim or differing not in ([], [1]):
         raise ValueError("var is of incorrect size")
-    var = var + jax.lax.stop_gradient(at_least(var, eps) - var)
+    var = var + jax.lax.stop_gradient(clamp_min(var, eps) - var)
     loss = 0.5 * (jnp.log(var) + jnp.square(input - jnp.asarray(target)) / var)
-    return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+    return reduce(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)

@@ -1,28 +1,27 @@
-"""Distances and cosines, and the losses made of them."""
+"""Norms, distances and cosines, and the losses built on them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ._cross_entropy import SMALLEST
-from ._reduction import absolute, at_least, reduced
+from ._reduction import absolute, clamp_min, reduce
 
 
 def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1e-8) -> jax.Array:
-    """The product of x1 / |x1| and x2 / |x2| along `dim`, norms not below eps.
+    """The product of x1 / |x1| and x2 / |x2| along `dim`, norms clamped to eps.
 
     Args:
-      x1, x2: shapes that broadcast. dim: the axis of the vectors, torch's default; for data with
-        channels last say -1.
+      x1, x2: shapes that broadcast. dim: the axis of the vectors, torch's default; -1 for data with
+        channels last.
 
     Returns:
       The broadcast shape without `dim`.
 
-    torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient knows nothing of
-    eps and is that of 0 for a vector of zeros. Source: aten/src/ATen/native/Distance.cpp.
+    torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient ignores eps,
+    and for a vector of zeros that of its norm is 0. Source: aten/src/ATen/native/Distance.cpp.
     """
     x1, x2 = jnp.broadcast_arrays(x1, x2)
     return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim)
@@ -30,7 +29,25 @@ def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1
 
 def _unit(x: jax.Array, axis: int, eps: float) -> jax.Array:
     n = norm(x, 2, axis, keepdims=True)
-    return x / (n + jax.lax.stop_gradient(at_least(n, eps) - n))
+    return x / (n + jax.lax.stop_gradient(clamp_min(n, eps) - n))
+
+
+def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> jax.Array:
+    """x divided by its p-norm along an axis, the norm clamped to eps.
+
+    Args:
+      x: [...].
+      p: of the norm, `float("inf")` too.
+      dim: the axis of the vectors, torch's default; -1 for data with channels last.
+      eps: the lower bound of the norm.
+
+    Returns:
+      x's shape. The gradient of a vector of zeros is the incoming one divided by eps, as in torch; with
+      `jnp.linalg.norm` it would be NaN.
+
+    torch counterpart: `torch.nn.functional.normalize`.
+    """
+    return x / clamp_min(norm(x, p, dim, keepdims=True), eps)
 
 
 def pairwise_distance(
@@ -65,7 +82,7 @@ def norm(x: jax.Array, p: float, axis: int, *, keepdims: bool = False) -> jax.Ar
 
 
 def cosine_embedding_loss(
-    input1: jax.Array, input2: jax.Array, target: Any, margin: float = 0.0, *, reduction: str = "mean"
+    input1: jax.Array, input2: jax.Array, target: ArrayLike, margin: float = 0.0, *, reduction: str = "mean"
 ) -> jax.Array:
     """1 - cos for target 1, max(0, cos - margin) for target -1, and 0 for others.
 
@@ -87,12 +104,11 @@ def cosine_embedding_loss(
             f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found inputs with "
             f"sizes {input1.shape} and {input2.shape}."
         )
-    squares = (jnp.square(x).sum(-1) + SMALLEST for x in (input1, input2))
-    first, second = squares
+    first, second = (jnp.square(x).sum(-1) + SMALLEST for x in (input1, input2))
     cos = (input1 * input2).sum(-1) / jnp.sqrt(first * second)
     zero = jnp.zeros_like(cos)
-    loss = jnp.where(target == 1, 1 - cos, zero) + jnp.where(target == -1, at_least(cos - margin, 0), zero)
-    return reduced(loss, reduction)
+    loss = jnp.where(target == 1, 1 - cos, zero) + jnp.where(target == -1, clamp_min(cos - margin, 0), zero)
+    return reduce(loss, reduction)
 
 
 def triplet_margin_loss(
@@ -109,7 +125,7 @@ def triplet_margin_loss(
     """max(0, d(anchor, positive) - d(anchor, negative) + margin), d being `pairwise_distance`.
 
     Args:
-      anchor, positive, negative: [..., D], of as many axes.
+      anchor, positive, negative: [..., D], of equally many axes.
       margin: positive. p, eps: of the distance.
       swap: whether d(positive, negative) counts where it is below d(anchor, negative).
       reduction: "none", "mean" or "sum".
@@ -129,4 +145,4 @@ def triplet_margin_loss(
     near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = jnp.minimum(far, pairwise_distance(positive, negative, p, eps))
-    return reduced(at_least(margin + near - far, 0), reduction)
+    return reduce(clamp_min(margin + near - far, 0), reduction)

@@ -1,34 +1,29 @@
-"""weight_norm and spectral_norm: kernels that are computed from other arrays."""
+"""weight_norm and spectral_norm: kernels computed from other arrays."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from ._normalize import normalize
+from ._similarity import normalize
 
 
 def weight_norm(kernel: jax.Array, scale: jax.Array, dim: int | None = -1) -> jax.Array:
-    """kernel * scale / |kernel|: length and direction apart.
+    """kernel * scale / |kernel|: length and direction separately.
 
     Args:
       kernel: [..., O], the direction.
       scale: [O], the norms over all axes but `dim`; [] for dim=None.
-      dim: the axis whose parts have norms of their own; None for one norm of everything.
+      dim: the axis along which each part has its own norm; None for one norm of the whole.
 
     Returns:
       The kernel's shape.
 
     torch counterpart: `torch._weight_norm`. Source: ATen/native/WeightNorm.cpp.
     """
-    norms = norm_except(kernel, dim)
-    return kernel * (scale.reshape(norms.shape) / norms)
-
-
-def norm_except(kernel: jax.Array, dim: int | None) -> jax.Array:
-    """The norm over all axes but `dim`, which keep the size 1."""
     axes = tuple(a for a in range(kernel.ndim) if dim is None or a != dim % kernel.ndim)
-    return jnp.sqrt(jnp.square(kernel).sum(axes, keepdims=True))
+    norms = jnp.sqrt(jnp.square(kernel).sum(axes, keepdims=True))
+    return kernel * (scale.reshape(norms.shape) / norms)
 
 
 def spectral_norm(
@@ -44,11 +39,11 @@ def spectral_norm(
 
     Args:
       kernel: two axes or more.
-      u: the left singular vector as known so far, [O], O being the size of axis `dim`.
+      u: the left singular vector, as estimated so far, [O], O being the size of axis `dim`.
       v: the right one, of the kernel's shape without `dim`.
       n_power_iterations: how often u and v are improved, in training.
-      eps: the least norm that u and v are divided by.
-      training: without it u and v are taken as they are.
+      eps: a lower bound of the norms that u and v are divided by.
+      training: if False, u and v are used as they are.
 
     Returns:
       The divided kernel, u and v. Gradients go through the kernel, not through u and v.
@@ -57,27 +52,19 @@ def spectral_norm(
     the order of its own weight. Source: torch/nn/utils/parametrizations.py.
     """
     matrix = jnp.moveaxis(kernel, dim, 0)
-    if training:
-        u, v = power_iterations(jax.lax.stop_gradient(matrix), u, v, n_power_iterations, eps)
+    constant = jax.lax.stop_gradient(matrix)
+    for _ in range(n_power_iterations if training else 0):
+        u = _unit(_matvec(constant, v), eps)
+        v = _unit(jnp.tensordot(u, constant, 1, precision="highest"), eps)
     u, v = jax.lax.stop_gradient((u, v))
-    sigma = jnp.vdot(u, _times(matrix, v), precision="highest")
+    sigma = jnp.vdot(u, _matvec(matrix, v), precision="highest")
     return kernel / sigma, u, v
 
 
-def power_iterations(
-    matrix: jax.Array, u: jax.Array, v: jax.Array, n: int, eps: float
-) -> tuple[jax.Array, jax.Array]:
-    """u and v nearer to the singular vectors of `matrix` [O, ...]."""
-    for _ in range(n):
-        u = unit(_times(matrix, v), eps)
-        v = unit(jnp.tensordot(u, matrix, 1, precision="highest"), eps)
-    return u, v
-
-
-def unit(x: jax.Array, eps: float) -> jax.Array:
+def _unit(x: jax.Array, eps: float) -> jax.Array:
     """x divided by the norm of all of it."""
     return normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 
-def _times(matrix: jax.Array, v: jax.Array) -> jax.Array:
+def _matvec(matrix: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.tensordot(matrix, v, v.ndim, precision="highest")

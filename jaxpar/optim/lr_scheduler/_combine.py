@@ -5,24 +5,24 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._schedule import Schedule
+from .._hyperparameters import Scalar
+from ._schedule import Rate, Schedule
 
 
-def sequential_lr(schedulers: Sequence[Callable[[Any], Any]], milestones: Sequence[int]) -> Schedule:
+def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Schedule:
     """`schedulers[i]` from `milestones[i - 1]` on, counting its own steps from there.
 
     Each schedule has its own base rate; in torch all have the optimizer's. As in torch,
-    `multiplicative_lr` goes on from the rate that it finds at its milestone; the others begin with
+    `multiplicative_lr` continues from the rate that it finds at its milestone; the others start from
     their own first rate.
 
     Raises:
-      ValueError: the milestones are not one fewer than the schedules. TypeError: something that is no
-        function of the step, such as `reduce_lr_on_plateau`.
+      ValueError: the milestones are not one fewer than the schedules, or one of these is a
+        `reduce_lr_on_plateau`. TypeError: anything else that is not a function of the step.
 
     torch counterpart: `torch.optim.lr_scheduler.SequentialLR`.
     """
@@ -52,7 +52,7 @@ def sequential_lr(schedulers: Sequence[Callable[[Any], Any]], milestones: Sequen
     def advance(t, before):
         def one(i):
             own = jnp.maximum(t - starts[i], 0)
-            moved = _schedule(schedulers[i], "SequentialLR").advance(own, before)
+            moved = _chainable(schedulers[i], "SequentialLR").advance(own, before)
             return moved if i == 0 else jnp.where(t == starts[i], part(i, t), moved)
 
         return _choose(t, starts, one)
@@ -63,21 +63,20 @@ def sequential_lr(schedulers: Sequence[Callable[[Any], Any]], milestones: Sequen
 def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
     """All schedules act on one rate, one after the other, at every step.
 
-    Where all of them only multiply, this is the product of their factors. Otherwise
-    (`cosine_annealing_lr`, `sequential_lr`) the rate is what torch's recursion comes to, by a loop of t
-    rounds in the compiled program, and a schedule that sets the rate (`lambda_lr`, `cyclic_lr`, ...)
-    undoes what those before it did, as in torch.
+    If all of them only multiply, this is the product of their factors. Otherwise
+    (`cosine_annealing_lr`, `sequential_lr`) the compiled program repeats torch's recursion in a loop of t
+    rounds, and a schedule that sets the rate (`lambda_lr`, `cyclic_lr`, ...) undoes what those before it
+    did, as in torch.
 
     Raises:
-      ValueError: no schedules, or with different base rates. TypeError: something that is not made by
-        this package.
+      ValueError: no schedules, or different base rates. TypeError: a schedule not made by this package.
 
     torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`.
     """
     _check(
         "ChainedScheduler", schedulers, "expects at least one scheduler to be chained, but got no scheduler."
     )
-    members = [_schedule(s, "ChainedScheduler") for s in schedulers]
+    members = [_chainable(s, "ChainedScheduler") for s in schedulers]
     bases = [s.base for s in members if s.base is not None]
     if any(base is not bases[0] and base != bases[0] for base in bases):
         raise ValueError(f"chained_scheduler: all schedules must have the same base rate, but have {bases}.")
@@ -104,7 +103,7 @@ def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
     return Schedule(recursion, advance, base)
 
 
-def _choose(t: jax.Array, starts: Sequence[int], value: Callable[[int], Any]) -> Any:
+def _choose(t: jax.Array, starts: Sequence[int], value: Callable[[int], Scalar]) -> Scalar:
     """The value of the last part that has begun."""
     result = value(0)
     for i in range(1, len(starts)):
@@ -112,7 +111,7 @@ def _choose(t: jax.Array, starts: Sequence[int], value: Callable[[int], Any]) ->
     return result
 
 
-def _check(name: str, schedulers: Sequence[Any], empty: str) -> None:
+def _check(name: str, schedulers: Sequence[object], empty: str) -> None:
     if len(schedulers) < 1:
         raise ValueError(f"{name} {empty}")
     for i, schedule in enumerate(schedulers):
@@ -126,7 +125,7 @@ def _check(name: str, schedulers: Sequence[Any], empty: str) -> None:
             raise TypeError(f"{name} at index {i} should be a function of the step, but is {schedule!r}.")
 
 
-def _schedule(schedule: Any, name: str) -> Schedule:
+def _chainable(schedule: Rate, name: str) -> Schedule:
     if not isinstance(schedule, Schedule):
         raise TypeError(
             f"{name}: {schedule!r} is a plain function, which does not say how it would change a rate that "

@@ -1,18 +1,18 @@
-"""Rates along a cosine."""
+"""Rates that follow a cosine."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._hyper import real
-from ._schedule import Schedule, absolute
+from .._hyperparameters import Scalar, as_float
+from ._schedule import Schedule, closed_form
 
 
-def cosine_annealing_lr(lr: Any, T_max: int, eta_min: float = 0.0) -> Schedule:
+def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedule:
     """From lr to eta_min in T_max steps along a cosine, and back up in the next T_max, as torch does.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`. `optax.cosine_decay_schedule` stays
@@ -22,7 +22,7 @@ def cosine_annealing_lr(lr: Any, T_max: int, eta_min: float = 0.0) -> Schedule:
         raise ValueError(f"cosine_annealing_lr: T_max must be positive, but is {T_max}.")
 
     def height(t):
-        return 1 + jnp.cos(real(t) * math.pi / T_max)
+        return 1 + jnp.cos(as_float(t) * math.pi / T_max)
 
     def rate(t):
         return eta_min + (lr - eta_min) * height(t) / 2
@@ -39,11 +39,11 @@ def cosine_annealing_lr(lr: Any, T_max: int, eta_min: float = 0.0) -> Schedule:
     return Schedule(rate, advance, lr)
 
 
-def cosine_annealing_warm_restarts(lr: Any, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
-    """From lr to eta_min along a cosine again and again, in T_0 steps, then in T_mult times as many, ...
+def cosine_annealing_warm_restarts(lr: Scalar, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
+    """From lr to eta_min along a cosine, again and again: in T_0 steps, then in T_mult times as many, ...
 
     Raises:
-      ValueError: T_0 or T_mult is not a positive whole number.
+      ValueError: T_0 or T_mult is not a positive integer.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`.
     """
@@ -55,14 +55,14 @@ def cosine_annealing_warm_restarts(lr: Any, T_0: int, T_mult: int = 1, eta_min: 
         raise ValueError(f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}")
 
     def rate(t):
-        since, period = _since(t, T_0, T_mult)
-        return eta_min + (lr - eta_min) * (1 + jnp.cos(math.pi * real(since) / real(period))) / 2
+        since, period = _since_restart(t, T_0, T_mult)
+        return eta_min + (lr - eta_min) * (1 + jnp.cos(math.pi * as_float(since) / as_float(period))) / 2
 
-    return absolute(rate, base=lr)
+    return closed_form(rate, base=lr)
 
 
-def _since(t: Any, T_0: int, T_mult: int) -> tuple[Any, Any]:
-    """Steps since the last restart, and the length of this period; whole numbers, so exact."""
+def _since_restart(t: jax.Array, T_0: int, T_mult: int) -> tuple[jax.Array, jax.Array | int]:
+    """Steps since the last restart, and the length of this period; integers, so exact."""
     if T_mult == 1:
         return t % T_0, T_0
     starts, periods = [0], [T_0]

@@ -1,6 +1,6 @@
-"""A rate that falls when a metric has stopped getting better.
+"""A rate that falls when a metric has stopped improving.
 
-It depends on values that are not known before, so it is a transformation with a state and no schedule.
+It depends on values that are not known in advance, so it is a transformation with a state, not a schedule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._leafwise import leafwise
 
 
 class ReduceLROnPlateauState(NamedTuple):
-    """`lr`: of the coming step. `best`: the best metric. Two counters, with torch's names."""
+    """`lr`: of the next step. `best`: the best metric so far. Two counters, with torch's names."""
 
     lr: jax.Array
     best: jax.Array
@@ -37,18 +37,18 @@ def reduce_lr_on_plateau(
     """Scales updates by state.lr / lr; `value=` of each `update` call is torch's `scheduler.step(value)`.
 
     Put it after an optimizer with the same constant `lr` in `optax.chain`. As in torch, where
-    `optimizer.step()` comes first, a value has its effect from the next update on. Every update is an
-    epoch; to look at the metric once in a while, apply it by itself:
+    `optimizer.step()` comes first, a value takes effect with the next update. Every update is an
+    epoch; to look at the metric less often, apply it by itself:
     `_, state = plateau.update({}, state, value=metric)`, and scale by `state.lr`.
 
     Args:
       mode: whether a smaller or a larger metric is better.
-      factor: what the rate is multiplied with.
+      factor: multiplies the rate.
       patience: how many epochs without a better metric are tolerated.
       threshold, threshold_mode: what counts as better: by this part of the best, or by this much.
-      cooldown: epochs after a reduction in which nothing is counted.
-      min_lr: the rate stays above.
-      eps: a change of the rate by no more than this is left out.
+      cooldown: how many epochs after a reduction are not counted.
+      min_lr: the lowest rate.
+      eps: a change of the rate by no more than this is skipped.
 
     Raises:
       ValueError: in torch's words, for values that torch refuses. TypeError: `update` without `value`.
@@ -69,14 +69,12 @@ def reduce_lr_on_plateau(
         return sign * value < sign * best - threshold
 
     def init(params):
-        del params
-        # Arrays of its own, each: they may be donated.
+        # Each field gets an array of its own: the state may be donated.
         return ReduceLROnPlateauState(
             jnp.array(lr, float), jnp.array(sign * jnp.inf, float), jnp.zeros((), int), jnp.zeros((), int)
         )
 
     def update(updates, state, params=None, *, value, **extra):
-        del params, extra
         value = jnp.asarray(value, state.best.dtype)
         improved = better(value, state.best)
         bad = jnp.where(improved, 0, state.num_bad_epochs + 1)

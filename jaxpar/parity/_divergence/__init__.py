@@ -5,6 +5,6 @@
     flax_replay ──► each layer of Flax on these inputs ───────────────────────┤
     search ───────► torch with one call changed (catalogue), until it is Flax ┘
 
-`places` finds where, `catalogue*` know what may be wrong, `search` tries it. Everything is done in
-float64, where a layer is either the same or not.
+`forward` finds the place in the forward pass, `weights` and `optimizers` elsewhere; `catalogue` knows what
+may be wrong, and `search` tries it. Everything is done in float64, where a layer is either the same or not.
 """

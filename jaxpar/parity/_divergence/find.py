@@ -1,19 +1,18 @@
-"""find: from the rows that differ to the place and its cause."""
+"""find: from rows that differ to the first place that differs, and its cause."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from .._comparison import Comparison, Divergence
-from .._judge import Outcome
 from .._levels import Batches
-from .._measure import Difference, Kind
-from .._sides.pair import Pair
+from .._pair import Pair
+from .._result import Divergence, Result
+from ..measuring import Difference, Kind, Outcome
 from . import optimizers, weights
 from .forward import Forward
 
 
-def find(pair: Pair, batches: Batches, compared: Comparison) -> Divergence | None:
+def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
     """The first place where the models differ, in the order of computation; None if float64 shows none.
 
     Weights come first, if each model has its own; then layers and the code between them; the loss;
@@ -23,8 +22,9 @@ def find(pair: Pair, batches: Batches, compared: Comparison) -> Divergence | Non
     different = [row.difference for row in compared.different if row.difference.step == step]
     noise = {row.difference.name for row in compared.rows if row.outcome is Outcome.NOISE}
     kinds = {d.kind for d in different}
-    if step == 0:
+    if step == 0:  # weights="own": they were compared before the first step
         return weights.divergence(pair, different)
+    # In the order of computation: every later place inherits what an earlier one got wrong.
     forward = Forward.run(pair, batches, step)
     found = forward.divergence()
     if found is None and Kind.LOSS in kinds:
@@ -37,13 +37,14 @@ def find(pair: Pair, batches: Batches, compared: Comparison) -> Divergence | Non
 
 
 def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
-    """Outputs agree and gradients do not: the layer nearest to the loss whose own gradient differs."""
+    """Outputs agree, gradients do not: the layer nearest to the loss whose own gradient differs."""
     order = [result.candidate for result in forward.layers]
     names = {d.name for d in different if d.kind is Kind.GRADIENT}
     owners = [path for path in order if any(name.startswith(f"{path}.") for name in names)]
     if not owners:
         where = "Outputs and parameter gradients agree; the gradient of the inputs does not."
         return Divergence("", "", "", where)
+    # The backward pass starts at the loss, so the last layer of the forward pass is its first.
     last = next(result for result in forward.layers if result.candidate == owners[-1])
     where = (
         f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "

@@ -1,46 +1,48 @@
 """Replaying Flax: every layer is given the reference's inputs, in one compiled run of the whole model.
 
-What a layer was about to be given is noted, and then replaced; what it returns is noted, and then
-replaced by what the reference's layer returned. So an error stays where it is made: a layer's result
-depends on the layer alone, and what arrives at a layer only on the code between the layers.
+What a layer was about to be given is noted and then replaced; what it returns is noted and then replaced by
+what the reference's layer returned. So an error stays where it is made: a layer's result depends on the layer
+alone, and what arrives at a layer only on the code between the layers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._typing import PyTree, Shape
+from .._sides.flax_attention import softmax_in_float64
 from .._sides.flax_side import FlaxSide, named_leaves
 from .._sides.task import Batch, Named
+from .._weights.tree import FlaxModule
 from .torch_trace import LayerCall
 
+Array = np.ndarray | jax.Array
 Key = tuple[str, int]
-"""Flax path, and the how-manyth call."""
+"""A call: the Flax path, and how many calls of it came before."""
+Both = tuple[np.ndarray, np.ndarray]
+"""Flax's array, and the reference's in the same layout."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What was seen.
+    """What Flax's layers did with the reference's inputs.
 
     Attributes:
-      incoming: the first array that each call was about to be given, in the reference's layout of it.
-      expected: the array that the reference's call was given, in the same layout.
-      outgoing, wanted: the same of the first array returned, from the reference's inputs.
+      inputs: the first array that each call was about to be given.
+      results: the first array that each call returned, from the reference's inputs.
       outputs: of the model.
       state: after the call.
-      loss: with the reference's outputs in the place of Flax's.
-      missing: calls that Flax did not make, or whose arrays do not fit.
+      missing: calls that Flax did not make, or whose arrays do not fit; each with the reason.
     """
 
-    incoming: dict[Key, np.ndarray]
-    expected: dict[Key, np.ndarray]
-    outgoing: dict[Key, np.ndarray]
-    wanted: dict[Key, np.ndarray]
+    inputs: dict[Key, Both]
+    results: dict[Key, Both]
     outputs: Named
     state: Named
     missing: dict[Key, str]
@@ -54,83 +56,82 @@ def replay(
     Args:
       calls: for each call of a Flax layer the reference's, and whether its channels are last in Flax.
     """
-    references = {f"{path}#{nth}": (call.inputs, call.outputs) for (path, nth), (call, _) in calls.items()}
-    missing: dict[Key, str] = dict.fromkeys(calls, "not called in Flax")
+    # Arguments of the compiled run and not its constants, which XLA would spend its time folding.
+    references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
+    channels_last = {key: last for key, (_, last) in calls.items()}
+    missing = dict.fromkeys(calls, "not called in Flax")
     inputs = tuple(side.array(side.task.layout.inputs(x)) for x in batch.inputs)
 
-    def run(parameters: Any, rest: Any, inputs: tuple, masks: tuple, references: Any) -> Any:
-        seen: dict[str, dict[str, Any]] = {"incoming": {}, "expected": {}, "outgoing": {}, "wanted": {}}
-        counts: dict[str, int] = {}
+    def run(parameters: PyTree, rest: PyTree, inputs: tuple, masks: tuple, references: PyTree) -> tuple:
+        forcing = _Forcing(references, channels_last, missing)
+        outputs, after = side.net.apply(parameters, rest, inputs, masks, forcing)
+        return forcing.inputs, forcing.results, named_leaves(outputs), side.net.named_rest(after)
 
-        def forced(path: str, layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-            if not any(path == known for known, _ in calls):
-                return call(*args, **kwargs)
-            nth = counts[path] = counts.get(path, -1) + 1
-            key = f"{path}#{nth}"
-            if key not in references:
-                return call(*args, **kwargs)
-            given, returned = references[key]
-            channels_last = calls[path, nth][1]
-            forced_args = _replaced(args, given, channels_last)
-            if forced_args is None:
-                missing[path, nth] = _misfit("is given", args, given)
-                return call(*args, **kwargs)
-            missing.pop((path, nth), None)
-            seen["incoming"][key], seen["expected"][key] = args[0], forced_args[0]
-            outputs = call(*forced_args, **kwargs)
-            leaves, structure = jax.tree.flatten(outputs)
-            replaced = _replaced(tuple(leaves), returned, channels_last)
-            if replaced is None:
-                missing[path, nth] = _misfit("returns", leaves, returned)
-                return outputs
-            seen["outgoing"][key], seen["wanted"][key] = leaves[0], replaced[0]
-            return jax.tree.unflatten(structure, replaced)
-
-        outputs, after = side.net.apply(parameters, rest, inputs, masks, forced)
-        return seen, named_leaves(outputs), side.net.named_rest(after)
-
-    seen, outputs, state = jax.jit(run)(side.parameters, side.rest, inputs, masks, references)
-    arrays = {
-        part: {
-            (key.rpartition("#")[0], int(key.rpartition("#")[2])): np.asarray(x) for key, x in found.items()
-        }
-        for part, found in seen.items()
-    }
-    return Replay(
-        **arrays,
-        outputs={name: np.asarray(x) for name, x in outputs.items()},
-        state={name: np.asarray(x) for name, x in state.items()},
-        missing=missing,
-    )
+    compiled = jax.jit(softmax_in_float64(run))
+    seen = compiled(side.parameters, side.rest, inputs, masks, references)
+    given, returned, outputs, state = jax.tree.map(np.asarray, seen)
+    return Replay(given, returned, outputs, state, missing)
 
 
-def _replaced(ours: tuple, theirs: list[Any], channels_last: bool) -> tuple | None:
+class _Forcing:
+    """A handler that gives every known call the reference's arrays, and notes the layer's own."""
+
+    def __init__(self, references: Mapping, channels_last: Mapping[Key, bool], missing: dict[Key, str]):
+        self.references, self.channels_last, self.missing = references, channels_last, missing
+        self.counts: dict[str, int] = {}
+        self.inputs: dict[Key, tuple] = {}
+        self.results: dict[Key, tuple] = {}
+
+    def __call__(
+        self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
+    ) -> PyTree:
+        nth = self.counts[path] = self.counts.get(path, -1) + 1
+        key = path, nth
+        if key not in self.references:
+            return call(*args, **kwargs)
+        given, returned = self.references[key]
+        forced = _replaced(args, given, self.channels_last[key])
+        if forced is None:
+            self.missing[key] = _misfit("is given", args, given)
+            return call(*args, **kwargs)
+        self.missing.pop(key, None)
+        self.inputs[key] = args[0], forced[0]
+        outputs = call(*forced, **kwargs)
+        leaves, structure = jax.tree.flatten(outputs)
+        replaced = _replaced(leaves, returned, self.channels_last[key])
+        if replaced is None:
+            self.missing[key] = _misfit("returns", leaves, returned)
+            return outputs
+        self.results[key] = leaves[0], replaced[0]
+        return jax.tree.unflatten(structure, replaced)
+
+
+def _replaced(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -> list[Any] | None:
     """Our arrays with theirs in their places; None if the first does not fit."""
-    placed = list(ours)
+    placed = list(ours)  # what the reference has not, such as a flag, stays Flax's own
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        if not hasattr(mine, "shape"):
-            continue
-        fitting = fit(other, mine.shape, channels_last)
-        if fitting is None:
-            if i == 0:
+        if hasattr(mine, "shape"):
+            fitting = fit(other, mine.shape, channels_last)
+            if fitting is not None:
+                placed[i] = jnp.asarray(fitting, mine.dtype)
+            elif i == 0:
                 return None
-            continue
-        placed[i] = jnp.asarray(fitting, mine.dtype)
-    return tuple(placed) if theirs and ours and hasattr(ours[0], "shape") else None
+    return placed if theirs and ours and hasattr(ours[0], "shape") else None
 
 
-def fit(array: Any, shape: tuple[int, ...], channels_last: bool) -> Any | None:
+def fit(array: Array, shape: Shape, channels_last: bool) -> Array | None:
     """The array in the layout of a shape: as it is, channels at the end, or time and batch swapped."""
     if channels_last and array.ndim > 2:
         array = jnp.moveaxis(array, 1, -1)
         return array if array.shape == shape else None
     if array.shape == shape:
         return array
+    # torch's recurrent layers have time first, unless they were told otherwise.
     if array.ndim > 2 and jnp.swapaxes(array, 0, 1).shape == shape:
         return jnp.swapaxes(array, 0, 1)
     return None
 
 
-def _misfit(what: str, ours: Any, theirs: list[Any]) -> str:
+def _misfit(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     shapes = [tuple(getattr(x, "shape", ())) for x in ours]
     return f"{what} {shapes} in Flax, {[tuple(x.shape) for x in theirs]} in torch"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import numpy as np
 import torch
 
-from .._comparison import Divergence, LayerResult
 from .._levels import Batches
+from .._pair import Pair
+from .._result import Cause, Divergence, LayerResult
 from .._sides.flax_side import FlaxSide
-from .._sides.pair import Pair
 from .._sides.task import Batch, Named, Seen
 from .._sides.torch_side import TorchSide
 from .._weights import Link
 from .flax_replay import Key, Replay, fit, replay
-from .search import EQUAL, apart, causes
+from .search import EQUAL, causes, relative_error
 from .torch_trace import Change, LayerCall, Op, Trace, watched
 
 
@@ -26,7 +27,7 @@ class Forward:
     """One forward pass of torch, watched, and Flax's replay of it.
 
     Attributes:
-      links: the layers that are replayed, by torch path: those with a row in the rulebook.
+      links: the layers that are replayed, by torch path: those with a rule in the rulebook.
       before: torch's weights and buffers before the pass; `step` the steps taken by then.
     """
 
@@ -45,9 +46,11 @@ class Forward:
         """The forward pass of a step, both sides starting it from the reference's weights."""
         links = _layers(pair)
         reference = pair.reference("float64")
+        # The comparison may have been in float32. Here float64 takes the steps again, to have no rounding.
         for earlier in range(1, step):
             reference.step(batches(earlier))
         candidate, batch = pair.candidate(reference), batches(step)
+        # Clones, because BatchNorm writes its statistics in place.
         before = {name: x.clone() for name, x in reference.module.state_dict().items()}
         trace = Trace()
         seen = reference.step(batch, watched(reference.module, links, trace, keep=True))
@@ -66,119 +69,107 @@ class Forward:
     def divergence(self) -> Divergence | None:
         """The first place of the forward pass that differs; None if there is none."""
         previous: LayerCall | None = None
-        for call in self.trace.calls:
+        for call, result in zip(self.trace.calls, self.layers, strict=True):
             key = self._key(call)
-            if key in self.replay.incoming:
-                if apart(self.replay.incoming[key], self.replay.expected[key]) > EQUAL:
-                    return self._between(previous, call)
-                if key in self.replay.outgoing and not self._result(call).same:
-                    return self._inside(call)
+            # What arrives comes first: a layer's own result is from the reference's inputs in any case.
+            if key in self.replay.inputs and relative_error(*self.replay.inputs[key]) > EQUAL:
+                return self._between(previous, call)
+            if key in self.replay.results and not result.same:
+                return self._inside(call, result)
             previous = call
         for name, wanted in self.seen.outputs.items():
-            if apart(self.replay.outputs.get(name, np.empty(0)), wanted) > EQUAL:
+            if relative_error(self.replay.outputs.get(name, np.empty(0)), wanted) > EQUAL:
                 return self._after_all(previous, name)
         return None
 
     def loss_divergence(self) -> Divergence:
-        """Outputs agree, and what is made of them does not."""
+        """The outputs agree, and the losses do not."""
         flax = self.candidate.step(self.batch, self.seen.masks, keep=False).loss
-        found = causes(self.trace.ops[self.trace.model_ops :], self._loss_again, flax)
+        found = self._causes(self.trace.ops[self.trace.model_ops :], lambda seen, trace: seen.loss, flax)
         return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", found)
 
     def _result(self, call: LayerCall) -> LayerResult:
         link, key = self.links[call.path], self._key(call)
         kind = type(self.reference.module.get_submodule(call.path)).__name__
         again = f"call {call.nth + 1}" if call.nth else ""
-        if key not in self.replay.outgoing:
-            why = self.replay.missing.get(key, "")
+        if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
-            return LayerResult(call.path, link.flax, kind, math.inf, False, f"not replayed: {why}")
-        relative = apart(self.replay.outgoing[key], self.replay.wanted[key])
-        state = self._state(link)
+            why = f"not replayed: {self.replay.missing.get(key, '')}"
+            return LayerResult(call.path, link.flax, kind, math.inf, False, why)
+        relative = relative_error(*self.replay.results[key])
+        state = max(map(self._state_apart, self._states(link)), default=0.0)
         if relative <= EQUAL < state:
             return LayerResult(call.path, link.flax, kind, state, False, "its state differs")
         return LayerResult(call.path, link.flax, kind, relative, relative <= EQUAL, again)
 
-    def _state(self, link: Link) -> float:
-        """How far the layer's statistics are apart after the pass."""
-        return max(map(self._state_apart, self._states(link)), default=0.0)
-
     def _states(self, link: Link) -> list[str]:
+        """The layer's statistics."""
         names = [name for name in self.seen.state if name.startswith(f"{link.flax}.") or not link.flax]
         return [name for name in names if name in self.replay.state]
 
     def _state_apart(self, name: str) -> float:
-        return apart(self.replay.state[name], self.seen.state[name])
+        return relative_error(self.replay.state[name], self.seen.state[name])
 
-    def _inside(self, call: LayerCall) -> Divergence:
-        result, key = self._result(call), self._key(call)
+    def _inside(self, call: LayerCall, result: LayerResult) -> Divergence:
         ops = self.trace.ops[call.first : call.last]
         if result.note == "its state differs":
             names = self._states(self.links[call.path])
-            found = causes(ops, self._state_again, {name: self.replay.state[name] for name in names})
+            flax = {name: self.replay.state[name] for name in names}
+            found = self._causes(ops, lambda seen, trace: seen.state, flax)
             words = " and ".join(name.rpartition(".")[2] for name in names if self._state_apart(name) > EQUAL)
             what = f"gives the same outputs, and its {words} differs afterwards"
         else:
-            found = causes(ops, partial(self._output, call), {"": self.replay.outgoing[key]})
+            ours = self.replay.results[self._key(call)][0]
+            found = self._causes(ops, partial(self._first_array, call, "outputs", ours), {"": ours})
             what = "differs although it is given the same inputs"
         where = f"{result.candidate or 'The model'} ({result.kind}) {what}: {result.relative:.2g} relative."
         return Divergence(call.path, result.candidate, result.kind, where, found)
 
     def _between(self, previous: LayerCall | None, call: LayerCall) -> Divergence:
-        key = self._key(call)
-        flax = self.replay.incoming[key]
-        start = previous.last if previous else 0
-        watch = partial(self._input, call)
-        found = causes(self.trace.ops[start : call.first], watch, {"": flax})
-        if not found:  # what arrives may have been made before the layer in between, as in a residual
-            found = causes(self._outside(call.first), watch, {"": flax})
-        link = self.links[call.path]
+        ours, theirs = self.replay.inputs[self._key(call)]
+        arriving = partial(self._first_array, call, "inputs", ours)
+        found = self._causes_between(previous, call.first, arriving, {"": ours})
+        flax = self.links[call.path].flax
         after = self.links[previous.path].flax if previous else "the model's inputs"
-        relative = apart(flax, self.replay.expected[key])
         where = (
-            f"Everything before {link.flax} agrees, and what arrives there does not ({relative:.2g}): "
-            f"look between {after} and {link.flax}."
+            f"Everything before {flax} agrees, and what arrives there does not "
+            f"({relative_error(ours, theirs):.2g}): look between {after} and {flax}."
         )
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
-        return Divergence(call.path, link.flax, kind, where, found)
+        return Divergence(call.path, flax, kind, where, found)
 
     def _after_all(self, previous: LayerCall | None, name: str) -> Divergence:
-        last = self.links[previous.path].flax if previous else "the inputs"
         flax = {name: self.replay.outputs[name]} if name in self.replay.outputs else {}
-        ops = self.trace.ops[previous.last if previous else 0 : self.trace.model_ops]
-        found = causes(ops, self._outputs_again, flax)
-        found = found or causes(self._outside(self.trace.model_ops), self._outputs_again, flax)
+        found = self._causes_between(previous, self.trace.model_ops, lambda seen, trace: seen.outputs, flax)
+        last = self.links[previous.path].flax if previous else "the inputs"
         where = f"Every layer agrees, and the output {name} does not: look after {last}."
         return Divergence(previous.path if previous else "", last, "after the last layer", where, found)
 
-    def _outside(self, end: int) -> list[Op]:
-        """The ops before `end` that no layer made."""
+    def _causes_between(
+        self, previous: LayerCall | None, end: int, look: Look, flax: Named
+    ) -> tuple[Cause, ...]:
+        """In the ops since the previous layer, or else in all before `end` that no layer made.
+
+        What arrives through a residual was made before the layer in between.
+        """
+        found = self._causes(self.trace.ops[previous.last if previous else 0 : end], look, flax)
+        if found:
+            return found
         inside = {i for call in self.trace.calls for i in range(call.first, call.last)}
-        return [op for op in self.trace.ops[:end] if op.index not in inside]
+        return self._causes([op for op in self.trace.ops[:end] if op.index not in inside], look, flax)
+
+    def _causes(self, ops: list[Op], look: Look, flax: Named) -> tuple[Cause, ...]:
+        return causes(ops, lambda changes: look(*self._rerun(changes)), flax)
 
     def _key(self, call: LayerCall) -> Key:
         return self.links[call.path].flax, call.nth
 
-    def _input(self, call: LayerCall, changes: dict[int, Change]) -> Named:
-        again = self._rerun(changes)[1].call(call.path, call.nth)
-        return self._fitted(again.inputs if again else [], call, self.replay.incoming[self._key(call)])
-
-    def _output(self, call: LayerCall, changes: dict[int, Change]) -> Named:
-        again = self._rerun(changes)[1].call(call.path, call.nth)
-        return self._fitted(again.outputs if again else [], call, self.replay.outgoing[self._key(call)])
-
-    def _fitted(self, arrays: list[np.ndarray], call: LayerCall, like: np.ndarray) -> Named:
+    def _first_array(self, call: LayerCall, which: str, like: np.ndarray, seen: Seen, trace: Trace) -> Named:
+        """The first array of the call's inputs or outputs, in Flax's layout."""
+        again = trace.call(call.path, call.nth)
+        arrays = getattr(again, which) if again else []
         fitting = fit(arrays[0], like.shape, _channels_last(self.links[call.path])) if arrays else None
         return {} if fitting is None else {"": np.asarray(fitting)}
-
-    def _outputs_again(self, changes: dict[int, Change]) -> Named:
-        return self._rerun(changes)[0].outputs
-
-    def _loss_again(self, changes: dict[int, Change]) -> Named:
-        return self._rerun(changes)[0].loss
-
-    def _state_again(self, changes: dict[int, Change]) -> Named:
-        return self._rerun(changes)[0].state
 
     def _rerun(self, changes: dict[int, Change]) -> tuple[Seen, Trace]:
         """Forward and loss once more from the same start, without a backward pass."""
@@ -189,10 +180,15 @@ class Forward:
         return self.reference.step(self.batch, watching, forward_only=True), trace
 
 
+Look = Callable[[Seen, Trace], Named]
+"""The arrays of a run of torch that Flax's are to be held against."""
+
+
 def _layers(pair: Pair) -> dict[str, Link]:
     """The outermost layers that the rulebook knows, by torch path."""
     found: dict[str, Link] = {}
     for link in pair.links.layers:
+        # A layer inside of a known one has no counterpart that could be called alone, as in attention.
         below = any(link.flax.startswith(f"{other.flax}.") for other in found.values())
         if link.rule and not below and isinstance(link.torch, str):
             found[link.torch] = link

@@ -1,18 +1,22 @@
-"""Gradients agree and updates do not: torch's optimizer with another setting, until it is optax's."""
+"""Gradients agree and updates do not: torch's optimizer with other settings, until it is optax's."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from .._comparison import Cause, Divergence
 from .._levels import Batches
-from .._sides.pair import Pair
+from .._pair import Pair
+from .._result import Cause, Divergence
 from .._sides.task import Named
-from .search import EQUAL, apart
+from .search import EQUAL, relative_error
+
+Parameters = list[torch.nn.Parameter]
+Build = Callable[[Parameters], torch.optim.Optimizer]
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "weight_decay": (0.0, 1e-4, 1e-2, 5e-4, 1e-3, 0.1),
@@ -35,7 +39,7 @@ OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "R
 
 
 def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
-    """Runs both sides `steps` steps, torch's with each variation, and holds the weights together.
+    """Runs both sides for `steps` steps, torch's with each variation, and compares the weights.
 
     Args:
       steps: beyond the first that differs, if there are more: settings that are alike in one step
@@ -44,73 +48,64 @@ def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str])
     """
     if not pair.task.optimizer:
         return None
-    ours = _flax_weights(pair, batches, steps)
-    right = pair.task.optimizer[0]
-    found = []
-    for text, build in _variations(right):
-        varied = dataclasses.replace(pair.task, optimizer=(build, pair.task.optimizer[1]))
+    build, tx = pair.task.optimizer
+    right = build([torch.nn.Parameter(torch.zeros(1))])
+    reference = pair.reference("float64")
+    candidate = pair.candidate(reference)
+    for step in range(1, steps + 1):
+        candidate.step(batches(step), reference.step(batches(step)).masks)
+    # torch runs from the start with each variation: an optimizer's state remembers its settings.
+    ours, found = candidate.weights(), []
+    for text, other in _variations(build, right):
+        varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))
         try:
-            theirs = _torch_weights(dataclasses.replace(pair, task=varied), batches, steps)
+            theirs = _weights(varied, batches, steps)
         except (ValueError, TypeError, RuntimeError):
             continue  # settings that torch refuses
-        relative = max(apart(ours[name], theirs[name]) for name in theirs if name not in noise)
+        relative = max(relative_error(ours[name], theirs[name]) for name in theirs if name not in noise)
         if relative <= EQUAL:
             found.append(Cause(text, relative))
-    kind = type(right([torch.nn.Parameter(torch.zeros(1))])).__name__
     where = "Gradients agree, and what the optimizer makes of them does not."
-    return Divergence("optimizer", "optimizer", kind, where, tuple(sorted(found, key=lambda c: c.relative)))
+    best = tuple(sorted(found, key=lambda cause: cause.relative))
+    return Divergence("optimizer", "optimizer", type(right).__name__, where, best)
 
 
-def _torch_weights(pair: Pair, batches: Batches, steps: int) -> Named:
+def _weights(pair: Pair, batches: Batches, steps: int) -> Named:
     side = pair.reference("float64")
     for step in range(1, steps + 1):
         side.step(batches(step))
     return side.weights()
 
 
-def _flax_weights(pair: Pair, batches: Batches, steps: int) -> Named:
-    reference = pair.reference("float64")
-    side = pair.candidate(reference)
-    for step in range(1, steps + 1):
-        side.step(batches(step), reference.step(batches(step)).masks)
-    return side.weights()
-
-
-def _variations(right: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    defaults = right([torch.nn.Parameter(torch.zeros(1))]).defaults
-    kind = type(right([torch.nn.Parameter(torch.zeros(1))]))
+def _variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[str, Build]]:
+    defaults, kind = right.defaults, type(right).__name__
     for name, values in VALUES.items():
         for value in values:
             if name in defaults and value != defaults[name]:
-                yield f"{name}={defaults[name]} (it acts as {value})", _with(right, {name: value})
+                text = f"{name}={defaults[name]} (it acts as {value})"
+                yield text, partial(_with, build, {name: value})
     rate = defaults.get("lr")
     for factor in (0.1, 10.0, 0.5, 2.0):
-        yield f"lr={rate} (it acts as {factor * rate:g})", _with(right, {"lr": factor * rate})
-    for other in OTHERS.get(kind.__name__, ()):
-        yield f"{kind.__name__} (it acts as {other})", _as(right, getattr(torch.optim, other))
-    if kind.__name__ == "AdamW":
+        yield f"lr={rate} (it acts as {factor * rate:g})", partial(_with, build, {"lr": factor * rate})
+    for other in OTHERS.get(kind, ()):
+        yield f"{kind} (it acts as {other})", partial(_as, build, getattr(torch.optim, other), {})
+    if kind == "AdamW":
         for value in VALUES["weight_decay"]:
-            yield (
-                f"AdamW, weight_decay={defaults['weight_decay']} (it acts as Adam with weight_decay={value})",
-                _as(right, torch.optim.Adam, weight_decay=value),
+            text = (
+                f"{kind}, weight_decay={defaults['weight_decay']} (it acts as Adam with weight_decay={value})"
             )
+            yield text, partial(_as, build, torch.optim.Adam, {"weight_decay": value})
 
 
-def _with(right: Callable[..., Any], settings: dict[str, Any]) -> Callable[..., Any]:
-    def build(parameters: Any) -> torch.optim.Optimizer:
-        optimizer = right(parameters)
-        for group in optimizer.param_groups:
-            group.update(settings)
-        return optimizer
-
-    return build
+def _with(build: Build, settings: dict[str, Any], parameters: Parameters) -> torch.optim.Optimizer:
+    optimizer = build(parameters)
+    for group in optimizer.param_groups:
+        group.update(settings)
+    return optimizer
 
 
-def _as(right: Callable[..., Any], other: type, **settings: Any) -> Callable[..., Any]:
-    def build(parameters: Any) -> torch.optim.Optimizer:
-        before = right(parameters)
-        common = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"} & before.defaults.keys()
-        kept = {name: before.defaults[name] for name in common} | settings
-        return other(before.param_groups[0]["params"], **kept)
-
-    return build
+def _as(build: Build, other: type, settings: dict[str, Any], parameters: Parameters) -> torch.optim.Optimizer:
+    before = build(parameters)
+    common = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"} & before.defaults.keys()
+    kept = {name: before.defaults[name] for name in common} | settings
+    return other(before.param_groups[0]["params"], **kept)

@@ -1,26 +1,27 @@
-"""Watching torch: what went into and came out of each layer, which functions were called, and the same
-again with one call changed.
+"""Watching torch: what went into each layer and came out, which functions were called, and a run with one
+of these calls changed.
 
-The changed call is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by
-torch itself, and the answer held against what Flax computed; nothing has to be known of Flax's code.
+The changed call is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by torch
+itself, and the answer is held against what Flax computed. Hooks sit on the compared copy alone, and the mode
+that sees the functions belongs to this thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..._typing import PyTree
 from .._sides.torch_arrays import named_leaves, to_numpy
 
-Function = Callable[..., Any]
-Change = Callable[[Function, tuple, dict], Any]
+Function = Callable[..., PyTree]
+Change = Callable[[Function, tuple, dict], PyTree]
 """What to do instead of function(*args, **kwargs)."""
 
 
@@ -40,9 +41,12 @@ class Op:
 
 @dataclasses.dataclass
 class LayerCall:
-    """One call of a layer: the path, the how-manyth call of it, its arrays in torch's layout.
+    """One call of a layer.
 
-    `first` and `last` say which ops it made: range(first, last).
+    Attributes:
+      nth: how many calls of the same layer came before.
+      inputs, outputs: its arrays in torch's layout.
+      first, last: the ops that it made are range(first, last).
     """
 
     path: str
@@ -66,13 +70,15 @@ class Trace:
 
 
 class _Ops(TorchFunctionMode):
-    """Numbers the calls, keeps them, and makes one of them differently."""
+    """Numbers the calls, keeps them, and changes some of them."""
 
     def __init__(self, trace: Trace, changes: dict[int, Change], keep: bool):
         super().__init__()
         self.trace, self.changes, self.keep, self.count = trace, changes, keep, 0
 
-    def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Function, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> PyTree:
         kwargs = kwargs or {}
         index, self.count = self.count, self.count + 1
         if self.keep:
@@ -103,14 +109,15 @@ def watched(
     def enter(path: str, layer: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         nth = counts[path] = counts.get(path, -1) + 1
         arrays = [to_numpy(x) for x in named_leaves((args, kwargs)).values()]
+        # Copies: what a layer is given may be changed in place later.
         open_calls.append(LayerCall(path, nth, arrays, [], ops.count))
         trace.calls.append(open_calls[-1])
 
-    def leave(path: str, layer: torch.nn.Module, args: tuple, output: Any) -> None:
+    def leave(path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         call = open_calls.pop()
         call.outputs, call.last = [to_numpy(x) for x in named_leaves(output).values()], ops.count
 
-    def finish(layer: torch.nn.Module, args: tuple, output: Any) -> None:
+    def finish(layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         trace.model_ops = ops.count
 
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Weights that are not the same: the leaf, and what would make it torch's."""
+"""Weights that differ: the first leaf, and what would make it torch's."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .._comparison import Cause, Divergence
-from .._measure import Difference
-from .._sides.pair import Pair
-from .search import EQUAL, apart
+from .._pair import Pair
+from .._result import Cause, Divergence
+from ..measuring import Difference
+from .search import EQUAL, relative_error
 
 
 def divergence(pair: Pair, different: list[Difference]) -> Divergence:
@@ -18,17 +18,17 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
     name = different[0].name
     reference = pair.reference("float64")
     theirs, ours = reference.weights()[name], pair.candidate(reference).weights()[name]
-    link = next(link for link in pair.links.layers if name.rpartition(".")[0] == link.flax)
-    found = (
-        Cause(text, apart(array, theirs)) for text, array in _rearranged(ours) if array.shape == theirs.shape
-    )
+    link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
+    # The search is over arrangements of Flax's own elements: equal shapes hide most of them.
+    fitting = ((text, x) for text, x in _rearranged(ours) if x.shape == theirs.shape)
+    found = (Cause(text, relative_error(x, theirs)) for text, x in fitting)
     causes = tuple(sorted((c for c in found if c.relative <= EQUAL), key=lambda c: c.relative))
     where = f"The weights of {len(different)} leaves are not torch's; the first is {name}."
     return Divergence(link.torch, link.flax, link.rule.torch if link.rule else "", where, causes)
 
 
 def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Ways in which elements get into the wrong places."""
+    """The ways in which elements end up in the wrong places."""
     for axes in itertools.permutations(range(x.ndim)):
         if axes != tuple(range(x.ndim)):
             yield f"its axes are permuted by {axes}", x.transpose(axes)

@@ -1,7 +1,7 @@
 """Files of weights: `.safetensors` and torch's own. Nothing in them is ever executed.
 
-A file from elsewhere is read as hostile: its header is checked against its size before any array is
-made, a pickle may only build tensors, and writing never leaves half a file behind.
+Every file is read as hostile: its header is checked against its size before any array is made, and a pickle
+may only build tensors. Writing never leaves half a file behind.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def read_weights(path: str | os.PathLike[str], *, key: str | None = None) -> dic
 
     Args:
       path: of a `.safetensors` file, or of a `.pt`, `.pth` or `.bin` that `torch.save` wrote.
-      key: where a checkpoint holds more than weights, the entry that is the state_dict; its parts
-        are separated by dots.
+      key: the entry of a checkpoint that is the state_dict, if there is more than weights in it; dots between
+        words.
 
     Returns:
       `.safetensors`: arrays on the file's own bytes, read when they are used. Else torch tensors,
@@ -63,8 +63,8 @@ def write_weights(
       metadata: texts for the header of a `.safetensors` file; `{"format": "pt"}` if left out.
 
     Raises:
-      FileError: an ending that is not known, a value or element type that the file cannot hold.
-      OSError: the folder is missing or not writable; what was there before is still there.
+      FileError: an unknown ending, or a value or element type that the file cannot hold.
+      OSError: the folder is missing or not writable; an older file is still there.
     """
     name = os.fspath(path)
     kind = _kind(name)

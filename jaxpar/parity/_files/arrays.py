@@ -1,4 +1,4 @@
-"""What is written: arrays from whatever holds numbers, or an error that names it."""
+"""Arrays to write: from whatever holds numbers, or an error that names it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .._tensors import array_of, is_tensor, tensor_of
 
 
 def array_from(path: str, name: str, value: Any) -> np.ndarray:
-    """An array, without a copy where it can be."""
+    """An array, without a copy where that is possible."""
     try:
         array = array_of(value) if is_tensor(value) else np.asarray(value)
-        if not hasattr(value, "dtype"):  # a number or a list, which other readers would not give back
+        if not hasattr(value, "dtype"):  # a number or a list, which would come back as an array
             raise TypeError(f"{type(value).__name__} is no array")
     except (TypeError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: {name} cannot be written: {error}.") from error
@@ -25,7 +25,7 @@ def array_from(path: str, name: str, value: Any) -> np.ndarray:
 
 
 def tensor_from(path: str, name: str, value: Any) -> Any:
-    """A torch tensor, of its own memory if it is not torch's already."""
+    """A torch tensor, on memory of its own unless it is one already."""
     if "torch" in sys.modules and is_tensor(value):
         return value.detach().cpu()
     array = np.array(array_from(path, name, value), order="C")

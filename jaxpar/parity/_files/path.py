@@ -1,4 +1,4 @@
-"""Paths: what must be true before a file is read, and files that appear whole or not at all."""
+"""Paths: checks before a file is read, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import FileError
 
 
 def checked_path(name: str) -> str:
-    """The path, if there is a plain file that is not empty.
+    """The path of a plain file that is not empty.
 
     Raises:
       FileError: missing, a folder, a device or pipe, empty, or not readable.
@@ -32,7 +32,7 @@ def checked_path(name: str) -> str:
 
 @contextlib.contextmanager
 def written(name: str) -> Iterator[str]:
-    """A temporary path beside `name`, which takes its place when the block ends well."""
+    """A temporary path beside `name`; the file takes its place when the block ends without an error."""
     folder, file = os.path.split(os.path.abspath(name))
     if os.path.isdir(name):
         raise FileError(f"{name}: it is a folder; give a file's name.")
@@ -42,7 +42,7 @@ def written(name: str) -> Iterator[str]:
     try:
         yield temporary
         with open(temporary, "rb+") as done:
-            os.fsync(done.fileno())
+            os.fsync(done.fileno())  # or a crash could leave the new name with no bytes
         os.replace(temporary, name)
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """The safetensors format: eight bytes of length, a JSON header, the arrays' bytes.
 
-The library checks the header (offsets, overlaps, overflows, sizes); duplicate keys, of which it keeps
-the last, are looked for here. Arrays are views of the mapped file.
+The library checks the header: offsets, overlaps, overflows, sizes. Of duplicate keys it keeps the last, so
+they are refused here. Arrays are views of the mapped file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONGEST_HEADER = 100_000_000
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """Raises FileError for whatever is wrong with the file."""
+    """Raises FileError for anything wrong with the file."""
     header, start = _header(path)
     _library_agrees(path)
     data = np.memmap(path, np.uint8, "r", start) if os.path.getsize(path) > start else np.zeros(0, np.uint8)
@@ -97,7 +97,7 @@ def _array(path: str, name: str, entry: Mapping[str, Any], data: np.ndarray) -> 
 
 
 def write(temporary: str, path: str, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
-    """Arrays in the order of their sizes' alignment, as the library orders them."""
+    """Arrays with the largest elements first, as the library writes them: every array is aligned."""
     arrays = {name: _given(path, name, tensor) for name, tensor in tensors.items()}
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": metadata}

@@ -1,7 +1,7 @@
 """torch's own files: zip archives with a pickle, of which only tensors are unpickled.
 
-`weights_only=True`, always. What an archive claims is compared with its size first: torch itself
-believes the sizes in it.
+Always with `weights_only=True`. torch believes the sizes in an archive, so they are compared with the file's
+size first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .arrays import tensor_from
 
 
 def read(path: str) -> Any:
-    """Raises FileError for whatever is wrong with the file."""
+    """Raises FileError for anything wrong with the file."""
     torch = _torch(path)
     _check_archive(path)
     try:
@@ -56,7 +56,7 @@ def _torch(path: str) -> Any:
 
 
 def _check_archive(path: str) -> None:
-    """torch's archives are zips of stored, not compressed, entries; older files are bare pickles."""
+    """torch's archives are zips of stored entries, none of them compressed; older files are bare pickles."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start.startswith(b"PK\x03\x04"):
@@ -92,5 +92,5 @@ def _tensors(found: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _first(error: Exception) -> str:
-    """The first sentence or so of torch's long messages."""
+    """The beginning of torch's long messages."""
     return " ".join(str(error).split())[:300]

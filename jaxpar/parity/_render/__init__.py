@@ -1,4 +1,4 @@
 """Rendering a comparison: text for a terminal, JSON, JUnit's XML, one HTML file.
 
-Each file has one function that takes a `Comparison`; none of them measures or judges.
+Each file draws a `Result`; none of them measures or judges. `phrases` holds the words that all of them share.
 """

@@ -1,7 +1,7 @@
-"""A comparison as JSON and back. The document's form is that of the dataclasses, field by field.
+"""A comparison as JSON and back. The document has the form of the dataclasses, field by field.
 
-JSON has no NaN, no infinity and no complex numbers: the first two are the texts "NaN", "Infinity" and
-"-Infinity" where a number is expected, a complex number is an object of `real` and `imag`.
+JSON has no NaN, no infinity and no complex numbers. Where a number is expected, "NaN", "Infinity" and
+"-Infinity" are texts, and a complex number is an object with `real` and `imag`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from .._comparison import Comparison
-from .._measure import Number
+from .._result import Result
+from ..measuring import Number
+
+R = TypeVar("R", bound=Result)
+Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | None
 
 FORMAT = "jaxpar.parity.Comparison"
 VERSION = 1
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
-    """Plain values. `same` says what the rows and the curve say, for readers without jaxpar."""
+def document(comparison: Result) -> dict[str, Any]:
+    """Plain values. `same` is the verdict, for readers without jaxpar."""
     head = {"format": FORMAT, "version": VERSION, "same": comparison.same}
     return head | _encoded(comparison)
 
 
-def dumps(comparison: Comparison) -> str:
+def dumps(comparison: Result) -> str:
     """Strict JSON in ASCII, a line for every field and every row."""
     lines = []
     for name, value in document(comparison).items():
@@ -41,15 +44,15 @@ def dumps(comparison: Comparison) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _line(value: Any) -> str:
+def _line(value: Json) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-def comparison(text: str) -> Comparison:
-    """What `dumps` was given.
+def loads(text: str, kind: type[R]) -> R:
+    """What `dumps` was given, as a Result of this class.
 
     Raises:
-      ValueError: the text is no JSON, or not of this form; the message says where.
+      ValueError: the text is not JSON, or not of this form; the message says where.
     """
     try:
         found = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
@@ -64,7 +67,7 @@ def comparison(text: str) -> Comparison:
             f"comparison: the document has version {found.get('version')!r}, this jaxpar reads {VERSION}."
         )
     rest = {key: value for key, value in found.items() if key not in ("format", "version", "same")}
-    decoded: Comparison = _decoded(Comparison, rest, "comparison")
+    decoded: R = _decoded(kind, rest, "comparison")
     if found.get("same") is not decoded.same:
         raise ValueError(f'comparison: "same" is {found.get("same")!r}, but its rows say {decoded.same}.')
     return decoded
@@ -86,8 +89,8 @@ def _encoded(value: Any) -> Any:
     return value
 
 
-def _decoded(kind: Any, value: Any, path: str) -> Any:
-    """The value of a type, `path` saying where in the document it stands."""
+def _decoded(kind: Any, value: Json, path: str) -> Any:
+    """The value of a type; `path` says where in the document it stands."""
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, path)
     if typing.get_origin(kind) is tuple:
@@ -111,7 +114,7 @@ def _decoded(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _dataclass(kind: Any, value: Any, path: str) -> Any:
+def _dataclass(kind: Any, value: Json, path: str) -> Any:
     hints, found = _hints(kind), _object(value, path)
     if found.keys() != hints.keys():
         names = ", ".join(sorted(found.keys() ^ hints.keys()))
@@ -125,7 +128,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+def _tuple(kinds: tuple[Any, ...], value: Json, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         _wrong(path, value, "a list")
     if kinds[-1] is Ellipsis:
@@ -135,11 +138,11 @@ def _tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     return tuple(_decoded(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
 
 
-def _object(value: Any, path: str) -> dict[str, Any]:
+def _object(value: Json, path: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else _wrong(path, value, "an object")
 
 
-def _float(value: Any, path: str) -> float:
+def _float(value: Json, path: str) -> float:
     if isinstance(value, str) and value in NOT_FINITE:
         return NOT_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -150,7 +153,7 @@ def _float(value: Any, path: str) -> float:
         _wrong(path, value, "a number of float64")
 
 
-def _number(value: Any, path: str) -> Number:
+def _number(value: Json, path: str) -> Number:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, dict) and value.keys() == {"real", "imag"}:
@@ -170,6 +173,6 @@ def _no_such_number(text: str) -> NoReturn:
     raise ValueError(f'comparison: JSON has no {text}; it is written as the text "{text}".')
 
 
-def _wrong(path: str, value: Any, expected: str) -> NoReturn:
+def _wrong(path: str, value: Json, expected: str) -> NoReturn:
     shown = repr(value)
     raise ValueError(f"{path}: {shown if len(shown) < 60 else shown[:57] + '...'} is not {expected}.")

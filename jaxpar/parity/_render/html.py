@@ -7,16 +7,16 @@ import hashlib
 from importlib import resources
 from typing import Any
 
-from .._comparison import Comparison
-from .._judge import Judged, Level
-from . import plots, words
+from .._result import Result
+from ..measuring import Judged, Level
+from . import phrases, plots
 
 ROWS = 1000
 """In the table; the ones nearest to their limit. The others are counted."""
 
 
-def dumps(comparison: Comparison) -> str:
-    """The page. It is XML as well, so that whatever a name contains cannot become markup unnoticed.
+def dumps(comparison: Result) -> str:
+    """The page. It is valid XML as well, so a test notices when a name becomes markup.
 
     Raises:
       ImportError: jinja2 is not installed.
@@ -31,12 +31,12 @@ def dumps(comparison: Comparison) -> str:
         loader=jinja2.FunctionLoader(_file),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: words.legal(value) if type(value) is str else value,
+        finalize=lambda value: phrases.legal(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"short": words.short, "value": words.value, "middle": words.middle, "path": _path}
+    environment.filters |= {f.__name__: f for f in (phrases.short, phrases.value, phrases.middle, path)}
     script = _file("sort.js")
     return environment.get_template("report.html.j2").render(
         _view(comparison),
@@ -46,24 +46,24 @@ def dumps(comparison: Comparison) -> str:
     )
 
 
-def _view(comparison: Comparison) -> dict[str, Any]:
+def _view(comparison: Result) -> dict[str, Any]:
     """What the template names."""
-    rows = words.worst_first(comparison.rows)
+    rows = phrases.worst_first(comparison.rows)
     curve = comparison.curve
     scatters = plots.scatters(comparison)
     return {
         "comparison": comparison,
-        "headline": words.headline(comparison),
-        "summary": words.summary(comparison),
-        "question": words.QUESTIONS[comparison.level],
-        "divergence": words.divergence(comparison),
-        "counts": words.counts(comparison.rows),
+        "headline": phrases.headline(comparison),
+        "summary": phrases.summary(comparison),
+        "question": phrases.QUESTIONS[comparison.level],
+        "divergence": phrases.divergence(comparison),
+        "counts": phrases.counts(comparison.rows),
         "rows": [_cells(row) for row in rows[:ROWS]],
-        "hidden": words.counts(rows[ROWS:]),
+        "hidden": phrases.counts(rows[ROWS:]),
         "ratios": comparison.level is not Level.SEMANTIC,
         "bars": plots.bars(comparison),
         "scatters": scatters,
-        "marked": [each for each in words.ORDER if any(each in plot.marks for plot in scatters)],
+        "marked": [each for each in phrases.ORDER if any(each in plot.marks for plot in scatters)],
         "trajectory": None if curve is None or not curve.steps else plots.trajectory(curve),
         "size": plots,
     }
@@ -71,10 +71,11 @@ def _view(comparison: Comparison) -> dict[str, Any]:
 
 def _cells(row: Judged) -> dict[str, Any]:
     d = row.difference
-    return {"row": row, "d": d, "name": words.name(d), "shape": words.shape(row), "limit": words.limit(row)}
+    texts = {"name": phrases.name(d), "shape": phrases.shape(row), "limit": phrases.limit(row)}
+    return {"row": row, "d": d, **texts}
 
 
-def _path(points: list[tuple[float, float]]) -> str:
+def path(points: list[tuple[float, float]]) -> str:
     """The points joined, as SVG writes it."""
     return "M" + "L".join(f"{x:g},{y:g}" for x, y in points)
 

@@ -1,20 +1,20 @@
-"""A comparison as JUnit's XML, which CI systems show: a test case for each tensor, layer and curve."""
+"""A comparison as JUnit's XML for CI systems: a test case for each tensor, each layer and the curve."""
 
 from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from .._comparison import Comparison, LayerResult
-from .._judge import Judged, Outcome
-from . import words
-from .words import legal
+from .._result import LayerResult, Result
+from ..measuring import Judged, Outcome
+from . import phrases
+from .phrases import legal
 
 STEPS = 10
 """Steps that a failure lists."""
 
 
-def dumps(comparison: Comparison) -> str:
-    """A tensor that is different at any step is one failure; noise is skipped, with its reason."""
+def dumps(comparison: Result) -> str:
+    """One failure for each tensor that differs at any step; noise is a skipped case with its reason."""
     suite = ElementTree.Element("testsuite", name=legal(comparison.subject or "parity"))
     properties = ElementTree.SubElement(suite, "properties")
     facts = {"level": comparison.level.value, "steps": comparison.steps, "replicas": comparison.replicas}
@@ -25,10 +25,10 @@ def dumps(comparison: Comparison) -> str:
         _add_layers(suite, comparison)
     if comparison.curve is not None:
         _add_case(
-            suite, "trajectory", "curve", words.headline(comparison) if comparison.curve.failing else ""
+            suite, "trajectory", "curve", phrases.headline(comparison) if comparison.curve.failing else ""
         )
     if not comparison.rows:
-        _add_case(suite, "comparison", "rows", words.headline(comparison))
+        _add_case(suite, "comparison", "rows", phrases.headline(comparison))
     counts = {"tests": "testcase", "failures": "testcase/failure", "skipped": "testcase/skipped"}
     numbers = {key: str(len(suite.findall(path))) for key, path in counts.items()}
     numbers |= {"errors": "0", "time": f"{comparison.seconds:.3f}"}
@@ -40,10 +40,10 @@ def dumps(comparison: Comparison) -> str:
     return f"<?xml version='1.0' encoding='UTF-8'?>\n{ElementTree.tostring(root, encoding='unicode')}\n"
 
 
-def _add_rows(suite: ElementTree.Element, comparison: Comparison) -> None:
+def _add_rows(suite: ElementTree.Element, comparison: Result) -> None:
     steps: dict[tuple[str, str], list[Judged]] = {}
     for row in comparison.rows:
-        steps.setdefault((row.difference.kind.value, words.name(row.difference)), []).append(row)
+        steps.setdefault((row.difference.kind.value, phrases.name(row.difference)), []).append(row)
     for (kind, name), rows in steps.items():
         wrong = [row for row in rows if row.outcome is Outcome.DIFFERENT]
         lines = [f"step {row.difference.step}: {row.reason}" for row in wrong]
@@ -53,18 +53,18 @@ def _add_rows(suite: ElementTree.Element, comparison: Comparison) -> None:
         _add_case(suite, kind, name, "\n".join(lines), rows[0].reason if silent else "")
 
 
-def _add_layers(suite: ElementTree.Element, comparison: Comparison) -> None:
+def _add_layers(suite: ElementTree.Element, comparison: Result) -> None:
     assert comparison.divergence is not None
     for layer in comparison.divergence.layers:
         _add_case(
-            suite, "layer", words.layer(layer.reference), "" if layer.same else _layer(layer, comparison)
+            suite, "layer", phrases.layer(layer.reference), "" if layer.same else _layer(layer, comparison)
         )
 
 
-def _layer(layer: LayerResult, comparison: Comparison) -> str:
-    lines = [f"{layer.kind}: relative {words.short(layer.relative)}", layer.note]
+def _layer(layer: LayerResult, comparison: Result) -> str:
+    lines = [f"{layer.kind}: relative {phrases.short(layer.relative)}", layer.note]
     if comparison.divergence is not None and comparison.divergence.reference == layer.reference:
-        lines += words.divergence(comparison)
+        lines += phrases.divergence(comparison)
     return "\n".join(filter(None, lines))
 
 

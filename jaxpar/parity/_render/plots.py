@@ -1,4 +1,4 @@
-"""Where things lie in the report's pictures: numbers to coordinates. The drawing is the template's."""
+"""Where things lie in the report's pictures: numbers to coordinates. The template draws."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from .._comparison import Comparison, Curve
-from .._judge import Judged, Level, Outcome
-from .._measure import Kind
-from . import words
+from .._result import Curve, Result
+from ..measuring import Judged, Kind, Level, Outcome
+from . import phrases
 
 POINTS = 1500
 """Of one plot of errors."""
 WIDTH, HEIGHT = 360, 278
 LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
 ZERO_X, ZERO_Y = 70, 230
-"""Where the zeros are, which have no place on a logarithmic axis."""
+"""Where zeros are drawn, which have no place on a logarithmic axis."""
 CURVE_WIDTH, CURVE_HEIGHT = 720, 300
 BAR_FLOOR = 1e-17
 
@@ -38,7 +37,7 @@ class Axis:
         return cls(low - (low == high), high + (low == high), start, end)
 
     def at(self, value: float) -> float:
-        """The pixel of a value; those beyond an end are put there."""
+        """The pixel of a value; values beyond an end are drawn there."""
         log = math.log10(value) if value > 0 else self.low
         part = (min(max(log, self.low), self.high) - self.low) / (self.high - self.low)
         return round(self.start + part * (self.end - self.start), 1)
@@ -72,7 +71,7 @@ class Scatter:
     elements: int
 
 
-def scatters(comparison: Comparison) -> list[Scatter]:
+def scatters(comparison: Result) -> list[Scatter]:
     """One plot for each kind of tensor that has samples."""
     found = []
     for kind in Kind:
@@ -82,7 +81,7 @@ def scatters(comparison: Comparison) -> list[Scatter]:
     return found
 
 
-def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Comparison) -> Scatter:
+def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Result) -> Scatter:
     pairs = [pair for row in rows for pair in row.difference.samples]
     x = Axis.over((a for a, _ in pairs), LEFT, RIGHT)
     y = Axis.over((b for _, b in pairs), BOTTOM, TOP)
@@ -112,7 +111,7 @@ def _guide(text: str, factor: float, x: Axis, y: Axis) -> Guide | None:
     if low >= high:
         return None
     start, end = ((x.at(10.0**log), y.at(10.0 ** (log + shift))) for log in (low, high))
-    return Guide(f"{text}: {words.short(factor)} of the magnitude", start, end)
+    return Guide(f"{text}: {phrases.short(factor)} of the magnitude", start, end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """In order of execution; `limit` is where the bound lies, as a part of the width."""
+    """Bars in order of execution; `limit` is the place of the bound, as a part of the width."""
 
     title: str
     text: str
@@ -137,22 +136,22 @@ class Bars:
     bars: list[Bar]
 
 
-def bars(comparison: Comparison) -> Bars:
+def bars(comparison: Result) -> Bars:
     """The replayed layers, or else the worst step of every tensor."""
     d = comparison.divergence
     return _layer_bars(comparison) if d is not None and d.layers else _tensor_bars(comparison)
 
 
-def _layer_bars(comparison: Comparison) -> Bars:
+def _layer_bars(comparison: Result) -> Bars:
     assert comparison.divergence is not None
     layers = comparison.divergence.layers
     limit = comparison.policy.relative
     axis = Axis.over([BAR_FLOOR, limit, *(layer.relative for layer in layers)], 0, 100)
     found = [
         Bar(
-            label=words.layer(layer.reference),
+            label=phrases.layer(layer.reference),
             kind=layer.kind,
-            text=words.short(layer.relative),
+            text=phrases.short(layer.relative),
             part=axis.at(layer.relative),
             outcome=Outcome.SAME if layer.same else Outcome.DIFFERENT,
             note=layer.note,
@@ -166,7 +165,7 @@ def _layer_bars(comparison: Comparison) -> Bars:
     return Bars("Layer by layer", text, axis.at(limit), found)
 
 
-def _tensor_bars(comparison: Comparison) -> Bars:
+def _tensor_bars(comparison: Result) -> Bars:
     worst: dict[tuple[Kind, str], Judged] = {}
     for row in comparison.rows:
         key = row.difference.kind, row.difference.name
@@ -175,9 +174,9 @@ def _tensor_bars(comparison: Comparison) -> Bars:
     axis = Axis.over([1e-6, 1.0, *(row.severity for row in worst.values())], 0, 100)
     found = [
         Bar(
-            label=words.name(row.difference),
+            label=phrases.name(row.difference),
             kind=row.difference.kind.value,
-            text=f"{words.short(row.severity)} of limit" if row.severity >= 0 else "noise",
+            text=f"{phrases.short(row.severity)} of limit" if row.severity >= 0 else "noise",
             part=axis.at(row.severity),
             outcome=row.outcome,
             note=row.reason,
@@ -200,7 +199,7 @@ class Trajectory:
 
 
 def trajectory(curve: Curve) -> Trajectory:
-    """Where the curve lies; at most 600 steps are drawn, the first one outside among them."""
+    """The curve in pixels; at most 600 steps are drawn, among them the first one outside."""
     y = Axis.over([*curve.candidate, *curve.low, *curve.high], CURVE_HEIGHT - 44, 14)
     first, last = curve.steps[0], max(curve.steps[-1], curve.steps[0] + 1)
 
@@ -221,7 +220,7 @@ def trajectory(curve: Curve) -> Trajectory:
 
 
 def _round_steps(first: int, last: int) -> range:
-    """At most about ten multiples of 1, 2 or 5 times a power of ten."""
+    """About ten steps at most: multiples of 1, 2 or 5 times a power of ten."""
     least = max(1.0, (last - first) / 10)
     power = 10 ** math.floor(math.log10(least))
     apart = next(k * power for k in (1, 2, 5, 10) if k * power >= least)

@@ -1,4 +1,4 @@
-"""A comparison as a table for a terminal or a log: the worst first, what is alike counted."""
+"""A comparison as a table for a terminal or a log: the worst rows first, the others counted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .._comparison import Comparison
-from .._judge import Judged, Level, Outcome
-from . import words
+from .._result import Result
+from ..measuring import Judged, Level, Outcome
+from . import phrases
 
 WIDTH = 120
-"""Of the text that `str` gives; a terminal has its own."""
+"""Of the text that `str` returns; a terminal has its own."""
 SHOWN = {Outcome.DIFFERENT: 20, Outcome.WORSE: 10, Outcome.SAME: 3, Outcome.NOISE: 5}
 """Rows of each outcome; the others are counted."""
 STYLES = {Outcome.DIFFERENT: "bold red", Outcome.WORSE: "yellow", Outcome.SAME: "green", Outcome.NOISE: "dim"}
 
 
-def plain(comparison: Comparison) -> str:
+def plain(comparison: Result) -> str:
     """The table without colours."""
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
@@ -28,14 +28,14 @@ def plain(comparison: Comparison) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def table(comparison: Comparison, width: int) -> Group:
-    """For rich, for so many columns: colours where the terminal has them and NO_COLOR is not set."""
+def table(comparison: Result, width: int) -> Group:
+    """For rich, in so many columns; it has colours where the terminal has, unless NO_COLOR is set."""
     verdict = Outcome.SAME if comparison.same else Outcome.DIFFERENT
     parts: list[RenderableType] = [
-        Text(words.headline(comparison) + ".", STYLES[verdict]),
-        Text(words.summary(comparison)),
+        Text(phrases.headline(comparison) + ".", STYLES[verdict]),
+        Text(phrases.summary(comparison)),
     ]
-    if lines := words.divergence(comparison):
+    if lines := phrases.divergence(comparison):
         parts += [Text(), Text(lines[0], "bold"), *(Text(line) for line in lines[1:])]
     if comparison.rows:
         parts += [Text(), _rows(comparison, width), *(Text(line) for line in _collapsed(comparison))]
@@ -47,18 +47,18 @@ def table(comparison: Comparison, width: int) -> Group:
     return Group(*parts)
 
 
-def _shown(comparison: Comparison) -> list[Judged]:
+def _shown(comparison: Result) -> list[Judged]:
     left = dict(SHOWN)
     shown = []
-    for row in words.worst_first(comparison.rows):
+    for row in phrases.worst_first(comparison.rows):
         left[row.outcome] -= 1
         if left[row.outcome] >= 0:
             shown.append(row)
     return shown
 
 
-def _rows(comparison: Comparison, width: int) -> Table:
-    """As many columns as fit; no number is cut, and a path is folded or loses its middle."""
+def _rows(comparison: Result, width: int) -> Table:
+    """As many columns as fit. No number is cut; a path is folded or loses its middle."""
     numeric, steps, wide = comparison.level is not Level.SEMANTIC, comparison.steps > 1, width >= 100
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     grid.add_column("verdict", no_wrap=True)
@@ -76,7 +76,7 @@ def _rows(comparison: Comparison, width: int) -> Table:
         grid.add_column(name, justify="right", no_wrap=True)
     for row in _shown(comparison):
         cells = _cells(row)
-        path = Text(words.middle(words.name(row.difference), 120 if wide else 50))
+        path = Text(phrases.middle(phrases.name(row.difference), 120 if wide else 50))
         grid.add_row(cells["verdict"], row.difference.kind.value, path, *(cells[each] for each in numbers))
     return grid
 
@@ -85,22 +85,22 @@ def _cells(row: Judged) -> dict[str, Text]:
     d = row.difference
     cells = {
         "step": str(d.step),
-        "shape": words.middle(words.shape(row), 16),
-        "relative": words.short(d.relative),
-        "ratio RMS": words.short(d.ratio_rms),
-        "ratio max": words.short(d.ratio_max),
-        "limit": words.limit(row),
-        "max abs": words.short(d.max_abs),
-        "ULP": words.short(d.ulp),
-        "worst at": words.middle(str(list(d.index)), 16),
+        "shape": phrases.middle(phrases.shape(row), 16),
+        "relative": phrases.short(d.relative),
+        "ratio RMS": phrases.short(d.ratio_rms),
+        "ratio max": phrases.short(d.ratio_max),
+        "limit": phrases.limit(row),
+        "max abs": phrases.short(d.max_abs),
+        "ULP": phrases.short(d.ulp),
+        "worst at": phrases.middle(str(list(d.index)), 16),
     }
     verdict = Text(row.outcome.value, STYLES[row.outcome])
     return {"verdict": verdict} | {name: Text(cell) for name, cell in cells.items()}
 
 
-def _collapsed(comparison: Comparison) -> list[str]:
+def _collapsed(comparison: Result) -> list[str]:
     """The rows that are not in the table, counted."""
-    shown, found = _shown(comparison), words.counts(comparison.rows)
+    shown, found = _shown(comparison), phrases.counts(comparison.rows)
     lines = []
     for outcome, count in found.items():
         more = count - sum(row.outcome is outcome for row in shown)
@@ -109,22 +109,22 @@ def _collapsed(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _reasons(comparison: Comparison) -> list[str]:
-    """Why, for the rows whose numbers do not say it: faults and noise."""
+def _reasons(comparison: Result) -> list[str]:
+    """Reasons of the rows whose numbers do not tell: faults and noise."""
     reasons = (
-        f"{row.difference.kind.value} {words.name(row.difference)}: {row.reason}"
+        f"{row.difference.kind.value} {phrases.name(row.difference)}: {row.reason}"
         for row in _shown(comparison)
         if row.reason and (row.difference.fault is not None or row.outcome is Outcome.NOISE)
     )
     return list(dict.fromkeys(reasons))
 
 
-def _curve(comparison: Comparison) -> list[str]:
+def _curve(comparison: Result) -> list[str]:
     curve = comparison.curve
     if curve is None or not curve.steps:
         return []
     mode = "set back to the reference before every step" if curve.resync else "running freely"
-    ends = (f"{words.short(curve.candidate[i])} at step {curve.steps[i]}" for i in (0, -1))
+    ends = (f"{phrases.short(curve.candidate[i])} at step {curve.steps[i]}" for i in (0, -1))
     outside = "never outside the envelope"
     if curve.first_outside is not None:
         outside = f"outside the envelope from step {curve.first_outside} on"

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import projection
-from .flax_net import cast, flax_net
+from ..._typing import PyTree
+from .._weights.tree import FlaxModule, Variables
+from .default_loss import factors
+from .flax_attention import softmax_in_float64
+from .flax_net import Arrays, cast, flax_net
 from .task import Batch, Named, Seen, Task
-
-Tree = Any
 
 
 class FlaxSide:
@@ -22,25 +23,34 @@ class FlaxSide:
     float64 needs x64 on wherever the methods are called.
 
     Args:
-      factors: of the projection, in Flax's layout, where they are known already.
+      factors: of the default loss, in Flax's layout, where they are known already.
     """
 
     def __init__(
-        self, module: Any, task: Task, dtype: str, variables: Any = None, factors: Named | None = None
+        self,
+        module: FlaxModule,
+        task: Task,
+        dtype: str,
+        variables: Variables | None = None,
+        factors: Named | None = None,
     ):
         self.factors = factors
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
-        self.parameters, self.rest = self.net.parameters, self.net.rest
         self.tx = task.optimizer[1] if task.optimizer else None
-        self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
+        # One program for the forward and backward pass and the update, as in training. The optimizer's state
+        # is an argument, so all steps run the same program.
         self._step = jax.jit(self._compute)
+        self._start()
 
-    def fresh(self) -> FlaxSide:
+    def _start(self) -> None:
+        self.parameters, self.rest = self.net.parameters, self.net.rest
+        self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
+
+    def restarted(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
         side = copy.copy(self)
-        side.parameters, side.rest = self.net.parameters, self.net.rest
-        side.optimizer_state = self.tx.init(side.parameters) if self.tx else ()
+        side._start()
         return side
 
     def step(self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True) -> Seen:
@@ -49,13 +59,13 @@ class FlaxSide:
         Without `keep` the side stays as it was.
         """
         inputs = self._arrays(batch.inputs)
-        targets = self._arrays(batch.targets) if self.task.loss else self.projection(batch, masks)
+        targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
         before = self.parameters, self.rest, self.optimizer_state
         loss, outputs, (gradients, of_inputs), *after = self._step(*before, inputs, targets, masks)
         if keep:
             self.parameters, self.rest, self.optimizer_state = after
         return Seen(
-            outputs={name: np.asarray(x) for name, x in named_leaves(outputs).items()},
+            outputs=_numpy(named_leaves(outputs)),
             loss={"": np.asarray(loss)} if self.task.loss else {},
             input_gradients={str(i): np.asarray(x) for i, x in of_inputs.items()},
             gradients=_numpy(self.net.named_parameters(gradients)),
@@ -74,15 +84,22 @@ class FlaxSide:
         self.parameters, self.rest = self.net.filled(self.parameters, self.rest, {**weights, **state})
 
     def _compute(
-        self, parameters: Tree, rest: Tree, optimizer_state: Tree, inputs: tuple, targets: Any, masks: tuple
+        self,
+        parameters: PyTree,
+        rest: PyTree,
+        optimizer_state: PyTree,
+        inputs: tuple,
+        targets: PyTree,
+        masks: tuple,
     ) -> tuple:
-        def objective(parameters: Tree, floating: dict[int, jax.Array]) -> tuple:
+        def objective(parameters: PyTree, floating: dict[int, jax.Array]) -> tuple:
             whole = tuple(floating.get(i, x) for i, x in enumerate(inputs))
             outputs, after = self.net.apply(parameters, rest, whole, masks)
             return self._loss(outputs, targets), (outputs, after)
 
+        # Tokens and masks have no gradient, and JAX refuses to be asked for one.
         floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
-        gradient = jax.value_and_grad(objective, (0, 1), has_aux=True)
+        gradient = jax.value_and_grad(softmax_in_float64(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
         if self.tx:
             updates, optimizer_state = self.tx.update(gradients[0], optimizer_state, parameters)
@@ -90,18 +107,19 @@ class FlaxSide:
             parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
         return loss, outputs, gradients, parameters, after, optimizer_state
 
-    def _loss(self, outputs: Any, targets: Any) -> jax.Array:
+    def _loss(self, outputs: PyTree, targets: PyTree) -> jax.Array:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
         leaves = named_leaves(outputs)
-        terms = (jnp.sum(leaves[name] * factors) for name, factors in targets.items())
+        terms = (jnp.sum(leaves[name] * x) for name, x in targets.items())
         return sum(terms, jnp.zeros((), self.dtype))
 
-    def projection(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> dict[str, jax.Array]:
-        """The factors of the outputs, made from the shapes that torch has."""
+    def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
+        """The default loss's factors of the outputs, made from the shapes that torch has."""
         if self.factors is not None:
             return {name: self.array(x) for name, x in self.factors.items()}
         inputs = self._arrays(batch.inputs)
+        # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
         outputs, _ = jax.eval_shape(self.net.apply, self.parameters, self.rest, inputs, masks)
         back = self.task.layout.outputs_back
         shapes = {
@@ -109,8 +127,8 @@ class FlaxSide:
             for name, x in named_leaves(outputs).items()
             if jnp.issubdtype(x.dtype, jnp.floating)
         }
-        factors = projection.weights(shapes, self.task.seed)
-        return {name: self.array(self.task.layout.outputs(x)) for name, x in factors.items()}
+        made = factors(shapes, self.task.seed)
+        return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
@@ -119,10 +137,10 @@ class FlaxSide:
         return cast(jnp.asarray(x), self.dtype)
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, Any]:
     """The leaves of the outputs, by their place: "" for a lone array, else [0], ['logits']."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _numpy(named: dict[str, jax.Array]) -> Named:
+def _numpy(named: Arrays) -> Named:
     return {name: np.asarray(x) for name, x in named.items()}

@@ -15,7 +15,7 @@ def same(x: np.ndarray) -> np.ndarray:
 
 
 def to_channels_last(x: np.ndarray) -> np.ndarray:
-    """[N, C, *S] to [N, *S, C]; integers and arrays of less than three axes stay as they are."""
+    """[N, C, *S] to [N, *S, C]; integers and arrays of fewer than three axes stay as they are."""
     return np.moveaxis(x, 1, -1) if _has_channels(x) else x
 
 

@@ -1,4 +1,4 @@
-"""Task: what both sides are asked to do, in words that belong to neither framework."""
+"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Task:
       loss: None for a fixed random projection of the outputs.
       optimizer: None for no update.
       replicas: N of DataParallel; 1 for the bare modules.
-      layout: how the arrays of torch are laid out for Flax.
+      layout: how torch's arrays are laid out for Flax.
       torch_kwargs, flax_kwargs: for every call of the model.
       seed: of the projection and of dropout masks.
     """

@@ -1,15 +1,15 @@
-"""Elements at a kink: where rounding alone decides which of two derivatives a framework takes."""
+"""Elements at a kink, where rounding alone decides which of two derivatives a framework takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._noise import kinks
+from ..measuring import kinks
 from .torch_arrays import to_numpy
 
 POINTS: dict[str, tuple[float, ...]] = {
@@ -22,16 +22,21 @@ POINTS: dict[str, tuple[float, ...]] = {
 }
 """By function, with its default settings."""
 
+T = TypeVar("T")
+
 
 class _Count(TorchFunctionMode):
+    """Belongs to the thread that enters it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.near: dict[str, int] = {}
         self.all: dict[str, int] = {}
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> T:
+        # By name, because relu is three functions: torch's, the functional one and the tensor's method.
         name = getattr(function, "__name__", "")
         if name in POINTS and args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             self.near[name] = self.near.get(name, 0) + kinks(to_numpy(args[0]), POINTS[name])

@@ -1,7 +1,7 @@
 """The torch model at work: in one element type, alone or in torch's own DataParallel.
 
 PyTorch is the reference, so everything is done as its documentation does it: `zero_grad`, forward,
-`backward`, `step`. What is seen is told in Flax's names and layout.
+`backward`, `step`. What is seen has Flax's names and layout.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
 
+from ..._typing import PyTree
 from .._weights import Links
-from . import projection
+from .default_loss import factors
 from .task import Batch, Named, Seen, Task
 from .torch_arrays import named_leaves, to_numpy, to_tensor
-from .torch_masks import capture
+from .torch_dropout import capture
 
 
 class TorchSide:
@@ -26,6 +26,7 @@ class TorchSide:
 
     def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
+        # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
         self.module = copy.deepcopy(module).to("cpu", self.torch_dtype)
         self.module.train(task.training)
         self.links, self.task = links, task
@@ -39,9 +40,10 @@ class TorchSide:
         """Forward, backward, and the optimizer's step if there is one.
 
         Args:
-          observe: entered around forward and loss, for who wants to watch.
+          observe: entered around forward and loss, to watch them.
           forward_only: no backward pass and no step; gradients are zero then.
         """
+        # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
         with self._wrapped() as net, seeded(self.task.seed + self.steps), capture() as masks:
             inputs = [self._input(x) for x in batch.inputs]
@@ -74,7 +76,7 @@ class TorchSide:
         return self.links.parameters(self._arrays())
 
     def state(self) -> Named:
-        """All that is no parameter, as Flax has it."""
+        """Everything but the parameters, as Flax has it."""
         return self.links.state(self._arrays())
 
     def continue_from(self, other: TorchSide) -> None:
@@ -93,6 +95,8 @@ class TorchSide:
         import torch_ref
 
         threads = torch.get_num_threads()
+        # Both of these reach all of torch in this process, for the length of a step. torch's DataParallel
+        # asks modules of torch for its devices, and torch has one number of threads for all.
         with torch_ref.pretend(self.task.replicas) as devices:
             self.device = devices.device
             net = torch.nn.DataParallel(self.module.to(self.device), list(range(devices.count)))
@@ -111,20 +115,19 @@ class TorchSide:
         return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
     def _loss(
-        self, outputs: Any, leaves: dict[str, torch.Tensor], targets: tuple[np.ndarray, ...]
+        self, outputs: PyTree, leaves: dict[str, torch.Tensor], targets: tuple[np.ndarray, ...]
     ) -> torch.Tensor:
         if self.task.loss:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
+        # Integers, as an argmax among the outputs, have no gradient.
         real = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point()}
-        factors = projection.weights({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
-        terms = [(x * self._tensor(factors[name])).sum() for name, x in real.items()]
+        made = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
+        terms = [(x * self._tensor(made[name])).sum() for name, x in real.items()]
         return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
 
     def _gradients(self) -> Named:
-        named = {
-            name: to_numpy(_gradient(p)) for name, p in self.module.named_parameters(remove_duplicate=False)
-        }
-        return self.links.gradients(named)
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        return self.links.to_flax({name: to_numpy(_gradient(p)) for name, p in parameters}, gradient=True)
 
     def _arrays(self) -> Named:
         return {name: to_numpy(x) for name, x in self.module.state_dict().items()}
@@ -137,7 +140,11 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's CPU generator starts at `seed` inside, and is as before afterwards."""
+    """torch's CPU generator starts at `seed` inside, and is as before afterwards.
+
+    It is one for the whole process. Modules draw from it and take no other, so another thread that draws from
+    it meanwhile gets other numbers, and gives the comparison others: NotDeterministicError says so.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -1,23 +1,24 @@
-"""fresh: copies of views in any order of axes, about as fast as memory allows.
+"""Copies of host arrays: in any order of axes about as fast as memory allows, and onto the old ones' devices.
 
-NumPy copies a transposed matrix down its columns, and every element is a cache miss. Here tiles are
-copied twice: along the rows into a small buffer, whose rows are padded so that they do not evict each
-other, and from there in the new order; and all cores take part.
+NumPy copies a transposed matrix down its columns, and every element is a cache miss. `aligned_copy` copies
+tiles twice: along the rows into a small buffer, whose rows are padded so that they do not evict each other,
+and from there in the new order; and all cores take part.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 ALIGNMENT = 64
 """JAX on a CPU takes over a buffer that begins at a multiple of this, and copies any other."""
 TILE = 128, 256
-"""Rows and columns of a tile, which is to fit into a second-level cache with its copy."""
+"""Rows and columns of a tile, small enough to fit into a second-level cache with its copy."""
 PADDING = 16
 SMALL = 1 << 14
 """Bytes below which tiles are not worth their bookkeeping."""
@@ -26,7 +27,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def fresh(array: np.ndarray) -> np.ndarray:
+def place(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Copies of host arrays on the devices of the old ones, spread as these are."""
+    # JAX on a CPU would share the memory with torch, whose optimizer would then change JAX's array.
+    copies = on_all_cores(aligned_copy, arrays.values())
+    placed = {
+        path: jax.device_put(copy, _sharding(old[path])) for path, copy in zip(arrays, copies, strict=True)
+    }
+    return jax.block_until_ready(placed)
+
+
+def _sharding(old: Any) -> Any:
+    """None leaves an array free to move, if JAX was free to move the old one."""
+    if isinstance(old, jax.ShapeDtypeStruct):
+        return old.sharding
+    return old.sharding if getattr(old, "committed", False) else None
+
+
+def aligned_copy(array: np.ndarray) -> np.ndarray:
     """A copy in C order that shares its memory with nothing."""
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
@@ -36,13 +54,14 @@ def fresh(array: np.ndarray) -> np.ndarray:
 
 
 def on_all_cores(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """`map`, in threads: NumPy lets others run while it copies."""
+    """`map`, in threads: NumPy releases the interpreter's lock while it copies."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(function, items)
 
 
 def _fill(copy: np.ndarray, array: np.ndarray) -> None:
-    if array.dtype.isbuiltin != 1 and array.itemsize <= 8:  # bfloat16 and its like are copied one by one
+    if array.dtype.isbuiltin != 1 and array.itemsize <= 8:
+        # NumPy copies bfloat16 and its like element by element through a function; integers it does not.
         bits = np.dtype(f"u{array.itemsize}")
         copy, array = copy.view(bits), array.view(bits)
     shape = _merged(array)
@@ -68,7 +87,7 @@ def _fill(copy: np.ndarray, array: np.ndarray) -> None:
 
 
 def _merged(array: np.ndarray) -> tuple[int, ...]:
-    """The shape with neighbouring axes joined where that leaves a view a view."""
+    """The shape with neighbouring axes joined wherever the result is still a view."""
     shape: list[int] = []
     last = 0
     for size, stride in zip(array.shape, array.strides, strict=True):

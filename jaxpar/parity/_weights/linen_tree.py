@@ -1,8 +1,8 @@
-"""Linen modules: the classes of submodules are learned from one abstract call."""
+"""LinenTree: a Linen module knows its submodules only while it runs, so one abstract call is watched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,24 +12,27 @@ from flax.core import meta
 
 import jaxpar
 
+from ..._typing import PyTree
 from ...errors import MatchError
-from .placing import place
-from .tree import Leaf, Shape, by_owner, join
+from .copying import place
+from .paths import join
+from .tree import FlaxModule, Leaf, Tree, Variables
 
 PASSING = ("cache", "intermediates", "perturbations", "losses")
 """Collections that hold no weights."""
 
 
-class LinenTree:
-    """See `tree.Tree`. Without `variables` its leaves are shapes until `write` has made them."""
+class LinenTree(Tree):
+    """A Linen module. Without `variables` its leaves are shapes until `write` has made them."""
 
-    def __init__(self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Any = None):
+    def __init__(
+        self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Variables | None
+    ):
         self.module = module
         self.wrapped = isinstance(module, jaxpar.DataParallel)
         self.layers, shapes = _watch(module, inputs, kwargs)
         self.variables = shapes if variables is None else variables
-        self.leaves: dict[str, Leaf] = {}
-        self.aliases: dict[str, str] = {}
+        self.leaves, self.aliases = {}, {}
         self.names = {path: self._name(path.split(".")) for path in self.layers}
         self._keys: dict[str, tuple[str, ...]] = {}
         for key, value in _flat(self.variables).items():
@@ -46,17 +49,13 @@ class LinenTree:
             self.names[path] = self._name(words)
             shape = np.shape(_bare(value))
             self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
-        self._shapes = by_owner(self.leaves)
         self.files = {path: ".".join(key) for path, key in self._keys.items()}
-
-    def own_shapes(self, path: str) -> dict[str, Shape]:
-        return self._shapes.get(path, {})
 
     def values(self) -> dict[str, Any]:
         flat = _flat(self.variables)
         return {path: _bare(flat[key]) for path, key in self._keys.items()}
 
-    def write(self, values: Mapping[str, np.ndarray]) -> Any:
+    def write(self, values: Mapping[str, np.ndarray]) -> Variables:
         flat = _flat(self.variables)
         for path, new in place(values, self.values()).items():
             old = flat[self._keys[path]]
@@ -73,7 +72,7 @@ class LinenTree:
         return self.variables
 
     def _name(self, words: list[str]) -> str:
-        """Without what DataParallel and Sequential add."""
+        """A path without the words that DataParallel and Sequential add."""
         kept: list[str] = []
         for i, word in enumerate(words):
             above = self.layers.get(join(*words[:i]))
@@ -83,19 +82,22 @@ class LinenTree:
         return join(*kept)
 
 
-def _watch(module: linen.Module, inputs: tuple, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+def _watch(
+    module: linen.Module, inputs: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[str, FlaxModule], Variables]:
     """The modules by path in the order of calls, and the variables' shapes. Nothing is computed."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, FlaxModule] = {}
 
-    def note(call: Any, args: tuple, named: dict[str, Any], context: Any) -> Any:
+    def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
+        # A shared module is called several times and is one layer.
         seen.setdefault(".".join(context.module.path), context.module)
         return call(*args, **named)
 
     leaves, structure = jax.tree.flatten(inputs)
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
-    def start(traced: list[Any]) -> Any:
-        mixed = list(leaves)  # what is no array, a flag for instance, stays what it is
+    def start(traced: list[jax.Array]) -> PyTree:
+        mixed = list(leaves)  # a flag among the inputs must stay a Python value
         for i, x in zip(arrays, traced, strict=True):
             mixed[i] = x
         return module.init(jax.random.key(0), *jax.tree.unflatten(structure, mixed), **kwargs)
@@ -105,7 +107,7 @@ def _watch(module: linen.Module, inputs: tuple, kwargs: dict[str, Any]) -> tuple
     return seen, shapes
 
 
-def _flat(variables: Any) -> dict[tuple[str, ...], Any]:
+def _flat(variables: Variables) -> dict[tuple[str, ...], Any]:
     plain = {name: dict(tree) for name, tree in dict(variables).items()}
     return traverse_util.flatten_dict(plain, is_leaf=lambda _, x: isinstance(x, meta.AxisMetadata))
 

@@ -4,7 +4,7 @@
      "head": "classifier",
      "fc": parity.flattened("fc", (512, 7, 7)),           # a Linear after a flatten of (C, H, W)
      "rnn": ("rnns.0", "rnns.1"),                         # a stack of two layers in torch
-     "proj": parity.transposed("proj", (1, 0))}           # one array, its axes said by hand
+     "proj": parity.transposed("proj", (1, 0))}           # one array, its axes given by hand
 
 The longest key that fits a name decides.
 """
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from .tree import Shape
+from ..._typing import Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +39,6 @@ class Flattened:
         C, *space = self.shape
         return np.moveaxis(weight.reshape(-1, *space, C), -1, 1).reshape(weight.shape)
 
-    @property
-    def features(self) -> int:
-        return math.prod(self.shape)
-
 
 @dataclasses.dataclass(frozen=True)
 class Transposed:
@@ -64,10 +58,10 @@ class Transposed:
 
 
 def flattened(path: str, shape: collections.abc.Sequence[int]) -> Flattened:
-    """The Flax path of a Linear that follows a flatten, in a mapping.
+    """In a mapping, the Flax path of a Linear that follows a flatten.
 
-    torch flattens (C, H, W), Flax (H, W, C), so the columns of the weight have another order; no
-    shape shows it.
+    torch flattens (C, H, W), Flax (H, W, C), so the columns of the weight have another order, which no
+    shape shows.
 
     Args:
       path: of the Flax layer, or of its kernel.
@@ -83,7 +77,7 @@ def flattened(path: str, shape: collections.abc.Sequence[int]) -> Flattened:
 
 
 def transposed(path: str, axes: collections.abc.Sequence[int]) -> Transposed:
-    """The Flax path of one array, in a mapping, with its axes said by hand.
+    """In a mapping, the Flax path of one array whose axes are given by hand.
 
     The Flax array is `numpy.transpose(torch_array, axes)`; `(0, 1)` takes a matrix as it is.
 
@@ -96,10 +90,21 @@ def transposed(path: str, axes: collections.abc.Sequence[int]) -> Transposed:
     return Transposed(path, order)
 
 
-class Mapping(collections.abc.Mapping):
-    """What `match` returns: a mapping to look at, edit and give to `load_torch`.
+Place = str | Flattened | Transposed | collections.abc.Sequence[str]
+"""A value of a mapping."""
+Entries = collections.abc.Mapping[str, Place]
 
-    It behaves like a dict and prints as one; what could not be matched stands below it as comments.
+
+def path_of(place: Place) -> str | None:
+    """The Flax path that an entry leads to; None for a stack, which leads to several."""
+    path = place.path if isinstance(place, (Flattened, Transposed)) else place
+    return path if isinstance(path, str) else None
+
+
+class Mapping(collections.abc.Mapping):
+    """What `match` returns: a mapping to look at, edit and pass to `load_torch`.
+
+    It behaves like a dict and prints as one, with what is unmatched as comments below.
 
     Attributes:
       entries: torch prefix to Flax path.
@@ -109,13 +114,13 @@ class Mapping(collections.abc.Mapping):
 
     def __init__(
         self,
-        entries: collections.abc.Mapping[str, Any],
+        entries: Entries,
         reasons: collections.abc.Mapping[str, str] | None = None,
         unmatched: tuple[str, ...] = (),
     ):
         self.entries, self.reasons, self.unmatched = dict(entries), dict(reasons or {}), unmatched
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Place:
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:

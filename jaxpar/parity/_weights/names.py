@@ -1,16 +1,18 @@
-"""Names: torch's names as they are compared with Flax's paths."""
+"""Names: where torch's names lead in the Flax model, without the words that wrappers put into them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from .mapping import Flattened, Transposed
+from .mapping import Entries, Place, path_of
+from .paths import inside, join, prefixes, torch_like
 from .source import Source
-from .tree import Tree, join, real_path, torch_like
+from .tree import Tree
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
+COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
+"""What torch.compile puts before the names of the module in it."""
 
 
 class Names:
@@ -21,19 +23,21 @@ class Names:
       raw: the way back.
       below: for each bare path, the bare names in it.
       kinds: class names by bare path.
+      entries: the mapping, with bare keys.
     """
 
-    def __init__(self, source: Source, tree: Tree, entries: Mapping[str, Any]):
+    def __init__(self, source: Source, tree: Tree, entries: Entries):
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
         self.tree = tree
         self.entries = {self._bare_key(key): place for key, place in entries.items()}
-        self._places = {key: _place_name(place, tree) for key, place in self.entries.items()}
+        self._targets = {key: self._named(place) for key, place in self.entries.items()}
         self.below: dict[str, list[str]] = {path: [] for path in self.kinds}
         for name in (self.bare[raw] for raw in source.tensors):
             for path in prefixes(name):
                 self.below.setdefault(path, []).append(name)
+        # A path needs its raw form too: Link.torch is for torch's get_submodule.
         for path in list(self.below):
             self.raw.setdefault(path, self._raw_path(path))
         self._leading: dict[str, list[tuple[bool, str]]] = {}
@@ -41,10 +45,14 @@ class Names:
             target, explicit = self.target(path)
             self._leading.setdefault(target, []).append((explicit, path))
 
-    def entry(self, name: str) -> tuple[str, Any] | None:
+    def entry(self, name: str) -> tuple[str, Place] | None:
         """The mapping's entry for a name: the longest key that fits."""
         key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
         return None if key is None else (key, self.entries[key])
+
+    def place(self, name: str) -> Place | None:
+        """What the mapping says of this very name."""
+        return self.entries.get(name)
 
     def target(self, name: str) -> tuple[str, bool]:
         """The Flax name that a bare name leads to, and whether the mapping says so."""
@@ -52,25 +60,34 @@ class Names:
         if found is None:
             return torch_like(name), False
         key = found[0]
-        return torch_like(join(self._places[key], name[len(key) :].lstrip("."))), True
+        return torch_like(join(self._targets[key], inside(name, key) or "")), True
 
     def leading_to(self, path: str) -> list[str]:
         """The bare names and paths that lead to a Flax path: those that the mapping names, or those of
         the same name, exact ones first."""
         name = self.tree.names[path]
         found = self._leading.get(torch_like(name), [])
+        # What the mapping names is meant; a torch module that happens to have the same name is not.
         explicit = [bare for said, bare in found if said]
         return explicit or sorted((bare for _, bare in found), key=lambda bare: bare != name)
 
     def follows(self, name: str, above: str) -> bool:
         """Whether a name leads where the path above it does, and not somewhere of its own."""
         key = self.entry(name)
-        return key is None or key[0] in prefixes(above) or key[0] == above
+        return key is None or key[0] in prefixes(above)
+
+    def _named(self, place: Place) -> str:
+        """What the Flax path of an entry is called without wrappers."""
+        path = path_of(place)
+        if path is None:  # a stack leads to several layers at once, and to none of them by name
+            return f"a stack: {place}"
+        return self.tree.names.get(self.tree.real_path(path), path)
 
     def _bare_key(self, key: str) -> str:
         """A key of the mapping, which may have the wrappers' prefixes or not."""
         if key in self.bare:
             return self.bare[key]
+        # A path of a state_dict, whose modules are not known: the first name below it has the same prefix.
         raw = next((raw for raw in self.bare if raw.startswith(key + ".")), None)
         if raw is None:
             return key
@@ -79,53 +96,40 @@ class Names:
 
     def _raw_path(self, path: str) -> str:
         """A path as torch has it, from the first name below it."""
-        if path in self.raw or not self.below[path]:
-            return self.raw.get(path, path)
+        if not self.below[path]:
+            return path
         name = self.below[path][0]
         return self.raw[name].removesuffix(name[len(path) :]).rstrip(".")
-
-
-def _place_name(place: Any, tree: Tree) -> str:
-    """What the Flax path of a mapping's entry is called without wrappers; a stack has none."""
-    path = place.path if isinstance(place, (Flattened, Transposed)) else place
-    return tree.names.get(real_path(tree, path), path) if isinstance(path, str) else f"a stack: {path}"
-
-
-def prefixes(name: str) -> list[str]:
-    """ "a.b.c": "", "a", "a.b", "a.b.c"."""
-    words = name.split(".") if name else []
-    return [".".join(words[:n]) for n in range(len(words) + 1)]
 
 
 def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Names and module paths without what DataParallel, its like and torch.compile put into them.
 
-    Where the classes are not known, `module.` goes only if all names begin with it: elsewhere it may
-    be the user's own word.
+    Where the classes are not known, `module.` goes only if all names begin with it: elsewhere it may be the
+    user's own word.
     """
-    names = list(names)
-    compiled = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
-    levels = 0
+    names, levels = list(names), 0
     if not kinds:
-        while names and all(_strip(name, compiled, levels).startswith("module.") for name in names):
+        # A wrapper around a wrapper writes `module.module.`
+        while names and all(_strip(name, levels).startswith("module.") for name in names):
             levels += 1
-    bare = {}
-    for name in [*names, *kinds]:
-        if kinds:
-            words = name.split(".") if name else []
-            kept = [
-                word
-                for i, word in enumerate(words)
-                if not (word == "module" and WRAPPERS & set(kinds.get(".".join(words[:i]), ())))
-            ]
-            bare[name] = compiled.sub("", ".".join(kept)).rstrip(".")
-        else:
-            bare[name] = _strip(name, compiled, levels)
-    return bare
+        return {name: _strip(name, levels) for name in names}
+    return {name: _without_wrappers(name, kinds) for name in [*names, *kinds]}
 
 
-def _strip(name: str, compiled: re.Pattern[str], levels: int) -> str:
-    name = compiled.sub("", name)
+def _without_wrappers(name: str, kinds: Mapping[str, tuple[str, ...]]) -> str:
+    words = name.split(".") if name else []
+    kept = [
+        word
+        for i, word in enumerate(words)
+        if not (word == "module" and WRAPPERS & set(kinds.get(".".join(words[:i]), ())))
+    ]
+    return COMPILED.sub("", ".".join(kept)).rstrip(".")
+
+
+def _strip(name: str, levels: int) -> str:
+    """Without `levels` times `module.`; torch.compile may stand before, between and behind them."""
+    name = COMPILED.sub("", name)
     for _ in range(levels):
-        name = compiled.sub("", name.removeprefix("module."))
+        name = COMPILED.sub("", name.removeprefix("module."))
     return name

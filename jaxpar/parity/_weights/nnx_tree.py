@@ -1,4 +1,4 @@
-"""NNX modules: Variables by path, in the order in which the attributes were made."""
+"""NNXTree: Variables by path, in the order in which the attributes were made."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from flax import nnx
 
 import jaxpar
 
-from .placing import place
-from .tree import Leaf, Shape, by_owner, join
+from .copying import place
+from .paths import join
+from .tree import Leaf, Tree
 
 PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
-"""Variables that are no weights: torch keeps nothing of the kind in a state_dict."""
+"""Variables that hold no weights: torch has nothing of the kind in a state_dict."""
 
 
-class NNXTree:
-    """See `tree.Tree`."""
+class NNXTree(Tree):
+    """An NNX module; `write` fills it in place."""
 
     def __init__(self, module: nnx.Module):
         self.module = module
         self.wrapped = _is_wrapper(module)
-        self.layers: dict[str, Any] = {}
-        self.leaves: dict[str, Leaf] = {}
-        self.aliases: dict[str, str] = {}
-        self.names: dict[str, str] = {}
+        self.layers, self.leaves, self.aliases, self.names = {}, {}, {}, {}
         self._variables: dict[str, nnx.Variable] = {}
         first: dict[int, str] = {}
         for path, name, node in _walk(module, "", "", ()):
@@ -39,14 +37,9 @@ class NNXTree:
                 first[id(node)] = path
                 self._variables[path] = node
                 value = node.get_raw_value()
-                self.leaves[path] = Leaf(
-                    tuple(value.shape), np.dtype(value.dtype), isinstance(node, nnx.Param)
-                )
-        self._shapes = by_owner(self.leaves)
+                parameter = isinstance(node, nnx.Param)
+                self.leaves[path] = Leaf(tuple(value.shape), np.dtype(value.dtype), parameter)
         self.files = {path: path for path in self.leaves}
-
-    def own_shapes(self, path: str) -> dict[str, Shape]:
-        return self._shapes.get(path, {})
 
     def values(self) -> dict[str, Any]:
         return {path: variable.get_raw_value() for path, variable in self._variables.items()}
@@ -59,18 +52,19 @@ class NNXTree:
 
 
 def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Modules and Variables with their paths and their torch-like names, parents first."""
+    """Modules and Variables with their paths and their torch-like names, parents first.
+
+    Not `nnx.iter_graph`: it visits a shared node once, and here each of its places is wanted.
+    """
     if isinstance(node, nnx.Variable):
         if not isinstance(node, PASSING) and hasattr(node.get_raw_value(), "shape"):
             yield path, name, node
         return
     if any(node is parent for parent in above):
-        return
+        return  # a child that refers to its parent
     if isinstance(node, nnx.Module):
         yield path, name, node
-    silent = "layers" if isinstance(node, nnx.Sequential) else None
-    if _is_wrapper(node):
-        silent = "module"
+    silent = "layers" if isinstance(node, nnx.Sequential) else "module" if _is_wrapper(node) else None
     for key, child in _children(node):
         below = name if key == silent else join(name, key)
         yield from _walk(child, join(path, key), below, (*above, node))
@@ -81,12 +75,10 @@ def _is_wrapper(node: Any) -> bool:
 
 
 def _children(node: Any) -> list[tuple[str, Any]]:
-    if isinstance(node, (list, tuple)):
+    if isinstance(node, (list, tuple, nnx.List)):
         return [(str(i), child) for i, child in enumerate(node)]
     if isinstance(node, dict):
         return [(str(key), child) for key, child in node.items()]
-    if isinstance(node, nnx.List):
-        return [(str(i), child) for i, child in enumerate(node)]
     if isinstance(node, nnx.Pytree):
         return [(key, child) for key, child in vars(node).items() if not key.startswith("_pytree__")]
     return []

@@ -1,4 +1,4 @@
-"""Source: torch's weights by name, whatever they came in."""
+"""Source: torch's weights by name, from a module, a state_dict or a file."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ import functools
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..._typing import Shape
 from ...errors import MatchError
+from .._files import read_weights
 from .._tensors import array_of, is_tensor
-from .tree import Shape
+
+if TYPE_CHECKING:
+    import torch
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Names, shapes and values of a torch model's state.
+TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLike[str]"
+"""A module, a state_dict of tensors or arrays, or a path."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source(Mapping):
+    """A torch model's arrays by name, each read when it is asked for: a file may be larger than memory.
 
     Attributes:
       tensors: tensors or arrays by name, in torch's order.
       kinds: the names of the class and its bases, for the path of each submodule; empty where only
         a state_dict is known.
       tied: groups of names of one and the same tensor.
-      shares: whether `tied` is all there is to know. It is of a module; a dict may hold copies.
+      shares: whether `tied` is complete. It is for a module; a dict may hold copies of one tensor.
       label: what errors call it.
     """
 
@@ -45,8 +53,16 @@ class Source:
         groups = (tuple(name for name in group if name not in names) for group in self.tied)
         return dataclasses.replace(self, tensors=tensors, tied=tuple(group for group in groups if group))
 
-    def array(self, name: str) -> np.ndarray:
-        """The values of one name."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # without reading it
+
+    def __getitem__(self, name: str) -> np.ndarray:
         tensor = self.tensors[name]
         if not is_tensor(tensor):
             return np.asarray(tensor)
@@ -56,23 +72,21 @@ class Source:
             raise MatchError(f"{self.label}: {name} cannot be read: {error}.") from error
 
 
-def source(given: Any) -> Source:
+def source_of(given: TorchWeights) -> Source:
     """From a torch module, a state_dict of tensors or arrays, or a path.
 
     Raises:
       FileError: the file cannot be read. MatchError: a value that is no tensor.
-      TypeError: nothing of these.
+      TypeError: none of these.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(given, torch.nn.Module):
+    loaded: Any = sys.modules.get("torch")
+    if loaded is not None and isinstance(given, loaded.nn.Module):
         kinds = {
             path: tuple(kind.__name__ for kind in type(module).__mro__[:-1])
             for path, module in given.named_modules(remove_duplicate=False)
         }
         return _checked(given.state_dict(), kinds, type(given).__name__)
     if isinstance(given, (str, os.PathLike)):
-        from .._files import read_weights
-
         return _checked(read_weights(given), {}, os.fspath(given))
     if isinstance(given, Mapping):
         return _checked(given, {}, "the state_dict")
@@ -99,6 +113,7 @@ def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     places: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if is_tensor(tensor) and tensor.numel() and tensor.layout.__str__() == "torch.strided":
+            # Not the pointer alone: a view of the first rows begins where the whole does.
             place = (
                 tensor.data_ptr(),
                 tensor.dtype,

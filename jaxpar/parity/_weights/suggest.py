@@ -1,38 +1,39 @@
-"""suggest: which layers may belong together, by their order, kind and shapes. Guesses, for people to read."""
+"""suggest: which layers may belong together, by order, kind and shapes: guesses for people to read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from .linking import Linking, row
-from .tree import Shape, owner
+from ..._typing import Shape
+from .pairing import Pairing
+from .paths import inside, last, owner
 
 Signature = frozenset[tuple[str, Shape]]
 
 
 def suggest(
-    linking: Linking, torch: Sequence[str], flax: Sequence[str]
+    pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Entries for a mapping, and the reason for each.
 
-    Layers are paired if as many are left of their kind here as there.
+    Layers are paired if there are as many of their kind left over here as there.
 
     Args:
-      torch, flax: the names and leaves that are left.
+      torch, flax: the names and leaves that are left over.
     """
-    here, there = _flax_layers(linking, flax), _torch_layers(linking, torch)
+    here, there = _flax_layers(pairing, flax), _torch_layers(pairing, torch)
     pairs: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for signature in dict.fromkeys(there.values()):
         ours = [path for path, s in here.items() if s == signature]
         theirs = [path for path, s in there.items() if s == signature]
         if len(ours) != len(theirs):
-            continue
+            continue  # order says nothing where one of them is missing, and it is not known which
         sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
         for mine, yours, why in _paired(ours, theirs):
             pairs[yours] = mine
             reasons[yours] = f"guessed: {why} with {sizes}"
-    short = _shortened(pairs, linking)
+    short = _shortened(pairs, pairing)
     return short, {key: reasons.get(key, "guessed, from what is below it") for key in short}
 
 
@@ -41,9 +42,9 @@ def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]
     if len(ours) == 1:
         yield ours[0], theirs[0], "the only one"
         return
-    for word in dict.fromkeys(path.rpartition(".")[2] for path in theirs):
-        mine = [path for path in ours if path.rpartition(".")[2] == word]
-        yours = [path for path in theirs if path.rpartition(".")[2] == word]
+    for word in dict.fromkeys(last(path) for path in theirs):
+        mine = [path for path in ours if last(path) == word]
+        yours = [path for path in theirs if last(path) == word]
         if len(mine) == len(yours):
             for i, pair in enumerate(zip(mine, yours, strict=True), 1):
                 yield *pair, f"{word} number {i} of {len(mine)}"
@@ -53,37 +54,38 @@ def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]
         yield *pair, f"number {i} of {len(ours)}"
 
 
-def _torch_layers(linking: Linking, names: Sequence[str]) -> dict[str, Signature]:
-    """What is left of torch's layers, by the layers' own names."""
+def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
+    """The leftovers of torch's layers, by the layers' own names."""
     found: dict[str, set[tuple[str, Shape]]] = {}
-    surplus = set(linking.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
+    # Counters have no place in Flax, and would make every BatchNorm a layer of another kind.
+    surplus = set(pairing.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
     for raw in names:
-        path = _layer_of(linking, linking.names.bare[raw])
-        rest = linking.names.bare[raw][len(path) :].lstrip(".")
+        path = _layer_of(pairing, pairing.names.bare[raw])
+        rest = inside(pairing.names.bare[raw], path) or ""
         found.setdefault(path, set())
         if raw not in surplus:
-            found[path].add((rest, linking.source.shapes[raw]))
+            found[path].add((rest, pairing.source.shapes[raw]))
     return {path: frozenset(shapes) for path, shapes in found.items() if shapes}
 
 
-def _layer_of(linking: Linking, name: str) -> str:
+def _layer_of(pairing: Pairing, name: str) -> str:
     """The torch layer of a name: out_proj.weight is MultiheadAttention's own."""
     path = owner(name)
     above = owner(path)
     if path.endswith("out_proj") and any(
-        linking.names.bare[n].startswith(f"{above}.in_proj_") for n in linking.source.tensors
+        pairing.names.bare[n].startswith(f"{above}.in_proj_") for n in pairing.source.tensors
     ):
         return above
     return path
 
 
-def _flax_layers(linking: Linking, leaves: Iterable[str]) -> dict[str, Signature]:
-    """What is left of Flax's layers, by the names and shapes that torch would have."""
-    tree = linking.tree
+def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature]:
+    """The leftovers of Flax's layers, by the names and shapes that torch would have."""
+    tree = pairing.tree
     left = set(leaves)
     found: dict[str, Signature] = {}
-    for path, layer in tree.layers.items():
-        rule = row(tree, path, layer)
+    for path in tree.layers:
+        rule = tree.rule(path)
         prefix = path + "." if path else ""
         below = {leaf[len(prefix) :] for leaf in left if leaf.startswith(prefix)}
         if rule and below:
@@ -94,12 +96,12 @@ def _flax_layers(linking: Linking, leaves: Iterable[str]) -> dict[str, Signature
                 left -= {prefix + leaf for part in rule.parts_of_flax(shapes) for leaf in part.flax}
     for leaf in (leaf for leaf in tree.leaves if leaf in left):
         found.setdefault(owner(leaf), frozenset())
-        found[owner(leaf)] |= {(leaf.rpartition(".")[2], tree.leaves[leaf].shape)}
+        found[owner(leaf)] |= {(last(leaf), tree.leaves[leaf].shape)}
     return found
 
 
-def _shortened(pairs: dict[str, str], linking: Linking) -> dict[str, str]:
-    """Entries for whole blocks: "a.0.fc": "b.0.fc" is "a": "b" if nothing else says otherwise."""
+def _shortened(pairs: dict[str, str], pairing: Pairing) -> dict[str, str]:
+    """Entries for whole blocks: "a.0.fc": "b.0.fc" becomes "a": "b" if that holds for all below it."""
     short: dict[str, str] = {}
     for torch, flax in pairs.items():
         theirs, ours = torch.split("."), flax.split(".")
@@ -109,6 +111,6 @@ def _shortened(pairs: dict[str, str], linking: Linking) -> dict[str, str]:
         key, place = ".".join(theirs), ".".join(ours)
         below = [name for name in pairs if name == key or name.startswith(key + ".")]
         fits = all(pairs[name] == place + name[len(key) :] for name in below)
-        used = [n for n in linking.names.below.get(key, []) if linking.names.raw[n] in linking.tensors]
+        used = [n for n in pairing.names.below.get(key, []) if pairing.names.raw[n] in pairing.tensors]
         short |= {key: place} if fits and not used else {torch: flax}
     return short

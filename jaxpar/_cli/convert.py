@@ -1,0 +1,50 @@
+"""`jaxpar convert`: a file of weights to another kind of file, or to the layout of the other framework."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..parity import Layout, read_weights, write_weights
+from ..parity.conversion import Conversion
+from .parity_spec import read_spec
+
+MATCHING = ("variables", "mapping", "ignore_torch", "ignore_flax")
+OPTIONAL = ("inputs", "layout", "flax_kwargs", *MATCHING)
+"""What a spec may define beside `flax_module`."""
+
+
+def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
+    """Converts a file and says what it did.
+
+    Args:
+      source, target: paths; their endings say of what kind they are.
+      key: where the state_dict is in a checkpoint.
+      spec: a Python file that defines `flax_module`.
+      to: "flax" or "torch", the layout that is wanted.
+
+    Raises:
+      FileError: `source` cannot be read, or `target` not hold it. SpecError: the spec is wrong.
+      MatchError: the weights are not the model's.
+    """
+    tensors: dict[str, Any] = read_weights(source, key=key)
+    if spec is not None:
+        conversion = Conversion(**_model(spec), label=f"convert {source}")
+        tensors = conversion.to_flax(tensors) if to == "flax" else conversion.to_torch(tensors)
+    write_weights(target, tensors, metadata={"format": "flax" if to == "flax" else "pt"})
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors.values())
+    return f"{source} -> {target}: {len(tensors)} tensors, {size / 1e6:.1f} MB"
+
+
+def _model(spec: str) -> dict[str, Any]:
+    """The spec's model, and how its weights are to be matched."""
+    given = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
+    inputs = given.get("inputs")
+    if inputs is not None:
+        layout = Layout.parse(given.get("layout", "same"))
+        several = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+        inputs = tuple(layout.inputs(np.asarray(x)) for x in several)
+    found = {name: given[name] for name in MATCHING if name in given}
+    return found | {"flax_module": given["flax_module"], "inputs": inputs, "kwargs": given.get("flax_kwargs")}

@@ -1,0 +1,50 @@
+"""The generators that samplers draw from, and their state as text.
+
+torch has one default generator for the whole process. Here there is none: `seed=` takes its place, a
+number or a `Generator` that several samplers and loaders draw from in turn.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+
+from ..random import Generator
+
+
+def check_generator(generator: object, function: str) -> Generator | None:
+    """The generator given by the user, or None.
+
+    Raises:
+      TypeError: it is not a `jaxpar.random.Generator`.
+    """
+    if generator is None or isinstance(generator, Generator):
+        return generator
+    raise TypeError(
+        f"{function}: generator must be a jaxpar.random.Generator, not {type(generator).__name__}. For a "
+        "torch generator g: jaxpar.random.Generator(0).set_state(g.get_state().numpy())."
+    )
+
+
+def default_generator(seed: int | Generator | None, function: str) -> Generator:
+    """In place of torch's default generator: one with this seed, this one, or one seeded by the system."""
+    if seed is None:
+        generator = Generator()
+        generator.seed()
+        return generator
+    try:
+        return seed if isinstance(seed, Generator) else Generator(seed)
+    except RuntimeError as error:
+        raise TypeError(
+            f"{function}: seed must be an int or a jaxpar.random.Generator, not {seed!r}."
+        ) from error
+
+
+def generator_to_text(generator: Generator) -> str:
+    """The generator's state as text, so that JSON can store it."""
+    return base64.b64encode(generator.get_state().tobytes()).decode()
+
+
+def generator_from_text(generator: Generator, text: str) -> None:
+    generator.set_state(np.frombuffer(base64.b64decode(text), np.uint8))

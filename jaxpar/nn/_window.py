@@ -1,0 +1,152 @@
+"""Windows that slide over an axis: how many there are, and which geometries torch refuses.
+
+Pools, fold and unfold, layers and functions alike, count their windows here. As in torch, one number stands
+for all spatial axes. The first option given as a tuple says how many spatial axes there are; with plain
+numbers all axes between the first and the last are spatial, as in [N, *S, C].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Ints: TypeAlias = int | Sequence[int]
+Sizes: TypeAlias = int | Sequence[int | None] | None
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """`size` elements, `dilation` apart; each window starts `stride` after the one before.
+
+    The axis is lengthened by `padding` at both ends. With `ceil_mode` a last window may reach
+    beyond that if it starts before the padding at the end.
+    """
+
+    size: int
+    stride: int
+    padding: int = 0
+    dilation: int = 1
+    ceil_mode: bool = False
+
+    @property
+    def extent(self) -> int:
+        """The distance from a window's first element to its last, both counted."""
+        return self.dilation * (self.size - 1) + 1
+
+    def count(self, n: int) -> int:
+        """The number of windows over n elements. Source: ATen/native/Pool.h, pooling_output_shape."""
+        free = n + 2 * self.padding - self.extent
+        count = (-(-free // self.stride) if self.ceil_mode else free // self.stride) + 1
+        if self.ceil_mode and (count - 1) * self.stride >= n + self.padding:
+            count -= 1
+        return count
+
+    def end(self, n: int) -> int:
+        """How far the last window reaches beyond the axis; negative if elements at its end are unused."""
+        return (self.count(n) - 1) * self.stride + self.extent - self.padding - n
+
+    def edges(self, x: jax.Array, axis: int) -> list[tuple[int, int, int]]:
+        """The padding of `jax.lax.pad` that makes room for all windows along one axis."""
+        edges = [(0, 0, 0)] * x.ndim
+        edges[axis] = (self.padding, self.end(x.shape[axis]), 0)
+        return edges
+
+
+def window_elements(x: jax.Array, axis: int, window: Window, fill: float) -> list[jax.Array]:
+    """The first elements of all windows along an axis, then the second ones, ...; `fill` beyond the ends."""
+    last = (window.count(x.shape[axis]) - 1) * window.stride
+    x = jax.lax.pad(x, jnp.asarray(fill, x.dtype), window.edges(x, axis))
+    starts = (j * window.dilation for j in range(window.size))
+    return [jax.lax.slice_in_dim(x, i, i + last + 1, window.stride, axis) for i in starts]
+
+
+def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
+    """The number of spatial axes of x [..., *S, C], or of the options alone while a layer is constructed.
+
+    Options that are all plain numbers speak of one axis then, which is enough to check them.
+    """
+    lengths = [len(o) for o in options if isinstance(o, Sequence)]
+    if x is None:
+        return lengths[0] if lengths else 1
+    rank = lengths[0] if lengths else x.ndim - 2
+    if rank < 1 or x.ndim < rank + 1:
+        raise ValueError(
+            f"{function}: x has shape {tuple(x.shape)}, which is not [..., *S, C] with "
+            f"{rank if lengths else 'one or more'} spatial axes. With plain numbers as options the first "
+            "axis is the batch; give a tuple with a number for each spatial axis if there is no batch."
+        )
+    return rank
+
+
+def per_axis(function: str, name: str, value: T | Sequence[T], rank: int) -> tuple[T, ...]:
+    """A tuple with one number for each spatial axis, from one number or from many."""
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * rank
+    if len(numbers) == 1:
+        numbers *= rank
+    if len(numbers) != rank:
+        raise ValueError(f"{function}: {name}={value} has {len(numbers)} numbers for {rank} spatial axes.")
+    return numbers
+
+
+def windows(
+    function: str,
+    rank: int,
+    kernel_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    ceil_mode: bool = False,
+) -> tuple[Window, ...]:
+    """The windows, one for each spatial axis; raises for what torch refuses, with torch's reason."""
+    sizes = per_axis(function, "kernel_size", kernel_size, rank)
+    strides = per_axis(function, "stride", stride, rank)
+    paddings = per_axis(function, "padding", padding, rank)
+    dilations = per_axis(function, "dilation", dilation, rank)
+    for name, values in {"kernel_size": sizes, "stride": strides, "dilation": dilations}.items():
+        if min(values) <= 0:
+            raise ValueError(f"{function}: {name} must be greater than zero, but got {min(values)}.")
+    if min(paddings) < 0:
+        raise ValueError(f"{function}: padding must be non-negative, but got {min(paddings)}.")
+    each = zip(sizes, strides, paddings, dilations, strict=True)
+    return tuple(Window(k, s, p, d, ceil_mode) for k, s, p, d in each)
+
+
+def pool_windows(
+    function: str,
+    x: jax.Array | None,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    output_size: Sequence[int] | None = None,
+) -> tuple[Window, ...]:
+    """`windows` with a pool's defaults, none of them all padding; x and None as in `spatial_rank`."""
+    rank = spatial_rank(function, x, kernel_size, stride, padding, dilation, output_size)
+    over = windows(
+        function, rank, kernel_size, kernel_size if stride is None else stride, padding, dilation, ceil_mode
+    )
+    for window in over:
+        if window.padding > window.size // 2:
+            raise ValueError(
+                f"{function}: padding should be at most half of kernel size, but got "
+                f"padding={window.padding} and kernel_size={window.size}."
+            )
+    return over
+
+
+def check_counts(function: str, x: jax.Array, over: Sequence[Window]) -> None:
+    """Raises if an axis of x is shorter than its window."""
+    rank = len(over)
+    sizes = x.shape[-1 - rank : -1]
+    counts = tuple(w.count(n) for w, n in zip(over, sizes, strict=True))
+    if min(counts) < 1:
+        raise ValueError(
+            f"{function}: Given input size {tuple(sizes)}. Calculated output size {counts}. "
+            "Output size is too small."
+        )

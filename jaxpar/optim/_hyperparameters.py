@@ -1,0 +1,87 @@
+"""Hyperparameters: numbers, arrays and schedules, and their value at a step.
+
+Torch changes a hyperparameter by writing into `param_groups`; here it is a function of the step.
+Every `lr`, and every momentum that torch's schedulers cycle, may be a Python number (a constant of
+the program, exact), an array (`optax.inject_hyperparams` makes these) or a schedule `step -> value`.
+
+Torch computes with scalars in Python's float64 whatever the parameters are. Here they are float64
+under x64 and float32 otherwise, so differences such as 1 - beta**t are taken in a form that does
+not cancel. The step is an integer of JAX's full width: schedules that turn it into a float get a
+float64 under x64, which they do not from the int32 of optax's own counters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._typing import PyTree
+
+Scalar: TypeAlias = float | jax.Array
+ScalarOrSchedule: TypeAlias = float | jax.Array | Callable[[jax.Array], Scalar]
+
+SPELLED = {"lr": "learning rate", "eps": "epsilon value"}
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is known when the optimizer is built."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def is_zero(value: object) -> bool:
+    return is_number(value) and value == 0
+
+
+def check_nonnegative(**values: ScalarOrSchedule) -> None:
+    """Torch's refusal of negative numbers, in torch's words. Arrays and schedules pass unchecked."""
+    for name, value in values.items():
+        if is_number(value) and not value >= 0:
+            raise ValueError(f"Invalid {SPELLED.get(name, name + ' value')}: {value}")
+
+
+def check_betas(betas: Sequence[ScalarOrSchedule]) -> None:
+    for i, beta in enumerate(betas):
+        if is_number(beta) and not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+
+
+def require_params(params: PyTree, function: str) -> None:
+    if params is None:
+        raise ValueError(
+            f"{function}: the update depends on the parameters; pass them: tx.update(grads, state, params)."
+        )
+
+
+def new_counter() -> jax.Array:
+    """No steps yet. Each caller gets its own array: a state is donated, and two leaves must not share it."""
+    return jnp.zeros((), int)
+
+
+def value_at(value: ScalarOrSchedule, step: jax.Array) -> Scalar:
+    """A hyperparameter after `step` steps."""
+    return value(step) if callable(value) else value
+
+
+def as_float(step: jax.Array | float) -> jax.Array:
+    """A step as a float of JAX's full width."""
+    return jnp.asarray(step, float)
+
+
+def bias_correction(beta: Scalar, step: jax.Array) -> jax.Array:
+    """1 - beta**step. In float32 the plain form loses up to three digits while beta**step is near 1."""
+    if is_number(beta):
+        return -expm1(as_float(step) * (math.log(beta) if beta else -math.inf))
+    return -expm1(as_float(step) * jnp.log(beta))
+
+
+def expm1(x: jax.Array) -> jax.Array:
+    """exp(x) - 1 for x <= 0. XLA's is up to three units off in float32, near 0 always to the same side."""
+    series = jnp.ones_like(x)
+    for k in range(17, 1, -1):
+        series = 1 + x / k * series
+    return jnp.where(x > -0.5, x * series, jnp.exp(x) - 1)

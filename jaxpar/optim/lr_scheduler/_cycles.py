@@ -1,0 +1,155 @@
+"""Rates that rise and fall, once or cycle after cycle, and momenta that do the opposite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from .._hyperparameters import Scalar, as_float
+from ._schedule import Rate, Schedule, closed_form, power
+
+
+def cyclic_lr(
+    base_lr: Scalar,
+    max_lr: Scalar,
+    step_size_up: int = 2000,
+    step_size_down: int | None = None,
+    mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
+    gamma: float = 1.0,
+    scale_fn: Rate | None = None,
+    scale_mode: Literal["cycle", "iterations"] = "cycle",
+    cycle_momentum: bool = True,
+    base_momentum: float = 0.8,
+    max_momentum: float = 0.9,
+) -> Schedule:
+    """Between base_lr and max_lr, up in `step_size_up` steps and down in `step_size_down`.
+
+    Args:
+      mode: full height in every cycle, half of it each time, or gamma**t of it.
+      scale_fn: the height instead, as a function of the cycle (from 1) or, if `scale_mode` is "iterations",
+        of the step; it gets an array.
+      cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
+
+    Raises:
+      ValueError: an unknown mode.
+
+    torch counterpart: `torch.optim.lr_scheduler.CyclicLR`, which writes the momentum into the optimizer.
+    """
+    if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+        raise ValueError("mode is invalid and scale_fn is None")
+    up = float(step_size_up)
+    total = up + (up if step_size_down is None else float(step_size_down))
+    by_cycle = scale_mode == "cycle" if scale_fn else mode != "exp_range"
+    scales: dict[str, Rate] = {
+        "triangular": lambda x: 1.0,
+        "triangular2": lambda x: 1 / power(2.0, x - 1),
+        "exp_range": lambda x: power(gamma, x),
+    }
+    scale = scale_fn or scales[mode]
+
+    def height(t):
+        cycle = jnp.floor(1 + as_float(t) / total)
+        x = 1 + as_float(t) / total - cycle
+        ratio = up / total
+        part = jnp.where(x <= ratio, x / ratio, (x - 1) / (ratio - 1)) if ratio < 1 else x
+        return part * scale(cycle if by_cycle else t)
+
+    def momentum(t):
+        return max_momentum - (max_momentum - base_momentum) * height(t)
+
+    def rate(t):
+        return base_lr + (max_lr - base_lr) * height(t)
+
+    return closed_form(rate, momentum if cycle_momentum else None)
+
+
+def one_cycle_lr(
+    max_lr: Scalar,
+    total_steps: int | None = None,
+    epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    pct_start: float = 0.3,
+    anneal_strategy: Literal["cos", "linear"] = "cos",
+    cycle_momentum: bool = True,
+    base_momentum: float = 0.85,
+    max_momentum: float = 0.95,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+    three_phase: bool = False,
+) -> Schedule:
+    """From max_lr / div_factor to max_lr and down to max_lr / div_factor / final_div_factor.
+
+    Args:
+      total_steps: the length, or `epochs` times `steps_per_epoch`.
+      pct_start: the fraction of it in which the rate rises.
+      anneal_strategy: along a cosine or a straight line.
+      cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
+      three_phase: fall to the initial rate as fast as it rose, and only then to the last.
+
+    After the last step, where torch raises, the rate stays: a compiled program cannot raise.
+
+    Raises:
+      ValueError: in torch's words, for values that torch refuses.
+
+    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. The phases of
+    `optax.cosine_onecycle_schedule` end elsewhere.
+    """
+    total = _total(total_steps, epochs, steps_per_epoch)
+    if pct_start < 0 or pct_start > 1 or not isinstance(pct_start, float):
+        raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
+    if anneal_strategy not in ("cos", "linear"):
+        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+    first = max_lr / div_factor
+    last = first / final_div_factor
+    ends = [float(pct_start * total) - 1]
+    ends += [float(2 * pct_start * total) - 2] if three_phase else []
+    ends += [total - 1]
+    rates = [first, max_lr, first, last] if three_phase else [first, max_lr, last]
+    momenta = [max_momentum, base_momentum, *[max_momentum] * (len(ends) - 1)]
+    anneal = _cos if anneal_strategy == "cos" else _linear
+    return closed_form(
+        lambda t: _phases(t, ends, rates, anneal),
+        (lambda t: _phases(t, ends, momenta, anneal)) if cycle_momentum else None,
+    )
+
+
+def _total(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
+    if total_steps is not None:
+        return _positive("total_steps", total_steps)
+    if epochs is None or steps_per_epoch is None:
+        raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
+    return _positive("epochs", epochs) * _positive("steps_per_epoch", steps_per_epoch)
+
+
+def _positive(what: str, n: int) -> int:
+    if n <= 0 or not isinstance(n, int):
+        raise ValueError(f"Expected positive integer {what}, but got {n}")
+    return n
+
+
+def _phases(
+    t: jax.Array, ends: Sequence[float], values: Sequence[Scalar], anneal: Callable[..., jax.Array]
+) -> jax.Array:
+    """The value in the first phase that has not ended; after all of them, that of the last step."""
+    t = jnp.minimum(as_float(t), ends[-1])
+    starts = [0.0, *ends[:-1]]
+    phases = [
+        anneal(values[i], values[i + 1], (t - start) / ((end - start) or 1.0))
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+    result = phases.pop()
+    for end, here in zip(ends[-2::-1], reversed(phases), strict=True):
+        result = jnp.where(t <= end, here, result)
+    return result
+
+
+def _cos(start, end, pct):
+    return end + (start - end) / 2.0 * (jnp.cos(math.pi * pct) + 1)
+
+
+def _linear(start, end, pct):
+    return (end - start) * pct + start

@@ -1,0 +1,175 @@
+"""Norms, activations, softmax, dropout, linear layers and embeddings: what ports get wrong about them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from ...._typing import PyTree
+from ..torch_trace import Change, Function, Op
+from .variation import (
+    Given,
+    Variation,
+    acting_as,
+    afterwards,
+    arguments,
+    arguments_of,
+    calling,
+    orders,
+    recalling,
+    reordered,
+    short,
+)
+
+EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-7, 1e-10, 1e-9, 0.0, 1e-4, 1.1e-5, 2.0**-23)
+"""What libraries have as their defaults; the last is what float32 has at 1."""
+
+
+def epsilons(op: Op) -> Iterator[Variation]:
+    # Flax's LayerNorm and GroupNorm have 1e-6 where torch's have 1e-5, and training hides it.
+    right = arguments_of(op).get("eps")
+    if right is None:  # rms_norm: the type's own
+        right = torch.finfo(op.args[0].dtype).eps
+    yield from acting_as("eps", right, EPSILONS, short, "epsilon")
+
+
+def batch_norm(op: Op) -> Iterator[Variation]:
+    yield from epsilons(op)
+    given = arguments_of(op)
+    momentum, training = given["momentum"], given["training"]
+    if given["running_mean"] is None:
+        return
+    if training:
+        # Flax's momentum is the share of the old value, torch's that of the new one.
+        unbiased = "the running variance is the unbiased one"
+        yield Variation(f"{unbiased}, n/(n-1) of what it is: jaxpar.nn.BatchNorm", _biased(None))
+        for other in dict.fromkeys((1 - momentum, 0.1, 0.9, 0.99, 0.01, 0.5)):
+            if other != momentum:
+                text = (
+                    f"momentum={momentum:g} as torch and jaxpar.nn count it, {1 - momentum:g} in flax "
+                    f"(it acts as {other:g}, flax's {1 - other:g})"
+                )
+                yield calling(text, momentum=other)
+                yield Variation(f"{text}, and {unbiased}", _biased(other))
+    mode = "train()" if training else "eval()"
+    yield calling(f"it is in the mode of {mode} (use_running_average={not training})", training=not training)
+
+
+def _biased(momentum: float | None) -> Change:
+    """Flax's running variance divides by n, torch's by n - 1."""
+
+    def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
+        given = arguments(function, args, kwargs)
+        share = given["momentum"] if momentum is None else momentum
+        x, var = given["input"], given["running_var"]
+        before = var.clone()
+        result = function(**{**given, "momentum": share})
+        biased = x.detach().var([0, *range(2, x.ndim)], unbiased=False)
+        var.copy_((1 - share) * before + share * biased)
+        return result
+
+    return change
+
+
+def group_norm(op: Op) -> Iterator[Variation]:
+    yield from epsilons(op)
+    channels = op.args[0].shape[1]
+    divisors = (groups for groups in range(1, channels + 1) if channels % groups == 0)
+    yield from acting_as("num_groups", arguments_of(op)["num_groups"], divisors)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu(approximate=False)": F.gelu,
+    "gelu(approximate=True)": lambda x: F.gelu(x, approximate="tanh"),
+    "x * sigmoid(1.702 * x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "leaky_relu(negative_slope=0.01)": F.leaky_relu,
+    "leaky_relu(negative_slope=0.2)": lambda x: F.leaky_relu(x, 0.2),
+    "leaky_relu(negative_slope=0.1)": lambda x: F.leaky_relu(x, 0.1),
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": F.celu,
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "relu6": F.relu6,
+    "hard_swish": F.hardswish,
+    "hard_sigmoid": F.hardsigmoid,
+    "hard_tanh": F.hardtanh,
+    "clip(x / 6 + 0.5, 0, 1)": lambda x: torch.clamp(x / 6 + 0.5, 0, 1),
+    "clip(0.2 * x + 0.5, 0, 1)": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
+    "no activation": lambda x: x,
+}
+
+
+def activation(op: Op) -> Iterator[Variation]:
+    right = op.name
+    if op.name == "gelu":  # Flax's default is the approximation, torch's is not
+        right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
+    for name, other in ACTIVATIONS.items():
+        yield Variation(f"{right} (it acts as {name})", partial(_of_the_input, other))
+
+
+def _of_the_input(other: Function, function: Function, args: tuple, kwargs: Given) -> PyTree:
+    return other(args[0] if args else kwargs["input"])
+
+
+def identity(op: Op) -> Iterator[Variation]:
+    """The call is left out."""
+    if op.args and isinstance(op.args[0], torch.Tensor):
+        yield Variation(f"{op.name} is done (it is left out)", lambda function, args, kwargs: args[0])
+
+
+def softmax(op: Op) -> Iterator[Variation]:
+    right = arguments_of(op)["dim"]
+    for axis in range(op.args[0].ndim):
+        if axis != right % op.args[0].ndim:
+            yield calling(f"{op.name} over axis {right} (it acts on axis {axis})", dim=axis)
+
+
+def dropout(op: Op) -> Iterator[Variation]:
+    right = arguments_of(op)["p"]
+    for p in dict.fromkeys((1 - right, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5)):
+        if p != right and p < 1:
+            # The mask is the same for both; only the factor depends on the rate.
+            factor = (1 - right) / (1 - p)
+            yield afterwards(f"rate={right:g} (it acts as {p:g})", partial(operator.mul, factor))
+    yield afterwards("what is kept is divided by 1 - rate", lambda y: y * (1 - right))
+
+
+def linear(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    weight = given["weight"]
+    if weight.shape[0] == weight.shape[1]:  # of any other shape it would not have been loaded
+        yield calling("the kernel is the transpose of torch's weight (it is not transposed)", weight=weight.T)
+    if given.get("bias") is not None:
+        yield calling("the bias is added (it is not)", bias=None)
+    for count in (2, 3, 4):
+        for order in orders(count) if weight.shape[0] % count == 0 else ():
+            text = f"the {count} blocks of the kernel are in torch's order (they are in order {order})"
+            yield recalling(text, partial(_blocks, order))
+
+
+def _blocks(order: tuple[int, ...], given: Given) -> Given:
+    return {name: reordered(given.get(name), order) for name in ("weight", "bias")}
+
+
+def embedding(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    weight = given["weight"]
+    yield afterwards(
+        "the embedding is not scaled (it is multiplied by the root of its size)",
+        lambda y: y * weight.shape[1] ** 0.5,
+    )
+    # Clamped, because torch refuses an index out of range.
+    last = weight.shape[0] - 1
+    for shift in (1, -1):
+        yield calling(
+            f"indices start at 0 (they are shifted by {shift})", input=(given["input"] + shift).clamp(0, last)
+        )

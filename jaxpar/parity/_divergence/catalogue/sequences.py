@@ -1,0 +1,83 @@
+"""Attention and recurrent layers: what ports get wrong about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ...._typing import PyTree
+from ..torch_trace import Change, Function, Op
+from .variation import Given, Variation, acting_as, applying, arguments_of, calling, orders, reordered
+
+
+def attention(op: Op) -> Iterator[Variation]:
+    """scaled_dot_product_attention."""
+    given = arguments_of(op)
+    causal, mask, size = given.get("is_causal", False), given.get("attn_mask"), given["query"].shape[-1]
+    yield from acting_as("is_causal", causal, [not causal], attn_mask=None)
+    yield from _masks("attn_mask", mask)
+    right = given.get("scale") or size**-0.5
+    for name, scale in (("1", 1.0), ("1 / size", 1 / size), ("the root of the size", size**0.5)):
+        yield calling(f"scores are scaled by {right:.4g} (they are scaled by {name})", scale=scale)
+    if not causal and mask is None:
+        yield applying(
+            "softmax runs over the keys (it runs over the queries)",
+            lambda q, k, v, *args, **kwargs: (q @ k.transpose(-1, -2) * right).softmax(-2) @ v,
+        )
+
+
+def multi_head_attention(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    yield from _masks("attn_mask", given["attn_mask"])
+    yield from _masks("key_padding_mask", given["key_padding_mask"])
+    if given["in_proj_weight"] is not None:
+        for order in orders(3):
+            words = ", ".join(("query", "key", "value")[i] for i in order)
+            yield calling(
+                f"in_proj's thirds are query, key, value (they are {words})",
+                in_proj_weight=reordered(given["in_proj_weight"], order),
+                in_proj_bias=reordered(given["in_proj_bias"], order),
+            )
+    yield calling(
+        "out_proj's kernel is (heads, size, out) (it is transposed)",
+        out_proj_weight=given["out_proj_weight"].T,
+    )
+    if given["in_proj_bias"] is not None:
+        yield calling("the biases of query, key and value are added (they are not)", in_proj_bias=None)
+
+
+def _masks(name: str, mask: torch.Tensor | None) -> Iterator[Variation]:
+    if mask is None:
+        return
+    yield calling(f"{name} is applied (it is not)", **{name: None})
+    # torch's nn.MultiheadAttention masks out where True; its function and Flax keep where True.
+    polarity = f"{name} has Flax's polarity, True for what is kept (it is inverted)"
+    if mask.dtype == torch.bool:
+        yield calling(polarity, **{name: ~mask})
+    elif ((mask == 0) | mask.isneginf()).all():  # nn.MultiheadAttention makes such of a bool
+        yield calling(polarity, **{name: torch.zeros_like(mask).masked_fill(mask == 0, -torch.inf)})
+
+
+def recurrent(op: Op) -> Iterator[Variation]:
+    """torch.lstm, gru and rnn: (input, states, flat weights, ...)."""
+    if not isinstance(op.args[2], list | tuple):  # of a PackedSequence
+        return
+    gates = {"lstm": 4, "gru": 3}.get(op.name, 1)
+    for order in orders(gates):
+        yield Variation(f"gates are in torch's order (they are in order {order})", _with_weights(order))
+    # Four weights for each layer and direction: two kernels, then two biases.
+    plain = tuple(range(gates))
+    for skipped, name in ((2, "bias_ih"), (3, "bias_hh")):
+        kept = lambda i, skipped=skipped: i % 4 != skipped  # noqa: E731
+        yield Variation(f"{name} is added (it is left out)", _with_weights(plain, kept))
+
+
+def _with_weights(order: tuple[int, ...], kept: Callable[[int], bool] = lambda i: True) -> Change:
+    """All weights with their gates in another order; zeros for those that are not kept."""
+
+    def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
+        moved = [reordered(w, order) if kept(i) else torch.zeros_like(w) for i, w in enumerate(args[2])]
+        return function(*args[:2], moved, *args[3:], **kwargs)
+
+    return change

@@ -1,0 +1,184 @@
+"""Convolutions, pooling, resizing, products, and where elements lie: what ports get wrong about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from ...._typing import PyTree
+from ..torch_trace import Function, Op
+from .variation import (
+    Given,
+    Variation,
+    acting_as,
+    afterwards,
+    applying,
+    arguments_of,
+    calling,
+    orders,
+    recalling,
+)
+
+
+def convolution(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    weight = given["weight"]
+    space = tuple(range(2, weight.ndim))
+    if given.get("bias") is not None:
+        yield calling("the bias is added (it is not)", bias=None)
+    yield calling("the kernel is not flipped (it is, in space)", weight=weight.flip(space))
+    if len(space) == 2 and weight.shape[2] == weight.shape[3]:
+        swapped = weight.transpose(2, 3)
+        yield calling("the kernel's axes are (height, width) (they are swapped)", weight=swapped)
+    if weight.shape[0] == weight.shape[1]:
+        yield calling("the kernel's axes are (in, out) (they are swapped)", weight=weight.transpose(0, 1))
+    yield from _transposed(given) if op.name.startswith("conv_transpose") else _padded(given)
+
+
+def _padded(given: Given) -> Iterator[Variation]:
+    """Flax's default, SAME: ceil(n / stride) outputs, with the odd element of padding at the end."""
+    x, weight = given["input"], given["weight"]
+    n = weight.ndim - 2
+    defaults = {"stride": 1, "padding": 0, "dilation": 1}
+    stride, padding, dilation = (_each(given.get(name, value), n) for name, value in defaults.items())
+    same: list[int] = []
+    for size, k, s, d in zip(x.shape[2:], weight.shape[2:], stride, dilation, strict=True):
+        total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
+        same = [total // 2, total - total // 2, *same]  # F.pad begins with the last axis
+    right = given["padding"] if isinstance(given.get("padding"), str) else [(p, p) for p in padding]
+    yield recalling(
+        f"padding={right} (it acts as 'SAME')", lambda now: {"input": F.pad(now["input"], same), "padding": 0}
+    )
+    yield calling(f"padding={right} (it acts as 'VALID')", padding=0)
+
+
+def _transposed(given: Given) -> Iterator[Variation]:
+    """Flax's paddings of a transposed convolution."""
+    space = given["weight"].shape[2:]
+    right = _each(given.get("padding", 0), len(space))[0]
+    for p in range(max(space)):
+        if p != right:
+            yield calling(f"padding for torch's {right} (it acts as {p})", padding=p)
+    for p in (0, 1):
+        yield calling(f"output_padding={given.get('output_padding', 0)} (it acts as {p})", output_padding=p)
+
+
+def _each(value: int | str | Sequence[int], n: int) -> tuple:
+    """One value for each of n axes."""
+    return (value,) * n if isinstance(value, int | str) else tuple(value) * (n // len(value))
+
+
+def average_pool(op: Op) -> Iterator[Variation]:
+    # nnx.avg_pool counts padding as torch does; other libraries do not.
+    right = arguments_of(op).get("count_include_pad", True)
+    yield from acting_as("count_include_pad", right, [not right])
+    yield from max_pool(op)
+
+
+def max_pool(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    kernel, ceil = given["kernel_size"], given.get("ceil_mode", False)
+    stride = given.get("stride") or kernel
+    yield calling(f"strides={stride} (it acts as 1)", stride=1)
+    yield calling(f"ceil_mode={ceil}", ceil_mode=not ceil)
+    other = F.avg_pool2d if "max" in op.name else F.max_pool2d
+    if op.args[0].ndim == 4:
+        yield applying(
+            f"{op.name} (it acts as {other.__name__})",
+            lambda *args, **kwargs: other(given["input"], kernel, stride, given.get("padding", 0)),
+        )
+
+
+def interpolate(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    mode, corners, antialias = given["mode"], bool(given["align_corners"]), given["antialias"]
+    if mode in ("linear", "bilinear", "bicubic", "trilinear"):
+        yield from acting_as("align_corners", corners, [not corners])
+    # jax.image.resize smooths when it makes smaller, and its cubic kernel has another parameter.
+    if mode in ("bilinear", "bicubic"):
+        yield calling(
+            f"antialias={antialias} (it acts as {not antialias}, or as a=-0.5)", antialias=not antialias
+        )
+    yield from acting_as(
+        "mode", mode, ("nearest", "nearest-exact", "bilinear", "bicubic"), repr, align_corners=None
+    )
+
+
+def flatten(op: Op) -> Iterator[Variation]:
+    """Channels come first in torch and last in Flax, so a flatten orders features otherwise."""
+    x = op.args[0]
+    if isinstance(x, torch.Tensor) and x.ndim > 2:
+        yield Variation(
+            "features are flattened as (C, *S): x.transpose(0, 3, 1, 2) first "
+            "(they are flattened as (*S, C))",
+            lambda function, args, kwargs: function(args[0].movedim(1, -1), *args[1:], **kwargs),
+        )
+
+
+def reshape(op: Op) -> Iterator[Variation]:
+    """Heads and their size, split out of one axis in the wrong order."""
+    yield from flatten(op)
+    shape = op.args[1:]
+    shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+    if len(shape) > 3 and all(isinstance(n, int) for n in shape):
+        # A wrong split has as many elements as the right one, so nothing raises.
+        crosswise = (*shape[:-2], shape[-1], shape[-2])
+        yield Variation(
+            "the last axis is split into (heads, size) (it is split into (size, heads))",
+            lambda function, args, kwargs: args[0].reshape(crosswise).transpose(-1, -2),
+        )
+
+
+def pieces(op: Op) -> Iterator[Variation]:
+    """chunk, split and unbind: query, key and value, or gates, in another order."""
+    found = op.function(*op.args, **op.kwargs)
+    if not isinstance(found, tuple | list) or len(found) > 4 or len({x.shape for x in found}) != 1:
+        return
+    for order in orders(len(found)):
+        text = f"the pieces of {op.name} are in torch's order (they are in order {order})"
+        yield afterwards(text, partial(_taken, order))
+
+
+def _taken(order: tuple[int, ...], parts: Sequence[torch.Tensor]) -> tuple:
+    return tuple(parts[i] for i in order)
+
+
+def concatenation(op: Op) -> Iterator[Variation]:
+    yield Variation(
+        f"the parts of {op.name} are in torch's order (they are reversed)",
+        lambda function, args, kwargs: function(list(args[0])[::-1], *args[1:], **kwargs),
+    )
+
+
+VERBS = {"add": "added", "mul": "multiplied", "sub": "subtracted", "div": "divided", "truediv": "divided"}
+
+
+def binary(op: Op) -> Iterator[Variation]:
+    """A residual, a scale or an offset that is left out."""
+    verb = VERBS[op.name.strip("_").removeprefix("r").removeprefix("i")]
+    if len(op.args) > 1:
+        shape = op.function(*op.args, **op.kwargs).shape
+        for i, operand in enumerate(op.args[:2]):
+            if isinstance(operand, torch.Tensor) and operand.shape == shape:
+                yield Variation(f"the other operand is {verb} (it is left out)", partial(_operand, i))
+
+
+def _operand(i: int, function: Function, args: tuple, kwargs: Given) -> PyTree:
+    return args[i]
+
+
+def reduction(op: Op) -> Iterator[Variation]:
+    other = "sum" if "mean" in op.name else "mean"
+    yield applying(f"{op.name} (it acts as {other})", getattr(torch, other))
+
+
+def product(op: Op) -> Iterator[Variation]:
+    b = op.args[1]
+    if isinstance(b, torch.Tensor) and b.ndim > 1 and b.shape[-1] == b.shape[-2]:
+        yield Variation(
+            "the second factor of the product is not transposed (it is)",
+            lambda function, args, kwargs: function(args[0], args[1].transpose(-1, -2), **kwargs),
+        )

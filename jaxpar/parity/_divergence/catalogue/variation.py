@@ -1,0 +1,124 @@
+"""Variation: one wrong way to call a function of torch, and helpers to write one in a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...._typing import PyTree
+from ..torch_trace import Change, Function, Op
+
+Given = dict[str, Any]
+"""The arguments of a call by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variation:
+    """A wrong way to call a function.
+
+    Attributes:
+      text: what is right, in Flax's words, and what Flax seems to do.
+      change: the wrong way.
+    """
+
+    text: str
+    change: Change
+
+
+Entry = Callable[[Op], Iterator[Variation]]
+"""The wrong ways to make this call."""
+
+_CONVOLUTION = ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
+_TRANSPOSED = ["input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"]
+BUILTIN = {
+    **{f"conv{n}d": _CONVOLUTION for n in "123"},
+    **{f"conv_transpose{n}d": _TRANSPOSED for n in "123"},
+    "linear": ["input", "weight", "bias"],
+    "avg_pool2d": [
+        "input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override",
+    ],
+    "avg_pool1d": ["input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"],
+    "scaled_dot_product_attention": [
+        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
+    ],
+    "gelu": ["input", "approximate"],
+    "softmax": ["input", "dim", "dtype"],
+    "log_softmax": ["input", "dim", "dtype"],
+}  # fmt: skip
+"""The parameters of functions that are written in C++ and cannot be asked."""
+
+
+def arguments(function: Function, args: tuple, kwargs: Given) -> Given:
+    """The arguments by name, defaults included where they are known."""
+    names = BUILTIN.get(getattr(function, "__name__", ""))
+    if names:
+        return dict(zip(names, args, strict=False)) | kwargs
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def arguments_of(op: Op) -> Given:
+    return arguments(op.function, op.args, op.kwargs)
+
+
+def calling(text: str, **other: Any) -> Variation:
+    """The same function with other values for some arguments."""
+    return recalling(text, lambda given: other)
+
+
+def recalling(text: str, change: Callable[[Given], Given]) -> Variation:
+    """The same function with some arguments computed from the given ones.
+
+    The given ones are those of the new run, in which earlier values may differ.
+    """
+
+    def again(function: Function, args: tuple, kwargs: Given) -> PyTree:
+        given = arguments(function, args, kwargs)
+        return function(**{**given, **change(given)})
+
+    return Variation(text, again)
+
+
+def applying(text: str, instead: Function) -> Variation:
+    """Another function of the same arguments."""
+    return Variation(text, lambda function, args, kwargs: instead(*args, **kwargs))
+
+
+def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
+    """The same function, with its result changed."""
+    return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
+
+
+def acting_as(
+    name: str,
+    right: Any,
+    values: Iterable[Any],
+    shown: Callable[[Any], str] = str,
+    label: str = "",
+    **more: Any,
+) -> Iterator[Variation]:
+    """The same function with each of these values for one argument: "label=right (it acts as value)"."""
+    for value in dict.fromkeys(values):
+        if value != right:  # else it would be the run that is known to differ
+            text = f"{label or name}={shown(right)} (it acts as {shown(value)})"
+            yield calling(text, **{name: value}, **more)
+
+
+def orders(count: int) -> Iterator[tuple[int, ...]]:
+    """All wrong orders of so many blocks, such as query, key and value, or gates."""
+    right = tuple(range(count))
+    return (order for order in itertools.permutations(right) if order != right)
+
+
+def reordered(x: torch.Tensor | None, order: tuple[int, ...]) -> torch.Tensor | None:
+    """A tensor with its blocks of rows in another order."""
+    return None if x is None else torch.cat([x.chunk(len(order))[i] for i in order])
+
+
+short = "{:g}".format

@@ -1,0 +1,124 @@
+"""Phrases: what a comparison says in words and short numbers, the same in every form."""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Iterable
+
+from .._result import Result
+from ..measuring import Difference, Judged, Level, Number, Outcome
+
+QUESTIONS = {
+    Level.SEMANTIC: "both in float64, max|c - r| / max|r| against a bound far above rounding",
+    Level.NUMERIC: "each one's error against a float64 oracle, the candidate's over the reference's own",
+    Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
+}
+ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
+FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML cannot hold, not even escaped, and HTML should not."""
+
+
+def legal(text: str) -> str:
+    """The text with a replacement for each character that a document cannot hold."""
+    return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
+    """By outcome, then by severity; equal rows stay in the order of computation."""
+    return sorted(rows, key=lambda row: (ORDER.index(row.outcome), -row.severity))
+
+
+def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
+    """The number of rows of each outcome."""
+    found = collections.Counter(row.outcome for row in rows)
+    return {each: found[each] for each in ORDER}
+
+
+def headline(comparison: Result) -> str:
+    """The verdict."""
+    level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
+    if not total:
+        return f"Nothing was compared at the {level} level"
+    if found[Outcome.DIFFERENT]:
+        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
+    if not comparison.same and comparison.curve is not None:
+        step = comparison.curve.first_outside
+        return f"Different at the {level} level: the trajectory leaves its envelope at step {step}"
+    return f"The same at the {level} level: all {_count(total, 'tensor')}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def summary(comparison: Result) -> str:
+    """What was compared and how, and the counts that the headline leaves out."""
+    found = counts(comparison.rows)
+    parts = [comparison.subject] if comparison.subject else []
+    parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
+    if found[Outcome.WORSE]:
+        parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
+    if found[Outcome.NOISE]:
+        parts.append(f"{found[Outcome.NOISE]:,} left out as noise")
+    if comparison.seconds:
+        parts.append(f"{comparison.seconds:.1f} s")
+    return ", ".join(parts)
+
+
+def divergence(comparison: Result) -> list[str]:
+    """The first layer that differs, and what would make it equal; empty if there is none."""
+    d = comparison.divergence
+    if d is None:
+        return []
+    pair = f"{layer(d.reference)} in torch, {layer(d.candidate)} in Flax"
+    if d.reference == d.candidate:
+        pair = layer(d.reference)
+    lines = [f"First divergence: {pair} ({d.kind}).", d.where]
+    if d.causes:
+        lines += [f"Likely cause: it is {cause}." for cause in d.causes]
+    else:
+        lines.append("The catalogue of known causes has nothing that makes it equal.")
+    return lines
+
+
+def layer(path: str) -> str:
+    """A module's path. The model's own is empty, and gets a name."""
+    return path or "the model itself"
+
+
+def short(x: float | None) -> str:
+    """Two digits of very small and large numbers, three of others."""
+    if x is None:
+        return ""
+    if x == 0 or not math.isfinite(x):
+        return f"{x:g}"
+    return f"{x:.3g}" if 0.01 <= abs(x) < 1000 else f"{x:.1e}"
+
+
+def value(x: Number) -> str:
+    """An element, with enough digits to show a difference of 1e-10."""
+    return "" if x is None else f"{x:.12g}" if isinstance(x, (float, complex)) else str(x)
+
+
+def name(difference: Difference) -> str:
+    """The tensor's path. A model's only output has none, and gets a name."""
+    return difference.name or f"the {difference.kind.value}"
+
+
+def shape(row: Judged) -> str:
+    return "\N{MULTIPLICATION SIGN}".join(map(str, row.difference.shape)) or "scalar"
+
+
+def limit(row: Judged) -> str:
+    """The bound of the row."""
+    return {0.0: "exact", math.inf: "none"}.get(row.limit) or short(row.limit)
+
+
+def middle(text: str, length: int) -> str:
+    """At most so many characters: the ends of a path tell most, so the middle goes."""
+    if len(text) <= length:
+        return text
+    end = (length - 1) // 2
+    return f"{text[: length - 1 - end]}…{text[-end:]}"

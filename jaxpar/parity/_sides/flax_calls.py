@@ -1,0 +1,106 @@
+"""Calls of layers, seen from outside: a handler stands between a layer of the compared copy and its caller.
+
+Linen has interceptors, which belong to a thread. NNX has none. There each layer of the copy becomes, while it
+is watched, an instance of a subclass of its own class with another `__call__`. To replace `__call__` of the
+class itself would be shorter, and would change the models of every other thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from flax import linen, nnx
+
+from ..._typing import PyTree
+from .._weights.tree import FlaxModule
+
+
+class Handler(Protocol):
+    """Called instead of a layer, with its path in the model and the call itself."""
+
+    def __call__(
+        self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
+    ) -> PyTree: ...
+
+
+def watch(root: FlaxModule, handler: Handler) -> AbstractContextManager[None]:
+    """Inside it `handler(path, layer, call, args, kwargs)` answers every call of a layer below `root`.
+
+    Args:
+      root: of NNX, a module that nobody else uses meanwhile.
+    """
+    return _watch_nnx(root, handler) if isinstance(root, nnx.Module) else _watch_linen(handler)
+
+
+@contextmanager
+def _watch_linen(handler: Handler) -> Iterator[None]:
+    def interceptor(
+        call: Callable[..., PyTree], args: tuple, kwargs: dict, context: linen.module.InterceptorContext
+    ) -> PyTree:
+        if context.method_name != "__call__":
+            return call(*args, **kwargs)
+        return handler(".".join(context.module.path), context.module, call, args, kwargs)
+
+    with linen.intercept_methods(interceptor):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    handler: Handler
+    paths: Mapping[int, str]
+    """By the layer's id: layers are compared by identity, and some have no hash."""
+
+
+_current: ContextVar[_Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
+    layers = [(path, layer) for path, layer in nnx.iter_modules(root) if "__call__" in dir(type(layer))]
+    paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
+    classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
+    token = _current.set(_Watch(handler, paths))
+    try:
+        for layer, layer_class in classes:
+            # Past NNX's own __setattr__, to which every attribute is one of the model's.
+            object.__setattr__(layer, "__class__", _watched(layer_class))
+        yield
+    finally:
+        for layer, layer_class in classes:
+            object.__setattr__(layer, "__class__", layer_class)
+        _current.reset(token)
+
+
+class _Silent(nnx.Pytree):
+    """Keeps a subclass from the hooks of the user's classes, such as registries of models.
+
+    It has NNX's own layout of instances, without which Python refuses to change the class of one.
+    """
+
+    def __init_subclass__(cls) -> None:
+        # NNX must know the class: a model may split, scan or jit its layers while it is watched.
+        nnx.Pytree.__init_subclass__.__func__(cls, pytree=cls._pytree__is_pytree)
+
+
+@functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
+def _watched(layer_class: Any) -> type[nnx.Module]:
+    """The subclass whose `__call__` asks the handler."""
+
+    def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
+        call, watch = super(watched, self).__call__, _current.get()
+        # Copies that a transformation of NNX makes on the way have the class, and no path.
+        path = None if watch is None else watch.paths.get(id(self))
+        if watch is None or path is None:
+            return call(*args, **kwargs)
+        return watch.handler(path, self, call, args, kwargs)
+
+    names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    members = {"__call__": __call__, **names}
+    watched = type(layer_class)(layer_class.__name__, (_Silent, layer_class), members)
+    return watched

@@ -1,0 +1,134 @@
+"""Dropout in torch: the masks that were drawn, in the order of the calls.
+
+The numbers drawn are torch's own: the mask is dropout of ones, which draws what dropout of the input would
+have drawn. What draws inside a fused kernel cannot be watched and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+ELEMENTWISE = {
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    torch.dropout,
+}
+
+T = TypeVar("T")
+
+
+class _Capture(TorchFunctionMode):
+    """A mode belongs to a thread: other threads drop as ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, function: Callable[..., T], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> T:
+        kwargs = kwargs or {}
+        if function in ELEMENTWISE:
+            return self._dropout(function, *args, **kwargs)
+        if function is functional.scaled_dot_product_attention:
+            return self._attention(function, *args, **kwargs)
+        if function is functional.multi_head_attention_forward:
+            return self._seen_inside(functional.multi_head_attention_forward)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The function with globals of its own, in which what it calls is watched.
+
+        A mode is off inside the function that it handles. Patching torch.nn.functional for the length of the
+        call would reach every thread that drops at the time.
+        """
+        attention = functional.scaled_dot_product_attention
+        own = {
+            "dropout": partial(self._dropout, functional.dropout),
+            "scaled_dot_product_attention": partial(self._attention, attention),
+            "has_torch_function": lambda tensors: False,  # it has been dispatched: to here
+        }
+        copy = FunctionType(function.__code__, function.__globals__ | own, function.__name__)
+        copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        return copy
+
+    def _dropout(
+        self, function: Callable[..., Any], input: torch.Tensor, p: float = 0.5, *others: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        training = kwargs.get("training", kwargs.get("train", others[0] if others else True))
+        if not training or p == 0:
+            return input
+        # Dropout of ones draws what dropout of the input would have drawn, of each kind in its own shape.
+        with torch.no_grad():
+            mask = function(torch.ones_like(input), p, True)
+        self.masks.append(mask)
+        return input * mask
+
+    def _attention(
+        self,
+        function: Callable[..., Any],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """The kernel's own definition, step by step, so that its mask can be seen."""
+        if not dropout_p:
+            return function(
+                query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if enable_gqa:
+            raise NotImplementedError(
+                "parity.compare: scaled_dot_product_attention with enable_gqa draws its dropout mask in a "
+                "kernel; use eval mode or dropout 0."
+            )
+        scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is not None:
+            scores = (
+                scores.masked_fill(~attn_mask, -torch.inf)
+                if attn_mask.dtype == torch.bool
+                else scores + attn_mask
+            )
+        return self._dropout(functional.dropout, scores.softmax(-1), dropout_p) @ value
+
+
+@contextmanager
+def capture() -> Iterator[list[torch.Tensor]]:
+    """Gives the list that dropout's factors, 0 or 1/(1-p), are put into, in the order of the calls."""
+    with _Capture() as mode:
+        yield mode.masks
+
+
+def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:
+    """Raises NotImplementedError for layers in training mode whose random numbers cannot be seen."""
+    for path, layer in module.named_modules():
+        kind = type(layer).__name__
+        recurrent = isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1
+        random = isinstance(layer, torch.nn.AlphaDropout | torch.nn.FeatureAlphaDropout | torch.nn.RReLU)
+        if layer.training and (recurrent or random):
+            raise NotImplementedError(
+                f"parity.compare: {path or 'the module'} ({kind}) draws random numbers in a kernel, where "
+                "they cannot be seen; compare in evaluation mode, or with its dropout at 0."
+            )
+        if replicas > 1 and isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise NotImplementedError(
+                f"parity.compare: {path} ({kind}) would drop in {replicas} replicas at once, in threads "
+                "whose order is not fixed. Compare replicas with dropout 0 or in evaluation mode, and "
+                "dropout with replicas=1."
+            )

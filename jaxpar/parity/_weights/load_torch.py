@@ -1,0 +1,109 @@
+"""load_torch: torch's weights into a Flax model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import MatchError
+from .mapping import Entries
+from .pairing import Arrays, Links
+from .source import Source, TorchWeights, source_of
+from .tree import FlaxModule, Tree, Variables
+from .tree_of import tree_of
+from .unmatched import complete_links
+
+
+def load_torch(
+    flax_module: FlaxModule,
+    torch_module: TorchWeights,
+    *,
+    mapping: Entries | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Variables | None = None,
+    lossy: bool = False,
+) -> Any:
+    """Puts a torch model's weights into a Flax model of the same meaning.
+
+    Layers are matched by name and converted by the rulebook. Every tensor and every leaf is used exactly
+    once, or nothing is loaded. Leaves keep the Flax model's element types and devices.
+
+    Args:
+      flax_module: an NNX module (also one of `nnx.eval_shape`), or a Linen module.
+      torch_module: a torch module, a state_dict (of tensors or arrays), or the path of a
+        `.safetensors`, `.pt`, `.pth` or `.bin` file.
+      mapping: Flax paths by torch names, where they disagree; see `match`. A key holds for all names below
+        it; values are paths, `flattened`, `transposed`, or tuples of paths.
+      ignore_torch: torch names, with all below them, that the Flax model does without.
+      ignore_flax: Flax leaves, with all below them, that keep their values.
+      inputs, kwargs: the arguments of one call of a Linen module; shapes are enough.
+      variables: values of a Linen module to start from, needed for `ignore_flax`.
+      lossy: allows values to change when they are converted to a leaf's element type.
+
+    Returns:
+      NNX: the same module, filled. Linen: its variables.
+
+    Raises:
+      MatchError: names, shapes or element types do not fit; it lists both sides.
+      FileError: the file is damaged or of another kind. TypeError: arguments of another kind.
+
+    torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
+    """
+    there = source_of(torch_module)
+    here = tree_of(flax_module, inputs, kwargs, variables)
+    links = complete_links(here, there, mapping, ignore_torch, ignore_flax)
+    leaves = converted(links, there)
+    return here.write({path: _fitted(path, array, here, lossy) for path, array in leaves.items()})
+
+
+def links_of(
+    flax_module: FlaxModule,
+    torch_module: TorchWeights,
+    *,
+    mapping: Entries | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Variables | None = None,
+) -> Links:
+    """The `Links` of two models; arguments and errors are those of `load_torch`."""
+    here = tree_of(flax_module, inputs, kwargs, variables)
+    return complete_links(here, source_of(torch_module), mapping, ignore_torch, ignore_flax, "links_of")
+
+
+def converted(links: Links, there: Source) -> Arrays:
+    """All leaves in Flax's layout and torch's element types."""
+    leaves = links.to_flax(there)
+    for part in links.repeats:
+        for path, array in zip(part.flax, part.forth([there[name] for name in part.torch]), strict=True):
+            if not np.array_equal(array, leaves[path], equal_nan=array.dtype.kind == "f"):
+                raise MatchError(
+                    f"load_torch: {', '.join(part.torch)} is one more tensor for {path}, which Flax has "
+                    "once, and its values are not those of the first one. Give the Flax model a variable of "
+                    "its own for it."
+                )
+    return leaves
+
+
+def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray:
+    """The array in the leaf's element type."""
+    dtype = here.leaves[path].dtype
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        fitted = array.astype(dtype)
+        back = fitted.astype(array.dtype)
+        changed = 0 if lossy else np.count_nonzero((array != back) & ~((array != array) & (back != back)))
+    if changed:
+        raise MatchError(
+            f"load_torch: {path} is {dtype} in Flax and {array.dtype} in torch: {changed} of {array.size} "
+            f"values would change. Build the model with param_dtype={array.dtype}, convert torch's first, "
+            "or allow it with lossy=True."
+        )
+    return fitted

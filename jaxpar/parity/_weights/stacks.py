@@ -1,0 +1,53 @@
+"""Stacks: torch's nn.LSTM holds all its layers and directions in one module, Flax has a module for each.
+
+torch calls its tensors `weight_ih_l0`, `weight_ih_l0_reverse`, `weight_ih_l1`: in this order a stack of
+Flax is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..._rulebook import Rule
+from .paths import join, last, owner, torch_like
+from .tree import Tree
+
+DEEP = re.compile(r"_l\d+(_reverse)?$")
+
+
+def members(bare: str, below: Iterable[str]) -> list[str]:
+    """The names right below a path that are tensors of a stack."""
+    return [name for name in below if owner(name) == bare and DEEP.search(name)]
+
+
+def listed(tree: Tree, target: str) -> list[str]:
+    """The items of the list of layers that has the stack's own name; empty if some are not recurrent."""
+    items = [
+        path for path in tree.layers if last(path).isdigit() and torch_like(owner(tree.names[path])) == target
+    ]
+    return items if all(cells(tree, path) for path in items) else []
+
+
+def units(tree: Tree, paths: Sequence[str], both: bool) -> Iterator[tuple[str, Rule]]:
+    """The cells at these paths, each with its rule at its depth and direction in torch's stack.
+
+    Args:
+      both: whether torch's stack has two directions, so that every second cell is the reversed one.
+    """
+    found = [cell for path in paths for cell in cells(tree, tree.real_path(path))]
+    for i, (path, rule) in enumerate(found):
+        yield path, rule.at_depth(i // 2, i % 2 == 1) if both else rule.at_depth(i)
+
+
+def cells(tree: Tree, path: str) -> list[tuple[str, Rule]]:
+    """The recurrent cells at a path, in torch's order: both of a Bidirectional."""
+    layer = tree.layers.get(path)
+    # nnx.Bidirectional and nnx.RNN hold cells; torch has no module for a cell inside of a stack.
+    halves = [half for half in ("forward_rnn", "backward_rnn") if hasattr(layer, half)]
+    if halves:
+        return [cell for half in halves for cell in cells(tree, join(path, half))]
+    if hasattr(layer, "cell") and join(path, "cell") in tree.layers:
+        return cells(tree, join(path, "cell"))
+    rule = tree.rule(path)
+    return [(path, rule)] if rule and rule.torch.endswith("Cell") else []

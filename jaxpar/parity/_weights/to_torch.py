@@ -1,0 +1,149 @@
+"""to_torch: a Flax model's weights as a torch state_dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..._rulebook import Rule
+from ..._typing import Shape
+from ...errors import UninitializedError
+from .._tensors import tensor_of
+from . import stacks
+from .copying import aligned_copy, on_all_cores
+from .mapping import Entries, Transposed, path_of
+from .pairing import Links, leaf_part
+from .paths import inside, join, prefixes
+from .source import Source, TorchWeights, source_of
+from .tree import FlaxModule, Tree, Variables
+from .tree_of import tree_of
+from .unmatched import complete_links
+
+
+def to_torch(
+    flax_module: FlaxModule,
+    *,
+    like: TorchWeights | None = None,
+    mapping: Entries | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Variables | None = None,
+    numpy: bool = False,
+) -> dict[str, Any]:
+    """A Flax model's weights with torch's names, layouts and layers: a state_dict.
+
+    Args:
+      flax_module: an NNX module, or a Linen module with `inputs` and `variables`.
+      like: a torch module, state_dict or path with the names that are wanted; without it they are the Flax
+        paths, changed by `mapping`.
+      mapping: as in `load_torch`, which with the same mapping is the inverse.
+      ignore_torch, ignore_flax: names that one side does without, as in `load_torch`.
+      inputs, kwargs, variables: of a Linen module.
+      numpy: NumPy arrays instead of torch tensors; torch is not needed then.
+
+    Returns:
+      Copies, in the order of the model's layers, or of `like`. Where Flax merges the two biases of torch's
+      recurrent layers, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
+
+    Raises:
+      MatchError: names or shapes do not fit. UninitializedError: leaves without values.
+      ModuleNotFoundError: torch is not installed, and `numpy` is False.
+
+    torch counterpart: `module.state_dict()`.
+    """
+    here = tree_of(flax_module, inputs, kwargs, variables)
+    there = implied_source(here, mapping, ignore_flax) if like is None else source_of(like)
+    links = complete_links(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
+    leaves = {}
+    for path, value in here.values().items():
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise UninitializedError(
+                f"to_torch: {path} is a shape without values; give variables= for a Linen module, or build "
+                "the NNX module."
+            )
+        leaves[path] = np.asarray(value)
+    tensors = state_dict(links, leaves, there)
+    if numpy:
+        return dict(tensors)
+    owned = {id(array): tensor_of(array) for array in tensors.values()}
+    return {name: owned[id(array)] for name, array in tensors.items()}
+
+
+def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) -> dict[str, np.ndarray]:
+    """Copies in torch's layout, in the order of `there`; what torch ties is one array again."""
+    given = {**links.to_torch(leaves), **links.surplus}
+    order = [name for name in there.tensors if name in given]
+    first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
+    owners = list(dict.fromkeys(first.values()))
+    arrays = dict(zip(owners, on_all_cores(aligned_copy, (given[name] for name in owners)), strict=True))
+    return {name: arrays[first[name]] for name in order}
+
+
+def implied_source(here: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
+    """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
+    tensors = {
+        ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
+        for name, (shape, dtype) in _torch_names(here, mapping or {}, set(ignored)).items()
+    }
+    return Source(tensors, {}, (), False, "to_torch")
+
+
+def _torch_names(here: Tree, mapping: Entries, ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
+    """Names, shapes and element types: of leaves that the mapping names, then of layers, then of the rest."""
+    found: dict[str, tuple[Shape, Any]] = {}
+    leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    left = {path for path in shapes if not any(inside(path, name) is not None for name in ignored)}
+    below: dict[str, list[str]] = {}
+    for leaf in shapes:
+        for path in prefixes(leaf):
+            below.setdefault(path, []).append(leaf)
+    for key, place in mapping.items():
+        path = here.real_path(path_of(place) or "")
+        part = leaf_part(here, path, key, place) if path in leaves else None
+        if part:
+            empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
+            found[key] = (part.back([empty])[0].shape, leaves[path].dtype)
+            left.discard(path)
+    for path, bare, rule in _layers(here, mapping):
+        own = {inside(leaf, path) or "": shapes[leaf] for leaf in below.get(path, ()) if leaf in left}
+        used = [join(path, leaf) for part in rule.parts_of_flax(own) for leaf in part.flax]
+        if used:
+            dtype = leaves[used[0]].dtype
+            found |= {join(bare, name): (shape, dtype) for name, shape in rule.torch_shapes(own).items()}
+            found |= {join(bare, name): (x.shape, x.dtype) for name, x in rule.surplus.items()}
+            left -= set(used)
+    rest = [leaf for leaf in shapes if leaf in left]
+    return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
+
+
+def _layers(here: Tree, mapping: Entries) -> Iterator[tuple[str, str, Rule]]:
+    """(Flax path, torch path, rule) of all layers that have a rule, stacks first."""
+    stacked = set()
+    for key, place in mapping.items():
+        if isinstance(place, (tuple, list)):
+            both = sum(len(stacks.cells(here, here.real_path(path))) for path in place) == 2 * len(place)
+            for path, rule in stacks.units(here, place, both):
+                stacked.add(path)
+                yield path, key, rule
+    for path in here.layers:
+        found = here.rule(path)
+        if found and path not in stacked:
+            yield path, torch_path(here, path, mapping), found
+
+
+def torch_path(here: Tree, path: str, mapping: Entries) -> str:
+    """The torch name of a Flax path: by the most specific entry of the mapping, else its own."""
+    best = (-1, here.names[path])
+    for key, place in mapping.items():
+        # A transposed entry is about one array, and not about what is below it.
+        target = None if isinstance(place, Transposed) else path_of(place)
+        rest = None if target is None else inside(path, here.real_path(target))
+        if target is not None and rest is not None and len(target) > best[0]:
+            best = (len(target), join(key, rest))
+    return best[1]

@@ -1,0 +1,162 @@
+"""Unmatched: complete links, or a MatchError that lists both sides' leftovers; `match` suggests a mapping."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as MappingABC
+from typing import Any
+
+from ..._typing import Shape
+from ...errors import MatchError
+from .mapping import Entries, Mapping, path_of
+from .pairing import Links, Pairing, pair
+from .paths import inside, prefixes
+from .source import Source, TorchWeights, source_of
+from .suggest import suggest
+from .tree import FlaxModule, Tree
+from .tree_of import tree_of
+
+SHOWN = 12
+"""Lines of each list in an error."""
+
+
+def match(
+    flax_module: FlaxModule,
+    torch_module: TorchWeights,
+    *,
+    mapping: Entries | None = None,
+    inputs: Sequence[Any] | None = None,
+    kwargs: MappingABC[str, Any] | None = None,
+) -> Mapping:
+    """A mapping to start from, where torch's names and Flax's paths disagree.
+
+    Names that agree are not in it. Leftovers of both sides are paired by the order of layers of the same
+    kind and shape, if there are as many here as there; each such line is a guess and says so. Look at it,
+    edit it, and pass it to `load_torch`, which never guesses.
+
+    Args:
+      flax_module: an NNX module, or a Linen module with `inputs`.
+      torch_module: a torch module, a state_dict, or a path.
+      mapping: what is known already; it is part of the result.
+      inputs, kwargs: arguments of one call of a Linen module; shapes are enough.
+
+    Returns:
+      A Mapping: a dict that prints as one, with what stays unmatched as comments.
+    """
+    there, here = source_of(torch_module), tree_of(flax_module, inputs, kwargs)
+    known = dict(mapping or {})
+    pairing = pair(here, there, known)
+    entries, reasons = suggest(pairing, pairing.left_in_torch(), pairing.left_in_flax())
+    # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
+    final = pair(here, there, {**entries, **known})
+    left = [f"torch {name} {there.shapes[name]}" for name in final.left_in_torch()]
+    left += [f"flax  {leaf} {here.leaves[leaf].shape}" for leaf in final.left_in_flax()]
+    return Mapping({**known, **entries}, reasons, (*final.faults, *left))
+
+
+def complete_links(
+    here: Tree,
+    there: Source,
+    mapping: Entries | None = None,
+    ignore_torch: Iterable[str] = (),
+    ignore_flax: Iterable[str] = (),
+    function: str = "load_torch",
+) -> Links:
+    """The links between all tensors and all leaves but the ignored ones.
+
+    Raises:
+      MatchError: a name is left over on either side, a shape does not fit, or an entry of `mapping` or of
+        an ignore list fits nothing.
+    """
+    entries = dict(mapping or {})
+    no_torch, unknown_t = _ignored(there.tensors, ignore_torch, "ignore_torch")
+    no_flax, unknown_f = _ignored(here.leaves, ignore_flax, "ignore_flax")
+    pairing = pair(here, there.without(no_torch), entries, no_flax)
+    torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
+    # Mistakes in the arguments come first: a typing error there leaves names over on both sides.
+    faults = [*_unknown_entries(pairing, entries), *unknown_t, *unknown_f, *pairing.faults]
+    if torch or flax or faults:
+        raise MatchError(_complaint(pairing, function, torch, flax, faults))
+    return pairing.links()
+
+
+def _unknown_entries(pairing: Pairing, entries: Entries) -> Iterable[str]:
+    names, here = pairing.names, pairing.tree
+    for key, place in entries.items():
+        # The user's key may have prefixes of wrappers; the error shows it as it was written.
+        bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)
+        if bare and bare not in names.below:
+            yield f"mapping: torch has no {key!r}{_like(key, names.below)}"
+        for each in place if isinstance(place, (tuple, list)) else (place,):
+            path = path_of(each)
+            if path is None:
+                yield f"mapping: {key!r}: {each!r} is no Flax path"
+            elif not any(inside(known, here.real_path(path)) is not None for known in here.names):
+                yield f"mapping: the Flax model has no {path!r}{_like(path, here.names)}"
+
+
+def _ignored(known: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
+    """The names below the given ones, and what is wrong with these."""
+    if isinstance(patterns, str):
+        return set(), [f"{option} is a list of names; write [{patterns!r}]"]
+    found: set[str] = set()
+    faults = []
+    for pattern in patterns:
+        hit = {name for name in known if inside(name, pattern) is not None and pattern}
+        if not hit:
+            near = _like(pattern, {path for name in known for path in prefixes(name)})
+            faults.append(f"{option}: there is no {pattern!r}{near}")
+        found |= hit
+    return found, faults
+
+
+def _like(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, [n for n in known if n], 2, 0.6)
+    return f"; near are {', '.join(near)}" if near else ""
+
+
+def _nearest(name: str, shape: Shape, left: MappingABC[str, Shape]) -> str:
+    """A leftover of the other side that looks alike, by name or else by its sizes."""
+    sized = [other for other, its in left.items() if sorted(its) == sorted(shape)]
+    return _like(name, left) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
+
+
+def _complaint(
+    pairing: Pairing, function: str, torch: Sequence[str], flax: Sequence[str], faults: Sequence[str]
+) -> str:
+    there, here = pairing.source, pairing.tree
+    lines = [f"{function}: {there.label} and the Flax model do not match.", *_listed("  ", faults)]
+    theirs = {name: there.shapes[name] for name in torch}
+    ours = {leaf: here.leaves[leaf].shape for leaf in flax}
+    for names, other, heading in (
+        (theirs, ours, f"{len(torch)} of torch's {len(there.tensors)} tensors have no place:"),
+        (ours, theirs, f"{len(flax)} of Flax's {len(here.leaves)} leaves get nothing:"),
+    ):
+        if names:
+            lines.append(f"  {heading}")
+            lines += _listed("    ", list(names), _nearness(names, other))
+    entries, _ = suggest(pairing, torch, flax)
+    if entries:
+        shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])
+        more = ", ..." if len(entries) > 4 else ""
+        lines.append(
+            "  By order and shape this may be meant, and nothing of it was done: "
+            f"mapping={{{shown}{more}}}; parity.match(...) prints all of it."
+        )
+    elif torch or flax:
+        lines.append(
+            '  Say what belongs together: mapping={"torch.name": "flax.path"}, or leave it out by '
+            "name: ignore_torch=[...], ignore_flax=[...]."
+        )
+    return "\n".join(lines)
+
+
+def _nearness(names: MappingABC[str, Shape], other: MappingABC[str, Shape]) -> Callable[[str], str]:
+    return lambda name: f"{name} {names[name]}{_nearest(name, names[name], other)}"
+
+
+def _listed(indent: str, names: Sequence[str], line: Callable[[str], str] = str) -> list[str]:
+    """A line for each of the first names; looking for near ones among thousands takes its time."""
+    shown = [indent + line(name) for name in names[:SHOWN]]
+    return [*shown, f"{indent}and {len(names) - SHOWN} more"] if len(names) > SHOWN else shown

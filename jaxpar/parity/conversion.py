@@ -1,0 +1,85 @@
+"""Conversion of weights between torch's layout and Flax's, in memory, from arrays by name to arrays by name.
+
+`load_torch` and `to_torch` move weights between two models. Here the Flax module, which may have shapes only,
+says what the leaves are called and how they lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import MatchError
+from ._weights.load_torch import converted
+from ._weights.mapping import Entries
+from ._weights.source import source_of
+from ._weights.to_torch import implied_source, state_dict
+from ._weights.tree import FlaxModule, Tree, Variables
+from ._weights.tree_of import tree_of
+from ._weights.unmatched import complete_links
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """Between torch's arrays and those of a Flax module; the arguments are those of `load_torch`.
+
+    `label` is what errors begin with. Flax's arrays have the names of the module's variables, with Linen's
+    collections.
+    """
+
+    flax_module: FlaxModule
+    inputs: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    variables: Variables | None = None
+    mapping: Entries | None = None
+    ignore_torch: Sequence[str] = ()
+    ignore_flax: Sequence[str] = ()
+    label: str = "Conversion"
+
+    def to_flax(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """From a torch state_dict, of tensors or arrays.
+
+        Raises:
+          MatchError: the weights are not the model's.
+        """
+        here, there = self._tree(), source_of(tensors)
+        links = complete_links(here, there, self.mapping, self.ignore_torch, self.ignore_flax, self.label)
+        return {here.files[path]: leaf for path, leaf in converted(links, there).items()}
+
+    def to_torch(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The way back, to a state_dict of arrays.
+
+        Raises:
+          MatchError: the arrays are not the model's.
+        """
+        here = self._tree()
+        there = implied_source(here, self.mapping, self.ignore_flax)
+        links = complete_links(here, there, self.mapping, self.ignore_torch, self.ignore_flax, self.label)
+        wanted = {here.files[path]: path for part in links.parts for path in part.flax}
+        if wanted.keys() != arrays.keys():
+            raise MatchError(
+                f"{self.label}: it is not this model's file in Flax's layout. Only in the file: "
+                f"{_some(arrays.keys() - wanted.keys())}; only in the model: "
+                f"{_some(wanted.keys() - arrays.keys())}."
+            )
+        given = source_of(arrays)
+        leaves = {path: given[name] for name, path in wanted.items()}
+        for path, leaf in leaves.items():
+            shape = here.leaves[path].shape
+            if leaf.shape != shape:
+                raise MatchError(
+                    f"{self.label}: {path} is {leaf.shape} in the file and {shape} in the model."
+                )
+        return state_dict(links, leaves, there)
+
+    def _tree(self) -> Tree:
+        return tree_of(self.flax_module, self.inputs, self.kwargs, self.variables)
+
+
+def _some(names: set[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return ", ".join(listed[:5]) + more if listed else "nothing"

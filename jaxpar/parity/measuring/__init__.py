@@ -1,0 +1,23 @@
+"""Measuring and judging: how far the arrays of two sides are apart, and which differences mean something.
+
+    arrays by name ─► measure ─► Difference ─► judge ─► Judged
+                      noise, noise_elements ────┘
+
+`measure` has no opinion, `judge` holds its numbers against a `Policy`. Arrays are whatever NumPy can hold;
+neither JAX nor torch is imported.
+"""
+
+from ._distance import unit_roundoff as unit_roundoff
+from ._judge import Judged as Judged
+from ._judge import Key as Key
+from ._judge import Level as Level
+from ._judge import Outcome as Outcome
+from ._judge import Policy as Policy
+from ._judge import judge as judge
+from ._measure import Difference as Difference
+from ._measure import Kind as Kind
+from ._measure import Number as Number
+from ._measure import measure as measure
+from ._noise import kinks as kinks
+from ._noise import noise as noise
+from ._noise import noise_elements as noise_elements

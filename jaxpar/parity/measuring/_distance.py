@@ -1,0 +1,265 @@
+"""distance: the arithmetic of two arrays, chunk by chunk, in the memory of a few chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+CHUNK = 1 << 13
+"""Elements at once. In float64 they stay in a core's cache, and below the 128 KiB above which the allocator
+asks the system for every temporary array anew."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass
+class Distance:
+    """What one pass over c, r and perhaps an oracle o finds; `Difference` says more."""
+
+    largest: float = 0.0
+    """max|c - r|"""
+    position: int = 0
+    """Where, in the flattened arrays."""
+    rms: float = 0.0
+    element_wise: float = 0.0
+    """max(|c - r| / |r|)"""
+    ulp: int | None = None
+    magnitude: float = 0.0
+    """max|r|"""
+    compared: int = 0
+    """Elements in these numbers."""
+    apart: int = 0
+    """NaN or infinities that do not agree; integers that are not equal."""
+    first_apart: int = 0
+    candidate_error: tuple[float, float] = (0.0, 0.0)
+    """RMS and maximum of c - o."""
+    reference_error: tuple[float, float] = (0.0, 0.0)
+    oracle_size: tuple[float, float] = (0.0, 0.0)
+
+
+@functools.cache
+def category(dtype: np.dtype[Any]) -> str:
+    """`bool`, `integer`, `float`, `complex` or `other`."""
+    if dtype.kind in "biufc":
+        return {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}[dtype.kind]
+    for numbers, name in ((ml_dtypes.finfo, "float"), (ml_dtypes.iinfo, "integer")):
+        try:
+            numbers(dtype)
+        except (ValueError, KeyError):
+            continue
+        return name
+    return "other"
+
+
+@functools.cache
+def unit_roundoff(dtype: np.dtype[Any]) -> float:
+    """Half the step from 1 to the next number: 2^-53, 2^-24, float16 2^-11, bfloat16 2^-8."""
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+@functools.cache
+def smallest_normal(dtype: np.dtype[Any]) -> float:
+    """Below it the steps are all equal."""
+    return float(ml_dtypes.finfo(dtype).smallest_normal)
+
+
+def narrower(c: Array, r: Array) -> np.dtype[Any]:
+    """The type of the two that has fewer digits."""
+    return c.dtype if unit_roundoff(c.dtype) >= unit_roundoff(r.dtype) else r.dtype
+
+
+def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None = None) -> Distance:
+    """Compares floats or complex numbers of one shape in float64 or complex128.
+
+    None of the numbers includes positions where both have the same NaN or infinity, where the oracle alone
+    has one, or where `left_out` is True.
+    """
+    found = Distance(ulp=0)
+    wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
+    narrow = narrower(c, r)
+    error, candidate, reference, oracle = (_Norm() for _ in range(4))
+    with np.errstate(all="ignore"):
+        for chunk in _chunks(c, r, o, left_out):
+            a, b = chunk.c.astype(wide, copy=False), chunk.r.astype(wide, copy=False)
+            t = None if chunk.o is None else chunk.o.astype(wide, copy=False)
+            sizes = [np.abs(a - b), np.abs(b)]
+            if t is not None:
+                sizes += [np.abs(a - t), np.abs(b - t), np.abs(t)]
+            tops = [float(x.max(initial=0)) for x in sizes]
+            if chunk.keep is not None or not all(map(math.isfinite, tops)):  # rare, and slow
+                _find_apart(found, chunk, a, b)
+                positions = _comparable(chunk, a, b, t)
+                chunk, sizes = chunk[positions], [x[positions] for x in sizes]
+                tops = [float(x.max(initial=0)) for x in sizes]
+            for norm, x, top in zip((candidate, reference, oracle), sizes[2:], tops[2:], strict=False):
+                norm.add(x, top)
+            found.magnitude = max(found.magnitude, tops[1])
+            e, scale = sizes[:2]
+            if error.add(e, tops[0]):
+                found.position = chunk.at(int(e.argmax()))
+            if tops[0] > 0:
+                ratio = e / scale
+                found.element_wise = max(found.element_wise, float(np.fmax.reduce(ratio)))
+                near, far = _most_steps(chunk.c, chunk.r, ratio, scale)
+                found.ulp = max(found.ulp or 0, ulp(near.astype(narrow), far.astype(narrow)))
+    found.candidate_error = candidate.rms, candidate.largest
+    found.reference_error = reference.rms, reference.largest
+    found.oracle_size = oracle.rms, oracle.largest
+    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
+    return found
+
+
+def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
+    """Compares integers or bools of one shape; exactly, also int64 with uint64."""
+    found = Distance()
+    error = _Norm()
+    for chunk in _chunks(c, r, None, left_out):
+        if chunk.keep is not None:
+            chunk = chunk[np.flatnonzero(chunk.keep)]
+        scale = np.abs(chunk.r.astype(np.float64))
+        found.magnitude = max(found.magnitude, float(scale.max(initial=0)))
+        differs = chunk.c != chunk.r
+        if not differs.any():
+            error.add(scale, 0.0)
+            continue
+        # The difference of two 64-bit integers fits 64 bits without a sign, and wraps around to it.
+        a, b = (x.astype(np.uint64 if x.dtype == np.uint64 else np.int64) for x in (chunk.c, chunk.r))
+        a, b = a.view(np.uint64), b.view(np.uint64)
+        e = np.where(chunk.c > chunk.r, a - b, b - a).astype(np.float64)
+        if error.add(e, float(e.max())):
+            found.position = chunk.at(int(e.argmax()))
+        with np.errstate(all="ignore"):
+            found.element_wise = max(found.element_wise, float(np.fmax.reduce(e / scale)))
+        _count_apart(found, differs, chunk)
+    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
+    return found
+
+
+def ulp(c: Array, r: Array) -> int:
+    """The largest number of representable steps between finite numbers of one type.
+
+    The bits of a float without its sign, read as an integer, count the steps from zero; so the
+    distance of two floats is that of two integers. -0 and 0 are no step apart. A complex number is two
+    numbers.
+    """
+    if c.dtype.kind == "c":
+        c, r = (np.ascontiguousarray(x).view(x.real.dtype) for x in (c, r))
+    bits = 8 * c.dtype.itemsize
+    steps = [_steps(np.ascontiguousarray(x).view(f"i{bits // 8}"), bits) for x in (c, r)]
+    # Unsigned, because the distance of two 64-bit integers needs all 64 bits.
+    high, low = (x.view(f"u{bits // 8}") for x in (np.maximum(*steps), np.minimum(*steps)))
+    return int((high - low).max(initial=0))
+
+
+def _steps(pattern: Array, bits: int) -> Array:
+    """Steps from zero, negative below it: sign and magnitude as two's complement."""
+    sign = pattern >> (bits - 1)
+    return ((pattern & np.array((1 << (bits - 1)) - 1, pattern.dtype)) ^ sign) - sign
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """A part of the flattened arrays."""
+
+    start: int
+    c: Array
+    r: Array
+    o: Array | None
+    keep: Array | None
+    """Where to compare; None for everywhere."""
+    positions: Array | None = None
+    """Of its elements in the part, if it has some of them only."""
+
+    def __getitem__(self, positions: Array) -> _Chunk:
+        return _Chunk(self.start, self.c[positions], self.r[positions], None, None, positions)
+
+    def at(self, i: int) -> int:
+        """Where its element i is in the flattened arrays."""
+        return self.start + (i if self.positions is None else int(self.positions[i]))
+
+
+def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iterator[_Chunk]:
+    near, far, true, skip = flat(c), flat(r), flat(o), flat(left_out)
+    for start in range(0, c.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        out = None if skip is None else skip[part]
+        keep = ~out if out is not None and out.any() else None
+        yield _Chunk(start, near[part], far[part], None if true is None else true[part], keep)
+
+
+def flat(x: Array | None) -> Any:
+    """All elements in order, without a copy: a view, or else NumPy's iterator, whose slices are copies."""
+    return x if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat
+
+
+def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
+    """Counts NaN and infinities that do not agree."""
+    apart = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
+    _count_apart(found, apart if chunk.keep is None else apart & chunk.keep, chunk)
+
+
+def _count_apart(found: Distance, apart: Array, chunk: _Chunk) -> None:
+    if apart.any() and not found.apart:
+        found.first_apart = chunk.at(int(apart.argmax()))
+    found.apart += int(apart.sum())
+
+
+def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array:
+    """The positions to compare."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    if t is not None:
+        finite &= np.isfinite(t)
+    return np.flatnonzero(finite if chunk.keep is None else finite & chunk.keep)
+
+
+def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, Array]:
+    """Candidates for the largest number of steps: few, if all elements are normal and near."""
+    # Two normal numbers of one sign are ln(c / r)·2^p to twice that many steps apart. Where |c - r| / |r| is
+    # below 1/2, the logarithm is 0.8 to 1.4 times it; so an element with less than a quarter of the largest
+    # ratio cannot have the most steps.
+    worst = np.fmax.reduce(ratio)
+    if c.dtype != r.dtype or c.dtype.kind == "c" or worst >= 0.5:
+        return c, r
+    if not scale.min() >= 2 * smallest_normal(c.dtype):
+        return c, r
+    few = np.flatnonzero(ratio >= worst / 4)
+    return c[few], r[few]
+
+
+class _Norm:
+    """Maximum and root mean square of numbers >= 0; no square overflows or vanishes."""
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self.count = 0
+        self._scale = 1.0
+        self._total = 0.0
+
+    def add(self, x: Array, top: float) -> bool:
+        """Adds x, whose maximum is top; returns whether the maximum has grown."""
+        grown, self.largest = top > self.largest, max(top, self.largest)
+        self.count += x.size
+        if top == 0 or self.largest == math.inf:  # of zeros, which may be another array's, the size counts
+            return grown
+        scale, total = 1.0, float(x @ x)
+        if not 1e-280 < total < math.inf:
+            scale, scaled = top, x / top
+            total = float(scaled @ scaled)
+        if not self._total:
+            self._scale = scale
+        common = max(scale, self._scale)
+        self._total = self._total * (self._scale / common) ** 2 + total * (scale / common) ** 2
+        self._scale = common
+        return grown
+
+    @property
+    def rms(self) -> float:
+        if not self.count or self.largest == math.inf:
+            return self.largest
+        return self._scale * math.sqrt(self._total / self.count)

@@ -1,0 +1,277 @@
+"""measure: how far the tensors of two sides are apart, in one pass and without an opinion.
+
+torch has `torch.testing.assert_close`, which measures and judges at once, element by element; here `_judge`
+judges. Nothing is skipped: a tensor that cannot be compared has a `fault`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._distance import Array, Distance, category, distance, integers, narrower, unit_roundoff
+
+Number = int | float | complex | None
+Arrays = Mapping[str, Any]
+"""By name, of whatever NumPy can hold."""
+
+SAMPLES = 2000
+"""Points for the plot of error against magnitude, for all tensors of one call together."""
+
+
+class Kind(enum.Enum):
+    """The part that a tensor plays in a model."""
+
+    OUTPUT = "output"
+    LOSS = "loss"
+    INPUT_GRADIENT = "input gradient"
+    GRADIENT = "gradient"
+    STATE = "state"
+    UPDATE = "update"
+    WEIGHT = "weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One tensor at one step: c is the candidate's, r the reference's, o the oracle's.
+
+    Positions where both sides have the same NaN or infinity, and those that were left out, count as equal
+    and are in none of the numbers. All numbers are taken in float64 (complex128).
+
+    Attributes:
+      kind: the part that it plays.
+      name: its path.
+      step: of the training loop, from 1.
+      shape: the reference's, or the candidate's where only that exists.
+      dtype: the common type, or `candidate's / reference's`.
+      max_abs: max|c - r|; infinite where nothing can be compared.
+      max_rel: max(|c - r| / |r|), element by element. For the report only: one element near zero
+        makes it large in a healthy tensor.
+      relative: max|c - r| / max|r|, the semantic level's number. 0 if both are zero, infinite if only the
+        reference is, and with a fault.
+      rms: the root of the mean of |c - r|².
+      ulp: the largest number of representable steps between c and r, in the narrower of the two types;
+        of a complex number's parts. None for integers and with a fault. For the report only.
+      index: of the element with the largest |c - r|; () for a scalar and with a fault.
+      candidate, reference: the values there; None with a fault that has no such element.
+      magnitude: max|r|.
+      fault: why the tensors cannot be compared, or are not equal though they must be, as a sentence: a tensor
+        on one side only, shapes, kinds of dtype, positions of NaN and infinity, integers. Else None.
+      ratio_rms: rms(c - o) / max(rms(r - o), u·rms(o)), u the unit roundoff. None without an oracle, for
+        integers and with a fault; 0 if c is o; infinite if only r and o are zero.
+      ratio_max: max|c - o| / max(max|r - o|, 2u·max|o|), likewise.
+      unit: the u of the ratios; None where they are None.
+      left_out: how many elements were not compared because the caller said so.
+      samples: pairs (|r|, |c - r|) of some elements, three digits each, for a plot.
+    """
+
+    kind: Kind
+    name: str
+    step: int
+    shape: tuple[int, ...]
+    dtype: str
+    max_abs: float
+    max_rel: float
+    relative: float
+    rms: float
+    ulp: int | None
+    index: tuple[int, ...]
+    candidate: Number
+    reference: Number
+    magnitude: float
+    fault: str | None = None
+    ratio_rms: float | None = None
+    ratio_max: float | None = None
+    unit: float | None = None
+    left_out: int = 0
+    samples: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+
+def measure(
+    candidate: Arrays,
+    reference: Arrays,
+    kind: Kind,
+    step: int = 1,
+    oracle: Arrays | None = None,
+    unit: float | None = None,
+    left_out: Arrays | None = None,
+    samples: int = SAMPLES,
+    carriers: Arrays | None = None,
+) -> list[Difference]:
+    """One difference for every name on either side, in the reference's order.
+
+    Args:
+      candidate: arrays by name, of whatever NumPy can hold (with ml_dtypes: bfloat16, float8, int4). A
+        gradient that does not exist is None or an array of JAX's float0; None, float0 and a gradient of
+        zeros are equal to each other.
+      reference: likewise.
+      kind: the part that all of them play in the model.
+      step: the number of the training step.
+      oracle: the same names from a more precise run; with it there are ratios.
+      unit: the unit roundoff of the compute type, for the ratios; if left out, that of the candidate's or
+        the reference's type, whichever has fewer digits.
+      left_out: for some of the names a bool array, True where an element is not to be compared.
+      samples: points for the plot, shared by all tensors: at least 16 each at step 1; at step n an n-th of
+        it, at least the worst element each, so that many steps do not need much. 0 is none.
+      carriers: for some of the names an array that they were read off (an update off the weight): its
+        rounding is in them, so for the ratios an error of u·|carrier| is nobody's fault.
+
+    Memory: some arrays of 65,536 elements, whatever the size of the leaves; no array is copied whole.
+    """
+    names = list(dict.fromkeys([*reference, *candidate]))
+    points = max(16 if step <= 1 else 1, samples // max(step, 1) // max(len(names), 1)) if samples else 0
+    found = []
+    for name in names:
+        c, r, o = (_array(side.get(name)) for side in (candidate, reference, oracle or {}))
+        out = None if left_out is None or name not in left_out else np.asarray(left_out[name], bool)
+        fault = _missing(name, candidate, reference, oracle) or _fault(kind, c, r, o, out)
+        if fault is None and c is not None and r is not None:
+            measured = _numbers(c, r, o, out, unit, points, (carriers or {}).get(name))
+        else:
+            measured = _nothing(fault)
+        shape = next((x.shape for x in (r, c) if x is not None), ())
+        types = dict.fromkeys("none" if x is None else str(x.dtype) for x in (c, r))
+        found.append(Difference(kind, name, step, shape, " / ".join(types), **measured))
+    return found
+
+
+def _missing(name: str, candidate: Arrays, reference: Arrays, oracle: Arrays | None) -> str | None:
+    if name not in candidate or name not in reference:
+        return f"only in the {'reference' if name in reference else 'candidate'}"
+    return "the oracle has no such tensor" if oracle is not None and name not in oracle else None
+
+
+def _fault(
+    kind: Kind, c: Array | None, r: Array | None, o: Array | None, left_out: Array | None
+) -> str | None:
+    """Why these cannot be compared."""
+    if c is None or r is None:
+        return _nothing_against_something(kind, c, r)
+    kinds = [category(x.dtype) for x in (c, r)]
+    if kinds[0] != kinds[1] or "other" in kinds:
+        return f"dtype {c.dtype} in the candidate, {r.dtype} in the reference"
+    if o is not None and category(o.dtype) != kinds[1]:
+        return f"dtype {o.dtype} in the oracle, {r.dtype} in the reference"
+    for side, x in (("candidate", c), ("oracle", o), ("mask of what is left out", left_out)):
+        if x is not None and x.shape != r.shape:
+            return f"shape {list(x.shape)} in the {side}, {list(r.shape)} in the reference"
+    return None
+
+
+def _nothing_against_something(kind: Kind, c: Array | None, r: Array | None) -> str | None:
+    there = r if c is None else c
+    if there is None:
+        return None
+    without, with_ = ("candidate", "reference") if c is None else ("reference", "candidate")
+    if kind not in (Kind.GRADIENT, Kind.INPUT_GRADIENT):
+        return f"None in the {without}, {there.dtype}{list(there.shape)} in the {with_}"
+    return f"no gradient in the {without}, and not zero in the {with_}" if there.any() else None
+
+
+def _array(x: npt.ArrayLike | None) -> Array | None:
+    """A NumPy array without a copy where that can be; None for None and float0."""
+    if x is None:
+        return None
+    array = np.asarray(x)
+    return None if array.dtype.names == ("float0",) else array
+
+
+def _numbers(
+    c: Array,
+    r: Array,
+    o: Array | None,
+    left_out: Array | None,
+    unit: float | None,
+    points: int,
+    carrier: npt.ArrayLike | None,
+) -> dict[str, Any]:
+    """The numbers of two arrays, and a fault where exact agreement is due."""
+    exact = category(r.dtype) in ("bool", "integer")
+    found = integers(c, r, left_out) if exact else distance(c, r, o, left_out)
+    numbers = _plain(found, c, r)
+    if found.apart:
+        numbers |= _disagreement(found, c, r, "values differ" if exact else "NaN or infinities do not agree")
+    elif not exact and o is not None:
+        numbers |= _ratios(found, unit or unit_roundoff(narrower(c, r)), carrier)
+    if left_out is not None:
+        numbers["left_out"] = int(left_out.sum())
+    return numbers | {"samples": () if exact else _samples(c, r, found.position, points)}
+
+
+def _plain(found: Distance, c: Array, r: Array) -> dict[str, Any]:
+    at = found.position if found.compared else None
+    return {
+        "max_abs": found.largest,
+        "max_rel": found.element_wise,
+        "relative": _over(found.largest, found.magnitude),
+        "rms": found.rms,
+        "ulp": found.ulp,
+        "index": () if at is None else tuple(int(i) for i in np.unravel_index(at, r.shape)),
+        "candidate": None if at is None else c.flat[at].item(),
+        "reference": None if at is None else r.flat[at].item(),
+        "magnitude": found.magnitude,
+    }
+
+
+def _disagreement(found: Distance, c: Array, r: Array, what: str) -> dict[str, Any]:
+    where = tuple(int(i) for i in np.unravel_index(found.first_apart, r.shape))
+    here, there = (x.flat[found.first_apart].item() for x in (c, r))
+    count = f"{found.apart:,} of {r.size:,} {what}"
+    fault = f"{count}, first at {list(where)}: {here} in the candidate, {there} in the reference"
+    return {"fault": fault, "relative": math.inf, "index": where, "candidate": here, "reference": there}
+
+
+def _nothing(fault: str | None) -> dict[str, Any]:
+    """The numbers of tensors without elements to compare: equal, or infinitely far apart."""
+    far = 0.0 if fault is None else math.inf
+    numbers = dict.fromkeys(("max_abs", "max_rel", "relative", "rms"), far)
+    empty = {"ulp": None, "index": (), "candidate": None, "reference": None, "magnitude": 0.0}
+    return numbers | empty | {"fault": fault}
+
+
+def _ratios(found: Distance, unit: float, carrier: npt.ArrayLike | None) -> dict[str, float]:
+    """The candidate's error over the reference's own, or over the rounding of the result if larger."""
+    (rms_c, max_c), (rms_r, max_r) = found.candidate_error, found.reference_error
+    rms_o, max_o = found.oracle_size
+    if carrier is not None:
+        carried = np.asarray(carrier)
+        rms_w, max_w = distance(carried, carried, carried).oracle_size
+        rms_o, max_o = max(rms_o, rms_w), max(max_o, max_w)
+    return {
+        "ratio_rms": _over(rms_c, max(rms_r, unit * rms_o)),
+        "ratio_max": _over(max_c, max(max_r, 2 * unit * max_o)),
+        "unit": unit,
+    }
+
+
+def _over(error: float, scale: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / scale if 0 < scale < math.inf else math.inf
+
+
+def _samples(c: Array, r: Array, worst: int, points: int) -> tuple[tuple[float, float], ...]:
+    """The worst element, and one at random from each of so many equal parts; every run takes the same."""
+    if not points or not r.size:
+        return ()
+    count = min(points - 1, r.size)
+    # At random, because equal steps could hit the same channel every time.
+    drawn = (np.arange(count) + np.random.default_rng(0).random(count)) * (r.size / max(count, 1))
+    positions = np.unique([worst, *np.minimum(drawn.astype(np.int64), r.size - 1)])
+    wide = np.complex128 if r.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        a, b = (x.flat[positions].astype(wide) for x in (c, r))
+        pairs = zip(np.abs(b).tolist(), np.abs(a - b).tolist(), strict=True)
+    finite = ((x, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y))
+    return tuple((float(f"{x:.3g}"), float(f"{y:.3g}")) for x, y in finite)
