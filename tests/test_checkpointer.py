@@ -561,7 +561,7 @@ def on_full_disk(monkeypatch, how):
     if how == "asked for first":
         monkeypatch.setattr("shutil.disk_usage", lambda _: Usage())
     else:
-        monkeypatch.setattr("jaxpar._checkpointer.store.write_step", write)
+        monkeypatch.setattr("jaxpar._checkpointer.writing.write_step", write)
 
 
 @pytest.mark.parametrize("how", ["asked for first", "found on the way"])
@@ -592,7 +592,7 @@ def test_whatever_stops_a_write_is_named_and_leaves_nothing(error, tmp_path, mon
     with Checkpointer(tmp_path, asynchronous=False) as checkpointer:
         checkpointer.save(0, tree=0)
         with monkeypatch.context() as patched:
-            patched.setattr("jaxpar._checkpointer.store.write_step", write)
+            patched.setattr("jaxpar._checkpointer.writing.write_step", write)
             words = rf"step 1 could not be written to .*: {type(error).__name__}: .* Steps on disk: 0\."
             with pytest.raises(CheckpointError, match=words):
                 checkpointer.save(1, tree=1)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 
 class Background:
-    """Runs jobs that write. An error is kept until `wait` asks for it."""
+    """Runs jobs that write. What went wrong is kept until `wait` asks for it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._trouble: str | None = None
         _all.add(self)
 
     @property
@@ -27,11 +27,11 @@ class Background:
         self._thread = threading.Thread(target=self._run, args=(job,), name="jaxpar-checkpointer")
         self._thread.start()
 
-    def wait(self) -> Exception | None:
-        """Waits for the job that runs, if one does; returns what it raised, once."""
+    def wait(self) -> str | None:
+        """Waits for the job that runs, if one does; returns the text of what it raised, once."""
         self.join()
-        error, self._error = self._error, None
-        return error
+        trouble, self._trouble = self._trouble, None
+        return trouble
 
     def join(self) -> None:
         """Waits; what the job raised is kept for `wait`."""
@@ -43,7 +43,7 @@ class Background:
         try:
             job()
         except Exception as error:
-            self._error = error
+            self._trouble = str(error)
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
@@ -51,12 +51,10 @@ _all: weakref.WeakSet[Background] = weakref.WeakSet()
 
 def _finish() -> None:
     for background in list(_all):
-        error = background.wait()
-        if error is not None:
-            print(f"jaxpar.Checkpointer: at exit: {error}", file=sys.stderr)
+        if trouble := background.wait():
+            print(f"jaxpar.Checkpointer: at exit: {trouble}", file=sys.stderr)
 
 
-# atexit would be too late: a job that has not begun to write could no longer use a pool of threads, since
-# concurrent.futures closes them all before atexit runs. This is what concurrent.futures itself uses, and
-# the last one to register is the first one to be called.
+# atexit would be too late: orbax writes with pools of threads, which concurrent.futures closes before atexit
+# runs. This is what concurrent.futures itself uses; the last one to register is the first one to be called.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple, SupportsIndex
+from typing import Literal, NamedTuple
 
 from .._training.watchdog import reached
 from .._typing import PyTree
@@ -16,10 +15,11 @@ from ..errors import CheckpointError
 from .background import Background
 from .item import StatefulItem, TreeItem, item_of
 from .ranks import agree, check_alike, preempted, rank
-from .reading import read_step
+from .reading import Values, read_step
 from .snapshot import on_host, snapshot
 from .step import Arrays, Damage, State, check_step
 from .store import Store
+from .warn import warn
 
 REQUEUE = 75
 """EX_TEMPFAIL: the state is saved, start me again. `jaxpar launch` and batch systems understand it."""
@@ -106,7 +106,9 @@ class Checkpointer:
             `on_save_error="warn"` the disk's errors are warnings.
           SystemExit: with code 75, after a SIGTERM.
         """
-        step = _checked_step(step)
+        step = operator.index(step)
+        if step < 0:
+            raise ValueError(f"Checkpointer.save: the step is {step}; it must be 0 or more.")
         leaving = preempted(step)
         if not (leaving or force or step % self.save_every == 0):
             return False
@@ -120,51 +122,45 @@ class Checkpointer:
         return started
 
     def _begin(self, step: int, items: Mapping[str, PyTree]) -> bool:
-        try:
-            taken = snapshot(items)
-            arrays = on_host(taken.arrays) if rank() == 0 else {}
-            troubles, room = self._prepare(step, arrays) if rank() == 0 else ([], True)
-        except Exception as error:  # whatever an item raises: the other ranks wait for this one
-            agree("Checkpointer.save", None, error)
-            raise
-        answers = agree("Checkpointer.save", (step, taken.small, taken.digests, troubles, room))
-        steps, states, digests, (troubles, *_), (room, *_) = zip(*answers, strict=True)
+        arrays: Arrays = {}
+
+        def take() -> tuple[int, State, dict[str, str], str | None, str | None]:
+            taken, before, full = snapshot(items), None, None
+            if rank() == 0:
+                arrays.update(on_host(taken.arrays))
+                before = self._background.wait()
+                self._make_way(step)
+                full = self._store.full(step, arrays)
+            return step, taken.small, taken.digests, before, full
+
+        answers = agree("Checkpointer.save", take)
+        steps, states, digests, (before, *_), (full, *_) = zip(*answers, strict=True)
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"Checkpointer.save: the ranks save different steps: {list(steps)}. All must call it with "
                 "the same one."
             )
         check_alike(digests)
-        self._complain(troubles)
-        if room and rank() == 0:
+        self._complain(before)
+        self._complain(full)
+        if full is None and rank() == 0:
             once = states[:1] if all(state == states[0] for state in states) else states
-            self._background.start(lambda: self._write(step, arrays, list(once)))
-        return room
-
-    def _prepare(self, step: int, arrays: Arrays) -> tuple[list[str], bool]:
-        """Rank 0: what went wrong with the save before, and whether there is room for this one."""
-        before = self._background.wait()
-        troubles = [] if before is None else [str(before)]
-        self._store.open()
-        if step in self._store.steps():
-            self._make_way(step)
-        try:
-            self._store.check_space(step, sum(x.nbytes for each in arrays.values() for x in each.values()))
-        except CheckpointError as full:
-            return [*troubles, str(full)], False
-        return troubles, True
+            self._background.start(lambda: self._store.write(step, arrays, list(once)))
+        return full is None
 
     def _make_way(self, step: int) -> None:
-        """Sets a step aside whose number is needed, if it is damaged. That is found out here and now: a
-        disk that failed while `restore` was looking may have come back since."""
+        """Locks the directory, and sets a step aside whose number is needed, if it is damaged. That is found
+        out here and now: a disk that failed while `restore` was looking may have come back since."""
+        self._store.open()
+        if step not in self._store.steps():
+            return
         try:
             check_step(self._store.path(step))
         except Damage as damage:
             aside = self._store.set_aside(step)
-            warnings.warn(
+            warn(
                 f"Checkpointer.save: step {step} in {self.directory} is damaged, and was renamed to "
-                f"{aside.name}: {damage}.",
-                stacklevel=5,
+                f"{aside.name}: {damage}."
             )
         else:
             raise CheckpointError(
@@ -172,15 +168,11 @@ class Checkpointer:
                 "restore the newest one and go on from there, or use another directory."
             )
 
-    def _write(self, step: int, arrays: Arrays, states: list[State]) -> None:
-        self._store.write(step, arrays, states)
-        reached(step)
-
-    def _complain(self, troubles: list[str]) -> None:
-        for trouble in troubles:
-            if self.on_save_error == "raise":
-                raise CheckpointError(trouble)
-            warnings.warn(trouble, stacklevel=4)
+    def _complain(self, trouble: str | None) -> None:
+        if trouble and self.on_save_error == "raise":
+            raise CheckpointError(trouble)
+        if trouble:
+            warn(trouble)
 
     def wait(self) -> bool:
         """Waits until the step that is being written is on disk.
@@ -188,9 +180,8 @@ class Checkpointer:
         Returns:
           Whether it is. Raises CheckpointError if not, unless `on_save_error="warn"`.
         """
-        before = self._background.wait() if rank() == 0 else None
-        (trouble, *_) = agree("Checkpointer.wait", None if before is None else str(before))
-        self._complain([trouble] if trouble else [])
+        (trouble, *_) = agree("Checkpointer.wait", self._background.wait)
+        self._complain(trouble)
         return trouble is None
 
     def close(self) -> None:
@@ -213,8 +204,8 @@ class Checkpointer:
         # The other ranks may not come here, and the error that is on its way matters more.
         trouble = self._background.wait()
         self._store.close()
-        if trouble is not None and error is not None:
-            error.add_note(str(trouble))
+        if trouble and error is not None:
+            error.add_note(trouble)
 
     # ---------------------------------------------------------------------------------------- restoring
 
@@ -232,7 +223,7 @@ class Checkpointer:
             try:
                 check_step(self._store.path(step))
             except Damage as damage:
-                warnings.warn(f"Checkpointer.latest_valid: step {step} is damaged: {damage}.", stacklevel=2)
+                warn(f"Checkpointer.latest_valid: step {step} is damaged: {damage}.")
             else:
                 return step
         return None
@@ -263,27 +254,17 @@ class Checkpointer:
             raise TypeError("Checkpointer.restore: there is nothing to restore; pass items by name: net=net.")
         self._background.join()
         held = {name: item_of(name, given) for name, given in items.items()}
-        try:
-            read = read_step(self._store, step, held, strict_dtype) if rank() == 0 else None
-        except Exception as error:
-            agree("Checkpointer.restore", -1, error)
-            raise
-        (chosen, *_) = agree("Checkpointer.restore", read[0] if read else -1)
-        try:
-            _, values = read or read_step(self._store, chosen, held, strict_dtype)
-        except Exception as error:
-            agree("Checkpointer.restore: read", None, error)
-            raise
-        agree("Checkpointer.restore: read", None)
+        values: Values = {}
+
+        def read(at: int | None) -> int:
+            found, new = read_step(self._store, at, held, strict_dtype)
+            values.update(new)
+            return found
+
+        (chosen, *_) = agree("Checkpointer.restore", lambda: read(step) if rank() == 0 else -1)
+        agree("Checkpointer.restore: read", lambda: rank() == 0 or read(chosen))
         # What may refuse its state goes first, so that nothing has changed if it does.
         order = sorted(held, key=lambda name: not isinstance(held[name], StatefulItem))
         put = {name: held[name].put(values[name]) for name in order}
         reached(chosen)
         return Restored(chosen, {name: put[name] for name in held if isinstance(held[name], TreeItem)})
-
-
-def _checked_step(step: SupportsIndex) -> int:
-    step = operator.index(step)
-    if step < 0:
-        raise ValueError(f"Checkpointer.save: the step is {step}; it must be 0 or more.")
-    return step

@@ -6,8 +6,8 @@ size is made. torch's `load_state_dict` compares names and shapes too, but casts
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import jax
@@ -17,8 +17,9 @@ import numpy as np
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .item import Leaf
-from .plain import is_key, spec
+from .plain import decode, is_key
 from .step import SavedArray, SavedValue
+from .warn import warn
 
 MOST = 5
 """Leaves that an error lists."""
@@ -28,54 +29,45 @@ Spec: TypeAlias = "tuple[tuple[int, ...], str] | None"
 
 
 def fit(
-    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Spec], at: str, strict: bool
+    item: str, leaves: Mapping[str, Leaf], saved: Mapping[str, Spec], at: Path, strict: bool
 ) -> dict[str, str]:
-    """What an object's leaves are called in the checkpoint.
+    """What an object's leaves are called in the checkpoint at `at`.
 
-    Args:
-      leaves: the object's.
-      saved: the checkpoint's.
-      at: the step's folder, for the errors.
-      strict: whether another dtype is an error or a warning.
-
-    Raises:
-      CheckpointError: a leaf is only on one side, or has another shape, dtype or kind.
+    Raises CheckpointError if a leaf is only on one side, or has another shape or kind; another dtype is an
+    error or, where `strict` is False, a warning.
     """
     whole = [name for name, leaf in leaves.items() if leaf.whole]
     if whole and whole[0] in saved:
         return {name: name for name in whole}  # the arrays beside it are parts of it
     names = _matched(item, leaves, saved, at)
     for name, leaf in leaves.items():
-        _same(item, name, _spec(leaf), saved[names[name]], at, strict)
+        _check_same(
+            f"Checkpointer.restore: {item}: {name}", _spec(leaf.value), saved[names[name]], at, strict
+        )
     return names
 
 
-def _same(item: str, name: str, here: Spec, there: Spec, at: str, strict: bool) -> None:
-    if here is None and there is None:
+def _check_same(name: str, here: Spec, there: Spec, at: Path, strict: bool) -> None:
+    if here == there:
         return
     if here is None or there is None:
-        number, array = "a number, text or None", "an array"
-        raise CheckpointError(
-            f"Checkpointer.restore: {item}: {name} is {array if here else number} here and "
-            f"{array if there else number} in {at}."
-        )
+        ours, theirs = ("a number, text or None" if spec is None else "an array" for spec in (here, there))
+        raise CheckpointError(f"{name} is {ours} here and {theirs} in {at}.")
     if here[0] != there[0]:
         raise CheckpointError(
-            f"Checkpointer.restore: {item}: {name} has shape {here[0]} here and {there[0]} in {at}. Nothing "
-            "was restored; build the object as it was when the step was saved."
+            f"{name} has shape {here[0]} here and {there[0]} in {at}. Nothing was restored; build the object "
+            "as it was when the step was saved."
         )
-    if here[1] == there[1]:
-        return
-    text = f"Checkpointer.restore: {item}: {name} is {here[1]} here and {there[1]} in {at}"
+    text = f"{name} is {here[1]} here and {there[1]} in {at}"
     if strict or "key" in here[1] + there[1]:
         raise CheckpointError(
             f"{text}. Nothing was restored; build the object with that dtype, or allow the conversion with "
             "strict_dtype=False."
         )
-    warnings.warn(f"{text}; it is converted.", stacklevel=7)
+    warn(f"{text}; it is converted.")
 
 
-def _matched(item: str, here: Iterable[str], there: Iterable[str], at: str) -> dict[str, str]:
+def _matched(item: str, here: Iterable[str], there: Iterable[str], at: Path) -> dict[str, str]:
     """By name, and where that fails by the name without the `module` that a wrapper puts into it.
 
     torch's users strip `module.` by hand, when a checkpoint of a wrapped net goes into a bare one.
@@ -103,22 +95,20 @@ def _bare(names: Iterable[str]) -> dict[str, str]:
 
 
 def _some(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(names[:MOST]) + more or "nothing"
 
 
-def _spec(leaf: Leaf) -> Spec:
-    value = leaf.value
+def _spec(value: PyTree) -> Spec:
     if isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct)):
         return tuple(value.shape), str(value.dtype)
     return None
 
 
 def saved_specs(arrays: Mapping[str, SavedArray], small: Mapping[str, SavedValue]) -> dict[str, Spec]:
-    """The specs of all leaves of an item in a manifest."""
+    """The specs of all leaves of an item in a manifest, whose entries stand in for large arrays."""
     found: dict[str, Spec] = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in arrays.items()}
-    return found | {name: spec(entry["value"]) for name, entry in small.items()}
+    return found | {name: _spec(decode(entry["value"], arrays)) for name, entry in small.items()}
 
 
 def like(old: PyTree, new: PyTree) -> PyTree:
@@ -129,11 +119,9 @@ def like(old: PyTree, new: PyTree) -> PyTree:
         return new
     if not is_key(old):
         new = np.asarray(new).astype(old.dtype, copy=False)
-    sharding = old.sharding
-    if sharding is None:  # of a ShapeDtypeStruct
+    # device_put would tie an uncommitted array to a device, and JAX refuses to mix those.
+    if old.sharding is None or not getattr(old, "committed", True):
         return jnp.asarray(new)
-    if not sharding.is_fully_addressable:
-        return jax.make_array_from_callback(old.shape, sharding, lambda index: new[index])
-    if isinstance(old, jax.Array) and not old.committed:
-        return jnp.asarray(new)  # device_put would tie it to a device, and JAX refuses to mix those
-    return jax.device_put(new, sharding)
+    if not old.sharding.is_fully_addressable:
+        return jax.make_array_from_callback(old.shape, old.sharding, lambda index: new[index])
+    return jax.device_put(new, old.sharding)

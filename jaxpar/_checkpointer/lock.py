@@ -12,12 +12,12 @@ import errno
 import fcntl
 import os
 import socket
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .warn import warn
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """What file systems without locks say, such as Lustre mounted without `flock`."""
@@ -57,10 +57,9 @@ class Lock:
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise
-            warnings.warn(
+            warn(
                 f"Checkpointer.save: the file system of {self._path.parent} has no locks; make sure that no "
-                "other process saves there.",
-                stacklevel=6,
+                "other process saves there."
             )
         with contextlib.suppress(OSError):  # a full disk takes the name from the lock, not the lock
             os.ftruncate(self._file, 0)

@@ -31,39 +31,29 @@ more and, with several processes, travel through the coordinator."""
 
 
 def encode(value: PyTree, item: str, path: str = "", large: dict[str, Array] | None = None) -> Json:
-    """JSON for a value.
+    """JSON for a value that is called `item: path` in the error for what cannot be stored.
 
-    Args:
-      item, path: what the value is called, for the error.
-      large: takes the arrays of LARGE bytes or more, by path; the JSON then only refers to them. Without
-        it they are part of the JSON.
-
-    Raises:
-      CheckpointError: neither array, number, text, bytes, None nor a dict, list or tuple of these.
+    `large` takes the arrays of LARGE bytes or more, by path, and the JSON only refers to them.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, bytes):
         return {"bytes": _text(value)}
     if is_key(value):
-        data = _inline(np.asarray(jax.random.key_data(value)))
-        return {"key": str(jax.random.key_impl(value)), "dtype": str(value.dtype), "data": data}
+        return {"key": str(jax.random.key_impl(value)), "data": _inline(jax.random.key_data(value))}
     if isinstance(value, np.generic) and is_storable(value):
-        return {"scalar": _inline(np.asarray(value))}
+        return {"scalar": _inline(value)}
     if isinstance(value, (jax.Array, np.ndarray)) and is_storable(value):
         if large is None or value.nbytes < LARGE:
-            return {"array": _inline(np.asarray(value))}
+            return {"array": _inline(value)}
         large[path] = value
         return {"array": {"leaf": path}}
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return {"tensor": _inline(value.detach().cpu().numpy())}
     if isinstance(value, dict):
-        return {
-            "dict": [
-                [encode(k, item, path), encode(v, item, f"{path}[{k!r}]", large)] for k, v in value.items()
-            ]
-        }
+        pairs = value.items()
+        return {"dict": [[encode(k, item, path), encode(v, item, f"{path}[{k!r}]", large)] for k, v in pairs]}
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return {type(value).__name__: [encode(v, item, f"{path}[{i}]", large) for i, v in enumerate(value)]}
     raise CheckpointError(
@@ -72,7 +62,7 @@ def encode(value: PyTree, item: str, path: str = "", large: dict[str, Array] | N
     )
 
 
-def decode(text: Json, large: Mapping[str, np.ndarray] = MappingProxyType({})) -> PyTree:
+def decode(text: Json, large: Mapping[str, object] = MappingProxyType({})) -> PyTree:
     """The value that `encode` wrote; `large` has the arrays that the JSON refers to."""
     match text:
         case {"bytes": data}:
@@ -99,17 +89,6 @@ def decode(text: Json, large: Mapping[str, np.ndarray] = MappingProxyType({})) -
     return text
 
 
-def spec(text: Json) -> tuple[tuple[int, ...], str] | None:
-    """The (shape, dtype) of what `encode` wrote, if it is an array or a random key."""
-    match text:
-        case {"array": {"shape": shape, "dtype": dtype}}:
-            return tuple(shape), dtype
-        case {"key": impl, "dtype": dtype, "data": {"shape": shape}}:
-            own = jax.random.key_data(jax.random.key(0, impl=impl)).ndim  # axes of each key's own
-            return tuple(shape[: len(shape) - own]), dtype
-    return None
-
-
 def is_key(value: PyTree) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
@@ -132,7 +111,8 @@ def flat_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1).view(np.uint8)
 
 
-def _inline(array: np.ndarray) -> Json:
+def _inline(value: Array | np.generic) -> Json:
+    array = np.asarray(value)
     data = flat_bytes(array).tobytes()
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": _text(data)}
 

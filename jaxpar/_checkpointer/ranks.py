@@ -9,7 +9,7 @@ no such rule behind them, so their digests are compared, and a difference is ref
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -31,34 +31,32 @@ MOST = 1 << 20
 T = TypeVar("T")
 
 
-def agree(what: str, mine: T, error: Exception | None = None) -> list[T]:
-    """Every rank's value, which must survive JSON; raises on all ranks what went wrong on one.
+def agree(what: str, work: Callable[[], T]) -> list[T]:
+    """Every rank's result of some work, which must survive JSON; raises on all ranks what went wrong on one.
 
     A rank that raised without coming here would leave the others waiting.
     """
     if size() == 1:
-        if error is not None:
-            raise error
-        return [mine]
-    text = json.dumps({"value": mine, "error": None if error is None else _said(error)})
-    if len(text) > MOST:
-        refusal = CheckpointError(
-            f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
-            f"{MOST:,} can be exchanged; keep large state in arrays of {LARGE:,} bytes or more."
-        )
-        text = json.dumps({"value": None, "error": str(refusal)})
-        error = error or refusal
+        return [work()]
+    error = None
+    try:
+        text = json.dumps({"value": work()})
+        if len(text) > MOST:
+            raise CheckpointError(
+                f"Checkpointer: the numbers, texts and states of rank {rank()} are {len(text):,} bytes, and "
+                f"{MOST:,} can be exchanged; keep large state in arrays of {LARGE:,} bytes or more."
+            )
+    except Exception as raised:  # whatever an item raises
+        error = raised
+        name = "" if isinstance(raised, CheckpointError) else f"{type(raised).__name__}: "
+        text = json.dumps({"error": f"{name}{raised}"})
     answers = [json.loads(answer) for answer in exchange(what, text, timeout=PATIENCE)]
     if error is not None:
         raise error
     for i, answer in enumerate(answers):
-        if answer["error"] is not None:
+        if "error" in answer:
             raise CheckpointError(f"{answer['error']} (rank {i})")
     return [answer["value"] for answer in answers]
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
 def check_alike(digests: Sequence[Mapping[str, str]]) -> None:

@@ -25,7 +25,7 @@ class Snapshot(NamedTuple):
     """
 
     small: State
-    arrays: dict[str, dict[str, Array]]
+    arrays: dict[tuple[str, str], Array]
     digests: dict[str, str]
 
 
@@ -38,44 +38,35 @@ def snapshot(items: Mapping[str, PyTree]) -> Snapshot:
     taken = Snapshot({}, {}, {})
     for name, given in items.items():
         item = item_of(name, given)
-        small, arrays = taken.small.setdefault(name, {}), taken.arrays.setdefault(name, {})
+        small = taken.small[name] = {}
         if isinstance(item, StatefulItem):
-            small["state"] = {"value": encode(item.give(), name, "state", arrays), "stream": False}
+            large: dict[str, Array] = {}
+            small["state"] = {"value": encode(item.give(), name, "state", large), "stream": False}
+            taken.arrays.update({(name, leaf): value for leaf, value in large.items()})
             if size() > 1:
-                for leaf, x in on_host({name: arrays}, copied=False)[name].items():
+                for leaf, value in large.items():
+                    x = np.asarray(_local(f"{name}: {leaf}", value))
                     taken.digests[f"{name}: {leaf}"] = f"{x.dtype}{x.shape} {digest(flat_bytes(x).data)}"
             continue
         for leaf, (value, stream, _) in item.leaves().items():
             if is_array(value) and not stream and value.size and is_storable(value):
-                arrays[leaf] = value
+                taken.arrays[name, leaf] = value
             else:
                 small[leaf] = {"value": encode(value, name, leaf), "stream": stream}
     return taken
 
 
-def on_host(arrays: dict[str, dict[str, Array]], copied: bool = True) -> Arrays:
+def on_host(arrays: Mapping[tuple[str, str], Array]) -> Arrays:
     """The arrays on the host, where nothing changes them any more.
 
     A view of a CPU device's array is enough: while it is there, JAX takes other memory for the results
     of a computation to which the array is donated. NumPy arrays are copied; their owner may write to them.
 
-    Args:
-      copied: False to look at the arrays and let go of them again.
-
     Raises:
       DeletedError: an array was donated. CheckpointError: it is spread over processes.
     """
-    here = {
-        item: {leaf: _local(f"{item}: {leaf}", x) for leaf, x in each.items()}
-        for item, each in arrays.items()
-    }
-    return {
-        item: {
-            leaf: np.array(x) if copied and isinstance(x, np.ndarray) else np.asarray(x)
-            for leaf, x in each.items()
-        }
-        for item, each in here.items()
-    }
+    here = {at: _local(": ".join(at), x) for at, x in arrays.items()}
+    return {at: np.array(x) if isinstance(x, np.ndarray) else np.asarray(x) for at, x in here.items()}
 
 
 def _local(name: str, x: Array) -> Array:

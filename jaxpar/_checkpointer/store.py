@@ -12,11 +12,13 @@ import contextlib
 import errno
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
+from .._training.watchdog import reached
 from ..errors import CheckpointError
 from .lock import Lock
-from .step import Arrays, Damage, State, flush, read_manifest, write_step
+from .step import Arrays, Damage, State, flush, read_manifest
 
 NUMBER = "(0|[1-9][0-9]*)"
 """Names of steps. `str.isdigit` would take a folder called `²` for one."""
@@ -50,10 +52,11 @@ class Store:
         """Makes the directory, locks it, and removes what a killed process left of an unfinished step.
 
         Not before the first step is saved: whoever only reads must not disturb a writer.
-
-        Raises:
-          CheckpointError: another process writes there, or the directory cannot be written to.
         """
+        # orbax is for who writes. Not imported in the thread, which may run while the interpreter ends.
+        from .writing import write_step
+
+        self._write_step = write_step
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock.take()
@@ -75,33 +78,32 @@ class Store:
             aside, i = self.directory / f"{step}.damaged-{i}", i + 1
         return self.path(step).rename(aside)
 
-    def check_space(self, step: int, nbytes: int) -> None:
-        """Raises CheckpointError if the bytes do not fit on the disk."""
-        if nbytes + MARGIN > shutil.disk_usage(self.directory).free:
-            raise CheckpointError(self._full(step, nbytes))
+    def full(self, step: int, arrays: Arrays) -> str | None:
+        """What to say if the disk has no room for a step."""
+        needed, free = _needed(arrays), shutil.disk_usage(self.directory).free
+        return None if needed <= free else self._full(step, arrays)
 
     def write(self, step: int, arrays: Arrays, states: list[State]) -> None:
         """Writes a step, then removes the oldest ones.
 
-        Raises:
-          CheckpointError: it could not be written; all earlier steps are as they were.
+        Raises CheckpointError if it could not be written; all earlier steps are as they were.
         """
         unfinished = self.directory / f"{step}{UNFINISHED}"
         try:
             unfinished.mkdir()
-            write_step(unfinished, step, arrays, states)
+            self._write_step(unfinished, step, arrays, states)
             unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
             flush(self.directory)
         except Exception as error:
             shutil.rmtree(unfinished, ignore_errors=True)  # or it would go on filling the disk
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                nbytes = sum(x.nbytes for leaves in arrays.values() for x in leaves.values())
-                raise CheckpointError(self._full(step, nbytes)) from None
+                raise CheckpointError(self._full(step, arrays)) from None
             raise CheckpointError(
                 f"Checkpointer.save: step {step} could not be written to {self.directory}: "
-                f"{type(error).__name__}: {error}. {self._kept()}"
+                f"{type(error).__name__}: {textwrap.shorten(str(error), 200)}. {self._kept()}"
             ) from None
         self._remove_oldest(step)
+        reached(step)
 
     def _remove_oldest(self, written: int) -> None:
         """Keeps the highest numbers, and the step that was just written whatever its number is."""
@@ -117,12 +119,15 @@ class Store:
             return bool(read_manifest(self.path(step)))
         return False
 
-    def _full(self, step: int, nbytes: int) -> str:
-        free = shutil.disk_usage(self.directory).free
+    def _full(self, step: int, arrays: Arrays) -> str:
         return (
-            f"Checkpointer.save: the disk is full: step {step} needs {nbytes + MARGIN:,} bytes, and "
-            f"{self.directory} has {free:,} free. {self._kept()}"
+            f"Checkpointer.save: the disk is full: step {step} needs {_needed(arrays):,} bytes, and "
+            f"{self.directory} has {shutil.disk_usage(self.directory).free:,} free. {self._kept()}"
         )
 
     def _kept(self) -> str:
         return f"Steps on disk: {', '.join(map(str, self.steps())) or 'none'}."
+
+
+def _needed(arrays: Arrays) -> int:
+    return sum(x.nbytes for x in arrays.values()) + MARGIN
