@@ -196,14 +196,12 @@ def plant_padding(monkeypatch):
 @pytest.mark.parametrize("plant", [plant_chunks, plant_buffers, plant_padding])
 def test_a_planted_fault_is_found(plant, monkeypatch):
     plant(monkeypatch)
-    from jaxpar._parallel.parallel_apply import _compiled
-
-    _compiled.cache_clear()
+    jaxpar.clear_caches()
     try:
         with pytest.raises(AssertionError, match=r"step \d+: \w+"):
             test_training_equals_torch("cnn", 4, 10)
     finally:
-        _compiled.cache_clear()
+        jaxpar.clear_caches()
 
 
 def test_a_whole_batch_model_is_another_thing():
