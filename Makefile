@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= auto
+# JAX 0.11 and later need Python 3.12.
+CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 
 .PHONY: help demo test proof quick lint benchmark clean
 
@@ -15,12 +17,12 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "jaxpar needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,demo,test]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[torch,demo,test]'
 	@touch $@
 
 demo: $(READY)

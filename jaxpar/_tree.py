@@ -15,9 +15,9 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import get_opaque_trace_state
 
 from ._typing import Array, PyTree
+from ._upstream import get_opaque_trace_state
 from .errors import DeletedError, LeafError, RangeError
 
 

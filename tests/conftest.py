@@ -1,16 +1,16 @@
 """Eight CPU devices and float64, before JAX wakes."""
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import jaxpar
 
 jaxpar.virtual_devices(8)
+CACHE = Path(__file__).parent.parent / ".cache" / "compiled"
+"""Programs that another test, worker, process or run has compiled; workers and processes inherit it."""
+
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # Programs that another test, worker or process has compiled; workers and processes inherit it.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxpar-tests-")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 
 import jax  # noqa: E402
@@ -19,11 +19,6 @@ import pytest  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 # The tests compile some hundred programs and run each for a moment.
 jax.config.update("jax_disable_most_optimizations", True)
-
-
-def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from .._upstream import before_thread_pools_close
+
 
 class Background:
     """Runs jobs that write. What went wrong is kept until `wait` asks for it."""
@@ -55,6 +57,4 @@ def _finish() -> None:
             print(f"jaxpar.Checkpointer: at exit: {trouble}", file=sys.stderr)
 
 
-# atexit would be too late: orbax writes with pools of threads, which concurrent.futures closes before atexit
-# runs. This is what concurrent.futures itself uses; the last one to register is the first one to be called.
-threading._register_atexit(_finish)  # type: ignore[attr-defined]
+before_thread_pools_close(_finish)  # orbax writes with pools of threads

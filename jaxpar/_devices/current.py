@@ -12,6 +12,7 @@ from types import TracebackType
 import jax
 
 from .._typing import DeviceLike
+from .._upstream import address
 from ..errors import DeviceError
 from . import devices as _devices
 
@@ -135,5 +136,5 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
         return {key: found.get(key) for key in keys}
     alive = (s for x in jax.live_arrays() if not x.is_deleted() for s in x.addressable_shards)
     # Looking at a shard makes an array of it, which is alive from then on. So each buffer counts once.
-    buffers = {s.data.unsafe_buffer_pointer(): s.data.nbytes for s in alive if s.device == d}
+    buffers = {address(s.data): s.data.nbytes for s in alive if s.device == d}
     return dict.fromkeys(keys, None) | {"bytes_in_use": sum(buffers.values())}

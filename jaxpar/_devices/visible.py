@@ -79,8 +79,7 @@ def check() -> None:
 
 
 def _value_at_start() -> str | None:
-    # The public jax.extend.backend.backends() would start the backend about which it is asked.
-    from jax._src.xla_bridge import backends_are_initialized
+    from .._upstream import backends_are_initialized
 
     now = os.environ.get(VARIABLE)
     if not backends_are_initialized():

@@ -12,37 +12,36 @@ Delete this file and its one call when XLA canonicalises branches too.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
 from jax.lax import ConvDimensionNumbers, conv_general_dilated_p
+
+from .._upstream import ClosedJaxpr, Jaxpr, Primitive, ad, batching, jaxpr_as_fun, mlir, opened, rewritten
 
 _conv_p = Primitive("convolution_in_branch")
 
 
-def for_branch(closed: ClosedJaxpr) -> ClosedJaxpr:
+P = TypeVar("P", ClosedJaxpr, Jaxpr)
+
+
+def for_branch(program: P) -> P:
     """The same program with every convolution replaced, however deep it stands."""
-    return closed.replace(jaxpr=_rewrite(closed.jaxpr))
 
-
-def _rewrite(jaxpr: Jaxpr) -> Jaxpr:
     def param(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            return for_branch(value)
-        if isinstance(value, Jaxpr):
-            return _rewrite(value)
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            return for_branch(value)  # type: ignore[type-var]
         return tuple(map(param, value)) if type(value) is tuple else value
 
-    return jaxpr.replace(
+    return rewritten(
+        program,
         eqns=[
             eqn.replace(
                 primitive=_conv_p if eqn.primitive is conv_general_dilated_p else eqn.primitive,
                 params={key: param(value) for key, value in eqn.params.items()},
             )
-            for eqn in jaxpr.eqns
-        ]
+            for eqn in opened(program)[0].eqns
+        ],
     )
 
 

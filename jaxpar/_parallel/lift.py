@@ -24,22 +24,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from .._typing import REPLICA, Shape
+from .._upstream import (
+    CALLS,
+    CUSTOM_JVP,
+    PROGRAMS,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    jaxpr_as_fun,
+    opened,
+    part,
+)
 from ..errors import CollectiveError
 from .same_program import same_program
-
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-}
-"""Primitives that run another program once, and the parameter that holds it."""
 
 CURE = "Make B a multiple of the number of devices, or take the collective out of the module."
 
@@ -48,7 +48,7 @@ def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
     """Whether a program, or one equation of it, sends anything to other replicas."""
     # JAX marks collectives with an effect, but not ppermute, and it marks axis_index, which sends nothing. So
     # the names of the axes are read from the parameters instead.
-    if isinstance(what, ClosedJaxpr | Jaxpr):
+    if isinstance(what, PROGRAMS):
         return any(map(communicates, what.eqns))
     named = [what.params.get(key) for key in ("axes", "axis_name")]
     if what.primitive.name != "axis_index" and any(
@@ -144,7 +144,7 @@ def switch(
 def _has_rule(jaxpr: Jaxpr) -> bool:
     """Whether a function with a rule of its own for derivatives sums over the replicas."""
     return any(
-        eqn.primitive.name == "custom_jvp_call" or any(map(_has_rule, _programs(eqn.params)))
+        eqn.primitive.name == CUSTOM_JVP or any(map(_has_rule, _programs(eqn.params)))
         for eqn in filter(communicates, jaxpr.eqns)
     )
 
@@ -222,16 +222,15 @@ def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
     return _Cut(program, pieces, sums)
 
 
-def _inline(program: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+def _inline(program: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
     """Evaluates a program equation by equation; what it calls and communicates, as if written here."""
-    jaxpr = program.jaxpr
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *operands], strict=True))
+    jaxpr, consts = opened(program)
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "psum" or not communicates(eqn):
             _evaluate(jaxpr, [eqn], values)
             continue
         called = eqn.params[CALLS[eqn.primitive.name]]
-        called = called if isinstance(called, ClosedJaxpr) else ClosedJaxpr(called, ())
         out = _inline(called, [_value(values, v) for v in eqn.invars])
         values |= dict(zip(eqn.outvars, out, strict=True))
     return [_value(values, v) for v in jaxpr.outvars]
@@ -247,8 +246,8 @@ def _names(eqn: JaxprEqn) -> str:
 
 
 def _programs(value: Any) -> Iterator[Jaxpr]:
-    if isinstance(value, ClosedJaxpr | Jaxpr):
-        yield value.jaxpr if isinstance(value, ClosedJaxpr) else value
+    if isinstance(value, PROGRAMS):
+        yield opened(value)[0]
     elif isinstance(value, tuple | list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _programs(item)
@@ -264,8 +263,8 @@ def _evaluate(jaxpr: Jaxpr, eqns: list[JaxprEqn], values: dict[Any, Any]) -> Non
     made = [v for eqn in eqns for v in eqn.outvars]
     read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
     given = [v for v in read if v not in set(made)]
-    part = jaxpr.replace(constvars=[], invars=given, outvars=made, eqns=eqns)
-    values |= dict(zip(made, jaxpr_as_fun(ClosedJaxpr(part, ()))(*(values[v] for v in given)), strict=True))
+    results = jaxpr_as_fun(part(jaxpr, eqns, given, made))(*(values[v] for v in given))
+    values |= dict(zip(made, results, strict=True))
 
 
 # ------------------------------------------------------------------------------------------ running

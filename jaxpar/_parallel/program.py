@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from .._devices import devices as _devices
 from .._tree import is_array, paths
 from .._typing import PyTree, Shape, TreeDef
+from .._upstream import ClosedJaxpr, jaxpr_as_fun
 from ..errors import GatherError, GatherTypeError
 from .backends import Backend
 from .convolution_in_branch import for_branch

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from .._upstream import PROGRAMS, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, opened
 
 Names: TypeAlias = dict[Any, Any]
 """Which variable of the one program is which of the other."""
@@ -28,15 +29,9 @@ def _equal(a: Any, b: Any, names: Names) -> bool:
     Functions among the parameters (rules for derivatives, callbacks) count as the same: they were made from
     the same source at both traces.
     """
-    if isinstance(a, ClosedJaxpr):
-        return _equal(a.jaxpr, b.jaxpr, {}) and _equal(list(a.consts), list(b.consts), names)
-    if isinstance(a, Jaxpr):
-        names |= dict(zip([*a.constvars, *a.invars], [*b.constvars, *b.invars], strict=False))
-        return (
-            len(a.eqns) == len(b.eqns)
-            and all(_equal_equations(x, y, names) for x, y in zip(a.eqns, b.eqns, strict=True))
-            and _equal_atoms(a.outvars, b.outvars, names)
-        )
+    if isinstance(a, PROGRAMS):
+        (one, consts), (other, others) = opened(a), opened(b)
+        return _equal(consts, others, names) and _equal_jaxprs(one, other, names)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(_equal(x, y, names) for x, y in zip(a, b, strict=True))
     if isinstance(a, jax.core.Tracer):
@@ -44,6 +39,15 @@ def _equal(a: Any, b: Any, names: Names) -> bool:
     if isinstance(a, np.ndarray | jax.Array):
         return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     return a is b or callable(a) or hasattr(a, "call_wrapped") or bool(a == b)
+
+
+def _equal_jaxprs(a: Jaxpr, b: Jaxpr, names: Names) -> bool:
+    names |= dict(zip([*a.constvars, *a.invars], [*b.constvars, *b.invars], strict=False))
+    return (
+        len(a.eqns) == len(b.eqns)
+        and all(_equal_equations(x, y, names) for x, y in zip(a.eqns, b.eqns, strict=True))
+        and _equal_atoms(a.outvars, b.outvars, names)
+    )
 
 
 def _equal_equations(x: JaxprEqn, y: JaxprEqn, names: Names) -> bool:

@@ -28,6 +28,7 @@ from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import check_alive, is_array
 from .._typing import PyTree, Static, TreeDef
+from .._upstream import address
 from .world import ALONE, World
 
 
@@ -301,4 +302,4 @@ def _distinct(values: list, view: NNXView, seen: set[Any]) -> list:
 def _buffer(x: jax.Array) -> Any:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return id(x)
-    return x.addressable_data(0).unsafe_buffer_pointer()
+    return address(x.addressable_data(0))

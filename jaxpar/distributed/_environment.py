@@ -165,9 +165,9 @@ def _scheduler() -> tuple[str, ...] | None:
 
 def _elsewhere() -> bool:
     """Whether this is a process of a Kubernetes job or a TPU pod, whose ranks JAX finds by itself."""
-    from jax._src import cloud_tpu_init
+    from .._upstream import in_cloud_tpu_vm
 
-    return "JOB_COMPLETION_INDEX" in os.environ or cloud_tpu_init.running_in_cloud_tpu_vm
+    return "JOB_COMPLETION_INDEX" in os.environ or in_cloud_tpu_vm()
 
 
 def heartbeat(hosts: int) -> int:
@@ -181,11 +181,9 @@ def heartbeat(hosts: int) -> int:
 
 def _detected(timeout: float) -> Start:
     """JAX's own detection of a cluster."""
-    from jax._src import clusters
+    from .._upstream import detect_cluster
 
-    address, size, rank, local = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-        None, None, None, None, None, int(timeout)
-    )
+    address, size, rank, local = detect_cluster(timeout)
     if address is None or size is None or rank is None:
         raise GroupError(
             "init_process_group: this looks like one of several processes of a job, and JAX does not "

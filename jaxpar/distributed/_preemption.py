@@ -54,10 +54,10 @@ def preempted(step: int) -> bool:
 
 
 def _agreed(step: int) -> bool:
-    from jax.experimental import multihost_utils
+    from .._upstream import reached_preemption_sync_point
 
     try:
-        return multihost_utils.reached_preemption_sync_point(step)
+        return reached_preemption_sync_point(step)
     except RuntimeError as error:
         raise BackendError(
             "preempted: JAX's preemption service is off, so the ranks cannot agree on a step; leave "

@@ -139,9 +139,9 @@ def _devices_of(start: Start) -> list[int] | None:
 
 
 def _refuse_running() -> None:
-    from jax._src import xla_bridge
+    from .._upstream import backends_are_initialized
 
-    if xla_bridge.backends_are_initialized():
+    if backends_are_initialized():
         raise BackendError(
             "init_process_group: JAX has started already, alone, and cannot join a group any more. Call it "
             "before anything makes an array or asks for devices; `import jax` is fine."
@@ -198,9 +198,10 @@ def _part(group: Group) -> None:
 
 def _restart() -> None:
     import jax
-    import jax.extend
 
-    jax.extend.backend.clear_backends()
+    from .._upstream import clear_backends
+
+    clear_backends()
     jax.clear_caches()
 
 

@@ -105,9 +105,9 @@ def ranks_text(ranks: list[int]) -> str:
 
 
 def _client() -> Any:
-    from jax._src.distributed import global_state
+    from .._upstream import coordination_client
 
-    return global_state.client
+    return coordination_client()
 
 
 def _call(method: str, *arguments: Any) -> Any:

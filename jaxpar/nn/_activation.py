@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax.typing import DTypeLike
 
+from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_bounds
 
@@ -39,7 +39,7 @@ class PReLU(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x, slope = dtypes.promote_dtype((x, self.negative_slope[...]), dtype=self.dtype)
+        x, slope = promote_dtype((x, self.negative_slope[...]), dtype=self.dtype)
         return functional.prelu(x, slope)
 
 

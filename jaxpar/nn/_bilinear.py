@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax.typing import DTypeLike
 
+from .._upstream import promote_dtype
 from . import functional
 from ._variable import arrays, optional
 
@@ -55,5 +55,5 @@ class Bilinear(nnx.Module):
 
     def __call__(self, x1: jax.Array, x2: jax.Array) -> jax.Array:
         inputs = (x1, x2, *arrays(self.kernel, self.bias))
-        x1, x2, kernel, bias = dtypes.promote_dtype(inputs, dtype=self.dtype)
+        x1, x2, kernel, bias = promote_dtype(inputs, dtype=self.dtype)
         return functional.bilinear(x1, x2, kernel, bias)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax.typing import DTypeLike
 
+from .._upstream import promote_dtype
 from ._conv_options import conv_options, output_padding_for, transposed_options
 from ._variable import arrays, optional, uniform
 from ._window import Ints
@@ -164,4 +164,4 @@ class ConvTranspose(nnx.Module):
 
 
 def _promoted(layer: Conv | ConvTranspose, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    return dtypes.promote_dtype((x, *arrays(layer.kernel, layer.bias)), dtype=layer.dtype)
+    return promote_dtype((x, *arrays(layer.kernel, layer.bias)), dtype=layer.dtype)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax.typing import DTypeLike
 
+from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_embedding, check_embedding_bag
 
@@ -139,4 +139,4 @@ def _renormalized(layer: Embedding | EmbeddingBag, x: jax.Array) -> jax.Array:
     table = layer.embedding
     if layer.max_norm is not None:
         table.set_value(functional.embedding_renorm(x, table[...], layer.max_norm, layer.norm_type))
-    return dtypes.promote_dtype((table[...],), dtype=layer.dtype)[0]
+    return promote_dtype((table[...],), dtype=layer.dtype)[0]

@@ -19,6 +19,7 @@ from flax import nnx
 
 from ..._tree import check_alive, is_staged, same
 from ..._typing import Array, PyTree, Static
+from ..._upstream import set_past_trace
 from ..placement import Placement
 from ..spread import spread
 from .function_view import refuse_hidden_module
@@ -135,11 +136,9 @@ class NNXView:
 
     def put(self, values: list) -> None:
         """Sets all values at once, outside of any trace."""
-        # Past Variable.__setattr__, which looks at the trace each time: for all variables of a small model
-        # that takes longer than its step.
         for leaf, is_variable, value in zip(self.leaves, self.are_variables, values, strict=True):
             if is_variable:
-                object.__setattr__(leaf, "_raw_value", value)
+                set_past_trace(leaf, value)
         self._placed = list(values)  # commit writes into it
 
     def commit(self, changes: dict[int, PyTree]) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..._upstream import PROGRAMS, opened
+
 
 @dataclasses.dataclass(frozen=True)
 class Products:
@@ -56,10 +58,9 @@ def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
 
 
 def _inside(params: dict[str, Any]) -> list[Any]:
-    """The jaxprs among an equation's parameters."""
+    """The programs among an equation's parameters."""
     values = [v for p in params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
-    jaxprs = [getattr(v, "jaxpr", v) for v in values]
-    return [j for j in jaxprs if hasattr(j, "eqns")]
+    return [opened(v)[0] for v in values if isinstance(v, PROGRAMS)]
 
 
 def _operations(equation: Any) -> int:

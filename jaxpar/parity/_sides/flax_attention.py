@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+from ..._upstream import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 R = TypeVar("R")
 Atom = Var | Literal

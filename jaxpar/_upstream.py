@@ -1,0 +1,198 @@
+"""upstream: every private or experimental name of other libraries that jaxpar touches.
+
+Whoever raises a version reads this file, and runs tests/test_upstream.py, which holds that each name is there
+and does what is relied on, and that no other file uses a name of this kind. Differences between versions are
+handled here.
+
+What a public name would replace is used through the functions below. The names that a file cannot leave to
+this one, because it subclasses or replaces them, stand in `ELSEWHERE`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax._src import cloud_tpu_init, clusters, xla_bridge
+from jax._src.distributed import global_state
+from jax.extend.backend import clear_backends
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    get_opaque_trace_state,
+    jaxpr_as_fun,
+)
+from jax.interpreters import ad, batching, mlir
+
+P = TypeVar("P", ClosedJaxpr, Jaxpr)
+
+__all__ = [
+    "CALLS",
+    "CUSTOM_JVP",
+    "ELSEWHERE",
+    "PROGRAMS",
+    "ClosedJaxpr",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "Var",
+    "ad",
+    "address",
+    "backends_are_initialized",
+    "batching",
+    "before_thread_pools_close",
+    "clear_backends",
+    "coordination_client",
+    "detect_cluster",
+    "get_opaque_trace_state",
+    "in_cloud_tpu_vm",
+    "jaxpr_as_fun",
+    "mlir",
+    "opened",
+    "part",
+    "promote_dtype",
+    "reached_preemption_sync_point",
+    "rewritten",
+    "set_past_trace",
+]
+
+ELSEWHERE = {
+    "orbax.checkpoint.type_handlers.NumpyHandler._open_and_write": (
+        "_checkpointer/writing.py overrides it, to try every leaf before a full disk is an error"
+    ),
+    "torch._C._scatter": "torch_ref replaces it: a CPU build of torch cannot copy to several devices",
+    "torch._C._gather": "as _scatter",
+    "torch._C._broadcast_coalesced": "as _scatter",
+    "torch.nn.parallel.comm": "torch_ref replaces reduce_add, which refuses CPU tensors",
+    "torch.nn.parallel._functions": "torch_ref recompiles four autograd functions, so that CPU tensors pass",
+    "torch._utils._get_current_device_index": "torch_ref replaces it: CPU tensors have no device index",
+    "torch.nn.parallel.data_parallel._get_available_device_type": "torch_ref replaces it, as the next three",
+    "torch.nn.parallel.data_parallel._get_all_device_indices": "",
+    "torch.nn.parallel.data_parallel._get_devices_properties": "",
+    "torch.nn.modules.dropout._DropoutNd": "parity finds torch's dropout layers by their common class",
+}
+"""Names that other files subclass or replace, and why."""
+
+# --------------------------------------------------------------------------------------- JAX's programs
+#
+# jax.extend.core is what JAX offers to those who read and write jaxprs, without a promise. There is no other
+# way to take a collective out of a branch (`_parallel/lift.py`).
+
+PROGRAMS = (ClosedJaxpr, Jaxpr)
+"""Up to JAX 0.10 a program with its constants and one without are two classes; since 0.11 they are one."""
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",  # since JAX 0.11
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+}
+"""Primitives that run another program once, and the parameter that holds it."""
+
+CUSTOM_JVP = "custom_jvp_call"
+"""The primitive of `jax.custom_jvp`."""
+
+
+def opened(program: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Any]]:
+    """The program's equations and variables, and its constants."""
+    jaxpr: Any = getattr(program, "jaxpr", program)
+    return jaxpr, list(getattr(program, "consts", ()))
+
+
+def part(
+    jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Var], outvars: Sequence[Var]
+) -> ClosedJaxpr:
+    """Some equations of a program as a program without constants."""
+    return ClosedJaxpr(
+        jaxpr.replace(constvars=[], invars=list(invars), outvars=list(outvars), eqns=list(eqns)), ()
+    )
+
+
+def rewritten(program: P, **fields: Any) -> P:
+    """The same program with other equations or variables."""
+    jaxpr, _ = opened(program)
+    changed = jaxpr.replace(**fields)
+    return changed if jaxpr is program else program.replace(jaxpr=changed)
+
+
+# ------------------------------------------------------------------------------------ JAX's run time
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has started. `jax.extend.backend.backends()` would start it in order to answer."""
+    return xla_bridge.backends_are_initialized()
+
+
+def coordination_client() -> Any:
+    """The client of JAX's coordination service; None outside of a group.
+
+    Its keys and values are how ranks talk on the host. JAX has no public way to them, and another service
+    beside it would be a second port, a second heartbeat and a second way to fail.
+    """
+    return global_state.client
+
+
+def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
+    """JAX's own detection of a cluster: coordinator, size, rank, local devices; None for what it lacks.
+
+    `jax.distributed.initialize()` does the same, and joins the group before anyone can look at the answer.
+    """
+    return clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, int(timeout)
+    )
+
+
+def in_cloud_tpu_vm() -> bool:
+    """Whether this host is part of a TPU pod, whose ranks JAX finds by itself."""
+    return cloud_tpu_init.running_in_cloud_tpu_vm
+
+
+def reached_preemption_sync_point(step: int) -> bool:
+    """JAX's way to let all ranks stop at one step after a SIGTERM; it is documented, and experimental."""
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.reached_preemption_sync_point(step)
+
+
+def address(x: jax.Array) -> int:
+    """Where an array on one device begins in its memory: equal for two arrays that share a buffer."""
+    return x.unsafe_buffer_pointer()
+
+
+# --------------------------------------------------------------------------------- Flax, and Python
+
+
+def promote_dtype(arrays: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
+    """Arrays in `dtype`, or in the type they promote to: what every layer of Flax does with its inputs."""
+    from flax.nnx.nn import dtypes  # a process that only joins a group need not load Flax
+
+    return dtypes.promote_dtype(arrays, dtype=dtype)
+
+
+def set_past_trace(variable: Any, value: Any) -> None:
+    """Sets an NNX variable's value past `Variable.__setattr__`, which looks at the trace each time.
+
+    For all variables of a small model that takes longer than its step. `Variable.set_raw_value` is the slow
+    way; the caller answers for standing outside of any trace.
+    """
+    object.__setattr__(variable, "_raw_value", value)
+
+
+def before_thread_pools_close(f: Callable[[], None]) -> None:
+    """Calls `f` at exit, while pools of threads still work.
+
+    atexit would be too late: concurrent.futures closes all pools before it runs. This is what
+    concurrent.futures itself uses; the last one to register is the first one to be called.
+    """
+    threading._register_atexit(f)  # type: ignore[attr-defined]
