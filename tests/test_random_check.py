@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 
 def test_nothing_differs_from_the_installed_torch():
-    if not torch.__version__.startswith(random.TORCH_VERSION):
-        pytest.fail(f"torch is {torch.__version__}; the numbers are those of {random.TORCH_VERSION}")
+    if not torch.__version__.startswith(random.TORCH_VERSIONS):
+        pytest.fail(f"torch is {torch.__version__}; the numbers are those of {random.TORCH_VERSIONS}")
     before = torch.get_rng_state()
     check = random.check(n=20_000)
     assert torch.equal(before, torch.get_rng_state())

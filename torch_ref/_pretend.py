@@ -20,7 +20,7 @@ from torch.nn.parallel import _functions, comm
 from ._accelerator import Accelerator
 from ._copies import Copies, reduce_add
 from ._source import on_first_device
-from ._tested import UnsupportedTorch
+from ._tested import UnsupportedTorch, warn_untested
 
 # By import_module: as attributes of torch.nn.parallel these two names are the functions.
 _data_parallel = import_module("torch.nn.parallel.data_parallel")
@@ -56,6 +56,7 @@ def pretend(n: int) -> Iterator[Devices]:
     if torch.cuda.device_count() >= n:
         yield Devices(n, real=True)
         return
+    warn_untested()
     with ExitStack() as stack:
         for owner, name, value in _replacements(n):
             stack.enter_context(_replaced(owner, name, value))

@@ -1,5 +1,5 @@
 from . import init as init
-from ._check import TORCH_VERSION as TORCH_VERSION
+from ._check import TORCH_VERSIONS as TORCH_VERSIONS
 from ._check import Check as Check
 from ._check import Draw as Draw
 from ._check import check as check

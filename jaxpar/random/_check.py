@@ -16,8 +16,8 @@ import numpy as np
 from . import init
 from ._generator import Generator
 
-TORCH_VERSION = "2.13"
-"""The version whose numbers jaxpar.random gives."""
+TORCH_VERSIONS = ("2.13", "2.14", "2.15")
+"""The versions whose numbers jaxpar.random gives."""
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -60,7 +60,8 @@ class Check:
 
     def __str__(self) -> str:
         width = max(len(draw.name) for draw in self.draws)
-        head = f"torch {self.torch}, {self.capability}; jaxpar.random is torch {TORCH_VERSION}, AVX2"
+        versions = f"{TORCH_VERSIONS[0]} to {TORCH_VERSIONS[-1]}"
+        head = f"torch {self.torch}, {self.capability}; jaxpar.random is torch {versions}, AVX2"
         return "\n".join([head, *(f"{draw.name:{width}}  {draw.verdict}" for draw in self.draws)])
 
 

@@ -130,9 +130,26 @@ def test_a_torch_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch, owner: Any, 
         pass
     assert str(caught.value) == (
         f"cannot pretend to have devices: torch {torch.__version__} has no {text}; "
-        "torch_ref was tested with torch 2.13"
+        "torch_ref was tested with torch 2.13 to 2.15"
     )
     assert everything() == before
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.16.0+cpu", "3.0.0a1"])
+def test_a_torch_outside_of_the_range(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    sentence = (
+        f"torch_ref was tested with torch 2.13 to 2.15, and this is torch {version}: run tests/reference"
+    )
+    with pytest.warns(UserWarning, match=re.escape(sentence)), pretend(2):
+        pass
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.14.1", "2.15.0+cu132"])
+def test_a_torch_inside_of_the_range(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pretend(2):  # warnings are errors
+        pass
 
 
 def test_a_torch_that_asks_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +194,9 @@ def test_frames_are_torchs_own() -> None:
 def test_backward_belongs_inside() -> None:
     with pretend(2):
         loss = nn.DataParallel(nn.Linear(2, 2))(torch.zeros(4, 2)).sum()
-    with pytest.raises((AttributeError, AssertionError), match=r"'_scatter'|for CPU tensors"):
+    # A CPU build lacks the copies, and a build for CUDA the driver.
+    errors = (AttributeError, AssertionError, RuntimeError)
+    with pytest.raises(errors, match=r"'_scatter'|for CPU tensors|NVIDIA driver"):
         loss.backward()
 
 

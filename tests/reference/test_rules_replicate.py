@@ -226,7 +226,7 @@ def test_lazy_modules() -> None:
     assert lazy.weight.shape == (2, 3)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @pretend(2)
 def test_script_modules() -> None:
     # docs/semantics.md row 44
