@@ -53,3 +53,4 @@ from ._training.train_step import train_step as train_step
 from ._devices.virtual import virtual_devices as virtual_devices
 from ._training.watchdog import beat as beat
 from .nn import convert_sync_batchnorm as convert_sync_batchnorm
+from ._version import __version__ as __version__

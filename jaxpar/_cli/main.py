@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from .._devices.virtual import virtual_devices
+from .._version import __version__
 from ..errors import JaxparError, MatchError
 from .demo.settings import Fault, Settings
 
@@ -61,9 +62,7 @@ def start_devices(n: int | None) -> None:
 def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     del option
     if wanted:
-        from importlib.metadata import version
-
-        click.echo(f"jaxpar {version('jaxpar')}")
+        click.echo(f"jaxpar {__version__}")
         context.exit()
 
 
