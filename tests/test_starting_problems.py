@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from processes import environment, free_port, ranks
+from processes import ROOT, environment, free_port, ranks
 
 from jaxpar import errors
 from jaxpar.distributed._environment import Start, find
@@ -348,3 +348,35 @@ def test_every_process_ends_by_itself_with_code_1(row):
         assert one.code == 1, (one.code, one.err)
         assert text in one.err
         assert "Fatal Python error" not in one.err
+
+
+@pytest.mark.slow
+def test_a_host_without_ipv6():
+    """Rank 0 listens on all interfaces, and so does JAX, in processes for which IPv6 is switched off."""
+    here = address_of_this_host()
+    if here is None:
+        pytest.skip("this host has no address but loopback's, where ranks never listen on all interfaces")
+    source = """
+        import no_ipv6
+        no_ipv6.switch_off()
+        import jax.numpy as jnp
+        from jaxpar import distributed
+
+        distributed.init_process_group()
+        print(distributed.all_reduce(jnp.ones(2)))
+        distributed.destroy_process_group()
+    """
+    env = {"MASTER_ADDR": here, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    for ended in ranks(2, source, env=env):
+        assert ended.code == 0, ended.err
+        assert "[2. 2.]" in ended.out
+
+
+def address_of_this_host() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(("192.0.2.1", 9))  # sends nothing; it only chooses an interface
+        except OSError:
+            return None
+        address = asked.getsockname()[0]
+    return None if address.startswith("127.") else address

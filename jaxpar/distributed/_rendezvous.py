@@ -250,7 +250,17 @@ def _wildcard(start: Start) -> tuple[int, tuple]:
     family, _, _, _, where = socket.getaddrinfo(start.host, start.port, type=socket.SOCK_STREAM)[0]
     if loopback(str(where[0])):
         return family, where
-    return (socket.AF_INET6, ("::", start.port)) if socket.has_ipv6 else (socket.AF_INET, ("", start.port))
+    return (socket.AF_INET6, ("::", start.port)) if has_ipv6() else (socket.AF_INET, ("", start.port))
+
+
+def has_ipv6() -> bool:
+    """Whether this host has IPv6, as many containers do not. `socket.has_ipv6` is about how Python was built."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as one:
+            one.bind(("::", 0))
+    except OSError:
+        return False
+    return True
 
 
 def loopback(host: str) -> bool:
