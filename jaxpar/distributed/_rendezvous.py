@@ -254,7 +254,7 @@ def _wildcard(start: Start) -> tuple[int, tuple]:
 
 
 def has_ipv6() -> bool:
-    """Whether this host has IPv6, as many containers do not. `socket.has_ipv6` is about how Python was built."""
+    """Whether this host has IPv6. Many containers lack it; `socket.has_ipv6` tells how Python was built."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as one:
             one.bind(("::", 0))
