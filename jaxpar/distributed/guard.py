@@ -13,7 +13,7 @@ import json
 import jax
 
 from ..errors import DivergenceError
-from ._rendezvous import version
+from ._rendezvous import versions
 from .exchange import exchange
 from .group import current
 from .step_agreement import difference
@@ -38,15 +38,11 @@ def compare_environments(name: str) -> None:
 
 def fingerprint() -> dict[str, str]:
     """Of this process, by field."""
-    import jaxlib
-
     group = current()
     devices = jax.local_devices()
     return {
         "world": str(group.size if group else 1),
-        "jaxpar": version(),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        **versions(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
         "jax_enable_x64": str(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
         "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
