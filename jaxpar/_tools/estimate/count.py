@@ -22,7 +22,7 @@ from ..._parallel.placement import Placement
 from ..._training.traced_step import trace_step
 from .arguments import optimizer_of
 from .matrices import products
-from .program import Program, is_float, size
+from .program import Program, is_float, size, state_sizes
 
 COMPILED, SHAPES = "compiled", "shapes"
 
@@ -94,12 +94,10 @@ def count(
         return Program(trace_step(net, optimizer, loss_fn, rows, placement, update=update), "estimate")
 
     gradients, whole = program([first], update=False), program(alike, update=True)
-    _, params, buffers = nnx.split(net, nnx.Param, ...)
+    state = state_sizes(net, optimizer)
     memory = Memory(
-        parameters=size(params),
-        buffers=size(buffers),
-        optimizer=size(optimizer.opt_state),
-        gradients=size(params),
+        **state,
+        gradients=state["parameters"],
         activations=gradients.temporary,
         batch=size(batch),
         compiled_step=whole.everything,
@@ -114,7 +112,7 @@ def count(
     if len(alike) > 1:
         found = all_reduces(whole.text)
         return memory, work, Traffic(len(found), sum(found), COMPILED)
-    exchanged = [x for x in jax.tree.leaves((params, buffers)) if is_float(x)]
+    exchanged = [x for x in jax.tree.leaves(nnx.state(net)) if is_float(x)]
     kinds = {x.dtype for x in exchanged}
     return memory, work, Traffic(max(len(kinds), 1), size(exchanged), SHAPES)
 

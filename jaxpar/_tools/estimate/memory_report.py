@@ -26,7 +26,7 @@ from ..._typing import DeviceLike, PyTree
 from ...errors import DeviceError, NoRowsError
 from .arguments import as_shapes, optimizer_of, scalar, transformation
 from .memory import DeviceBytes, MemoryReport
-from .program import Program, held, is_float, size
+from .program import Program, held, is_float, size, state_sizes
 
 LossFn = Callable[[Any], jax.Array]
 FUNCTION = "memory_report"
@@ -95,14 +95,16 @@ def memory_report(
     tx = transformation(optimizer, "memory_report")
     loss = scalar(loss_fn or mean_square, "memory_report")
     step = Step(as_shapes(module), tx, loss, args, placement)
-    ours = sharded(step, update=optimizer is not None)
+    devices, outputs = sharded(step)
+    update = optimizer is not None
+    whole = step.trace(lambda *given: step.loss_and_outputs(*given)[0], args, placement, update=update)
     return MemoryReport(
-        torch=gathered(step, ours.outputs),
-        jaxpar=ours.devices,
+        torch=gathered(step, outputs),
+        jaxpar=devices,
         model=type(module).__name__,
         sizes=step.sizes,
         kind=placement.devices[0].device_kind,
-        compiled_step=ours.whole,
+        compiled_step=Program(whole, FUNCTION).everything,
     )
 
 
@@ -125,9 +127,11 @@ class Step:
     @functools.cached_property
     def state(self) -> dict[str, int]:
         """Bytes of what is there between two steps."""
-        _, params, buffers = nnx.split(self.net, nnx.Param, ...)
-        optimizer = optimizer_of(self.net, self.tx).opt_state
-        return {"parameters": size(params), "buffers": size(buffers), "optimizer": size(optimizer)}
+        return state_sizes(self.net, optimizer_of(self.net, self.tx))
+
+    def loss_and_outputs(self, net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
+        outputs = net(*args)
+        return self.loss(outputs), outputs
 
     def trace(
         self, loss_fn: Callable[..., Any], args: tuple, placement: Placement, **options: bool
@@ -137,37 +141,22 @@ class Step:
         return trace_step(net, optimizer_of(net, self.tx), loss_fn, args, placement, **options)
 
 
-class Sharded(NamedTuple):
-    """jaxpar's pattern: bytes on each device, what comes out, and XLA's sum for the whole step."""
-
-    devices: tuple[DeviceBytes, ...]
-    outputs: PyTree
-    whole: int
-
-
-def sharded(step: Step, update: bool) -> Sharded:
-    """jaxpar's pattern: one program over all devices, in which everything stays where it is."""
-    placement = step.placement
-
-    def loss_fn(net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
-        outputs = net(*args)
-        return step.loss(outputs), outputs
-
-    traced = step.trace(loss_fn, step.args, placement, has_aux=True, update=False)
+def sharded(step: Step) -> tuple[tuple[DeviceBytes, ...], PyTree]:
+    """jaxpar's pattern, one program over all devices in which everything stays where it is; its outputs."""
+    traced = step.trace(step.loss_and_outputs, step.args, step.placement, has_aux=True, update=False)
     program = Program(traced, FUNCTION)
-    done = program.results
+    gradients, outputs = program.results.own.gradients, program.results.aux
     devices = tuple(
         DeviceBytes(
             device=_devices.name(d),
             **step.state,
-            gradients=held(done.own.gradients, d),
+            gradients=held(gradients, d),
             activations=program.temporary,
-            outputs=held(done.aux, d),
+            outputs=held(outputs, d),
         )
-        for d in placement.devices
+        for d in step.placement.devices
     )
-    whole = step.trace(lambda *given: loss_fn(*given)[0], step.args, placement, update=update)
-    return Sharded(devices, done.aux, Program(whole, FUNCTION).everything)
+    return devices, outputs
 
 
 def gathered(step: Step, outputs: PyTree) -> tuple[DeviceBytes, ...]:
@@ -216,7 +205,7 @@ def _replica(step: Step, b: int) -> Replica:
 
     def unseeded(net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
         outputs = net(*args)
-        return mean_square(outputs), outputs
+        return mean_square(outputs), outputs  # the user's loss may know the whole batch
 
     outputs = step.trace(unseeded, args, here, has_aux=True, update=False).out_info.aux
     seeds = _floats(outputs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from ..._typing import PyTree
 from ...errors import BackendError
@@ -54,6 +55,13 @@ class Program:
 def size(tree: PyTree) -> int:
     """Bytes of all arrays of a tree."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
+    """Bytes of what is there between two steps."""
+    _, parameters, buffers = nnx.split(net, nnx.Param, ...)
+    parts = {"parameters": parameters, "buffers": buffers, "optimizer": optimizer.opt_state}
+    return {name: size(tree) for name, tree in parts.items()}
 
 
 def held(tree: PyTree, device: jax.Device) -> int:
