@@ -311,9 +311,8 @@ def test_a_planted_fault_in_the_ring_is_found(fault, monkeypatch):
 
 
 def test_a_planted_fault_in_the_bytes_is_found(monkeypatch):
-    monkeypatch.setattr(
-        "jaxpar._tools.estimate.program.size", lambda tree: size(tree) // 2
-    )  # as if of 16 bits
+    half = lambda tree: size(tree) // 2  # noqa: E731 (as if of 16 bits)
+    monkeypatch.setattr("jaxpar._tools.estimate.program.size", half)
     with pytest.raises(AssertionError):
         test_bytes_of_a_small_network_with_adam(estimate(Net, optax.adam(1e-3), loss_fn, *rows(ROWS, 5, 3)))
 
