@@ -37,8 +37,8 @@ import optax  # noqa: E402
 from flax import nnx  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-from jaxpar._tools.compiled import Program, placed  # noqa: E402
 from jaxpar._tools.estimate.count import all_reduces  # noqa: E402
+from jaxpar._tools.estimate.program import Program  # noqa: E402
 
 TX = optax.adam(1e-3)
 BUFFERS = nnx.Not(nnx.Param)
@@ -107,7 +107,7 @@ def step_of(make: type, shape: tuple[int, ...], n: int):
 
 
 def as_shapes(tree, sharding):
-    return placed(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree), sharding)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def counted(name: str) -> dict:
@@ -117,7 +117,7 @@ def counted(name: str) -> dict:
     train, state, x, cut = step_of(make, shape, 8)
     replicated = jaxpar.Placement(tuple(jaxpar.devices())).replicated
     arguments = (*as_shapes(state, replicated), as_shapes(x, cut))
-    program = Program(train, *arguments, donate=(0, 1, 2), function="benchmark")
+    program = Program(jax.jit(train, donate_argnums=(0, 1, 2)).trace(*arguments), "benchmark")
     m = told.memory
     return {
         "arguments": (m.parameters + m.optimizer + m.buffers + m.batch, program.arguments),

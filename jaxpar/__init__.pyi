@@ -29,8 +29,8 @@ from ._tools.estimate import Estimate as Estimate
 from ._tools.estimate import Hardware as Hardware
 from ._tools.estimate import estimate as estimate
 from ._parallel.gather import gather as gather
-from ._tools.memory_report import MemoryReport as MemoryReport
-from ._tools.memory_report import memory_report as memory_report
+from ._tools.estimate import MemoryReport as MemoryReport
+from ._tools.estimate import memory_report as memory_report
 from ._metrics import MetricsLog as MetricsLog
 from ._devices.move import cpu as cpu
 from ._devices.move import cuda as cuda

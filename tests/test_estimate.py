@@ -14,11 +14,11 @@ from flax import linen, nnx
 
 import jaxpar
 from jaxpar._cli.main import cli
-from jaxpar._tools.compiled import Program, placed, size
 from jaxpar._tools.estimate import Estimate, Hardware, estimate
 from jaxpar._tools.estimate.count import Traffic, Work, all_reduces
 from jaxpar._tools.estimate.hardware import CARDS
 from jaxpar._tools.estimate.matrices import products
+from jaxpar._tools.estimate.program import Program, size
 from jaxpar._tools.estimate.scaling import all_reduce, computing, scale
 from jaxpar._tools.estimate.table import number
 
@@ -130,9 +130,13 @@ def test_memory_and_exchange_are_those_of_a_data_parallel_step_on_8_devices():
         updates, state = tx.update(gradients, state, params)
         return loss, optax.apply_updates(params, updates), state, buffers
 
+    def placed(tree, sharding):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
     replicated = placed((params, state, buffers), placement.replicated)
     cut = jax.sharding.NamedSharding(placement.mesh, jax.sharding.PartitionSpec("replica"))
-    program = Program(train, *replicated, *placed(rows(N * ROWS, 5, 3), cut), donate=(0, 1, 2), function="")
+    batch = placed(rows(N * ROWS, 5, 3), cut)
+    program = Program(jax.jit(train, donate_argnums=(0, 1, 2)).trace(*replicated, *batch), "")
     m = told.memory
     held = m.parameters + m.optimizer + m.buffers + m.batch
     assert held + m.gradients + m.activations == m.total
@@ -307,7 +311,8 @@ def test_a_planted_fault_in_the_ring_is_found(fault, monkeypatch):
 
 
 def test_a_planted_fault_in_the_bytes_is_found(monkeypatch):
-    monkeypatch.setattr("jaxpar._tools.estimate.count.size", lambda tree: size(tree) // 2)  # as if of 16 bits
+    half = lambda tree: size(tree) // 2  # noqa: E731 (as if of 16 bits)
+    monkeypatch.setattr("jaxpar._tools.estimate.program.size", half)
     with pytest.raises(AssertionError):
         test_bytes_of_a_small_network_with_adam(estimate(Net, optax.adam(1e-3), loss_fn, *rows(ROWS, 5, 3)))
 

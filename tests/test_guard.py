@@ -13,21 +13,21 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import errors
-from jaxpar.distributed.guard import Guard, fingerprint
-from jaxpar.distributed.step_agreement import difference
+from jaxpar.distributed.guard import compare_environments, fingerprint
+from jaxpar.distributed.step_agreement import difference, ledger
 
 # ------------------------------------------------------------------------- ranks, while they train
 
 LOOP = """
 import jaxpar.distributed as dist
-from jaxpar.distributed.guard import Guard
+from jaxpar.distributed.step_agreement import ledger
 
 dist.init_process_group(timeout=60)
 r = dist.get_rank()
-guard = Guard()
+book = ledger("training")
 for step in range(40):
     rows = 6 if (step, r) == (CHANGED, BAD) else 4
-    guard.check({"mode": "train", "batch['x']": f"float32[{rows}, 3]"}, step)
+    book.check(step, rows, lambda: {"mode": "train", "batch['x']": f"float32[{rows}, 3]"})
     dist.all_reduce(1.0)  # the collective in which the others wait
 print("TRAINED", flush=True)
 """
@@ -50,26 +50,28 @@ import numpy as np, jax, jax.numpy as jnp
 import jaxpar, jaxpar.distributed as dist
 from jaxpar import errors
 from jaxpar.distributed import guard as module
-from jaxpar.distributed.guard import Guard
+from jaxpar.distributed.step_agreement import ledger
 from flax import nnx
 
 dist.init_process_group(timeout=60)
 r = dist.get_rank()
-guard = Guard("healthy")
+book = ledger("healthy")
 for step in range(30):  # both see something for the first time, one of them later than the other
     if step % 10 == r:
         time.sleep(0.05)
-    guard.check({"x": f"float32[{4 + step // 10}, 3]"}, step)
+    rows = 4 + step // 10
+    book.check(step, rows, lambda: {"x": f"float32[{rows}, 3]"})
     if step % 2:
         dist.barrier()
 for step in range(10_000):  # far ahead of each other
-    guard.check({"x": "float32[4, 3]", "y": "1"}, 100 + step)
+    book.check(100 + step, "y", lambda: {"x": "float32[4, 3]", "y": "1"})
 print("HEALTHY")
 
-caught = Guard("caught")
+caught = ledger("caught")
 try:
     for step in range(1000):  # rank 0 sees nothing unusual, and hears of it at one of its next steps
-        caught.check({"x": "6" if (step, r) == (2, 1) else "4"}, step)
+        x = "6" if (step, r) == (2, 1) else "4"
+        caught.check(step, x, lambda: {"x": x})
         time.sleep(0.01)
 except errors.DivergenceError as error:
     print("CAUGHT", error)
@@ -79,7 +81,7 @@ if r == 1:
     plain = module.fingerprint
     module.fingerprint = lambda: plain() | {"jax_enable_x64": "Perhaps"}
 try:
-    Guard("configured")
+    module.compare_environments("configured")
 except errors.DivergenceError as error:
     print("CONFIGURED", error)
 
@@ -139,9 +141,8 @@ def test_healthy_ranks_pass_and_drifted_copies_are_named():
 
 
 def test_alone_the_guard_compares_nothing():
-    guard = Guard()
-    for step in range(3):
-        guard.check({"x": str(step)}, step)
+    compare_environments("alone")
+    assert ledger("alone") is None
     assert fingerprint()["world"] == "1"
 
 

@@ -11,8 +11,8 @@ import pytest
 from flax import linen, nnx
 
 import jaxpar
-from jaxpar._tools.memory_report import MemoryReport, memory_report
-from jaxpar._tools.memory_report.figures import PARTS, unit_of
+from jaxpar._tools.estimate import MemoryReport, memory_report
+from jaxpar._tools.estimate.memory import PARTS, unit_of
 
 F32 = 4
 PARAMETERS = F32 * (5 * 6 + 6 + 6 + 6)

@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from ..errors import MetricError
 from .scalar import Number
@@ -24,14 +23,6 @@ Row = tuple[int, dict[str, Number]]
 
 ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """What JSON has no numbers for, named as in JavaScript."""
-
-
-class Format(Protocol):
-    """How rows are written. `columns` are the names known so far, in order."""
-
-    def header(self, columns: Sequence[str]) -> str: ...
-    def line(self, row: Row, columns: Sequence[str]) -> str: ...
-    def parse(self, lines: Iterable[str]) -> Iterator[Row]: ...
 
 
 class Json:
@@ -57,7 +48,10 @@ class Json:
 
 
 class Csv:
-    """A table with a column for `step` and each name. A cell is empty where a step has no such value."""
+    """A table with a column for `step` and each name. A cell is empty where a step has no such value.
+
+    `columns` are the names known so far, in order.
+    """
 
     def header(self, columns: Sequence[str]) -> str:
         return self._join(["step", *columns])
@@ -91,7 +85,7 @@ def _number(cell: str) -> Number:
 class File:
     """A file of rows: read when it is opened, then only appended to."""
 
-    def __init__(self, path: Path, form: Format) -> None:
+    def __init__(self, path: Path, form: Json | Csv) -> None:
         self.path, self.form = path, form
         self.columns: list[str] = []
         self._file: io.FileIO | None = None

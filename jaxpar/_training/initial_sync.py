@@ -12,7 +12,7 @@ import jax
 
 from ..distributed import broadcast
 from ..distributed.exchange import exchange
-from ..distributed.guard import Guard
+from ..distributed.guard import compare_environments
 from ..errors import ParametersError
 from .arrays import Arrays
 from .world import World
@@ -34,7 +34,7 @@ def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
     values = arrays.read()
     if world.size == 1 or not init_sync:
         return values
-    Guard("DistributedDataParallel")
+    compare_environments("DistributedDataParallel")
     _verify([_describe(name, x) for name, x in zip(arrays.names, values, strict=True)])
     return jax.device_put(broadcast(values, src=0), world.local.replicated)
 

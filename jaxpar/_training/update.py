@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
@@ -159,8 +160,8 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
             return f"{names[i]} would change its shape from {values[i].shape} to {new[i].shape}"
     # An optimizer of some parameters has an empty tree (optax.MaskedNode) for each of the others.
     for x, y in zip(jax.tree.leaves(optimizer_values), jax.tree.leaves(after), strict=True):
-        if jnp.shape(x) != y.shape:
-            return f"a state of shape {jnp.shape(x)} would become one of {y.shape}"
+        if np.shape(x) != y.shape:
+            return f"a state of shape {np.shape(x)} would become one of {y.shape}"
     return None
 
 
@@ -179,7 +180,7 @@ def update_of(
     values = split.held()
     platform = next((d.platform for x in values if is_real(x) for d in x.devices()), "cpu")
     trained = [values[i] for i in parameters]
-    nbytes = sum(jnp.size(x) * jnp.result_type(x).itemsize for x in trained)
+    nbytes = sum(x.size * jnp.result_type(x.dtype).itemsize for x in trained)
     made = Update(
         split.definition,
         other.definition,

@@ -44,13 +44,8 @@ class Meeting(NamedTuple):
 
 def hello(start: Start) -> Line:
     """What a rank says about itself."""
-    import jax
-    import jaxlib
-
     return {
-        "jaxpar": version(),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        **versions(),
         "rank": start.rank,
         "world": start.size,
         "host": socket.gethostname(),
@@ -58,12 +53,13 @@ def hello(start: Start) -> Line:
     }
 
 
-def version() -> str:
-    """The version of jaxpar that is installed."""
+def versions() -> dict[str, str]:
+    """Those that ranks must have in common."""
     try:
-        return metadata.version("jaxpar")
+        jaxpar = metadata.version("jaxpar")
     except metadata.PackageNotFoundError:
-        return "unknown"
+        jaxpar = "unknown"
+    return {"jaxpar": jaxpar, "jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib")}
 
 
 def meet(start: Start, timeout: float, mine: Line | None = None) -> Meeting:
@@ -224,22 +220,17 @@ def listen(start: Start, mine: Line, patience: float) -> socket.socket:
     Waits up to `patience` seconds for the port, which a process that is ending may still have.
     """
     deadline = time.monotonic() + patience
+    try:
+        family, where = _wildcard(start)
+    except OSError as error:
+        raise DistributedError(_unknown(start, error)) from None
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # ranks may come by IPv4 as well
     while True:
         try:
-            family, where = _wildcard(start)
-            listener = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            raise DistributedError(_unknown(start, error)) from None
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:  # ranks may come by IPv4 as well
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            listener.bind(where)
-            listener.listen(1024)
+            listener = socket.create_server(where, family=family, backlog=1024, dualstack_ipv6=both)
             listener.setblocking(False)
             return listener
         except OSError as error:
-            listener.close()
             if time.monotonic() > deadline:
                 raise DistributedError(_taken(start, mine, error)) from None
             time.sleep(0.1)
@@ -275,8 +266,9 @@ def _taken(start: Start, mine: Line, error: OSError) -> str:
                 return answer["text"]
     except OSError:
         pass
+    reason = os.strerror(error.errno or 0)  # the error's own text has the address once more
     return (
-        f"init_process_group: rank 0 cannot listen at {start.address}: {error.strerror}. Another program has "
+        f"init_process_group: rank 0 cannot listen at {start.address}: {reason}. Another program has "
         f"that port, perhaps an earlier run that has not ended; end it, or set MASTER_PORT to another port."
     )
 

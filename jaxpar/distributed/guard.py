@@ -1,4 +1,4 @@
-"""A guard against ranks that silently do different things.
+"""Have all ranks the same world, versions, devices and configuration? `step_agreement` compares what they do.
 
 JAX compares nothing between processes. With batches of different shapes two ranks go on training and get
 wrong weights, the same on both (measured); with different programs they wait for each other for ever.
@@ -9,65 +9,40 @@ after that.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 import jax
 
 from ..errors import DivergenceError
-from ._rendezvous import version
+from ._rendezvous import versions
 from .exchange import exchange
 from .group import current
-from .step_agreement import Ledger, difference, ledger
+from .step_agreement import difference
 
 
-class Guard:
-    """Compares ranks once at the start, and whenever one of them has something for the first time.
+def compare_environments(name: str) -> None:
+    """Compares what can make the ranks run different programs for the same script; all ranks call it.
 
     Args:
-      name: names what is guarded, in errors; the same on all ranks, and different for each guard.
+      name: names what is compared, in errors; the same on all ranks.
 
     Raises:
       DivergenceError: world, versions, devices or configuration differ.
     """
-
-    def __init__(self, name: str = "training"):
-        self.name = name
-        group = current()
-        self._ledger: Ledger | None = ledger(name)
-        if group is not None and group.size > 1:
-            said = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout)
-            problem = difference(name, {rank: json.loads(text) for rank, text in enumerate(said)})
-            if problem:
-                raise DivergenceError(problem)
-
-    def check(self, signature_text_parts: Mapping[str, str], step: int) -> None:
-        """Compares the ranks. Call it before running a compiled program that has collectives.
-
-        Args:
-          signature_text_parts: what must be the same on all ranks, by field: tree, shapes, dtypes, the
-            module's definition, the mode.
-          step: the number of this call, growing, the same on all ranks.
-
-        Raises:
-          DivergenceError: ranks differ; names the field, the ranks and their values. The rank whose parts
-            are new raises at once, and its end also ends the ranks that wait in a collective by then.
-        """
-        if self._ledger is not None:
-            key = tuple(signature_text_parts.items())
-            self._ledger.check(step, key, lambda: dict(signature_text_parts))
+    group = current()
+    if group is not None and group.size > 1:
+        said = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout)
+        problem = difference(name, {rank: json.loads(text) for rank, text in enumerate(said)})
+        if problem:
+            raise DivergenceError(problem)
 
 
 def fingerprint() -> dict[str, str]:
-    """What can make two processes run different programs for the same script."""
-    import jaxlib
-
+    """Of this process, by field."""
     group = current()
     devices = jax.local_devices()
     return {
         "world": str(group.size if group else 1),
-        "jaxpar": version(),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        **versions(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
         "jax_enable_x64": str(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
         "jax_default_matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]

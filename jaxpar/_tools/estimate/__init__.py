@@ -1,10 +1,14 @@
-"""estimate: what a training step needs on each device, and how it would scale, before anything runs.
+"""estimate and memory_report: what a training step needs, from its compiled program, before anything runs.
 
-`step` makes shapes of a module, an optimizer and a batch; `count` compiles them and counts, and
-`matrices` counts what XLA does not; `hardware` holds the rates, `scaling` is the model, `report` the
-result; `table` and `chart` show it, `command` is `jaxpar estimate`.
+`arguments` reads what the user passed, and `program` what the compiler says of a step that
+`_training.traced_step` has traced. For `estimate`, `count` sums that up, `matrices` adds what XLA does not
+count, `hardware` holds the rates, `scaling` is the model of time, and `report` the result. For
+`memory_report`, that file has torch's way and this one, and `memory` the result. `table` and `chart` show
+both.
 """
 
 from .estimate import estimate as estimate
 from .hardware import Hardware as Hardware
+from .memory import MemoryReport as MemoryReport
+from .memory_report import memory_report as memory_report
 from .report import Estimate as Estimate

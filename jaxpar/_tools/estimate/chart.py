@@ -1,58 +1,23 @@
-"""The estimate as a picture. matplotlib is imported here and nowhere else."""
+"""Stacked bars, for both reports."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .count import PARTS
-from .figures import Figures
+from ..._metrics.chart import tidy
 
-# Okabe and Ito's colours: told apart by everyone.
-COLOURS = dict(zip(PARTS, ("#0072B2", "#999999", "#56B4E9", "#009E73", "#F0E442", "#D55E00"), strict=True))
-
-
-def draw(found: Figures, path: str | os.PathLike[str]) -> None:
-    """Left, what a device holds; right, the step's parts and the efficiency on n devices."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "estimate: plot needs matplotlib, which is not installed: pip install 'jaxpar[report]'."
-        ) from error
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    memory, times = figure.subplots(1, 2, width_ratios=(1, 2))
-    _memory(memory, found)
-    _times(times, found)
-    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"{found.model}, {found.rows} rows on each {found.hardware.name}: predicted, not measured"
-    )
-    figure.savefig(path, dpi=150)
+# Okabe and Ito's colours: told apart by everyone; neighbours in a bar also differ in lightness.
+COLOURS = ("#0072B2", "#999999", "#56B4E9", "#009E73", "#F0E442", "#D55E00")
 
 
-def _memory(panel: Any, found: Figures) -> None:
-    bottom = 0.0
-    for part, colour in COLOURS.items():
-        height = getattr(found.memory, part) / 1e9
-        panel.bar(["one device"], [height], 0.5, [bottom], label=part, color=colour, edgecolor="white")
-        bottom += height
-    panel.axhline(found.hardware.memory / 1e9, color="black", linestyle="--", linewidth=1)
-    panel.set_ylabel("memory [GB]; dashed: there is")
-    panel.set_xlim(-0.6, 0.6)
-
-
-def _times(panel: Any, found: Figures) -> None:
-    names = [str(p.devices) for p in found.points]
-    computing = [p.computing * 1e3 for p in found.points]
-    waiting = [p.waiting * 1e3 for p in found.points]
-    panel.bar(names, computing, 0.7, color="#0072B2", label="computing")
-    panel.bar(names, waiting, 0.7, computing, color="#D55E00", label="waiting for all-reduce")
-    panel.set_xlabel("devices")
-    panel.set_ylabel("step [ms]")
-    right = panel.twinx()
-    right.plot(names, [100 * p.efficiency for p in found.points], "o-", color="black", label="efficiency")
-    right.set_ylim(0, 105)
-    right.set_ylabel("efficiency [%]")
+def bars(
+    panel: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Sequence[str] = COLOURS
+) -> list[float]:
+    """Draws a bar for each name; returns how high they are."""
+    tops = [0.0] * len(names)
+    for (part, heights), colour in zip(parts.items(), colours, strict=True):
+        panel.bar(names, heights, 0.72, tops, label=part, color=colour, edgecolor="white", linewidth=0.6)
+        tops = [a + b for a, b in zip(tops, heights, strict=True)]
+    tidy(panel)
+    return tops

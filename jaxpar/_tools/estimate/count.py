@@ -1,28 +1,28 @@
 """What a step is, in numbers: bytes on a device, operations, bytes that devices exchange.
 
-Two programs are compiled and none is run. One replica's forward and backward pass has the
-activations as its temporary bytes. The step of two devices has the all-reduces that any number of
-devices would have, because each device holds all parameters; with one device to compile for, these
-are counted from the shapes.
+Two programs are compiled and none is run. The gradients of one replica have the activations as their
+temporary bytes. The step of two devices has the all-reduces that any number of devices would have, because
+each device holds all parameters; with one device to compile for, these are counted from the shapes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+import optax
+from flax import nnx
 
 from ..._devices import devices as _devices
 from ..._parallel.placement import Placement
-from ..._typing import REPLICA
-from ..compiled import Program, is_float, placed, size
+from ..._training.traced_step import trace_step
+from .arguments import optimizer_of
 from .matrices import products
-from .step import Step
+from .program import Program, is_float, size, state_sizes
 
 COMPILED, SHAPES = "compiled", "shapes"
 
@@ -80,19 +80,26 @@ class Traffic:
     source: str
 
 
-def count(step: Step) -> tuple[Memory, Work, Traffic]:
-    """Compiles and counts."""
-    here = SingleDeviceSharding(_first())
-    parts = placed((step.params, step.buffers, step.batch), here)
-    forward = Program(step.differentiate, *parts, function="estimate")
-    whole = _whole(step)
+def count(
+    net: nnx.Module, tx: optax.GradientTransformation, loss_fn: Callable[..., Any], batch: tuple
+) -> tuple[Memory, Work, Traffic]:
+    """Compiles and counts, for one device's rows and a net that may have no values."""
+    optimizer = optimizer_of(net, tx)
+    first = _devices.devices()[0]
+    alike = [d for d in _devices.devices() if d.device_kind == first.device_kind][:2]
+
+    def program(devices: list[jax.Device], update: bool) -> Program:
+        placement, n = Placement(tuple(devices)), len(devices)
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
+        return Program(trace_step(net, optimizer, loss_fn, rows, placement, update=update), "estimate")
+
+    gradients, whole = program([first], update=False), program(alike, update=True)
+    state = state_sizes(net, optimizer)
     memory = Memory(
-        parameters=size(step.params),
-        buffers=size(step.buffers),
-        optimizer=size(step.optimizer),
-        gradients=size(step.params),
-        activations=forward.temporary,
-        batch=size(step.batch),
+        **state,
+        gradients=state["parameters"],
+        activations=gradients.temporary,
+        batch=size(batch),
         compiled_step=whole.everything,
     )
     # A loop's body counts once in XLA's analysis; matrix products are counted with its turns.
@@ -102,7 +109,12 @@ def count(step: Step) -> tuple[Memory, Work, Traffic]:
         bytes=max(whole.accessed, matrices.bytes),
         kind=matrices.kind or "float32",
     )
-    return memory, work, _traffic(step, whole)
+    if len(alike) > 1:
+        found = all_reduces(whole.text)
+        return memory, work, Traffic(len(found), sum(found), COMPILED)
+    exchanged = [x for x in jax.tree.leaves(nnx.state(net)) if is_float(x)]
+    kinds = {x.dtype for x in exchanged}
+    return memory, work, Traffic(max(len(kinds), 1), size(exchanged), SHAPES)
 
 
 def all_reduces(text: str) -> list[int]:
@@ -121,27 +133,3 @@ SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 def _bytes(kind: str, shape: str) -> int:
     bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
     return math.prod(int(n) for n in shape.split(",") if n) * bits // 8
-
-
-def _whole(step: Step) -> Program:
-    devices = [d for d in _devices.devices() if d.device_kind == _first().device_kind]
-    placement = Placement(tuple(devices[:2])) if len(devices) > 1 else None
-    everywhere: Any = placement.replicated if placement else SingleDeviceSharding(_first())
-    cut = NamedSharding(placement.mesh, PartitionSpec(REPLICA)) if placement else everywhere
-    params, state, buffers = placed((step.params, step.optimizer, step.buffers), everywhere)
-    batch = placed(step.rows_of(2 if placement else 1), cut)
-    train = functools.partial(step.train, placement)
-    return Program(train, params, state, buffers, batch, donate=(0, 1, 2), function="estimate")
-
-
-def _traffic(step: Step, whole: Program) -> Traffic:
-    found = all_reduces(whole.text)
-    if found:
-        return Traffic(len(found), sum(found), COMPILED)
-    exchanged = [x for x in jax.tree.leaves((step.params, step.buffers)) if is_float(x)]
-    kinds = {x.dtype for x in exchanged}
-    return Traffic(max(len(kinds), 1), size(exchanged), SHAPES)
-
-
-def _first() -> jax.Device:
-    return _devices.devices()[0]

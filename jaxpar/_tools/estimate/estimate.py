@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 import optax
-from flax import nnx
+from flax import linen, nnx
 
 from ..._devices import devices as _devices
+from ..._parallel.data_parallel import DataParallel
+from ..._training.distributed_data_parallel import DistributedDataParallel
+from ..._training.traced_step import has_shape, shape_of
+from ...errors import NoRowsError
+from .arguments import as_shapes, scalar, transformation
 from .count import count
 from .hardware import Hardware
 from .report import Estimate
 from .scaling import scale
-from .step import plan
 
 DEVICES = tuple(2**i for i in range(11))
 
@@ -67,12 +72,13 @@ def estimate(
         raise ValueError(f"estimate: overlap={overlap} must be between 0 and 1.")
     if not numbers or min(numbers) < 1:
         raise ValueError(f"estimate: devices={numbers} must be numbers from 1 up.")
-    step = plan(net, loss_fn, batch, optimizer)
-    memory, work, traffic = count(step)
-    points = scale(step.rows, work, traffic, hardware, numbers, efficiency=efficiency, overlap=overlap)
+    module, rows = _module(net), _rows(batch)
+    tx, shapes = transformation(optimizer, "estimate"), jax.tree.map(shape_of, batch)
+    memory, work, traffic = count(module, tx, scalar(loss_fn, "estimate"), shapes)
+    points = scale(rows, work, traffic, hardware, numbers, efficiency=efficiency, overlap=overlap)
     return Estimate(
-        model=step.model,
-        rows=step.rows,
+        model=type(module).__name__,
+        rows=rows,
         platform=_devices.devices()[0].device_kind,
         hardware=hardware,
         memory=memory,
@@ -82,3 +88,37 @@ def estimate(
         overlap=overlap,
         points=points,
     )
+
+
+def _module(net: Any) -> nnx.Module:
+    """The module that is asked about, without values and without a wrapper."""
+    linen_module = isinstance(net, linen.Module)  # callable as well, and not without its variables
+    if not isinstance(net, nnx.Module) and callable(net) and not linen_module:
+        net = nnx.eval_shape(net)
+    if not isinstance(net, nnx.Module):
+        raise TypeError(
+            "estimate: net must be an nnx.Module or a function that makes one, not "
+            f"a {type(net).__name__}. A Linen module becomes one by "
+            "nnx.bridge.lazy_init(nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)), x)."
+        )
+    wrapper: Any = net
+    return as_shapes(wrapper.module if isinstance(net, (DataParallel, DistributedDataParallel)) else net)
+
+
+def _rows(batch: tuple) -> int:
+    """How many rows the batch has, if all its arrays have as many."""
+    named = jax.tree.leaves_with_path(batch)
+    for path, leaf in named:
+        name = "batch" + jax.tree_util.keystr(path)
+        if not has_shape(leaf) or not leaf.shape:
+            raise NoRowsError(
+                f"estimate: {name} is {leaf!r}, which has no rows; a batch holds the arrays of one "
+                "device, or jax.ShapeDtypeStruct((rows, ...), dtype)."
+            )
+    counts = {leaf.shape[0] for _, leaf in named}
+    if len(counts) != 1 or not min(counts):
+        raise NoRowsError(
+            f"estimate: the arrays of batch must have the same number of rows, at least 1; they have "
+            f"{', '.join(map(str, sorted(counts))) or 'none'}."
+        )
+    return counts.pop()

@@ -15,8 +15,8 @@ from typing import Any
 NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 9.6e-6
 """Seconds for one step of a ring with large messages: hwLat in NCCL's src/graph/tuning.cc, ring, Simple."""
 
-HUNDRED_GIGABIT = 12.5e9
-"""Bytes per second. Assumed for cards of which the vendor builds no cluster."""
+HUNDRED_GIGABIT = 12.5
+"""In GB/s. Assumed for cards of which the vendor builds no cluster."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,8 @@ class Hardware:
 
     def __post_init__(self) -> None:
         positive = {f"flops[{kind!r}]": rate for kind, rate in self.flops.items()}
-        positive |= {
-            name: getattr(self, name) for name in ("bandwidth", "memory", "link", "network", "per_host")
-        }
+        names = ("bandwidth", "memory", "link", "network", "per_host")
+        positive |= {name: getattr(self, name) for name in names}
         for name, value in positive.items():
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"estimate: {name}={value} must be a positive number.")
@@ -93,39 +92,27 @@ class Hardware:
 KINDS = ("float64", "float32", "bfloat16", "float16")
 
 
-def _card(name: str, tera: tuple[float | None, ...], **figures: Any) -> Hardware:
-    flops = {kind: rate * 1e12 for kind, rate in zip(KINDS, tera, strict=True) if rate is not None}
-    return Hardware(name, flops, **figures)
-
-
-def _pcie(name: str, tera: tuple[float | None, ...], **figures: Any) -> Hardware:
-    return _card(name, tera, network=HUNDRED_GIGABIT, latency=PCIE, **figures)
-
-
-def _nvlink(name: str, tera: tuple[float | None, ...], **figures: Any) -> Hardware:
-    return _card(name, tera, latency=NVLINK, **figures)
-
-
-_HOPPER = (66.9, 494.7, 989.4, 989.4)
+_CARDS = {
+    # name; TFLOP/s in each of KINDS; memory in GB/s and GB; GB/s of a link and of a host's network
+    "h200": ("H200 SXM", (66.9, 494.7, 989.4, 989.4), 4800, 141, 450, 400),
+    "h100": ("H100 SXM", (66.9, 494.7, 989.4, 989.4), 3350, 80, 450, 400),
+    "a100": ("A100 SXM 80GB", (19.5, 156.0, 312.0, 312.0), 2039, 80, 300, 200),
+    "v100": ("V100 SXM2 32GB", (7.8, 15.7, None, 125.0), 900, 32, 150, 50),
+    "l40s": ("L40S", (None, 183.0, 362.0, 362.0), 864, 48, 32, HUNDRED_GIGABIT),
+    "l4": ("L4", (None, 60.0, 121.0, 121.0), 300, 24, 32, HUNDRED_GIGABIT),
+    "t4": ("T4", (None, 8.1, None, 65.0), 300, 16, 16, HUNDRED_GIGABIT),
+    "rtx4090": ("GeForce RTX 4090", (None, 82.6, 165.2, 165.2), 1008, 24, 32, HUNDRED_GIGABIT),
+    "rtx3090": ("GeForce RTX 3090", (None, 35.6, 71.0, 71.0), 936, 24, 32, HUNDRED_GIGABIT),
+}
 CARDS = {
-    "h200": _nvlink("H200 SXM", _HOPPER, bandwidth=4.8e12, memory=141e9, link=450e9, network=400e9),
-    "h100": _nvlink("H100 SXM", _HOPPER, bandwidth=3.35e12, memory=80e9, link=450e9, network=400e9),
-    "a100": _nvlink(
-        "A100 SXM 80GB",
-        (19.5, 156.0, 312.0, 312.0),
-        bandwidth=2.039e12,
-        memory=80e9,
-        link=300e9,
-        network=200e9,
-    ),
-    "v100": _nvlink(
-        "V100 SXM2 32GB", (7.8, 15.7, None, 125.0), bandwidth=900e9, memory=32e9, link=150e9, network=50e9
-    ),
-    "l40s": _pcie("L40S", (None, 183.0, 362.0, 362.0), bandwidth=864e9, memory=48e9, link=32e9),
-    "l4": _pcie("L4", (None, 60.0, 121.0, 121.0), bandwidth=300e9, memory=24e9, link=32e9),
-    "t4": _pcie("T4", (None, 8.1, None, 65.0), bandwidth=300e9, memory=16e9, link=16e9),
-    "rtx4090": _pcie(
-        "GeForce RTX 4090", (None, 82.6, 165.2, 165.2), bandwidth=1008e9, memory=24e9, link=32e9
-    ),
-    "rtx3090": _pcie("GeForce RTX 3090", (None, 35.6, 71.0, 71.0), bandwidth=936e9, memory=24e9, link=32e9),
+    card: Hardware(
+        name,
+        {kind: rate * 1e12 for kind, rate in zip(KINDS, tera, strict=True) if rate is not None},
+        bandwidth=bandwidth * 1e9,
+        memory=memory * 1e9,
+        link=link * 1e9,
+        network=network * 1e9,
+        latency=NVLINK if "SXM" in name else PCIE,
+    )
+    for card, (name, tera, bandwidth, memory, link, network) in _CARDS.items()
 }

@@ -1,9 +1,21 @@
-"""What was found: bytes by device and purpose, and where the numbers come from."""
+"""MemoryReport: bytes by device and purpose, where they come from, and the ways to show them."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import os
+import textwrap
 from typing import Any
+
+from rich.console import Console
+
+from ..._metrics.chart import figure
+from .chart import bars
+from .table import table
+
+HEADROOM = 1.12
+"""A picture's axis over the highest bar, for the number that stands on it."""
 
 PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "outputs")
 
@@ -42,12 +54,17 @@ class DeviceBytes:
     outputs: int
 
     @property
+    def parts(self) -> list[int]:
+        """In the order of PARTS."""
+        return [getattr(self, part) for part in PARTS]
+
+    @property
     def total(self) -> int:
-        return sum(getattr(self, part) for part in PARTS)
+        return sum(self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
+class MemoryReport:
     """What a training step keeps on each device.
 
     Attributes:
@@ -92,6 +109,71 @@ class Figures:
             "compiled_step": self.compiled_step,
             "sources": {"torch": SOURCES[TORCH], "jaxpar": SOURCES[JAXPAR], "both": CAVEAT},
         }
+
+    @property
+    def _largest(self) -> int:
+        return max(d.total for held in self.patterns.values() for d in held)
+
+    def table(self) -> str:
+        """Both patterns as text, and where the numbers come from."""
+        unit, scale = unit_of(self._largest)
+        console = Console(file=(text := io.StringIO()), width=110)
+        console.print(f"What one training step keeps on each device: {self.subject}")
+        for name, held in self.patterns.items():
+            rows = [[d.device, *(f"{n / scale:.1f}" for n in (*d.parts, d.total))] for d in held]
+            console.print(f"\n{name}, {unit}")
+            console.print(table(("device", *PARTS, "total"), rows))
+            console.print(_imbalance(held))
+        caveat = (
+            f"{CAVEAT} XLA's sum for the whole compiled step of {JAXPAR}, arguments and update included: "
+            f"{self.compiled_step / scale:.1f} {unit} on each device."
+        )
+        console.print()
+        for note in (*(f"{name}: {SOURCES[name]}" for name in self.patterns), caveat):
+            console.print(textwrap.fill(note, 105, subsequent_indent="  "))
+        return text.getvalue().rstrip()
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Writes a bar chart; the ending of `path` says the format (`.png`, `.svg`, `.pdf`).
+
+        Two panels with one scale: what each device holds, by purpose, under either pattern.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        unit, scale = unit_of(self._largest)
+        picture = figure("memory_report", (5 + 0.8 * max(len(self.torch), 4), 5.6))
+        panels = picture.subplots(1, 2, sharey=True)
+        for panel, (name, held) in zip(panels, self.patterns.items(), strict=True):
+            _draw(panel, held, scale)
+            panel.set_title(name, fontsize=11)
+            panel.set_xlabel("device")
+        panels[0].set_ylabel(f"memory at its largest [{unit}]")
+        panels[0].set_ylim(0, self._largest / scale * HEADROOM)
+        handles, labels = panels[0].get_legend_handles_labels()
+        picture.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False)
+        picture.suptitle(f"What one training step keeps on each device\n{self.subject}", fontsize=11.5)
+        picture.savefig(path, dpi=150)
+
+
+def _imbalance(held: tuple[DeviceBytes, ...]) -> str:
+    others = [d.total for d in held[1:]]
+    if not others:
+        return "one device"
+    if all(n == held[0].total for n in others):
+        return "all devices hold the same"
+    return f"{held[0].device} holds {held[0].total / max(*others, 1):.1f} x what the fullest other one does"
+
+
+def _draw(panel: Any, held: tuple[DeviceBytes, ...], scale: int) -> None:
+    names = [d.device for d in held]
+    heights = ([n / scale for n in d.parts] for d in held)
+    tops = bars(panel, names, dict(zip(PARTS, zip(*heights, strict=True), strict=True)))
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    for name, top in zip(names, tops, strict=True):
+        text = f"{top:.0f}" if top >= 100 else f"{top:.1f}"
+        panel.annotate(text, (name, top), (0, 4), textcoords="offset points", ha="center", bbox=behind)
+    panel.tick_params(axis="x", length=0, labelrotation=0 if len(held) <= 8 else 90)
 
 
 def unit_of(largest: int) -> tuple[str, int]:

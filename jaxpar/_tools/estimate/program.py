@@ -1,24 +1,20 @@
-"""A compiled program as numbers: what it returns, where, what it needs meanwhile, what it does.
-
-Nothing runs and no array is made: arguments are shapes, and XLA's own analyses are read.
-"""
+"""A compiled program as numbers: what it returns, where, what it needs meanwhile, what it does."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Sharding
+from flax import nnx
 
-from .._typing import PyTree
-from ..errors import BackendError
+from ..._typing import PyTree
+from ...errors import BackendError
 
 
 class Program:
-    """`f` compiled for arguments that are `jax.ShapeDtypeStruct`s with shardings.
+    """What was traced, compiled.
 
     Attributes:
       results: what it returns, as shapes with the shardings that the compiler chose.
@@ -31,10 +27,7 @@ class Program:
       text: what the compiler made of it, in HLO.
     """
 
-    def __init__(
-        self, f: Callable[..., Any], *args: PyTree, donate: tuple[int, ...] = (), function: str
-    ) -> None:
-        traced = jax.jit(f, donate_argnums=donate).trace(*args)
+    def __init__(self, traced: jax.stages.Traced, function: str) -> None:
         lowered = traced.lower()
         compiled = lowered.compile()
         told: Any = compiled.memory_analysis()
@@ -48,35 +41,27 @@ class Program:
         self.flops = float(cost.get("flops", 0))
         self.accessed = float(cost.get("bytes accessed", 0))
         self.text = compiled.as_text() or ""
-        self.results = jax.tree.map(_with_sharding, lowered.out_info, compiled.output_shardings)
+        self.results = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            lowered.out_info,
+            compiled.output_shardings,
+        )
         self.arguments = int(told.argument_size_in_bytes)
         self.temporary = int(told.temp_size_in_bytes)
-        self.everything = int(
-            told.argument_size_in_bytes
-            + told.output_size_in_bytes
-            + told.temp_size_in_bytes
-            - told.alias_size_in_bytes
-        )
-
-
-def shapes(tree: PyTree) -> PyTree:
-    """Arrays as shapes, of the type that JAX would give them."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
-        ),
-        tree,
-    )
-
-
-def placed(tree: PyTree, sharding: Sharding) -> PyTree:
-    """The same shapes, there."""
-    return jax.tree.map(lambda x: _with_sharding(x, sharding), tree)
+        returned = int(told.output_size_in_bytes - told.alias_size_in_bytes)
+        self.everything = self.arguments + returned + self.temporary
 
 
 def size(tree: PyTree) -> int:
     """Bytes of all arrays of a tree."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
+    """Bytes of what is there between two steps."""
+    _, parameters, buffers = nnx.split(net, nnx.Param, ...)
+    parts = {"parameters": parameters, "buffers": buffers, "optimizer": optimizer.opt_state}
+    return {name: size(tree) for name, tree in parts.items()}
 
 
 def held(tree: PyTree, device: jax.Device) -> int:
@@ -91,7 +76,3 @@ def held(tree: PyTree, device: jax.Device) -> int:
 def is_float(x: Any) -> bool:
     """Whether there are gradients with respect to it."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _with_sharding(x: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

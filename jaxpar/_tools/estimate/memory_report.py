@@ -1,0 +1,239 @@
+"""memory_report: torch's pattern and this one, each as the bytes on every device.
+
+torch's DataParallel gathers all outputs on the first device and computes the loss there, and the master
+parameters and the optimizer's state live there too, so that device is full while the others have room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from ..._devices import devices as _devices
+from ..._parallel.data_parallel import DataParallel
+from ..._parallel.placement import Placement, place
+from ..._parallel.scatter import chunk_sizes
+from ..._training.traced_step import has_shape, shape_of, trace_step
+from ..._typing import DeviceLike, PyTree
+from ...errors import DeviceError, NoRowsError
+from .arguments import as_shapes, optimizer_of, scalar, transformation
+from .memory import DeviceBytes, MemoryReport
+from .program import Program, held, is_float, size, state_sizes
+
+LossFn = Callable[[Any], jax.Array]
+FUNCTION = "memory_report"
+
+
+def memory_report(
+    module: nnx.Module,
+    inputs: PyTree,
+    loss_fn: LossFn | None = None,
+    *,
+    optimizer: optax.GradientTransformation | nnx.Optimizer | None = None,
+    device_ids: Iterable[DeviceLike] | Placement | None = None,
+) -> MemoryReport:
+    """How much a training step keeps on each device: torch's DataParallel against jaxpar's.
+
+    ```python
+    report = jaxpar.memory_report(net, tokens, loss_fn, optimizer=optax.adam(1e-3))
+    print(report.table())
+    report.plot("memory.png")
+    ```
+
+    Both patterns are those of the same module and the same rows. Some programs are compiled; none
+    runs, and nothing is moved.
+
+    Args:
+      module: an NNX module, in a DataParallel or not. One without values will do:
+        `nnx.eval_shape(lambda: Net(nnx.Rngs(0)))`.
+      inputs: the positional arguments with all rows of a batch; anything but a tuple is the only
+        one. Arrays may be `jax.ShapeDtypeStruct`s.
+      loss_fn: from the outputs of the whole batch to a scalar; the mean of their squares if left out.
+      optimizer: an optax transformation or an `nnx.Optimizer`, for its state.
+      device_ids: as for `DataParallel`.
+
+    Returns:
+      Bytes of parameters, buffers, optimizer state, gradients, activations and outputs on each
+      device. The table ends with where each number comes from.
+
+    Raises:
+      TypeError: not an NNX module, not an optimizer, or a loss that is no scalar.
+      DeviceError: nothing to be parallel over. NoRowsError: no array in `inputs`.
+      BackendError: a compiler that does not analyse memory.
+
+    torch counterpart: none; torch tells what was allocated, after the fact.
+    """
+    placement = place(device_ids, function="memory_report")
+    if isinstance(module, DataParallel):
+        wrapped: Any = module
+        placement = wrapped.placement if device_ids is None else placement
+        module = wrapped.module
+    if not isinstance(module, nnx.Module):
+        raise TypeError(
+            f"memory_report: module must be an nnx.Module, not a {type(module).__name__}; Linen modules and "
+            "functions are not measured."
+        )
+    if not placement.devices:
+        raise DeviceError(
+            "memory_report: there is one CPU device and no accelerator, so nothing to compare; "
+            "see jaxpar.virtual_devices."
+        )
+    args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+    if not any(map(has_shape, jax.tree.leaves(args))):
+        raise NoRowsError(
+            "memory_report: inputs hold no array whose rows could be shared out; pass a batch, or "
+            "jax.ShapeDtypeStructs of its arrays."
+        )
+    tx = transformation(optimizer, "memory_report")
+    loss = scalar(loss_fn or mean_square, "memory_report")
+    step = Step(as_shapes(module), tx, loss, args, placement)
+    devices, outputs = sharded(step)
+    update = optimizer is not None
+    whole = step.trace(lambda *given: step.loss_and_outputs(*given)[0], args, placement, update=update)
+    return MemoryReport(
+        torch=gathered(step, outputs),
+        jaxpar=devices,
+        model=type(module).__name__,
+        sizes=step.sizes,
+        kind=placement.devices[0].device_kind,
+        compiled_step=Program(whole, FUNCTION).everything,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What both patterns do, each in its own way: a net without values, and the batch as its arguments."""
+
+    net: nnx.Module
+    tx: optax.GradientTransformation
+    loss: LossFn
+    args: tuple
+    placement: Placement
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each replica."""
+        first = next(x for x in jax.tree.leaves(self.args) if has_shape(x))
+        return chunk_sizes(first.shape[self.placement.dim], self.placement.N)
+
+    @functools.cached_property
+    def state(self) -> dict[str, int]:
+        """Bytes of what is there between two steps."""
+        return state_sizes(self.net, optimizer_of(self.net, self.tx))
+
+    def loss_and_outputs(self, net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
+        outputs = net(*args)
+        return self.loss(outputs), outputs
+
+    def trace(
+        self, loss_fn: Callable[..., Any], args: tuple, placement: Placement, **options: bool
+    ) -> jax.stages.Traced:
+        """The step of the net in a DataParallel, with the loss of all outputs."""
+        net = DataParallel(self.net, placement)
+        return trace_step(net, optimizer_of(net, self.tx), loss_fn, args, placement, **options)
+
+
+def sharded(step: Step) -> tuple[tuple[DeviceBytes, ...], PyTree]:
+    """jaxpar's pattern, one program over all devices in which everything stays where it is; its outputs."""
+    traced = step.trace(step.loss_and_outputs, step.args, step.placement, has_aux=True, update=False)
+    program = Program(traced, FUNCTION)
+    gradients, outputs = program.results.own.gradients, program.results.aux
+    devices = tuple(
+        DeviceBytes(
+            device=_devices.name(d),
+            **step.state,
+            gradients=held(gradients, d),
+            activations=program.temporary,
+            outputs=held(outputs, d),
+        )
+        for d in step.placement.devices
+    )
+    return devices, outputs
+
+
+def gathered(step: Step, outputs: PyTree) -> tuple[DeviceBytes, ...]:
+    """torch's pattern; `outputs` are those of the whole batch, gathered on the first device."""
+    several, sizes = step.placement.N > 1, step.sizes
+    replicas = {b: _replica(step, b) for b in set(sizes)}
+    devices = []
+    for i, d in enumerate(step.placement.devices):
+        works = i < len(sizes)
+        replica = replicas[sizes[i]] if works else Replica(0, 0, 0)
+        here = {part: n * works for part, n in step.state.items()}
+        here |= {
+            "optimizer": 0,
+            "gradients": here["parameters"],
+            "activations": replica.temporary + replica.seeds,
+            "outputs": replica.outputs,
+        }
+        if i == 0:
+            # The rows of the first replica are cut out of the gradient of all outputs, without a copy.
+            here["activations"] = replica.temporary + _loss(step, outputs)
+            here["optimizer"] = step.state["optimizer"]
+            here["gradients"] += here["parameters"] * several  # the sum is an array of its own
+            here["outputs"] += size(outputs) * several
+        devices.append(DeviceBytes(_devices.name(d), **here))
+    return tuple(devices)
+
+
+class Replica(NamedTuple):
+    """Bytes of one replica's program: temporary ones, its outputs and the gradient it gets of them."""
+
+    temporary: int
+    outputs: int
+    seeds: int
+
+
+def _replica(step: Step, b: int) -> Replica:
+    """Forward and backward of b rows; the gradient of the outputs comes from outside."""
+    here = Placement(step.placement.devices[:1], step.placement.dim)
+    args = jax.tree.map(lambda x: _with_rows(x, here.dim % x.ndim, b) if has_shape(x) else x, step.args)
+
+    def seeded(net: Any, seeds: list[jax.Array], *args: Any) -> tuple[jax.Array, PyTree]:
+        outputs = net(*args)
+        # The gradient of this sum with respect to the outputs is the seeds.
+        products = [(x * seed).sum() for x, seed in zip(_floats(outputs), seeds, strict=True)]
+        return sum(products, jnp.zeros(())), outputs
+
+    def unseeded(net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
+        outputs = net(*args)
+        return mean_square(outputs), outputs  # the user's loss may know the whole batch
+
+    outputs = step.trace(unseeded, args, here, has_aux=True, update=False).out_info.aux
+    seeds = _floats(outputs)
+    program = Program(step.trace(seeded, (seeds, *args), here, has_aux=True, update=False), FUNCTION)
+    return Replica(program.temporary, size(outputs), size(seeds))
+
+
+def _loss(step: Step, outputs: PyTree) -> int:
+    """Temporary bytes of the loss of the whole batch on one device, and of its gradient."""
+    here = SingleDeviceSharding(step.placement.devices[0])
+
+    def differentiate(outputs: PyTree) -> tuple[jax.Array, list[jax.Array]]:
+        loss, gradients = jax.value_and_grad(step.loss, allow_int=True)(outputs)
+        return loss, _floats(gradients)
+
+    traced = jax.jit(differentiate).trace(jax.tree.map(lambda x: shape_of(x, here), outputs))
+    program = Program(traced, FUNCTION)
+    return program.temporary + size(program.results[1])
+
+
+def mean_square(outputs: PyTree) -> jax.Array:
+    """The loss where there is none."""
+    return sum((jnp.mean(jnp.square(x)) for x in _floats(outputs)), jnp.zeros(()))
+
+
+def _floats(tree: PyTree) -> list:
+    return [x for x in jax.tree.leaves(tree) if is_float(x)]
+
+
+def _with_rows(x: Any, axis: int, b: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*x.shape[:axis], b, *x.shape[axis + 1 :]), x.dtype)
