@@ -25,7 +25,7 @@ def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
     if step == 0:  # weights="own": they were compared before the first step
         return weights.divergence(pair, different)
     # In the order of computation: every later place inherits what an earlier one got wrong.
-    forward = Forward.run(pair, batches, step)
+    forward = Forward(pair, batches, step)
     found = forward.divergence()
     if found is None and Kind.LOSS in kinds:
         found = forward.loss_divergence()

@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..._typing import PyTree
-from .._sides.torch_arrays import named_leaves, to_numpy
+from .._sides.torch_side import named_leaves, to_numpy
 
 Function = Callable[..., PyTree]
 Change = Callable[[Function, tuple, dict], PyTree]

@@ -11,10 +11,9 @@ import numpy as np
 
 from ..._typing import PyTree
 from .._weights.tree import FlaxModule, Variables
-from .default_loss import factors
 from .flax_attention import softmax_in_float64
 from .flax_net import Arrays, cast, flax_net
-from .task import Batch, Named, Seen, Task
+from .task import Batch, Named, Seen, Task, factors
 
 
 class FlaxSide:

@@ -1,13 +1,20 @@
-"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework."""
+"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework.
+
+Where the user gives no loss, it is a fixed random projection of everything the model returns. Every element
+of every output gets a factor of its own, so no error can cancel: a plain sum would hide a permutation, and
+the gradient of a mean after BatchNorm is zero.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..._typing import Shape
 from .layout import Layout
 
 Named = dict[str, np.ndarray]
@@ -22,17 +29,7 @@ Optimizer = tuple[Callable[..., Any], Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What is computed in a step, the same for both sides.
-
-    Args:
-      training: training or evaluation mode.
-      loss: None for a fixed random projection of the outputs.
-      optimizer: None for no update.
-      replicas: N of DataParallel; 1 for the bare modules.
-      layout: how torch's arrays are laid out for Flax.
-      torch_kwargs, flax_kwargs: for every call of the model.
-      seed: of the projection and of dropout masks.
-    """
+    """What is computed in a step, the same for both sides; `compare` explains its arguments."""
 
     training: bool = True
     loss: Loss | None = None
@@ -65,3 +62,18 @@ class Seen:
     weights: Named
     masks: tuple[np.ndarray, ...] = ()
     """Dropout's factors (0 or 1/(1-p)) in the order of the calls, in torch's layout."""
+
+
+def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
+    """The projection's float64 factors, of a size that keeps the loss near 1; the same on both sides.
+
+    Args:
+      shapes: of the floating outputs, in torch's layout.
+    """
+    # A stream of its own: inputs drawn from RandomState(seed) would be projected on themselves, and the
+    # input gradient of a norm is nothing but rounding then.
+    random = np.random.RandomState([seed % 2**32, *b"projection"])
+    return {
+        name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
+        for name, shape in shapes.items()
+    }

@@ -10,14 +10,14 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import jax
 import numpy as np
 import torch
 
 from ..._typing import PyTree
+from .._tensors import array_of, tensor_of
 from .._weights import Links
-from .default_loss import factors
-from .task import Batch, Named, Seen, Task
-from .torch_arrays import named_leaves, to_numpy, to_tensor
+from .task import Batch, Named, Seen, Task, factors
 from .torch_dropout import capture
 
 
@@ -148,3 +148,21 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy."""
+    return array_of(tensor).copy()
+
+
+def to_tensor(array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A copy, in `dtype` if the array is floating."""
+    tensor = tensor_of(np.array(array, order="C"))
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
+    """The tensors in a tree of outputs, by their place: "" for a lone tensor, else [0], ['logits']."""
+    # JAX walks the tree, so that outputs have the same names on both sides.
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, torch.Tensor))
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}

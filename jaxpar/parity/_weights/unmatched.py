@@ -14,8 +14,7 @@ from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
 from .source import Source, TorchWeights, source_of
 from .suggest import suggest
-from .tree import FlaxModule, Tree
-from .tree_of import tree_of
+from .tree import FlaxModule, Tree, tree_of
 
 SHOWN = 12
 """Lines of each list in an error."""
