@@ -15,8 +15,7 @@ import torch
 from flax import linen
 
 from ._pair import Pair
-from ._sides.layout import Layout
-from ._sides.task import Batch, Loss, Optimizer, Task
+from ._sides.task import Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
 from ._weights.mapping import Entries

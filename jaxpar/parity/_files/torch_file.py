@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import FileError
-from .arrays import tensor_from
+from .._tensors import tensor_from
 
 
 def read(path: str) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from .._result import Curve, Result
+from .._result import Curve, LayerResult, Result
 from ..measuring import Judged, Kind, Level, Outcome
 from . import phrases
 
@@ -139,13 +139,10 @@ class Bars:
 def bars(comparison: Result) -> Bars:
     """The replayed layers, or else the worst step of every tensor."""
     d = comparison.divergence
-    return _layer_bars(comparison) if d is not None and d.layers else _tensor_bars(comparison)
+    return _layer_bars(d.layers, comparison.policy.relative) if d and d.layers else _tensor_bars(comparison)
 
 
-def _layer_bars(comparison: Result) -> Bars:
-    assert comparison.divergence is not None
-    layers = comparison.divergence.layers
-    limit = comparison.policy.relative
+def _layer_bars(layers: Sequence[LayerResult], limit: float) -> Bars:
     axis = Axis.over([BAR_FLOOR, limit, *(layer.relative for layer in layers)], 0, 100)
     found = [
         Bar(
@@ -169,8 +166,7 @@ def _tensor_bars(comparison: Result) -> Bars:
     worst: dict[tuple[Kind, str], Judged] = {}
     for row in comparison.rows:
         key = row.difference.kind, row.difference.name
-        if key not in worst or row.severity > worst[key].severity:
-            worst[key] = row
+        worst[key] = max(worst.get(key, row), row, key=lambda each: each.severity)
     axis = Axis.over([1e-6, 1.0, *(row.severity for row in worst.values())], 0, 100)
     found = [
         Bar(

@@ -1,5 +1,7 @@
 """Task: what both sides are asked to do. Seen: what they show. Neither knows a framework.
 
+Layout is where the channels are. torch has them at axis 1, Flax at the end; a token has none.
+
 Where the user gives no loss, it is a fixed random projection of everything the model returns. Every element
 of every output gets a factor of its own, so no error can cancel: a plain sum would hide a permutation, and
 the gradient of a mean after BatchNorm is zero.
@@ -15,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ..._typing import Shape
-from .layout import Layout
 
 Named = dict[str, np.ndarray]
 """Arrays by name: a leaf's path, or a place in the outputs."""
@@ -25,6 +26,58 @@ Loss = tuple[Callable[..., Any], Callable[..., Any]]
 
 Optimizer = tuple[Callable[..., Any], Any]
 """(parameters -> torch optimizer, optax transformation)."""
+
+
+Move = Callable[[np.ndarray], np.ndarray]
+
+
+def same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def to_channels_last(x: np.ndarray) -> np.ndarray:
+    """[N, C, *S] to [N, *S, C]; integers and arrays of fewer than three axes stay as they are."""
+    return np.moveaxis(x, 1, -1) if _has_channels(x) else x
+
+
+def to_channels_first(x: np.ndarray) -> np.ndarray:
+    return np.moveaxis(x, -1, 1) if _has_channels(x) else x
+
+
+def _has_channels(x: np.ndarray) -> bool:
+    return x.ndim > 2 and x.dtype.kind not in "biu"
+
+
+NAMES: dict[str, tuple[Move, Move]] = {
+    "same": (same, same),
+    "channels_last": (to_channels_last, to_channels_first),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How arrays travel: `inputs` (and targets) to Flax, `outputs` to Flax and back.
+
+    All are functions of one NumPy array that only permute its elements.
+    """
+
+    inputs: Move = same
+    outputs: Move = same
+    outputs_back: Move = same
+
+    @classmethod
+    def parse(cls, layout: str | tuple[str, str] | Layout) -> Layout:
+        """From "same", "channels_last", a pair of them for inputs and outputs, or a Layout."""
+        if isinstance(layout, Layout):
+            return layout
+        pair = (layout, layout) if isinstance(layout, str) else tuple(layout)
+        if len(pair) != 2 or not set(pair) <= set(NAMES):
+            raise ValueError(
+                f"layout is {layout!r}; it is one of {', '.join(map(repr, NAMES))}, a pair of them "
+                "(inputs, outputs), or a parity.Layout."
+            )
+        inputs, outputs = pair
+        return cls(NAMES[inputs][0], *NAMES[outputs])
 
 
 @dataclass(frozen=True)

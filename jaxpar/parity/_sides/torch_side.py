@@ -18,7 +18,7 @@ from ..._typing import PyTree
 from .._tensors import array_of, tensor_of
 from .._weights import Links
 from .task import Batch, Named, Seen, Task, factors
-from .torch_dropout import capture
+from .torch_dropout import Capture
 
 
 class TorchSide:
@@ -45,7 +45,7 @@ class TorchSide:
         """
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
-        with self._wrapped() as net, seeded(self.task.seed + self.steps), capture() as masks:
+        with self._wrapped() as net, seeded(self.task.seed + self.steps), Capture() as dropout:
             inputs = [self._input(x) for x in batch.inputs]
             with observe or nullcontext():
                 outputs = net(*inputs, **self.task.torch_kwargs)
@@ -68,7 +68,7 @@ class TorchSide:
             gradients=gradients,
             state=self.state(),
             weights=self.weights(),
-            masks=tuple(to_numpy(mask) for mask in masks),
+            masks=tuple(to_numpy(mask) for mask in dropout.masks),
         )
 
     def weights(self) -> Named:

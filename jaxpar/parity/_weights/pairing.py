@@ -217,7 +217,7 @@ def _pair_stacks(pairing: Pairing) -> None:
     names, tree = pairing.names, pairing.tree
     for bare, below in names.below.items():
         own = {inside(name, bare) or "": names.raw[name] for name in stacks.members(bare, below)}
-        place = names.place(bare)
+        place = names.entries.get(bare)
         if not isinstance(place, (tuple, list)):
             place = stacks.listed(tree, names.target(bare)[0]) if own else ()
         both = any(name.endswith("_reverse") for name in own)
@@ -238,7 +238,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         for name in names.below[bare]
         if names.raw[name] not in pairing.tensors and names.follows(name, bare)
     }
-    place, used = names.place(bare), False
+    place, used = names.entries.get(bare), False
     for part in rule.parts_of_torch(there):
         if not _kind_fits(pairing, bare, rule, part, there):
             continue
@@ -294,7 +294,7 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
     names, tree, real = pairing.names, pairing.tree, pairing.tree.first(leaf)
     rule = tree.rule(owner(leaf))
     for bare in names.leading_to(leaf):
-        raw, place = names.raw[bare], names.place(bare)
+        raw, place = names.raw[bare], names.entries.get(bare)
         if raw not in pairing.source.tensors or raw in pairing.tensors:
             continue
         # A leaf in use may be named again only on purpose: by the mapping, or by an alias of a tied weight.
