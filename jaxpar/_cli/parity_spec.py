@@ -37,7 +37,6 @@ def read_spec(
 
 
 def _built(path: str, name: str, given: Any) -> Any:
-    """The module, built if the file gives a function or a class."""
     if not (inspect.isfunction(given) or inspect.isclass(given)):
         return given
     try:

@@ -106,17 +106,10 @@ class Request:
 
     @property
     def compute_dtype(self) -> str:
-        """The type that the level computes in."""
         return "float64" if self.asked is Level.SEMANTIC else self.dtype
 
     def pair(self) -> Pair:
-        """Both modules, their leaves paired.
-
-        Raises:
-          TypeError: the second is not a Flax module.
-          MatchError: leaves without a counterpart.
-          NotImplementedError: torch draws random numbers where they cannot be seen.
-        """
+        """Both modules, their leaves paired."""
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)

@@ -63,7 +63,6 @@ class Forward:
         return None
 
     def loss_divergence(self) -> Divergence:
-        """The outputs agree, and the losses do not."""
         flax = self.candidate.step(self.batch, self.seen.masks, keep=False).loss
         found = self._causes(self.trace.ops[self.trace.model_ops :], lambda seen, trace: seen.loss, flax)
         return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", found)
@@ -71,19 +70,17 @@ class Forward:
     def _result(self, call: LayerCall) -> LayerResult:
         link, key = self.links[call.path], self._key(call)
         kind = type(self.reference.module.get_submodule(call.path)).__name__
-        again = f"call {call.nth + 1}" if call.nth else ""
+        found = partial(LayerResult, call.path, link.flax, kind)
         if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
-            why = f"not replayed: {self.replay.missing.get(key, '')}"
-            return LayerResult(call.path, link.flax, kind, math.inf, False, why)
+            return found(math.inf, False, f"not replayed: {self.replay.missing.get(key, '')}")
         relative = relative_error(*self.replay.results[key])
         state = max(map(self._state_apart, self._states(link)), default=0.0)
         if relative <= EQUAL < state:
-            return LayerResult(call.path, link.flax, kind, state, False, "its state differs")
-        return LayerResult(call.path, link.flax, kind, relative, relative <= EQUAL, again)
+            return found(state, False, "its state differs")
+        return found(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
     def _states(self, link: Link) -> list[str]:
-        """The layer's statistics."""
         names = [name for name in self.seen.state if name.startswith(f"{link.flax}.") or not link.flax]
         return [name for name in names if name in self.replay.state]
 

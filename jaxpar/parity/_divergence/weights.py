@@ -28,7 +28,6 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
 
 
 def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The ways in which elements end up in the wrong places."""
     for axes in orders(x.ndim):
         yield f"its axes are permuted by {axes}", x.transpose(axes)
     for axis in range(x.ndim):

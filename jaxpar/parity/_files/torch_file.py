@@ -92,5 +92,4 @@ def _tensors(found: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _first(error: Exception) -> str:
-    """The beginning of torch's long messages."""
     return " ".join(str(error).split())[:300]

@@ -31,13 +31,11 @@ def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
 
 
 def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
-    """The number of rows of each outcome."""
     found = collections.Counter(row.outcome for row in rows)
     return {each: found[each] for each in ORDER}
 
 
 def headline(comparison: Result) -> str:
-    """The verdict."""
     level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
     if not total:
         return f"Nothing was compared at the {level} level"
@@ -112,7 +110,6 @@ def shape(row: Judged) -> str:
 
 
 def limit(row: Judged) -> str:
-    """The bound of the row."""
     return {0.0: "exact", math.inf: "none"}.get(row.limit) or short(row.limit)
 
 

@@ -44,7 +44,6 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Pixel and text of at most seven decades."""
         step = max(1, math.ceil((self.high - self.low) / 6))
         return [(self.at(10.0**i), f"1e{i}") for i in range(self.low, self.high + 1, step)]
 

@@ -21,7 +21,6 @@ STYLES = {Outcome.DIFFERENT: "bold red", Outcome.WORSE: "yellow", Outcome.SAME: 
 
 
 def plain(comparison: Result) -> str:
-    """The table without colours."""
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(table(comparison, WIDTH))
@@ -99,7 +98,6 @@ def _cells(row: Judged) -> dict[str, Text]:
 
 
 def _collapsed(comparison: Result) -> list[str]:
-    """The rows that are not in the table, counted."""
     shown, found = _shown(comparison), phrases.counts(comparison.rows)
     lines = []
     for outcome, count in found.items():

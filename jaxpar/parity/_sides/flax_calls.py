@@ -90,8 +90,6 @@ class _Silent(nnx.Pytree):
 
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
 def _watched(layer_class: Any) -> type[nnx.Module]:
-    """The subclass whose `__call__` asks the handler."""
-
     def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
         call, watch = super(watched, self).__call__, _current.get()
         # Copies that a transformation of NNX makes on the way have the class, and no path.

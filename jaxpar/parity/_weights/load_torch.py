@@ -91,7 +91,6 @@ def converted(links: Links, there: Source) -> Arrays:
 
 
 def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray:
-    """The array in the leaf's element type."""
     dtype = here.leaves[path].dtype
     if array.dtype == dtype:
         return array

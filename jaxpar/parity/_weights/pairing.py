@@ -138,7 +138,6 @@ class Pairing:
         return Links(tuple(layers), self.tree.leaves, tuple(self.repeats), ties, self.surplus)
 
     def left_in_torch(self) -> list[str]:
-        """Names that nothing has used."""
         # Of a tensor with several names one is enough: Flax may have it once.
         used = {other for group in self.source.tied if self.tensors & set(group) for other in group}
         return [n for n in self.source.tensors if n not in self.tensors | used | self.surplus.keys()]
@@ -290,7 +289,6 @@ def _rearranged(place: Flattened | Transposed, part: Part) -> Part:
 
 
 def _pair_leaf(pairing: Pairing, leaf: str) -> None:
-    """One array by its full name."""
     names, tree, real = pairing.names, pairing.tree, pairing.tree.first(leaf)
     rule = tree.rule(owner(leaf))
     for bare in names.leading_to(leaf):

@@ -48,7 +48,6 @@ class Source(Mapping):
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     def without(self, names: Collection[str]) -> Source:
-        """The source without some of its names."""
         tensors = {name: tensor for name, tensor in self.tensors.items() if name not in names}
         groups = (tuple(name for name in group if name not in names) for group in self.tied)
         return dataclasses.replace(self, tensors=tensors, tied=tuple(group for group in groups if group))

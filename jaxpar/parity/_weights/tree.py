@@ -104,7 +104,6 @@ class Tree(abc.ABC):
         """
 
     def rule(self, path: str) -> Rule | None:
-        """The rulebook's rule for a layer."""
         return rule_for(self.layers.get(path), self._shapes.get(path, {}))
 
     def real_path(self, path: str) -> str:

@@ -93,6 +93,5 @@ def _is_there(gradient: npt.ArrayLike | None) -> bool:
 
 
 def _size(gradient: npt.ArrayLike) -> tuple[float, float]:
-    """RMS and maximum."""
     g = np.asarray(gradient)
     return distance(g, g, g).oracle_size
