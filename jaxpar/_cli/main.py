@@ -303,7 +303,7 @@ def launch(dry_run: bool, **options: Any) -> None:
 @devices_option(default="those of this host")
 @click.option(
     "--watch",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     is_flag=False,
     flag_value=2,
     metavar="[SECONDS]",

@@ -21,7 +21,7 @@ from ..errors import NotDeterministicError
 from . import _levels
 from ._comparison import Comparison, require_same
 from ._ctrl_c import between_steps
-from ._divergence.find import find
+from ._divergence import find
 from ._exactness import environment, exact
 from ._levels import Findings, Sides, Step
 from ._pair import Pair

@@ -142,8 +142,7 @@ def resynchronised(
     needs no translation, and its error stays that of one step's gradient.
     """
     assert sides.oracle
-    candidates: list[float] = []
-    references: list[float] = []
+    errors: list[tuple[float, float, float]] = []
     for number in range(1, steps + 1):
         batch = batches(number)
         sides.oracle.continue_from(sides.reference)
@@ -155,10 +154,10 @@ def resynchronised(
         findings.differences += _step_differences(candidate, reference, number, oracle)
         moves = [_moved(before, seen.weights) for seen in (candidate, reference, oracle)]
         findings.differences += _updates(moves, reference.weights, number, findings.noise_elements)
-        candidates.append(_distance(moves[0], moves[2], findings))
-        references.append(_distance(moves[1], moves[2], findings))
-        own = tuple(references)
-        findings.curve = Curve(tuple(range(1, number + 1)), tuple(candidates), own, own, resync=True)
+        error, own = (_distance(each, moves[2], findings) for each in moves[:2])
+        errors.append((error, own, own))
+        ours, low, high = zip(*errors, strict=True)
+        findings.curve = Curve(tuple(range(1, number + 1)), ours, low, high, resync=True)
         yield Step(number, batch, candidate, reference, oracle)
 
 
@@ -167,8 +166,7 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
     assert sides.oracle
     start = sides.oracle.weights()
     members = [sides.reference, *(copy.deepcopy(sides.reference) for _ in range(MEMBERS))]
-    candidates: list[float] = []
-    envelope: list[tuple[float, float]] = []
+    errors: list[tuple[float, float, float]] = []
     for number in range(1, steps + 1):
         batch = batches(number)
         oracle = sides.oracle.step(batch)
@@ -178,13 +176,11 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
             findings.add_noise(oracle.gradients, seen[0].gradients)
             findings.differences += _step_differences(candidate, seen[0], number, oracle)
         way = _moved(start, oracle.weights)
-        distances = [_distance(_moved(start, each.weights), way, findings) for each in (candidate, *seen)]
-        candidates.append(distances[0])
-        envelope.append((min(distances[1:]), max(distances[1:])))
-        low, high = zip(*envelope, strict=True)
-        outside = _first_outside(candidates, high, candidate)
-        numbers = tuple(range(1, number + 1))
-        findings.curve = Curve(numbers, tuple(candidates), low, high, outside, resync=False)
+        error, *own = (_distance(_moved(start, each.weights), way, findings) for each in (candidate, *seen))
+        errors.append((error, min(own), max(own)))
+        ours, low, high = zip(*errors, strict=True)
+        outside = _first_outside(errors, candidate)
+        findings.curve = Curve(tuple(range(1, number + 1)), ours, low, high, outside, resync=False)
         yield Step(number, batch, candidate, seen[0], oracle)
 
 
@@ -212,14 +208,12 @@ def _nudged(batch: Batch, member: int) -> Batch:
     return dataclasses.replace(batch, inputs=tuple(map(nudge, batch.inputs)))
 
 
-def _first_outside(candidate: list[float], high: tuple[float, ...], seen: Seen) -> int | None:
+def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int | None:
     types = {x.dtype for x in seen.weights.values() if x.dtype.kind not in "biu"}
     # An envelope of 0, where every run takes the same path, must not make rounding a difference.
     floor = 16 * max((float(np.finfo(t).eps) if t.kind == "f" else 2.0**-8 for t in types), default=0.0)
-    for number, (error, top) in enumerate(zip(candidate, high, strict=True), start=1):
-        if error > OUTSIDE * top + floor:
-            return number
-    return None
+    outside = (n for n, (error, _, top) in enumerate(errors, start=1) if error > OUTSIDE * top + floor)
+    return next(outside, None)
 
 
 def _step_differences(
