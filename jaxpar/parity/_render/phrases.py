@@ -70,15 +70,12 @@ def divergence(comparison: Result) -> list[str]:
     d = comparison.divergence
     if d is None:
         return []
-    pair = f"{layer(d.reference)} in torch, {layer(d.candidate)} in Flax"
-    if d.reference == d.candidate:
-        pair = layer(d.reference)
-    lines = [f"First divergence: {pair} ({d.kind}).", d.where]
-    if d.causes:
-        lines += [f"Likely cause: it is {cause}." for cause in d.causes]
-    else:
-        lines.append("The catalogue of known causes has nothing that makes it equal.")
-    return lines
+    pair = layer(d.reference)
+    if d.reference != d.candidate:
+        pair = f"{pair} in torch, {layer(d.candidate)} in Flax"
+    causes = [f"Likely cause: it is {cause}." for cause in d.causes]
+    unknown = "The catalogue of known causes has nothing that makes it equal."
+    return [f"First divergence: {pair} ({d.kind}).", d.where, *(causes or [unknown])]
 
 
 def layer(path: str) -> str:

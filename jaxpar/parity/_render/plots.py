@@ -72,12 +72,9 @@ class Scatter:
 
 def scatters(comparison: Result) -> list[Scatter]:
     """One plot for each kind of tensor that has samples."""
-    found = []
-    for kind in Kind:
-        rows = [row for row in comparison.rows if row.difference.kind is kind and row.difference.samples]
-        if rows:
-            found.append(_scatter(kind, rows, comparison))
-    return found
+    sampled = [row for row in comparison.rows if row.difference.samples]
+    kinds = {kind: [row for row in sampled if row.difference.kind is kind] for kind in Kind}
+    return [_scatter(kind, rows, comparison) for kind, rows in kinds.items() if rows]
 
 
 def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Result) -> Scatter:

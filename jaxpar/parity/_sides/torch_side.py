@@ -108,7 +108,9 @@ class TorchSide:
                 torch.set_num_threads(threads)
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
-        return to_tensor(x, self.torch_dtype).to(self.device)
+        """A copy, in the side's type if the array is floating."""
+        tensor = tensor_of(np.array(x, order="C"))
+        return tensor.to(self.device, self.torch_dtype if tensor.is_floating_point() else None)
 
     def _input(self, x: np.ndarray) -> torch.Tensor:
         tensor = self._tensor(x)
@@ -153,12 +155,6 @@ def seeded(seed: int) -> Iterator[None]:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A copy."""
     return array_of(tensor).copy()
-
-
-def to_tensor(array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A copy, in `dtype` if the array is floating."""
-    tensor = tensor_of(np.array(array, order="C"))
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:

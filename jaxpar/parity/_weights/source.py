@@ -111,14 +111,8 @@ def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Names that are the same elements of the same memory."""
     places: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
-        if is_tensor(tensor) and tensor.numel() and tensor.layout.__str__() == "torch.strided":
+        if is_tensor(tensor) and tensor.numel() and str(tensor.layout) == "torch.strided":
             # Not the pointer alone: a view of the first rows begins where the whole does.
-            place = (
-                tensor.data_ptr(),
-                tensor.dtype,
-                tuple(tensor.shape),
-                tensor.stride(),
-                str(tensor.device),
-            )
+            place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
             places.setdefault(place, []).append(name)
     return (tuple(names) for names in places.values() if len(names) > 1)
