@@ -229,9 +229,7 @@ class LinenTree(Tree):
         for path, new in place(values, self.values()).items():
             old = flat[self._keys[path]]
             flat[self._keys[path]] = old.replace_boxed(new) if isinstance(old, meta.AxisMetadata) else new
-        empty = [
-            ".".join(key) for key, value in flat.items() if isinstance(_bare(value), jax.ShapeDtypeStruct)
-        ]
+        empty = [".".join(key) for key, x in flat.items() if isinstance(_bare(x), jax.ShapeDtypeStruct)]
         if empty:
             raise MatchError(
                 f"{type(self.module).__name__}: {', '.join(empty)} would be left without values. Give "
