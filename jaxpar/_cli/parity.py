@@ -25,7 +25,7 @@ def run(
     check: str | None,
     **chosen: Any,
 ) -> int:
-    """The exit code: 0 the same, 1 different, 130 stopped. What is `chosen` stands above the spec."""
+    """The exit code: 0 the same, 1 different, 130 stopped. `chosen` overrides what the spec says."""
     given = read_spec(spec, ("flax_module",) if check else NEEDED)
     given |= {name: value for name, value in chosen.items() if value is not None}
     if optimizer:

@@ -82,7 +82,7 @@ def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float =
     Rounding may put such an element on the other side, and its gradient with it.
     """
     with np.errstate(invalid="ignore"):  # NaN of a bfloat16
-        x = np.asarray(array).astype(np.float64)
+        x = np.asarray(array).astype(np.float64, copy=False)
     near = [np.abs(x - point) <= width for point in points]
     return int(np.logical_or.reduce(near).sum()) if near else 0
 
@@ -93,5 +93,6 @@ def _is_there(gradient: npt.ArrayLike | None) -> bool:
 
 
 def _size(gradient: npt.ArrayLike) -> tuple[float, float]:
+    """RMS and maximum."""
     g = np.asarray(gradient)
     return distance(g, g, g).oracle_size
