@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from jaxpar.parity import Layout, Level
+from jaxpar.parity import Level, compare
 from jaxpar.parity._exactness import exact
-from jaxpar.parity._pair import Pair
-from jaxpar.parity._sides.task import Batch, Named, Task
+from jaxpar.parity._request import Request
+from jaxpar.parity._sides.task import Batch, Named
 
 from .case import Case
 from .proof import pair
@@ -47,18 +48,12 @@ def passes(case: Case, seed: int = 0) -> dict[str, bool]:
 def tensors(case: Case, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Candidate and reference in float32: outputs, loss, gradients, state, and weights after each step."""
     reference, candidate, arguments = pair(case, seed)
-    task = Task(
-        training=case.training,
-        loss=case.loss,
-        optimizer=case.optimizer,
-        layout=Layout.parse(case.layout),
-        seed=seed,
-    )
+    bound = inspect.signature(compare).bind(reference, candidate, **arguments)
+    bound.apply_defaults()
+    del bound.arguments["progress"]
     batch = Batch(*(tuple(map(single, arguments[name])) for name in ("inputs", "targets")))
     with exact():
-        sides = Pair.of(reference, candidate, task, None, "torch", None, batch).sides(
-            Level.NUMERIC, "float32"
-        )
+        sides = Request(**bound.arguments).pair().sides(Level.NUMERIC, "float32")
         for _ in range(case.steps):
             theirs = sides.reference.step(batch)
             mine = sides.candidate.step(batch, theirs.masks)

@@ -63,9 +63,7 @@ def _estimated(spec: str, hardware: Hardware, up_to: int, efficiency: float, ove
             f"{spec}: it defines neither make_net, a function that makes the module, nor net, the module."
         )
     batch = given["batch"] if isinstance(given["batch"], tuple) else (given["batch"],)
-    numbers = [2**i for i in range(up_to.bit_length())]
-    if up_to not in numbers:
-        numbers.append(up_to)
+    numbers = sorted({up_to, *(2**i for i in range(up_to.bit_length()))})
     arguments: dict[str, Any] = {"efficiency": efficiency, "overlap": overlap, "devices": numbers}
     try:
         return estimate(net, given.get("optimizer"), given["loss_fn"], *batch, device=hardware, **arguments)

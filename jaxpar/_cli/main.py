@@ -59,23 +59,8 @@ def start_devices(n: int | None) -> None:
     virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
 
 
-def show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    del option
-    if wanted:
-        click.echo(f"jaxpar {__version__}")
-        context.exit()
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    show_default=False,
-    callback=show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(__version__, message="jaxpar %(version)s", show_default=False)
 def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
 
@@ -319,7 +304,7 @@ def launch(dry_run: bool, **options: Any) -> None:
 @devices_option(default="those of this host")
 @click.option(
     "--watch",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     is_flag=False,
     flag_value=2,
     metavar="[SECONDS]",

@@ -17,19 +17,16 @@ from .spec import failed
 def run(
     spec: str,
     *,
-    level: str | None,
-    steps: int | None,
     optimizer: str | None,
-    replicas: int | None,
     html: str | None,
     as_json: bool,
     junit: str | None,
     record: str | None,
     check: str | None,
+    **chosen: Any,
 ) -> int:
-    """The exit code: 0 the same, 1 different, 130 stopped."""
+    """The exit code: 0 the same, 1 different, 130 stopped. `chosen` overrides what the spec says."""
     given = read_spec(spec, ("flax_module",) if check else NEEDED)
-    chosen = {"level": level, "steps": steps, "replicas": replicas}
     given |= {name: value for name, value in chosen.items() if value is not None}
     if optimizer:
         given["optimizer"] = read_optimizer(optimizer)

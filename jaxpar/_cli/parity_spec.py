@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import SpecError
-from .spec import failed, is_builder, read_names
+from .spec import failed, read_names
 
 NEEDED = ("torch_module", "flax_module", "inputs")
 
@@ -25,23 +25,19 @@ def read_spec(
     Raises:
       SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
     """
-    defined = read_names(path, needed)
-    found = {name: defined[name] for name in names or arguments() if name in defined}
+    from ..parity import compare
+
+    defined, arguments = read_names(path, needed), inspect.signature(compare).parameters
+    known = names or [name for name in arguments if name != "progress"]
+    found = {name: defined[name] for name in known if name in defined}
     for name in ("torch_module", "flax_module"):
         if name in found:
             found[name] = _built(path, name, found[name])
     return found
 
 
-def arguments() -> list[str]:
-    from ..parity import compare
-
-    return [name for name in inspect.signature(compare).parameters if name != "progress"]
-
-
 def _built(path: str, name: str, given: Any) -> Any:
-    """The module, built if the file gives a function or a class."""
-    if not is_builder(given):
+    if not (inspect.isfunction(given) or inspect.isclass(given)):
         return given
     try:
         return given()

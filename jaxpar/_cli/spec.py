@@ -6,7 +6,6 @@ file's line.
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import runpy
 import sys
@@ -37,11 +36,6 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     if missing:
         raise SpecError(f"{path}: it does not define {', '.join(missing)}.")
     return defined
-
-
-def is_builder(given: Any) -> bool:
-    """Whether this is a function or a class that builds a module when it is called without arguments."""
-    return inspect.isfunction(given) or inspect.isclass(given)
 
 
 def failed(path: str, what: str, error: Exception) -> SpecError:

@@ -14,7 +14,7 @@ from ._result import Cause as Cause
 from ._result import Curve as Curve
 from ._result import Divergence as Divergence
 from ._result import LayerResult as LayerResult
-from ._sides.layout import Layout as Layout
+from ._sides.task import Layout as Layout
 from ._weights import Mapping as Mapping
 from ._weights import flattened as flattened
 from ._weights import load_torch as load_torch

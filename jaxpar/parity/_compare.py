@@ -21,13 +21,12 @@ from ..errors import NotDeterministicError
 from . import _levels
 from ._comparison import Comparison, require_same
 from ._ctrl_c import between_steps
-from ._divergence.find import find
+from ._divergence import find
 from ._exactness import environment, exact
 from ._levels import Findings, Sides, Step
 from ._pair import Pair
 from ._request import Arrays, Request
-from ._sides.layout import Layout
-from ._sides.task import Batch, Loss, Optimizer, Seen
+from ._sides.task import Batch, Layout, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
 from ._weights.mapping import Entries
 from ._weights.tree import FlaxModule, Variables

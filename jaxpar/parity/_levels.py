@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ._differences import moved, resolved_updates, step_differences, updates
 from ._result import Curve
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen
-from .measuring import Difference, noise, noise_elements
+from .measuring import Difference, Kind, measure, noise, noise_elements, unit_roundoff
 
 if TYPE_CHECKING:
     from ._sides.torch_side import TorchSide
@@ -32,6 +31,18 @@ MEMBERS = 5
 """Runs of the reference on inputs that are off by one ulp: the envelope of a free trajectory."""
 OUTSIDE = 3.0
 """How many times as far from the oracle as the farthest of them a free trajectory may be."""
+RESOLVED = 2.0**-52 / 1e-10 * 16
+"""An update that is a smaller part of its weight than this has no ten digits, even in float64."""
+
+PARTS = {
+    Kind.OUTPUT: "outputs",
+    Kind.LOSS: "loss",
+    Kind.STATE: "state",
+    Kind.INPUT_GRADIENT: "input_gradients",
+    Kind.GRADIENT: "gradients",
+}
+"""Parts of Seen, in the order of computation."""
+
 Batches = Callable[[int], Batch]
 
 
@@ -100,10 +111,10 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         if number == 1 and sides.single:
             findings.add_noise(reference.gradients, sides.single.step(batch).gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += step_differences(candidate, reference, number)
+        findings.differences += _step_differences(candidate, reference, number)
         if sides.candidate.tx:
             after = candidate.weights, reference.weights
-            findings.differences += resolved_updates(before, after, number, findings.noise_elements)
+            findings.differences += _resolved_updates(before, after, number, findings.noise_elements)
         # Adam makes steps of the learning rate even of noise. Statistics behind such a parameter would drift.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
         before = (sides.candidate.weights(), reference.weights)
@@ -118,7 +129,7 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         findings.add_noise(oracle.gradients, reference.gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += step_differences(candidate, reference, number, oracle)
+        findings.differences += _step_differences(candidate, reference, number, oracle)
         yield Step(number, batch, candidate, reference, oracle)
 
 
@@ -131,8 +142,7 @@ def resynchronised(
     needs no translation, and its error stays that of one step's gradient.
     """
     assert sides.oracle
-    candidates: list[float] = []
-    references: list[float] = []
+    errors: list[tuple[float, float, float]] = []
     for number in range(1, steps + 1):
         batch = batches(number)
         sides.oracle.continue_from(sides.reference)
@@ -141,13 +151,13 @@ def resynchronised(
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)
         findings.add_noise(oracle.gradients, reference.gradients)
-        findings.differences += step_differences(candidate, reference, number, oracle)
-        moves = [moved(before, seen.weights) for seen in (candidate, reference, oracle)]
-        findings.differences += updates(moves, reference.weights, number, findings.noise_elements)
-        candidates.append(_distance(moves[0], moves[2], findings))
-        references.append(_distance(moves[1], moves[2], findings))
-        own = tuple(references)
-        findings.curve = Curve(tuple(range(1, number + 1)), tuple(candidates), own, own, resync=True)
+        findings.differences += _step_differences(candidate, reference, number, oracle)
+        moves = [_moved(before, seen.weights) for seen in (candidate, reference, oracle)]
+        findings.differences += _updates(moves, reference.weights, number, findings.noise_elements)
+        error, own = (_distance(each, moves[2], findings) for each in moves[:2])
+        errors.append((error, own, own))
+        ours, low, high = zip(*errors, strict=True)
+        findings.curve = Curve(tuple(range(1, number + 1)), ours, low, high, resync=True)
         yield Step(number, batch, candidate, reference, oracle)
 
 
@@ -156,8 +166,7 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
     assert sides.oracle
     start = sides.oracle.weights()
     members = [sides.reference, *(copy.deepcopy(sides.reference) for _ in range(MEMBERS))]
-    candidates: list[float] = []
-    envelope: list[tuple[float, float]] = []
+    errors: list[tuple[float, float, float]] = []
     for number in range(1, steps + 1):
         batch = batches(number)
         oracle = sides.oracle.step(batch)
@@ -165,15 +174,13 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
         candidate = sides.candidate.step(batch, seen[0].masks)
         if number == 1:
             findings.add_noise(oracle.gradients, seen[0].gradients)
-            findings.differences += step_differences(candidate, seen[0], number, oracle)
-        way = moved(start, oracle.weights)
-        distances = [_distance(moved(start, each.weights), way, findings) for each in (candidate, *seen)]
-        candidates.append(distances[0])
-        envelope.append((min(distances[1:]), max(distances[1:])))
-        low, high = zip(*envelope, strict=True)
-        outside = _first_outside(candidates, high, candidate)
-        numbers = tuple(range(1, number + 1))
-        findings.curve = Curve(numbers, tuple(candidates), low, high, outside, resync=False)
+            findings.differences += _step_differences(candidate, seen[0], number, oracle)
+        way = _moved(start, oracle.weights)
+        error, *own = (_distance(_moved(start, each.weights), way, findings) for each in (candidate, *seen))
+        errors.append((error, min(own), max(own)))
+        ours, low, high = zip(*errors, strict=True)
+        outside = _first_outside(errors, candidate)
+        findings.curve = Curve(tuple(range(1, number + 1)), ours, low, high, outside, resync=False)
         yield Step(number, batch, candidate, seen[0], oracle)
 
 
@@ -201,11 +208,57 @@ def _nudged(batch: Batch, member: int) -> Batch:
     return dataclasses.replace(batch, inputs=tuple(map(nudge, batch.inputs)))
 
 
-def _first_outside(candidate: list[float], high: tuple[float, ...], seen: Seen) -> int | None:
+def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int | None:
     types = {x.dtype for x in seen.weights.values() if x.dtype.kind not in "biu"}
     # An envelope of 0, where every run takes the same path, must not make rounding a difference.
     floor = 16 * max((float(np.finfo(t).eps) if t.kind == "f" else 2.0**-8 for t in types), default=0.0)
-    for number, (error, top) in enumerate(zip(candidate, high, strict=True), start=1):
-        if error > OUTSIDE * top + floor:
-            return number
-    return None
+    outside = (n for n, (error, _, top) in enumerate(errors, start=1) if error > OUTSIDE * top + floor)
+    return next(outside, None)
+
+
+def _step_differences(
+    candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None
+) -> list[Difference]:
+    """All that one step shows before the update, in the order of computation."""
+    found = []
+    for kind, part in PARTS.items():
+        true = getattr(oracle, part) if oracle else None
+        found += measure(getattr(candidate, part), getattr(reference, part), kind, step, oracle=true)
+    return found
+
+
+def _resolved_updates(
+    before: tuple[Named, Named], after: tuple[Named, Named], step: int, left_out: Named
+) -> list[Difference]:
+    """The weights after the step, and those updates that are large enough to have digits.
+
+    Args:
+      before, after: the weights of candidate and reference.
+    """
+    c, r = (_moved(b, a) for b, a in zip(before, after, strict=True))
+    kept = [name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name])]
+    ours, theirs = ({name: side[name] for name in kept} for side in (c, r))
+    found = measure(ours, theirs, Kind.UPDATE, step, left_out=left_out)
+    return found + measure(*after, Kind.WEIGHT, step, left_out=left_out)
+
+
+def _updates(moves: list[Named], weights: Named, step: int, left_out: Named) -> list[Difference]:
+    """The updates of candidate, reference and oracle, in this order, read off such weights."""
+    candidate, reference, oracle = moves
+    # They are float64 differences; the unit of their rounding is that of the weights they were read off.
+    units = {unit_roundoff(x.dtype) for x in weights.values() if x.dtype.kind not in "biu"}
+    unit = max(units, default=None)
+    return measure(candidate, reference, Kind.UPDATE, step, oracle, unit, left_out, carriers=weights)
+
+
+def _moved(before: Named, after: Named) -> Named:
+    """What a step added, in float64 so that the difference itself adds no rounding."""
+    return {
+        name: after[name].astype(np.float64) - before[name].astype(np.float64)
+        for name in after
+        if name in before and after[name].shape == before[name].shape
+    }
+
+
+def _top(x: np.ndarray) -> float:
+    return float(np.abs(x).max(initial=0))

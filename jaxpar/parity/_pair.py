@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import torch
-from flax import linen
 
 from ._levels import Sides
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Batch, Task
-from ._sides.torch_dropout import refuse_unwatchable
+from ._sides.task import Task
 from ._sides.torch_side import TorchSide
-from ._weights import Links, links_of
-from ._weights.mapping import Entries
+from ._weights import Links
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Level
 
@@ -39,39 +34,6 @@ class Pair:
     _made: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
     """One side of each type: its compiled step serves all that follow."""
 
-    @classmethod
-    def of(
-        cls,
-        torch_module: torch.nn.Module,
-        flax_module: FlaxModule,
-        task: Task,
-        mapping: Entries | None,
-        weights: str,
-        variables: Variables | None,
-        batch: Batch,
-    ) -> Pair:
-        """Pairs the leaves; `batch` is what a Linen module has to be called with for that.
-
-        Raises:
-          TypeError: the second is not a Flax module.
-          MatchError: leaves without a counterpart.
-          NotImplementedError: torch draws random numbers where they cannot be seen.
-        """
-        if task.training:
-            refuse_unwatchable(torch_module, task.replicas)
-        inputs = tuple(task.layout.inputs(x) for x in batch.inputs)
-        if isinstance(flax_module, linen.Module) and variables is None and weights == "torch":
-            variables = _zeros(flax_module, inputs, task)
-        links = links_of(
-            flax_module,
-            torch_module,
-            mapping=mapping,
-            inputs=inputs,
-            kwargs=task.flax_kwargs,
-            variables=variables,
-        )
-        return cls(torch_module, flax_module, variables, task, links, weights)
-
     def reference(self, dtype: str) -> TorchSide:
         return TorchSide(self.torch_module, self.links, self.task, dtype)
 
@@ -94,13 +56,3 @@ class Pair:
         # The oracle starts from the rounded weights: what rounding them does is nobody's error.
         oracle.continue_from(reference)
         return Sides(reference, self.candidate(reference), oracle)
-
-
-def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
-    """The variables of a Linen module, without the work of drawing them."""
-
-    def init() -> Variables:
-        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
-        return module.init(rngs, *inputs, **task.flax_kwargs)
-
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init))

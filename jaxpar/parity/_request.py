@@ -8,13 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from flax import linen
 
 from ._pair import Pair
-from ._sides.layout import Layout
-from ._sides.task import Batch, Loss, Optimizer, Task
+from ._sides.task import Batch, Layout, Loss, Optimizer, Task
+from ._sides.torch_dropout import refuse_unwatchable
+from ._weights import links_of
 from ._weights.mapping import Entries
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Level, Policy
@@ -103,20 +106,25 @@ class Request:
 
     @property
     def compute_dtype(self) -> str:
-        """The type that the level computes in."""
         return "float64" if self.asked is Level.SEMANTIC else self.dtype
 
     def pair(self) -> Pair:
         """Both modules, their leaves paired."""
-        return Pair.of(
+        task, module, variables = self.task, self.flax_module, self.variables
+        if task.training:
+            refuse_unwatchable(self.torch_module, task.replicas)
+        inputs = tuple(task.layout.inputs(x) for x in self.batch(1).inputs)
+        if isinstance(module, linen.Module) and variables is None and self.weights == "torch":
+            variables = _zeros(module, inputs, task)
+        links = links_of(
+            module,
             self.torch_module,
-            self.flax_module,
-            self.task,
-            self.mapping,
-            self.weights,
-            self.variables,
-            self.batch(1),
+            mapping=self.mapping,
+            inputs=inputs,
+            kwargs=task.flax_kwargs,
+            variables=variables,
         )
+        return Pair(self.torch_module, module, variables, task, links, self.weights)
 
     def batch(self, step: int) -> Batch:
         """The batch of a step. All sides get the values rounded to the type that is asked about."""
@@ -134,3 +142,13 @@ class Request:
         if self.compute_dtype == "float64" or not jnp.issubdtype(array.dtype, jnp.floating):
             return array
         return array.astype(jnp.dtype(self.compute_dtype))
+
+
+def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
+    """The variables of a Linen module, without the work of drawing them."""
+
+    def init() -> Variables:
+        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
+        return module.init(rngs, *inputs, **task.flax_kwargs)
+
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init))

@@ -54,9 +54,7 @@ class Divergence:
     """The first layer that differs though it is given the reference's inputs.
 
     Attributes:
-      reference: path of the torch module.
-      candidate: path of the Flax module.
-      kind: the torch module's class.
+      reference, candidate, kind: as in `LayerResult`.
       where: a sentence: which layer, in which direction, at which step.
       causes: what makes it equal, the best first; empty if the catalogue has nothing.
       layers: all layers replayed, in the order in which the reference runs them.

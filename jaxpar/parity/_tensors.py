@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..errors import FileError
+
 SIZED = {1: "uint8", 2: "int16"}
 """By item size: the type in which tensors of a type that NumPy lacks pass between the two."""
 
@@ -49,3 +51,27 @@ def tensor_of(array: np.ndarray) -> Any:
         bits = torch.from_numpy(array.view(SIZED[array.itemsize]))
         return bits.view(getattr(torch, name))
     return torch.from_numpy(array)
+
+
+def array_from(path: str, name: str, value: Any) -> np.ndarray:
+    """An array to write, of whatever holds numbers, without a copy where that is possible; or a FileError."""
+    try:
+        array = array_of(value) if is_tensor(value) else np.asarray(value)
+        if not hasattr(value, "dtype"):  # a number or a list, which would come back as an array
+            raise TypeError(f"{type(value).__name__} is no array")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FileError(f"{path}: {name} cannot be written: {error}.") from error
+    if array.dtype.kind in "OSUMmV" and array.dtype.name == array.dtype.str.strip("|"):
+        raise FileError(f"{path}: {name} is {type(value).__name__}, not numbers.")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def tensor_from(path: str, name: str, value: Any) -> Any:
+    """A tensor to write, on memory of its own unless it is one already."""
+    if is_tensor(value):
+        return value.detach().cpu()
+    array = np.array(array_from(path, name, value), order="C")
+    try:
+        return tensor_of(array)
+    except TypeError as error:
+        raise FileError(f"{path}: {name} is {array.dtype}, which torch does not know.") from error

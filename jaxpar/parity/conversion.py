@@ -17,8 +17,7 @@ from ._weights.load_torch import converted
 from ._weights.mapping import Entries
 from ._weights.source import source_of
 from ._weights.to_torch import implied_source, state_dict
-from ._weights.tree import FlaxModule, Tree, Variables
-from ._weights.tree_of import tree_of
+from ._weights.tree import FlaxModule, Tree, Variables, tree_of
 from ._weights.unmatched import complete_links
 
 

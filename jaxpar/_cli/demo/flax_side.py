@@ -63,8 +63,6 @@ def _mean_of_means(losses: jax.Array) -> jax.Array:
 
 
 class FlaxSide:
-    """The model in jaxpar's DataParallel, with its optimizer."""
-
     def __init__(self, settings: Settings):
         self.fault = settings.fault
         # JAX's default generator, threefry, takes the CPU compiler seconds.

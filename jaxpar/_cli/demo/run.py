@@ -91,7 +91,6 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _torch_side(ours: FlaxSide, stack: ExitStack) -> list[TorchSide]:
-    """PyTorch's side, if there is PyTorch."""
     try:
         from .torch_side import beside
     except ModuleNotFoundError as error:

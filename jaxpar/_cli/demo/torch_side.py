@@ -31,8 +31,6 @@ class CNN(nn.Module):
 
 
 class TorchSide:
-    """The model in torch's DataParallel, with its optimizer."""
-
     def __init__(self, state_dict: Tensors, devices: torch_ref.Devices):
         net = CNN().double()
         net.load_state_dict({name: torch.tensor(x) for name, x in state_dict.items()})

@@ -8,3 +8,55 @@
 `forward` finds the place in the forward pass, `weights` and `optimizers` elsewhere; `catalogue` knows what
 may be wrong, and `search` tries it. Everything is done in float64, where a layer is either the same or not.
 """
+
+from __future__ import annotations
+
+import dataclasses
+
+from .._levels import Batches
+from .._pair import Pair
+from .._result import Divergence, Result
+from ..measuring import Difference, Kind, Outcome
+from . import optimizers, weights
+from .forward import Forward
+
+
+def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
+    """The first place where the models differ, in the order of computation; None if float64 shows none.
+
+    Weights come first, if each model has its own; then layers and the code between them; the loss;
+    gradients, where the last layer that differs is the first of the backward pass; the update.
+    """
+    step = min((row.difference.step for row in compared.different), default=1)
+    different = [row.difference for row in compared.different if row.difference.step == step]
+    noise = {row.difference.name for row in compared.rows if row.outcome is Outcome.NOISE}
+    kinds = {d.kind for d in different}
+    if step == 0:  # weights="own": they were compared before the first step
+        return weights.divergence(pair, different)
+    # In the order of computation: every later place inherits what an earlier one got wrong.
+    forward = Forward(pair, batches, step)
+    found = forward.divergence()
+    if found is None and Kind.LOSS in kinds:
+        found = forward.loss_divergence()
+    if found is None and kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
+        found = _backward(forward, different)
+    if found is None and kinds & {Kind.UPDATE, Kind.WEIGHT}:
+        found = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise)
+    return None if found is None else dataclasses.replace(found, layers=forward.layers)
+
+
+def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
+    """Outputs agree, gradients do not: the layer nearest to the loss whose own gradient differs."""
+    order = [result.candidate for result in forward.layers]
+    names = {d.name for d in different if d.kind is Kind.GRADIENT}
+    owners = [path for path in order if any(name.startswith(f"{path}.") for name in names)]
+    if not owners:
+        where = "Outputs and parameter gradients agree; the gradient of the inputs does not."
+        return Divergence("", "", "", where)
+    # The backward pass starts at the loss, so the last layer of the forward pass is its first.
+    last = next(result for result in forward.layers if result.candidate == owners[-1])
+    where = (
+        f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "
+        "look for stop_gradient, padding_idx, and functions with another derivative where they have a kink."
+    )
+    return Divergence(last.reference, last.candidate, last.kind, where)

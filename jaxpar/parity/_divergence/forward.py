@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
 
 import numpy as np
-import torch
 
 from .._levels import Batches
 from .._pair import Pair
 from .._result import Cause, Divergence, LayerResult
-from .._sides.flax_side import FlaxSide
-from .._sides.task import Batch, Named, Seen
-from .._sides.torch_side import TorchSide
+from .._sides.task import Named, Seen
 from .._weights import Link
-from .flax_replay import Key, Replay, fit, replay
+from .flax_replay import Key, fit, replay
 from .search import EQUAL, causes, relative_error
 from .torch_trace import Change, LayerCall, Op, Trace, watched
 
 
-@dataclasses.dataclass
 class Forward:
-    """One forward pass of torch, watched, and Flax's replay of it.
+    """One forward pass of torch, watched, and Flax's replay of it, both from the reference's weights.
 
     Attributes:
       links: the layers that are replayed, by torch path: those with a rule in the rulebook.
-      before: torch's weights and buffers before the pass; `step` the steps taken by then.
+      before: torch's weights and buffers before the pass.
     """
 
-    step: int
-    batch: Batch
-    links: dict[str, Link]
-    reference: TorchSide
-    before: dict[str, torch.Tensor]
-    candidate: FlaxSide
-    seen: Seen
-    trace: Trace
-    replay: Replay
-
-    @classmethod
-    def run(cls, pair: Pair, batches: Batches, step: int) -> Forward:
-        """The forward pass of a step, both sides starting it from the reference's weights."""
-        links = _layers(pair)
-        reference = pair.reference("float64")
+    def __init__(self, pair: Pair, batches: Batches, step: int):
+        self.step, self.batch = step, batches(step)
+        self.links, self.trace = _layers(pair), Trace()
+        self.reference = pair.reference("float64")
         # The comparison may have been in float32. Here float64 takes the steps again, to have no rounding.
         for earlier in range(1, step):
-            reference.step(batches(earlier))
-        candidate, batch = pair.candidate(reference), batches(step)
+            self.reference.step(batches(earlier))
+        self.candidate = pair.candidate(self.reference)
+        module = self.reference.module
         # Clones, because BatchNorm writes its statistics in place.
-        before = {name: x.clone() for name, x in reference.module.state_dict().items()}
-        trace = Trace()
-        seen = reference.step(batch, watched(reference.module, links, trace, keep=True))
-        calls = {
-            (links[call.path].flax, call.nth): (call, _channels_last(links[call.path]))
-            for call in trace.calls
-        }
-        replayed = replay(candidate, batch, seen.masks, calls)
-        return cls(step - 1, batch, links, reference, before, candidate, seen, trace, replayed)
+        self.before = {name: x.clone() for name, x in module.state_dict().items()}
+        self.seen = self.reference.step(self.batch, watched(module, self.links, self.trace, keep=True))
+        calls = {self._key(call): (call, _channels_last(self.links[call.path])) for call in self.trace.calls}
+        self.replay = replay(self.candidate, self.batch, self.seen.masks, calls)
 
     @cached_property
     def layers(self) -> tuple[LayerResult, ...]:
@@ -83,7 +63,6 @@ class Forward:
         return None
 
     def loss_divergence(self) -> Divergence:
-        """The outputs agree, and the losses do not."""
         flax = self.candidate.step(self.batch, self.seen.masks, keep=False).loss
         found = self._causes(self.trace.ops[self.trace.model_ops :], lambda seen, trace: seen.loss, flax)
         return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", found)
@@ -91,19 +70,17 @@ class Forward:
     def _result(self, call: LayerCall) -> LayerResult:
         link, key = self.links[call.path], self._key(call)
         kind = type(self.reference.module.get_submodule(call.path)).__name__
-        again = f"call {call.nth + 1}" if call.nth else ""
+        found = partial(LayerResult, call.path, link.flax, kind)
         if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
-            why = f"not replayed: {self.replay.missing.get(key, '')}"
-            return LayerResult(call.path, link.flax, kind, math.inf, False, why)
+            return found(math.inf, False, f"not replayed: {self.replay.missing.get(key, '')}")
         relative = relative_error(*self.replay.results[key])
         state = max(map(self._state_apart, self._states(link)), default=0.0)
         if relative <= EQUAL < state:
-            return LayerResult(call.path, link.flax, kind, state, False, "its state differs")
-        return LayerResult(call.path, link.flax, kind, relative, relative <= EQUAL, again)
+            return found(state, False, "its state differs")
+        return found(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
     def _states(self, link: Link) -> list[str]:
-        """The layer's statistics."""
         names = [name for name in self.seen.state if name.startswith(f"{link.flax}.") or not link.flax]
         return [name for name in names if name in self.replay.state]
 
@@ -174,7 +151,7 @@ class Forward:
     def _rerun(self, changes: dict[int, Change]) -> tuple[Seen, Trace]:
         """Forward and loss once more from the same start, without a backward pass."""
         self.reference.module.load_state_dict(self.before)
-        self.reference.steps = self.step
+        self.reference.steps = self.step - 1
         trace = Trace()
         watching = watched(self.reference.module, self.links, trace, changes)
         return self.reference.step(self.batch, watching, forward_only=True), trace
@@ -190,7 +167,7 @@ def _layers(pair: Pair) -> dict[str, Link]:
     for link in pair.links.layers:
         # A layer inside of a known one has no counterpart that could be called alone, as in attention.
         below = any(link.flax.startswith(f"{other.flax}.") for other in found.values())
-        if link.rule and not below and isinstance(link.torch, str):
+        if link.rule and not below:
             found[link.torch] = link
     return found
 

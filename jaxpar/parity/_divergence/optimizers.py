@@ -26,10 +26,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "alpha": (0.9, 0.99, 0.95),
     "rho": (0.9, 0.95),
     "betas": ((0.9, 0.999), (0.9, 0.95), (0.9, 0.99), (0.5, 0.999), (0.95, 0.999)),
-    "nesterov": (True, False),
-    "amsgrad": (True, False),
-    "maximize": (True, False),
-    "centered": (True, False),
+    **dict.fromkeys(["nesterov", "amsgrad", "maximize", "centered"], (True, False)),
     "decoupled_weight_decay": (True, False),
     "initial_accumulator_value": (0.0, 0.1),
 }

@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..._typing import PyTree
-from .._sides.torch_arrays import named_leaves, to_numpy
+from .._sides.torch_side import named_leaves, to_numpy
 
 Function = Callable[..., PyTree]
 Change = Callable[[Function, tuple, dict], PyTree]
@@ -123,10 +123,8 @@ def watched(
     with ExitStack() as stack:
         for path in paths:
             layer = module.get_submodule(path)
-            before = layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True)
-            after = layer.register_forward_hook(partial(leave, path))
-            stack.callback(before.remove)
-            stack.callback(after.remove)
+            stack.callback(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(partial(leave, path)).remove)
         stack.callback(module.register_forward_hook(finish).remove)
         stack.enter_context(ops)
         yield

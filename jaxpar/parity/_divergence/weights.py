@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from .._pair import Pair
 from .._result import Cause, Divergence
 from ..measuring import Difference
+from .catalogue.variation import orders
 from .search import EQUAL, relative_error
 
 
@@ -28,10 +28,8 @@ def divergence(pair: Pair, different: list[Difference]) -> Divergence:
 
 
 def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The ways in which elements end up in the wrong places."""
-    for axes in itertools.permutations(range(x.ndim)):
-        if axes != tuple(range(x.ndim)):
-            yield f"its axes are permuted by {axes}", x.transpose(axes)
+    for axes in orders(x.ndim):
+        yield f"its axes are permuted by {axes}", x.transpose(axes)
     for axis in range(x.ndim):
         yield f"axis {axis} is reversed", np.flip(x, axis)
         for count in (2, 3, 4):
@@ -44,9 +42,6 @@ def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 def _blocks(x: np.ndarray, axis: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
     parts = np.split(x, count, axis)
-    for order in itertools.permutations(range(count)):
-        if order != tuple(range(count)):
-            yield (
-                f"the {count} blocks of axis {axis} are taken in order {order}",
-                np.concatenate([parts[i] for i in order], axis),
-            )
+    for order in orders(count):
+        text = f"the {count} blocks of axis {axis} are taken in order {order}"
+        yield text, np.concatenate([parts[i] for i in order], axis)

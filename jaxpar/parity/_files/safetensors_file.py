@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import FileError
+from .._tensors import array_from
 
 TYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -119,8 +120,6 @@ def write(temporary: str, path: str, tensors: Mapping[str, Any], metadata: dict[
 
 
 def _given(path: str, name: str, tensor: Any) -> np.ndarray:
-    from .arrays import array_from
-
     if name == "__metadata__" or not isinstance(name, str):
         raise FileError(f"{path}: {name!r} cannot be the name of an array in a safetensors file.")
     array = array_from(path, name, tensor)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import FileError
-from .arrays import tensor_from
+from .._tensors import tensor_from
 
 
 def read(path: str) -> Any:
@@ -92,5 +92,4 @@ def _tensors(found: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _first(error: Exception) -> str:
-    """The beginning of torch's long messages."""
     return " ".join(str(error).split())[:300]

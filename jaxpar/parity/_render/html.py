@@ -47,7 +47,6 @@ def dumps(comparison: Result) -> str:
 
 
 def _view(comparison: Result) -> dict[str, Any]:
-    """What the template names."""
     rows = phrases.worst_first(comparison.rows)
     curve = comparison.curve
     scatters = plots.scatters(comparison)

@@ -21,14 +21,13 @@ def dumps(comparison: Result) -> str:
     for name, value in (facts | dict(comparison.environment)).items():
         ElementTree.SubElement(properties, "property", name=legal(str(name)), value=legal(str(value)))
     _add_rows(suite, comparison)
-    if comparison.divergence is not None:
-        _add_layers(suite, comparison)
+    for layer in comparison.divergence.layers if comparison.divergence else ():
+        _add_case(suite, "layer", phrases.layer(layer.reference), _failure(layer, comparison))
+    headline = phrases.headline(comparison)
     if comparison.curve is not None:
-        _add_case(
-            suite, "trajectory", "curve", phrases.headline(comparison) if comparison.curve.failing else ""
-        )
+        _add_case(suite, "trajectory", "curve", headline if comparison.curve.failing else "")
     if not comparison.rows:
-        _add_case(suite, "comparison", "rows", phrases.headline(comparison))
+        _add_case(suite, "comparison", "rows", headline)
     counts = {"tests": "testcase", "failures": "testcase/failure", "skipped": "testcase/skipped"}
     numbers = {key: str(len(suite.findall(path))) for key, path in counts.items()}
     numbers |= {"errors": "0", "time": f"{comparison.seconds:.3f}"}
@@ -53,15 +52,9 @@ def _add_rows(suite: ElementTree.Element, comparison: Result) -> None:
         _add_case(suite, kind, name, "\n".join(lines), rows[0].reason if silent else "")
 
 
-def _add_layers(suite: ElementTree.Element, comparison: Result) -> None:
-    assert comparison.divergence is not None
-    for layer in comparison.divergence.layers:
-        _add_case(
-            suite, "layer", phrases.layer(layer.reference), "" if layer.same else _layer(layer, comparison)
-        )
-
-
-def _layer(layer: LayerResult, comparison: Result) -> str:
+def _failure(layer: LayerResult, comparison: Result) -> str:
+    if layer.same:
+        return ""
     lines = [f"{layer.kind}: relative {phrases.short(layer.relative)}", layer.note]
     if comparison.divergence is not None and comparison.divergence.reference == layer.reference:
         lines += phrases.divergence(comparison)

@@ -31,13 +31,11 @@ def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
 
 
 def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
-    """The number of rows of each outcome."""
     found = collections.Counter(row.outcome for row in rows)
     return {each: found[each] for each in ORDER}
 
 
 def headline(comparison: Result) -> str:
-    """The verdict."""
     level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
     if not total:
         return f"Nothing was compared at the {level} level"
@@ -72,15 +70,12 @@ def divergence(comparison: Result) -> list[str]:
     d = comparison.divergence
     if d is None:
         return []
-    pair = f"{layer(d.reference)} in torch, {layer(d.candidate)} in Flax"
-    if d.reference == d.candidate:
-        pair = layer(d.reference)
-    lines = [f"First divergence: {pair} ({d.kind}).", d.where]
-    if d.causes:
-        lines += [f"Likely cause: it is {cause}." for cause in d.causes]
-    else:
-        lines.append("The catalogue of known causes has nothing that makes it equal.")
-    return lines
+    pair = layer(d.reference)
+    if d.reference != d.candidate:
+        pair = f"{pair} in torch, {layer(d.candidate)} in Flax"
+    causes = [f"Likely cause: it is {cause}." for cause in d.causes]
+    unknown = "The catalogue of known causes has nothing that makes it equal."
+    return [f"First divergence: {pair} ({d.kind}).", d.where, *(causes or [unknown])]
 
 
 def layer(path: str) -> str:
@@ -112,7 +107,6 @@ def shape(row: Judged) -> str:
 
 
 def limit(row: Judged) -> str:
-    """The bound of the row."""
     return {0.0: "exact", math.inf: "none"}.get(row.limit) or short(row.limit)
 
 

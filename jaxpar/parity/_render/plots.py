@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from .._result import Curve, Result
+from .._result import Curve, LayerResult, Result
 from ..measuring import Judged, Kind, Level, Outcome
 from . import phrases
 
@@ -44,7 +44,6 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Pixel and text of at most seven decades."""
         step = max(1, math.ceil((self.high - self.low) / 6))
         return [(self.at(10.0**i), f"1e{i}") for i in range(self.low, self.high + 1, step)]
 
@@ -73,12 +72,9 @@ class Scatter:
 
 def scatters(comparison: Result) -> list[Scatter]:
     """One plot for each kind of tensor that has samples."""
-    found = []
-    for kind in Kind:
-        rows = [row for row in comparison.rows if row.difference.kind is kind and row.difference.samples]
-        if rows:
-            found.append(_scatter(kind, rows, comparison))
-    return found
+    sampled = [row for row in comparison.rows if row.difference.samples]
+    kinds = {kind: [row for row in sampled if row.difference.kind is kind] for kind in Kind}
+    return [_scatter(kind, rows, comparison) for kind, rows in kinds.items() if rows]
 
 
 def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Result) -> Scatter:
@@ -139,13 +135,10 @@ class Bars:
 def bars(comparison: Result) -> Bars:
     """The replayed layers, or else the worst step of every tensor."""
     d = comparison.divergence
-    return _layer_bars(comparison) if d is not None and d.layers else _tensor_bars(comparison)
+    return _layer_bars(d.layers, comparison.policy.relative) if d and d.layers else _tensor_bars(comparison)
 
 
-def _layer_bars(comparison: Result) -> Bars:
-    assert comparison.divergence is not None
-    layers = comparison.divergence.layers
-    limit = comparison.policy.relative
+def _layer_bars(layers: Sequence[LayerResult], limit: float) -> Bars:
     axis = Axis.over([BAR_FLOOR, limit, *(layer.relative for layer in layers)], 0, 100)
     found = [
         Bar(
@@ -169,8 +162,7 @@ def _tensor_bars(comparison: Result) -> Bars:
     worst: dict[tuple[Kind, str], Judged] = {}
     for row in comparison.rows:
         key = row.difference.kind, row.difference.name
-        if key not in worst or row.severity > worst[key].severity:
-            worst[key] = row
+        worst[key] = max(worst.get(key, row), row, key=lambda each: each.severity)
     axis = Axis.over([1e-6, 1.0, *(row.severity for row in worst.values())], 0, 100)
     found = [
         Bar(

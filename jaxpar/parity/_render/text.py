@@ -16,12 +16,11 @@ from . import phrases
 WIDTH = 120
 """Of the text that `str` returns; a terminal has its own."""
 SHOWN = {Outcome.DIFFERENT: 20, Outcome.WORSE: 10, Outcome.SAME: 3, Outcome.NOISE: 5}
-"""Rows of each outcome; the others are counted."""
+"""Rows of each outcome, the worst first; the others are counted."""
 STYLES = {Outcome.DIFFERENT: "bold red", Outcome.WORSE: "yellow", Outcome.SAME: "green", Outcome.NOISE: "dim"}
 
 
 def plain(comparison: Result) -> str:
-    """The table without colours."""
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(table(comparison, WIDTH))
@@ -48,13 +47,8 @@ def table(comparison: Result, width: int) -> Group:
 
 
 def _shown(comparison: Result) -> list[Judged]:
-    left = dict(SHOWN)
-    shown = []
-    for row in phrases.worst_first(comparison.rows):
-        left[row.outcome] -= 1
-        if left[row.outcome] >= 0:
-            shown.append(row)
-    return shown
+    rows = phrases.worst_first(comparison.rows)
+    return [row for each, most in SHOWN.items() for row in [r for r in rows if r.outcome is each][:most]]
 
 
 def _rows(comparison: Result, width: int) -> Table:
@@ -99,14 +93,9 @@ def _cells(row: Judged) -> dict[str, Text]:
 
 
 def _collapsed(comparison: Result) -> list[str]:
-    """The rows that are not in the table, counted."""
-    shown, found = _shown(comparison), phrases.counts(comparison.rows)
-    lines = []
-    for outcome, count in found.items():
-        more = count - sum(row.outcome is outcome for row in shown)
-        if more:
-            lines.append(f"and {more:,} more {outcome.value}")
-    return lines
+    shown, found = (phrases.counts(rows) for rows in (_shown(comparison), comparison.rows))
+    more = {outcome: found[outcome] - shown[outcome] for outcome in found}
+    return [f"and {count:,} more {outcome.value}" for outcome, count in more.items() if count]
 
 
 def _reasons(comparison: Result) -> list[str]:

@@ -119,7 +119,6 @@ def _in_params(value: Any) -> Any:
 
 
 def _program_of(equation: JaxprEqn) -> Any:
-    """The Jaxpr that the equation runs, if it runs one."""
     found = (x for x in equation.params.values() if isinstance(x, (Jaxpr, ClosedJaxpr)))
     return next((getattr(program, "jaxpr", program) for program in found), None)
 

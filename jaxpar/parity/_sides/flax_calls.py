@@ -7,7 +7,6 @@ class itself would be shorter, and would change the models of every other thread
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -37,8 +36,7 @@ def watch(root: FlaxModule, handler: Handler) -> AbstractContextManager[None]:
     return _watch_nnx(root, handler) if isinstance(root, nnx.Module) else _watch_linen(handler)
 
 
-@contextmanager
-def _watch_linen(handler: Handler) -> Iterator[None]:
+def _watch_linen(handler: Handler) -> AbstractContextManager[None]:
     def interceptor(
         call: Callable[..., PyTree], args: tuple, kwargs: dict, context: linen.module.InterceptorContext
     ) -> PyTree:
@@ -46,18 +44,11 @@ def _watch_linen(handler: Handler) -> Iterator[None]:
             return call(*args, **kwargs)
         return handler(".".join(context.module.path), context.module, call, args, kwargs)
 
-    with linen.intercept_methods(interceptor):
-        yield
+    return linen.intercept_methods(interceptor)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Watch:
-    handler: Handler
-    paths: Mapping[int, str]
-    """By the layer's id: layers are compared by identity, and some have no hash."""
-
-
-_current: ContextVar[_Watch | None] = ContextVar("watch", default=None)
+_current: ContextVar[tuple[Handler, Mapping[int, str]] | None] = ContextVar("watch", default=None)
+"""The handler, and paths by the layer's id: layers are compared by identity, and some have no hash."""
 
 
 @contextmanager
@@ -65,7 +56,7 @@ def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
     layers = [(path, layer) for path, layer in nnx.iter_modules(root) if "__call__" in dir(type(layer))]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
     classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
-    token = _current.set(_Watch(handler, paths))
+    token = _current.set((handler, paths))
     try:
         for layer, layer_class in classes:
             # Past NNX's own __setattr__, to which every attribute is one of the model's.
@@ -90,15 +81,13 @@ class _Silent(nnx.Pytree):
 
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
 def _watched(layer_class: Any) -> type[nnx.Module]:
-    """The subclass whose `__call__` asks the handler."""
-
     def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
-        call, watch = super(watched, self).__call__, _current.get()
+        call = super(watched, self).__call__
+        handler, paths = _current.get() or (None, {})
         # Copies that a transformation of NNX makes on the way have the class, and no path.
-        path = None if watch is None else watch.paths.get(id(self))
-        if watch is None or path is None:
+        if handler is None or id(self) not in paths:
             return call(*args, **kwargs)
-        return watch.handler(path, self, call, args, kwargs)
+        return handler(paths[id(self)], self, call, args, kwargs)
 
     names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     members = {"__call__": __call__, **names}

@@ -141,11 +141,10 @@ class _NNXNet(FlaxNet):
             where = old.sharding if old.committed else None
             return variable.replace(jax.device_put(value.astype(old.dtype), where))
 
-        parameters, rest = (
-            nnx.from_flat_state([(path, leaf(path, x)) for path, x in nnx.to_flat_state(tree)])
-            for tree in (parameters, rest)
-        )
-        return parameters, rest
+        def filled(tree: PyTree) -> PyTree:
+            return nnx.from_flat_state([(path, leaf(path, x)) for path, x in nnx.to_flat_state(tree)])
+
+        return filled(parameters), filled(rest)
 
     def _name(self, path: tuple) -> str:
         return ".".join(map(str, path[self.prefix :]))

@@ -11,10 +11,9 @@ import numpy as np
 
 from ..._typing import PyTree
 from .._weights.tree import FlaxModule, Variables
-from .default_loss import factors
 from .flax_attention import softmax_in_float64
 from .flax_net import Arrays, cast, flax_net
-from .task import Batch, Named, Seen, Task
+from .task import Batch, Named, Seen, Task, factors
 
 
 class FlaxSide:
@@ -45,7 +44,7 @@ class FlaxSide:
 
     def _start(self) -> None:
         self.parameters, self.rest = self.net.parameters, self.net.rest
-        self.optimizer_state = self.tx.init(self.parameters) if self.tx else ()
+        self.opt_state = self.tx.init(self.parameters) if self.tx else ()
 
     def restarted(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
@@ -60,10 +59,10 @@ class FlaxSide:
         """
         inputs = self._arrays(batch.inputs)
         targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
-        before = self.parameters, self.rest, self.optimizer_state
+        before = self.parameters, self.rest, self.opt_state
         loss, outputs, (gradients, of_inputs), *after = self._step(*before, inputs, targets, masks)
         if keep:
-            self.parameters, self.rest, self.optimizer_state = after
+            self.parameters, self.rest, self.opt_state = after
         return Seen(
             outputs=_numpy(named_leaves(outputs)),
             loss={"": np.asarray(loss)} if self.task.loss else {},
@@ -84,13 +83,7 @@ class FlaxSide:
         self.parameters, self.rest = self.net.filled(self.parameters, self.rest, {**weights, **state})
 
     def _compute(
-        self,
-        parameters: PyTree,
-        rest: PyTree,
-        optimizer_state: PyTree,
-        inputs: tuple,
-        targets: PyTree,
-        masks: tuple,
+        self, parameters: PyTree, rest: PyTree, opt_state: PyTree, inputs: tuple, targets: Any, masks: tuple
     ) -> tuple:
         def objective(parameters: PyTree, floating: dict[int, jax.Array]) -> tuple:
             whole = tuple(floating.get(i, x) for i, x in enumerate(inputs))
@@ -102,10 +95,10 @@ class FlaxSide:
         gradient = jax.value_and_grad(softmax_in_float64(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
         if self.tx:
-            updates, optimizer_state = self.tx.update(gradients[0], optimizer_state, parameters)
+            updates, opt_state = self.tx.update(gradients[0], opt_state, parameters)
             # As optax.apply_updates, for trees that hold NNX variables.
             parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
-        return loss, outputs, gradients, parameters, after, optimizer_state
+        return loss, outputs, gradients, parameters, after, opt_state
 
     def _loss(self, outputs: PyTree, targets: PyTree) -> jax.Array:
         if self.task.loss:

@@ -1,14 +1,22 @@
-"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework."""
+"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework.
+
+Layout is where the channels are. torch has them at axis 1, Flax at the end; a token has none.
+
+Where the user gives no loss, it is a fixed random projection of everything the model returns. Every element
+of every output gets a factor of its own, so no error can cancel: a plain sum would hide a permutation, and
+the gradient of a mean after BatchNorm is zero.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .layout import Layout
+from ..._typing import Shape
 
 Named = dict[str, np.ndarray]
 """Arrays by name: a leaf's path, or a place in the outputs."""
@@ -20,19 +28,61 @@ Optimizer = tuple[Callable[..., Any], Any]
 """(parameters -> torch optimizer, optax transformation)."""
 
 
+Move = Callable[[np.ndarray], np.ndarray]
+
+
+def same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def to_channels_last(x: np.ndarray) -> np.ndarray:
+    """[N, C, *S] to [N, *S, C]; integers and arrays of fewer than three axes stay as they are."""
+    return np.moveaxis(x, 1, -1) if _has_channels(x) else x
+
+
+def to_channels_first(x: np.ndarray) -> np.ndarray:
+    return np.moveaxis(x, -1, 1) if _has_channels(x) else x
+
+
+def _has_channels(x: np.ndarray) -> bool:
+    return x.ndim > 2 and x.dtype.kind not in "biu"
+
+
+NAMES: dict[str, tuple[Move, Move]] = {
+    "same": (same, same),
+    "channels_last": (to_channels_last, to_channels_first),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How arrays travel: `inputs` (and targets) to Flax, `outputs` to Flax and back.
+
+    All are functions of one NumPy array that only permute its elements.
+    """
+
+    inputs: Move = same
+    outputs: Move = same
+    outputs_back: Move = same
+
+    @classmethod
+    def parse(cls, layout: str | tuple[str, str] | Layout) -> Layout:
+        """From "same", "channels_last", a pair of them for inputs and outputs, or a Layout."""
+        if isinstance(layout, Layout):
+            return layout
+        pair = (layout, layout) if isinstance(layout, str) else tuple(layout)
+        if len(pair) != 2 or not set(pair) <= set(NAMES):
+            raise ValueError(
+                f"layout is {layout!r}; it is one of {', '.join(map(repr, NAMES))}, a pair of them "
+                "(inputs, outputs), or a parity.Layout."
+            )
+        inputs, outputs = pair
+        return cls(NAMES[inputs][0], *NAMES[outputs])
+
+
 @dataclass(frozen=True)
 class Task:
-    """What is computed in a step, the same for both sides.
-
-    Args:
-      training: training or evaluation mode.
-      loss: None for a fixed random projection of the outputs.
-      optimizer: None for no update.
-      replicas: N of DataParallel; 1 for the bare modules.
-      layout: how torch's arrays are laid out for Flax.
-      torch_kwargs, flax_kwargs: for every call of the model.
-      seed: of the projection and of dropout masks.
-    """
+    """What is computed in a step, the same for both sides; `compare` explains its arguments."""
 
     training: bool = True
     loss: Loss | None = None
@@ -65,3 +115,18 @@ class Seen:
     weights: Named
     masks: tuple[np.ndarray, ...] = ()
     """Dropout's factors (0 or 1/(1-p)) in the order of the calls, in torch's layout."""
+
+
+def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
+    """The projection's float64 factors, of a size that keeps the loss near 1; the same on both sides.
+
+    Args:
+      shapes: of the floating outputs, in torch's layout.
+    """
+    # A stream of its own: inputs drawn from RandomState(seed) would be projected on themselves, and the
+    # input gradient of a norm is nothing but rounding then.
+    random = np.random.RandomState([seed % 2**32, *b"projection"])
+    return {
+        name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
+        for name, shape in shapes.items()
+    }

@@ -6,8 +6,7 @@ have drawn. What draws inside a fused kernel cannot be watched and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, TypeVar
@@ -27,8 +26,11 @@ ELEMENTWISE = {
 T = TypeVar("T")
 
 
-class _Capture(TorchFunctionMode):
-    """A mode belongs to a thread: other threads drop as ever."""
+class Capture(TorchFunctionMode):
+    """Keeps dropout's factors, 0 or 1/(1-p), in the order of the calls, while it is entered.
+
+    A mode belongs to a thread: other threads drop as ever.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,13 +108,6 @@ class _Capture(TorchFunctionMode):
                 else scores + attn_mask
             )
         return self._dropout(functional.dropout, scores.softmax(-1), dropout_p) @ value
-
-
-@contextmanager
-def capture() -> Iterator[list[torch.Tensor]]:
-    """Gives the list that dropout's factors, 0 or 1/(1-p), are put into, in the order of the calls."""
-    with _Capture() as mode:
-        yield mode.masks
 
 
 def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..measuring import kinks
-from .torch_arrays import to_numpy
+from .torch_side import to_numpy
 
 POINTS: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(["relu", "relu_", "leaky_relu", "leaky_relu_", "prelu", "abs"], (0.0,)),

@@ -10,15 +10,15 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import jax
 import numpy as np
 import torch
 
 from ..._typing import PyTree
+from .._tensors import array_of, tensor_of
 from .._weights import Links
-from .default_loss import factors
-from .task import Batch, Named, Seen, Task
-from .torch_arrays import named_leaves, to_numpy, to_tensor
-from .torch_dropout import capture
+from .task import Batch, Named, Seen, Task, factors
+from .torch_dropout import Capture
 
 
 class TorchSide:
@@ -45,7 +45,7 @@ class TorchSide:
         """
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
-        with self._wrapped() as net, seeded(self.task.seed + self.steps), capture() as masks:
+        with self._wrapped() as net, seeded(self.task.seed + self.steps), Capture() as dropout:
             inputs = [self._input(x) for x in batch.inputs]
             with observe or nullcontext():
                 outputs = net(*inputs, **self.task.torch_kwargs)
@@ -68,7 +68,7 @@ class TorchSide:
             gradients=gradients,
             state=self.state(),
             weights=self.weights(),
-            masks=tuple(to_numpy(mask) for mask in masks),
+            masks=tuple(to_numpy(mask) for mask in dropout.masks),
         )
 
     def weights(self) -> Named:
@@ -108,7 +108,9 @@ class TorchSide:
                 torch.set_num_threads(threads)
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
-        return to_tensor(x, self.torch_dtype).to(self.device)
+        """A copy, in the side's type if the array is floating."""
+        tensor = tensor_of(np.array(x, order="C"))
+        return tensor.to(self.device, self.torch_dtype if tensor.is_floating_point() else None)
 
     def _input(self, x: np.ndarray) -> torch.Tensor:
         tensor = self._tensor(x)
@@ -148,3 +150,15 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy."""
+    return array_of(tensor).copy()
+
+
+def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
+    """The tensors in a tree of outputs, by their place: "" for a lone tensor, else [0], ['logits']."""
+    # JAX walks the tree, so that outputs have the same names on both sides.
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, torch.Tensor))
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}

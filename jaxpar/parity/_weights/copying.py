@@ -39,9 +39,8 @@ def place(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str,
 
 def _sharding(old: Any) -> Any:
     """None leaves an array free to move, if JAX was free to move the old one."""
-    if isinstance(old, jax.ShapeDtypeStruct):
-        return old.sharding
-    return old.sharding if getattr(old, "committed", False) else None
+    known = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
+    return old.sharding if known else None
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:

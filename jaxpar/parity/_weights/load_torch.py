@@ -11,8 +11,7 @@ from ...errors import MatchError
 from .mapping import Entries
 from .pairing import Arrays, Links
 from .source import Source, TorchWeights, source_of
-from .tree import FlaxModule, Tree, Variables
-from .tree_of import tree_of
+from .tree import FlaxModule, Tree, Variables, tree_of
 from .unmatched import complete_links
 
 
@@ -92,7 +91,6 @@ def converted(links: Links, there: Source) -> Arrays:
 
 
 def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray:
-    """The array in the leaf's element type."""
     dtype = here.leaves[path].dtype
     if array.dtype == dtype:
         return array

@@ -50,10 +50,6 @@ class Names:
         key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
         return None if key is None else (key, self.entries[key])
 
-    def place(self, name: str) -> Place | None:
-        """What the mapping says of this very name."""
-        return self.entries.get(name)
-
     def target(self, name: str) -> tuple[str, bool]:
         """The Flax name that a bare name leads to, and whether the mapping says so."""
         found = self.entry(name)

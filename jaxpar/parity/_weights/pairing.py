@@ -138,7 +138,6 @@ class Pairing:
         return Links(tuple(layers), self.tree.leaves, tuple(self.repeats), ties, self.surplus)
 
     def left_in_torch(self) -> list[str]:
-        """Names that nothing has used."""
         # Of a tensor with several names one is enough: Flax may have it once.
         used = {other for group in self.source.tied if self.tensors & set(group) for other in group}
         return [n for n in self.source.tensors if n not in self.tensors | used | self.surplus.keys()]
@@ -217,7 +216,7 @@ def _pair_stacks(pairing: Pairing) -> None:
     names, tree = pairing.names, pairing.tree
     for bare, below in names.below.items():
         own = {inside(name, bare) or "": names.raw[name] for name in stacks.members(bare, below)}
-        place = names.place(bare)
+        place = names.entries.get(bare)
         if not isinstance(place, (tuple, list)):
             place = stacks.listed(tree, names.target(bare)[0]) if own else ()
         both = any(name.endswith("_reverse") for name in own)
@@ -238,7 +237,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         for name in names.below[bare]
         if names.raw[name] not in pairing.tensors and names.follows(name, bare)
     }
-    place, used = names.place(bare), False
+    place, used = names.entries.get(bare), False
     for part in rule.parts_of_torch(there):
         if not _kind_fits(pairing, bare, rule, part, there):
             continue
@@ -290,11 +289,10 @@ def _rearranged(place: Flattened | Transposed, part: Part) -> Part:
 
 
 def _pair_leaf(pairing: Pairing, leaf: str) -> None:
-    """One array by its full name."""
     names, tree, real = pairing.names, pairing.tree, pairing.tree.first(leaf)
     rule = tree.rule(owner(leaf))
     for bare in names.leading_to(leaf):
-        raw, place = names.raw[bare], names.place(bare)
+        raw, place = names.raw[bare], names.entries.get(bare)
         if raw not in pairing.source.tensors or raw in pairing.tensors:
             continue
         # A leaf in use may be named again only on purpose: by the mapping, or by an alias of a tied weight.

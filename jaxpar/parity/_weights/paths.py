@@ -15,7 +15,6 @@ def owner(leaf: str) -> str:
 
 
 def last(path: str) -> str:
-    """The last word of a path."""
     return path.rpartition(".")[2]
 
 

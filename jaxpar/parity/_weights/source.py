@@ -48,7 +48,6 @@ class Source(Mapping):
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     def without(self, names: Collection[str]) -> Source:
-        """The source without some of its names."""
         tensors = {name: tensor for name, tensor in self.tensors.items() if name not in names}
         groups = (tuple(name for name in group if name not in names) for group in self.tied)
         return dataclasses.replace(self, tensors=tensors, tied=tuple(group for group in groups if group))
@@ -112,14 +111,8 @@ def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Names that are the same elements of the same memory."""
     places: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
-        if is_tensor(tensor) and tensor.numel() and tensor.layout.__str__() == "torch.strided":
+        if is_tensor(tensor) and tensor.numel() and str(tensor.layout) == "torch.strided":
             # Not the pointer alone: a view of the first rows begins where the whole does.
-            place = (
-                tensor.data_ptr(),
-                tensor.dtype,
-                tuple(tensor.shape),
-                tensor.stride(),
-                str(tensor.device),
-            )
+            place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
             places.setdefault(place, []).append(name)
     return (tuple(names) for names in places.values() if len(names) > 1)

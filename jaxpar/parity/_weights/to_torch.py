@@ -18,8 +18,7 @@ from .mapping import Entries, Transposed, path_of
 from .pairing import Links, leaf_part
 from .paths import inside, join, prefixes
 from .source import Source, TorchWeights, source_of
-from .tree import FlaxModule, Tree, Variables
-from .tree_of import tree_of
+from .tree import FlaxModule, Tree, Variables, tree_of
 from .unmatched import complete_links
 
 

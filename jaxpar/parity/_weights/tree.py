@@ -1,6 +1,8 @@
 """Tree: a Flax model as layers and leaves by path, the same for NNX and Linen.
 
 Linen's collections are not part of a path, so BatchNorm's `scale` and `mean` stand side by side in both.
+An NNX module has its Variables as attributes. A Linen module knows its submodules only while it runs, so one
+abstract call is watched.
 """
 
 from __future__ import annotations
@@ -8,19 +10,55 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
-from flax import linen, nnx
+from flax import linen, nnx, traverse_util
+from flax.core import meta
+
+import jaxpar
 
 from ..._rulebook import Rule, rule_for
-from ..._typing import Shape
-from .paths import last, owner
+from ..._typing import PyTree, Shape
+from ...errors import MatchError
+from .copying import place
+from .paths import join, last, owner
 
 FlaxModule: TypeAlias = "nnx.Module | linen.Module"
 Variables: TypeAlias = Mapping[str, Any]
 """Of a Linen module: trees of arrays by collection."""
+
+PASSING_VARIABLES = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
+PASSING_COLLECTIONS = ("cache", "intermediates", "perturbations", "losses")
+"""What holds no weights: torch has nothing of the kind in a state_dict."""
+
+
+def tree_of(
+    module: FlaxModule,
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    variables: Variables | None = None,
+) -> Tree:
+    """The tree of a module; arguments as for `load_torch`.
+
+    Raises:
+      TypeError: not a Flax module, or a Linen module without inputs.
+    """
+    if isinstance(module, nnx.Module):
+        return NNXTree(module)
+    if isinstance(module, linen.Module):
+        if inputs is None:
+            raise TypeError(
+                f"{type(module).__name__} is a Linen module, which only knows its layers when it is called: "
+                "give inputs=(x,), the arguments of one call (shapes are enough: jax.ShapeDtypeStruct)."
+            )
+        return LinenTree(module, tuple(inputs), dict(kwargs or {}), variables)
+    raise TypeError(
+        f"{type(module).__module__}.{type(module).__qualname__} is no Flax module; load_torch and its like "
+        "take an nnx.Module or a flax.linen.Module first, and torch's second."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +103,8 @@ class Tree(abc.ABC):
         NNX: in place; returns the module. Linen: returns new variables.
         """
 
-    def own_shapes(self, path: str) -> dict[str, Shape]:
-        """The shapes of a layer's own leaves, by their names in it."""
-        return self._shapes.get(path, {})
-
     def rule(self, path: str) -> Rule | None:
-        """The rulebook's rule for a layer."""
-        return rule_for(self.layers.get(path), self.own_shapes(path))
+        return rule_for(self.layers.get(path), self._shapes.get(path, {}))
 
     def real_path(self, path: str) -> str:
         """The path that a mapping means, which may leave out DataParallel's `module` and the like."""
@@ -85,7 +118,166 @@ class Tree(abc.ABC):
 
     @functools.cached_property
     def _shapes(self) -> dict[str, dict[str, Shape]]:
+        """The shapes of each layer's own leaves, by their names in it."""
         found: dict[str, dict[str, Shape]] = {}
         for path, leaf in self.leaves.items():
             found.setdefault(owner(path), {})[last(path)] = leaf.shape
         return found
+
+
+class NNXTree(Tree):
+    """An NNX module; `write` fills it in place."""
+
+    def __init__(self, module: nnx.Module):
+        self.module = module
+        self.wrapped = _is_wrapper(module)
+        self.layers, self.leaves, self.aliases, self.names = {}, {}, {}, {}
+        self._variables: dict[str, nnx.Variable] = {}
+        first: dict[int, str] = {}
+        for path, name, node in _walk(module, "", "", ()):
+            self.names[path] = name
+            if not isinstance(node, nnx.Variable):
+                self.layers[path] = node
+            elif id(node) in first:
+                self.aliases[path] = first[id(node)]
+            else:
+                first[id(node)] = path
+                self._variables[path] = node
+                value = node.get_raw_value()
+                parameter = isinstance(node, nnx.Param)
+                self.leaves[path] = Leaf(tuple(value.shape), np.dtype(value.dtype), parameter)
+        self.files = {path: path for path in self.leaves}
+
+    def values(self) -> dict[str, Any]:
+        return {path: variable.get_raw_value() for path, variable in self._variables.items()}
+
+    def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module:
+        # All arrays are made before the first is stored: what fails on the way changes nothing.
+        for path, array in place(values, self.values()).items():
+            self._variables[path].set_raw_value(array)
+        return self.module
+
+
+def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
+    """Modules and Variables with their paths and their torch-like names, parents first.
+
+    Not `nnx.iter_graph`: it visits a shared node once, and here each of its places is wanted.
+    """
+    if isinstance(node, nnx.Variable):
+        if not isinstance(node, PASSING_VARIABLES) and hasattr(node.get_raw_value(), "shape"):
+            yield path, name, node
+        return
+    if any(node is parent for parent in above):
+        return  # a child that refers to its parent
+    if isinstance(node, nnx.Module):
+        yield path, name, node
+    silent = "layers" if isinstance(node, nnx.Sequential) else "module" if _is_wrapper(node) else None
+    for key, child in _children(node):
+        below = name if key == silent else join(name, key)
+        yield from _walk(child, join(path, key), below, (*above, node))
+
+
+def _is_wrapper(node: Any) -> bool:
+    return isinstance(node, (jaxpar.DataParallel, jaxpar.DistributedDataParallel))
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    if isinstance(node, (list, tuple, nnx.List)):
+        return [(str(i), child) for i, child in enumerate(node)]
+    if isinstance(node, dict):
+        return [(str(key), child) for key, child in node.items()]
+    if isinstance(node, nnx.Pytree):
+        return [(key, child) for key, child in vars(node).items() if not key.startswith("_pytree__")]
+    return []
+
+
+class LinenTree(Tree):
+    """A Linen module. Without `variables` its leaves are shapes until `write` has made them."""
+
+    def __init__(
+        self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Variables | None
+    ):
+        self.module = module
+        self.wrapped = isinstance(module, jaxpar.DataParallel)
+        self.layers, shapes = _watch(module, inputs, kwargs)
+        self.variables = shapes if variables is None else variables
+        self.leaves, self.aliases = {}, {}
+        self.names = {path: self._name(path.split(".")) for path in self.layers}
+        self._keys: dict[str, tuple[str, ...]] = {}
+        for key, value in _flat(self.variables).items():
+            collection, *words = key
+            if collection in PASSING_COLLECTIONS:
+                continue
+            path = ".".join(words)
+            if path in self._keys:
+                raise MatchError(
+                    f"{type(module).__name__}: {path} is in the collections {self._keys[path][0]} and "
+                    f"{collection}; jaxpar tells leaves apart by their path alone. Rename one of them."
+                )
+            self._keys[path] = key
+            self.names[path] = self._name(words)
+            shape = np.shape(_bare(value))
+            self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
+        self.files = {path: ".".join(key) for path, key in self._keys.items()}
+
+    def values(self) -> dict[str, Any]:
+        flat = _flat(self.variables)
+        return {path: _bare(flat[key]) for path, key in self._keys.items()}
+
+    def write(self, values: Mapping[str, np.ndarray]) -> Variables:
+        flat = _flat(self.variables)
+        for path, new in place(values, self.values()).items():
+            old = flat[self._keys[path]]
+            flat[self._keys[path]] = old.replace_boxed(new) if isinstance(old, meta.AxisMetadata) else new
+        empty = [".".join(key) for key, x in flat.items() if isinstance(_bare(x), jax.ShapeDtypeStruct)]
+        if empty:
+            raise MatchError(
+                f"{type(self.module).__name__}: {', '.join(empty)} would be left without values. Give "
+                "variables=module.init(...) as what to start from."
+            )
+        self.variables = traverse_util.unflatten_dict(flat)
+        return self.variables
+
+    def _name(self, words: list[str]) -> str:
+        """A path without the words that DataParallel and Sequential add."""
+        kept: list[str] = []
+        for i, word in enumerate(words):
+            above = self.layers.get(join(*words[:i]))
+            if isinstance(above, jaxpar.DataParallel) and word == "module":
+                continue
+            kept.append(word.removeprefix("layers_") if isinstance(above, linen.Sequential) else word)
+        return join(*kept)
+
+
+def _watch(
+    module: linen.Module, inputs: tuple, kwargs: dict[str, Any]
+) -> tuple[dict[str, FlaxModule], Variables]:
+    """The modules by path in the order of calls, and the variables' shapes. Nothing is computed."""
+    seen: dict[str, FlaxModule] = {}
+
+    def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
+        # A shared module is called several times and is one layer.
+        seen.setdefault(".".join(context.module.path), context.module)
+        return call(*args, **named)
+
+    leaves, structure = jax.tree.flatten(inputs)
+    arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+
+    def start(traced: list[jax.Array]) -> PyTree:
+        mixed = list(leaves)  # a flag among the inputs must stay a Python value
+        for i, x in zip(arrays, traced, strict=True):
+            mixed[i] = x
+        return module.init(jax.random.key(0), *jax.tree.unflatten(structure, mixed), **kwargs)
+
+    with linen.intercept_methods(note):
+        shapes = jax.eval_shape(start, [leaves[i] for i in arrays])
+    return seen, shapes
+
+
+def _flat(variables: Variables) -> dict[tuple[str, ...], Any]:
+    plain = {name: dict(tree) for name, tree in dict(variables).items()}
+    return traverse_util.flatten_dict(plain, is_leaf=lambda _, x: isinstance(x, meta.AxisMetadata))
+
+
+def _bare(value: Any) -> Any:
+    return value.unbox() if isinstance(value, meta.AxisMetadata) else value

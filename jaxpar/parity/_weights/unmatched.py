@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
+from functools import partial
 from typing import Any
 
 from ..._typing import Shape
@@ -14,8 +15,7 @@ from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
 from .source import Source, TorchWeights, source_of
 from .suggest import suggest
-from .tree import FlaxModule, Tree
-from .tree_of import tree_of
+from .tree import FlaxModule, Tree, tree_of
 
 SHOWN = 12
 """Lines of each list in an error."""
@@ -116,10 +116,11 @@ def _like(name: str, known: Iterable[str]) -> str:
     return f"; near are {', '.join(near)}" if near else ""
 
 
-def _nearest(name: str, shape: Shape, left: MappingABC[str, Shape]) -> str:
-    """A leftover of the other side that looks alike, by name or else by its sizes."""
-    sized = [other for other, its in left.items() if sorted(its) == sorted(shape)]
-    return _like(name, left) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
+def _with_nearest(names: MappingABC[str, Shape], left: MappingABC[str, Shape], name: str) -> str:
+    """A name with a leftover of the other side that looks alike, by name or else by its sizes."""
+    sized = [other for other, its in left.items() if sorted(its) == sorted(names[name])]
+    near = _like(name, left) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
+    return f"{name} {names[name]}{near}"
 
 
 def _complaint(
@@ -135,7 +136,7 @@ def _complaint(
     ):
         if names:
             lines.append(f"  {heading}")
-            lines += _listed("    ", list(names), _nearness(names, other))
+            lines += _listed("    ", list(names), partial(_with_nearest, names, other))
     entries, _ = suggest(pairing, torch, flax)
     if entries:
         shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])
@@ -150,10 +151,6 @@ def _complaint(
             "name: ignore_torch=[...], ignore_flax=[...]."
         )
     return "\n".join(lines)
-
-
-def _nearness(names: MappingABC[str, Shape], other: MappingABC[str, Shape]) -> Callable[[str], str]:
-    return lambda name: f"{name} {names[name]}{_nearest(name, names[name], other)}"
 
 
 def _listed(indent: str, names: Sequence[str], line: Callable[[str], str] = str) -> list[str]:

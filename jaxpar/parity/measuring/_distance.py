@@ -211,7 +211,6 @@ def _count_apart(found: Distance, apart: Array, chunk: _Chunk) -> None:
 
 
 def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array:
-    """The positions to compare."""
     finite = np.isfinite(a) & np.isfinite(b)
     if t is not None:
         finite &= np.isfinite(t)

@@ -39,10 +39,8 @@ class Level(enum.Enum):
         Raises:
           ValueError: there is none.
         """
-        if isinstance(level, Level):
-            return level
         try:
-            return cls(str(level).lower())
+            return cls(level if isinstance(level, Level) else str(level).lower())
         except ValueError:
             names = ", ".join(each.value for each in cls)
             raise ValueError(f"compare: level={level!r} is none of {names}.") from None
@@ -149,11 +147,11 @@ def judge(
     largest: dict[tuple[Kind, int], float] = {}
     for d in found:
         largest[d.kind, d.step] = max(largest.get((d.kind, d.step), 0.0), d.magnitude)
-    excused = dict(noise or {})
-    for name in _equal_gradients(found):
-        excused.pop(name, None)
+    equal = _equal_gradients(found)
+    excused = {name: why for name, why in (noise or {}).items() if name not in equal}
+    known = recorded or {}
     return tuple(
-        _judged(d, policy, excused.get(d.name), largest[d.kind, d.step], (recorded or {}).get(_key(d)))
+        _judged(d, policy, excused.get(d.name), largest[d.kind, d.step], known.get((d.kind, d.name, d.step)))
         for d in found
     )
 
@@ -162,10 +160,6 @@ def _equal_gradients(found: Iterable[Difference]) -> set[str]:
     """The parameters whose gradients are the same on both sides at every step, bit for bit."""
     gradients = [d for d in found if d.kind is Kind.GRADIENT]
     return {d.name for d in gradients} - {d.name for d in gradients if d.fault is not None or d.max_abs > 0}
-
-
-def _key(d: Difference) -> Key:
-    return d.kind, d.name, d.step
 
 
 def _judged(d: Difference, policy: Policy, why: str | None, largest: float, recorded: float | None) -> Judged:

@@ -155,7 +155,6 @@ def _missing(name: str, candidate: Arrays, reference: Arrays, oracle: Arrays | N
 def _fault(
     kind: Kind, c: Array | None, r: Array | None, o: Array | None, left_out: Array | None
 ) -> str | None:
-    """Why these cannot be compared."""
     if c is None or r is None:
         return _nothing_against_something(kind, c, r)
     kinds = [category(x.dtype) for x in (c, r)]

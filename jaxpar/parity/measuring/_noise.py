@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._distance import CHUNK, category, distance, flat
+from ._distance import category, distance
 
 NOISE = 0.1
 """The relative error of float32 above which a gradient is noise: not one digit is right."""
@@ -81,16 +81,10 @@ def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float =
 
     Rounding may put such an element on the other side, and its gradient with it.
     """
-    x = np.asarray(array)
-    elements, count = flat(x), 0
-    for start in range(0, x.size, CHUNK):
-        with np.errstate(invalid="ignore"):  # NaN of a bfloat16
-            piece = elements[start : start + CHUNK].astype(np.float64)
-        near = np.zeros(piece.shape, bool)
-        for point in points:
-            near |= np.abs(piece - point) <= width
-        count += int(near.sum())
-    return count
+    with np.errstate(invalid="ignore"):  # NaN of a bfloat16
+        x = np.asarray(array).astype(np.float64, copy=False)
+    near = [np.abs(x - point) <= width for point in points]
+    return int(np.logical_or.reduce(near).sum()) if near else 0
 
 
 def _is_there(gradient: npt.ArrayLike | None) -> bool:

@@ -16,6 +16,7 @@ from .variation import (
     Variation,
     acting_as,
     afterwards,
+    applying,
     arguments,
     arguments_of,
     calling,
@@ -113,17 +114,17 @@ def activation(op: Op) -> Iterator[Variation]:
     if op.name == "gelu":  # Flax's default is the approximation, torch's is not
         right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
     for name, other in ACTIVATIONS.items():
-        yield Variation(f"{right} (it acts as {name})", partial(_of_the_input, other))
+        yield applying(f"{right} (it acts as {name})", partial(_of_the_input, other))
 
 
-def _of_the_input(other: Function, function: Function, args: tuple, kwargs: Given) -> PyTree:
-    return other(args[0] if args else kwargs["input"])
+def _of_the_input(other: Function, input: torch.Tensor, *args: object, **kwargs: object) -> PyTree:
+    return other(input)
 
 
 def identity(op: Op) -> Iterator[Variation]:
     """The call is left out."""
     if op.args and isinstance(op.args[0], torch.Tensor):
-        yield Variation(f"{op.name} is done (it is left out)", lambda function, args, kwargs: args[0])
+        yield applying(f"{op.name} is done (it is left out)", lambda x, *args, **kwargs: x)
 
 
 def softmax(op: Op) -> Iterator[Variation]:

@@ -67,7 +67,6 @@ def _transposed(given: Given) -> Iterator[Variation]:
 
 
 def _each(value: int | str | Sequence[int], n: int) -> tuple:
-    """One value for each of n axes."""
     return (value,) * n if isinstance(value, int | str) else tuple(value) * (n // len(value))
 
 

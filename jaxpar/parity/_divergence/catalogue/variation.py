@@ -111,7 +111,7 @@ def acting_as(
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
-    """All wrong orders of so many blocks, such as query, key and value, or gates."""
+    """All wrong orders of so many blocks or axes, such as query, key and value, or gates."""
     right = tuple(range(count))
     return (order for order in itertools.permutations(right) if order != right)
 
