@@ -65,11 +65,10 @@ class EmbeddingBag(nnx.Module):
 
     Args:
       num_embeddings, embedding_dim: the table's shape.
-      max_norm, norm_type, scale_grad_by_freq, sparse: as in `Embedding`.
+      max_norm, norm_type, scale_grad_by_freq, sparse, dtype, param_dtype, rngs: as in `Embedding`.
       mode: "sum", "mean" or "max".
       include_last_offset: whether the last of `offsets` is the end of the last bag.
       padding_idx: an index that counts for no bag; its row starts as zeros.
-      dtype, param_dtype, rngs: as in `Embedding`.
 
     Called with `(x, offsets=None, per_sample_weights=None)`; the shapes are those of
     `functional.embedding_bag`, which it calls.

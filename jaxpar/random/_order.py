@@ -14,11 +14,7 @@ from ._generator import Generator
 
 
 def sampler_order(
-    n: int,
-    generator: int | Generator,
-    *,
-    replacement: bool = False,
-    num_samples: int | None = None,
+    n: int, generator: int | Generator, *, replacement: bool = False, num_samples: int | None = None
 ) -> np.ndarray:
     """[num_samples]: the rows that `RandomSampler` yields in one epoch.
 
