@@ -148,6 +148,7 @@ class LSTM(_Stack):
         return self._run(functional.lstm, input, hx, lengths)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class GRU(_Stack):
     """A stack of GRUs: arguments, shapes and names as for `LSTM`, without projection, with one state.
 
