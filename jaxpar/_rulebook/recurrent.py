@@ -109,14 +109,13 @@ def lstm_by_gates(f: str) -> Rule:
     )
 
 
-LSTM = Rule(
-    "LSTMCell",
-    (kernel("weight_ih", "dense_i.kernel"), kernel("weight_hh", "dense_h.kernel"), merged("dense_h.bias")),
-)
-GRU = Rule(
-    "GRUCell",
-    (kernel("weight_ih", "dense_i.kernel"), kernel("weight_hh", "dense_h.kernel"), _bias_without_hn()),
-)
+def dense(kind: str, i: str, h: str, bias: Part) -> Rule:
+    """A cell with one Dense for all gates of the input and one for those of the state."""
+    return Rule(kind, (kernel("weight_ih", f"{i}.kernel"), kernel("weight_hh", f"{h}.kernel"), bias))
+
+
+LSTM = dense("LSTMCell", "dense_i", "dense_h", merged("dense_h.bias"))
+GRU = dense("GRUCell", "dense_i", "dense_h", _bias_without_hn())
 LINEN_GRU = Rule(
     "GRUCell",
     (
@@ -132,10 +131,7 @@ def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
     if getattr(layer, "residual", False):
         return None
     i, h = ("dense_i", "dense_h") if hasattr(layer, "dense_i") else ("i", "h")
-    return Rule(
-        "RNNCell",
-        (kernel("weight_ih", f"{i}.kernel"), kernel("weight_hh", f"{h}.kernel"), merged(f"{i}.bias")),
-    )
+    return dense("RNNCell", i, h, merged(f"{i}.bias"))
 
 
 def _own(kind: str, end: str = "") -> Rule:

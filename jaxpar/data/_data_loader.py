@@ -19,7 +19,7 @@ from ._collate import default_collate, default_convert
 from ._distributed_sampler import DistributedSampler
 from ._epoch import Epoch, Position, ReadAhead, worker_source
 from ._fetch import END, ArrayFetcher, Dataset, fetcher, is_stream
-from ._generators import check_generator, default_generator, generator_from_text, generator_to_text
+from ._generators import generator_from_text, generator_to_text, source
 from ._samplers import BatchSampler, RandomSampler, SequentialSampler
 from ._workers import Workers
 
@@ -93,10 +93,7 @@ class DataLoader:
         _check_context(multiprocessing_context, num_workers)
         stream = is_stream(dataset)
         _check_exclusive(stream, batch_size, shuffle, sampler, batch_sampler, drop_last)
-        self.generator = check_generator(generator, "DataLoader")
-        if generator is not None and seed is not None:
-            raise ValueError("DataLoader: give either generator or seed (torch's default one), not both.")
-        self._draws = default_generator(seed, "DataLoader") if self.generator is None else self.generator
+        self.generator, self._draws = generator, source(generator, seed, "DataLoader")
         if sampler is None:
             if stream:
                 sampler = _InfiniteSampler()

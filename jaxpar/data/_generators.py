@@ -13,22 +13,17 @@ import numpy as np
 from ..random import Generator
 
 
-def check_generator(generator: object, function: str) -> Generator | None:
-    """The generator given by the user, or None.
-
-    Raises:
-      TypeError: it is not a `jaxpar.random.Generator`.
-    """
-    if generator is None or isinstance(generator, Generator):
+def source(generator: Generator | None, seed: int | Generator | None, function: str) -> Generator:
+    """The generator given; in place of torch's default one that of `seed`, or one seeded by the system."""
+    if generator is not None:
+        if not isinstance(generator, Generator):
+            raise TypeError(
+                f"{function}: generator must be a jaxpar.random.Generator, not {type(generator).__name__}. "
+                "For a torch generator g: jaxpar.random.Generator(0).set_state(g.get_state().numpy())."
+            )
+        if seed is not None:
+            raise ValueError(f"{function}: give either generator or seed (torch's default one), not both.")
         return generator
-    raise TypeError(
-        f"{function}: generator must be a jaxpar.random.Generator, not {type(generator).__name__}. For a "
-        "torch generator g: jaxpar.random.Generator(0).set_state(g.get_state().numpy())."
-    )
-
-
-def default_generator(seed: int | Generator | None, function: str) -> Generator:
-    """In place of torch's default generator: one with this seed, this one, or one seeded by the system."""
     if seed is None:
         generator = Generator()
         generator.seed()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..random import Generator
-from ._generators import check_generator, default_generator, generator_from_text, generator_to_text
+from ._generators import generator_from_text, generator_to_text, source
 
 
 class SequentialSampler:
@@ -43,21 +43,13 @@ class SequentialSampler:
 class GeneratorSampler:
     """What samplers that draw have in common: a generator, whose state is theirs."""
 
-    generator: Generator | None
-    _default: Generator | None
-
     def _set_generator(self, generator: Generator | None, seed: int | Generator | None) -> None:
-        name = type(self).__name__
-        self.generator = check_generator(generator, name)
-        if generator is not None and seed is not None:
-            raise ValueError(f"{name}: give either generator or seed (torch's default one), not both.")
-        self._default = default_generator(seed, name) if generator is None else None
+        self._first = source(generator, seed, type(self).__name__)
+        self.generator = generator
 
     @property
     def _source(self) -> Generator:
-        source = self._default if self.generator is None else self.generator
-        assert source is not None
-        return source
+        return self._first if self.generator is None else self.generator
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state; JSON can store it."""

@@ -26,8 +26,7 @@ class Conv(nnx.Module):
     """Convolution over one, two, three or more axes, as many as `kernel_size` has numbers.
 
     Args:
-      in_channels: I.
-      out_channels: O.
+      in_channels, out_channels: I and O.
       kernel_size: k, one number for each spatial axis; an int for one axis, so torch's
         `Conv2d(I, O, 3)` is `Conv(I, O, (3, 3))`.
       stride: one number for all spatial axes, or one for each; so are `padding` and `dilation`.
@@ -92,19 +91,13 @@ class ConvTranspose(nnx.Module):
     """The transpose of a convolution, over as many axes as `kernel_size` has numbers.
 
     Args:
-      in_channels: I.
-      out_channels: O.
-      kernel_size: k, one number for each spatial axis; an int for one axis.
+      in_channels, out_channels: I and O.
+      kernel_size, groups, bias, dilation, dtype, param_dtype: as in `Conv`.
       stride: the distance between the input's elements in the output; one number for all spatial
         axes, or one for each, as are `padding`, `output_padding` and `dilation`.
       padding: elements cut off at both ends of the output.
       output_padding: elements added at its end, fewer than stride or dilation.
-      groups: of channels; each sees the input channels of its own group.
-      bias: whether there is a `bias`, [O].
-      dilation: the distance between the kernel's elements.
       padding_mode: "zeros", as in torch.
-      dtype: of the computation; the common type of input and parameters if left out.
-      param_dtype: of the parameters.
       rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(O / groups * k).
 
     Input and output: [N, *S, I] to [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) +

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +14,7 @@ from . import functional
 from ._checks import check_embedding, check_embedding_bag
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Embedding(nnx.Module):
     """Rows of a table: integers [...] to [..., embedding_dim].
 
@@ -35,43 +38,37 @@ class Embedding(nnx.Module):
     is `functional.embedding`.
     """
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        check_embedding("Embedding", num_embeddings, padding_idx, sparse)
-        self.embedding = _table(num_embeddings, embedding_dim, padding_idx, param_dtype, rngs)
-        self.padding_idx = padding_idx
-        self.max_norm = max_norm
-        self.norm_type = norm_type
-        self.scale_grad_by_freq = scale_grad_by_freq
-        self.dtype = dtype
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None = None
+    max_norm: float | None = None
+    norm_type: float = 2.0
+    scale_grad_by_freq: bool = False
+    sparse: bool = False
+    _: dataclasses.KW_ONLY
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        check_embedding("Embedding", self.num_embeddings, self.padding_idx, self.sparse)
+        self.embedding = _table(self, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         table = _renormalized(self, x)
         return functional.embedding(x, table, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class EmbeddingBag(nnx.Module):
     """The sum, mean or maximum of a table's rows, for each bag of integers.
 
     Args:
       num_embeddings, embedding_dim: the table's shape.
-      max_norm, norm_type, scale_grad_by_freq, sparse: as in `Embedding`.
+      max_norm, norm_type, scale_grad_by_freq, sparse, dtype, param_dtype, rngs: as in `Embedding`.
       mode: "sum", "mean" or "max".
       include_last_offset: whether the last of `offsets` is the end of the last bag.
       padding_idx: an index that counts for no bag; its row starts as zeros.
-      dtype, param_dtype, rngs: as in `Embedding`.
 
     Called with `(x, offsets=None, per_sample_weights=None)`; the shapes are those of
     `functional.embedding_bag`, which it calls.
@@ -83,37 +80,28 @@ class EmbeddingBag(nnx.Module):
     torch counterpart: `torch.nn.EmbeddingBag`; `weight` is `embedding`, of the same shape.
     """
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        sparse: bool = False,
-        include_last_offset: bool = False,
-        padding_idx: int | None = None,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        check_embedding_bag(num_embeddings, mode, scale_grad_by_freq, sparse, padding_idx)
-        self.embedding = _table(num_embeddings, embedding_dim, padding_idx, param_dtype, rngs)
-        self.max_norm = max_norm
-        self.norm_type = norm_type
-        self.scale_grad_by_freq = scale_grad_by_freq
-        self.mode = mode
-        self.include_last_offset = include_last_offset
-        self.padding_idx = padding_idx
-        self.dtype = dtype
+    num_embeddings: int
+    embedding_dim: int
+    max_norm: float | None = None
+    norm_type: float = 2.0
+    scale_grad_by_freq: bool = False
+    mode: str = "mean"
+    sparse: bool = False
+    include_last_offset: bool = False
+    padding_idx: int | None = None
+    _: dataclasses.KW_ONLY
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        check_embedding_bag(
+            self.num_embeddings, self.mode, self.scale_grad_by_freq, self.sparse, self.padding_idx
+        )
+        self.embedding = _table(self, rngs)
 
     def __call__(
-        self,
-        x: jax.Array,
-        offsets: jax.Array | None = None,
-        per_sample_weights: jax.Array | None = None,
+        self, x: jax.Array, offsets: jax.Array | None = None, per_sample_weights: jax.Array | None = None
     ) -> jax.Array:
         return functional.embedding_bag(
             x,
@@ -127,11 +115,10 @@ class EmbeddingBag(nnx.Module):
         )
 
 
-def _table(
-    num_embeddings: int, embedding_dim: int, padding_idx: int | None, dtype: DTypeLike, rngs: nnx.Rngs
-) -> nnx.Param:
-    table = jax.random.normal(rngs.params(), (num_embeddings, embedding_dim), dtype)
-    return nnx.Param(table if padding_idx is None else table.at[padding_idx].set(0))
+def _table(layer: Embedding | EmbeddingBag, rngs: nnx.Rngs) -> nnx.Param:
+    shape = (layer.num_embeddings, layer.embedding_dim)
+    table = jax.random.normal(rngs.params(), shape, layer.param_dtype)
+    return nnx.Param(table if layer.padding_idx is None else table.at[layer.padding_idx].set(0))
 
 
 def _renormalized(layer: Embedding | EmbeddingBag, x: jax.Array) -> jax.Array:

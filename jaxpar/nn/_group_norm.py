@@ -23,12 +23,7 @@ class GroupNorm(nnx.Module):
     Args:
       num_groups: of channels; it divides num_channels.
       num_channels: C.
-      eps: added to the variance under the root.
-      affine: whether there are `scale` and `bias`, both [C].
-      bias: whether there is a `bias` where there is a `scale`.
-      dtype: of the output; the input's if left out, as in torch.
-      param_dtype: of the parameters.
-      rngs: unused; taken because Flax's layers take it.
+      eps, affine, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
 
     Input and output: [N, ..., C].
 
@@ -70,15 +65,10 @@ class InstanceNorm(nnx.Module):
 
     Args:
       num_features: C.
-      eps: added to the variance under the root.
       momentum: the fraction of a running value that one batch replaces; None for nothing, as in torch.
-      affine: whether there are `scale` and `bias`, both [C].
       track_running_stats: whether there are running statistics `mean` and `var`, both [C]. They are
         used in evaluation; without them every call normalises with its own statistics.
-      bias: whether there is a `bias` where there is a `scale`.
-      dtype: of the output; the input's if left out, as in torch.
-      param_dtype: of parameters and statistics.
-      rngs: unused; taken because Flax's layers take it.
+      eps, affine, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
 
     Input and output: [N, ..., C]; for a single row, which torch takes as well, `layer(x[None])[0]`.
     `use_running_average` is False in training and True after `module.eval()`.

@@ -23,12 +23,8 @@ class LayerNorm(nnx.Module):
 
     Args:
       normalized_shape: the lengths of the last axes; an int for one axis.
-      eps: added to the variance under the root.
       elementwise_affine: whether there are `scale` and `bias`, both [*normalized_shape].
-      bias: whether there is a `bias` where there is a `scale`.
-      dtype: of the output; the input's if left out, as in torch.
-      param_dtype: of the parameters.
-      rngs: unused; taken because Flax's layers take it.
+      eps, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
 
     Input and output: [..., *normalized_shape].
 
@@ -67,18 +63,13 @@ class RMSNorm(nnx.Module):
     """Divides each row by the root of the mean of its squares over its last axes.
 
     Args:
-      normalized_shape: the lengths of the last axes; an int for one axis.
+      normalized_shape: as in `LayerNorm`.
       eps: added to the mean under the root; if None, the machine epsilon, of float64 for float64 inputs
         and of float32 for all others.
       elementwise_affine: whether there is `scale`, [*normalized_shape].
-      dtype: of the output; the input's if left out, as in torch.
-      param_dtype: of the parameter.
-      rngs: unused; taken because Flax's layers take it.
+      dtype, param_dtype, rngs: as in `BatchNorm`.
 
-    Input and output: [..., *normalized_shape].
-
-    Raises:
-      RuntimeError: at construction, for no axis; when called, for another shape.
+    Shapes and errors are those of `LayerNorm`.
 
     torch counterpart: `torch.nn.RMSNorm`; `weight` is `scale`. Source:
     torch/nn/modules/normalization.py.

@@ -6,6 +6,8 @@ not return its weights, and gives a query without keys the mean of all values.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -21,6 +23,7 @@ _OWN_PARAMETERS = (
 )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MultiheadAttention(nnx.Module):
     """Attention with several heads. E `embed_dim`, H `num_heads`.
 
@@ -52,53 +55,46 @@ class MultiheadAttention(nnx.Module):
     torch counterpart: `torch.nn.MultiheadAttention`. Source: torch/nn/modules/activation.py.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        _check(embed_dim, num_heads, dropout)
-        E = embed_dim
-        self.embed_dim = E
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.add_zero_attn = add_zero_attn
-        self.kdim = E if kdim is None else kdim
-        self.vdim = E if vdim is None else vdim
-        self.batch_first = batch_first
-        self.dtype = dtype
+    embed_dim: int
+    num_heads: int
+    dropout: float = 0.0
+    bias: bool = True
+    add_bias_kv: bool = False
+    add_zero_attn: bool = False
+    kdim: int | None = None
+    vdim: int | None = None
+    batch_first: bool = False
+    _: dataclasses.KW_ONLY
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        E = self.embed_dim
+        _check(E, self.num_heads, self.dropout)
+        self.kdim = kdim = E if self.kdim is None else self.kdim
+        self.vdim = vdim = E if self.vdim is None else self.vdim
         self.deterministic = False
         # Forked only if it is used, as a model without dropout may come without such a stream.
-        self.rngs = rngs.dropout.fork() if dropout else nnx.data(None)
+        self.rngs = rngs.dropout.fork() if self.dropout else nnx.data(None)
 
         def weight(*shape: int) -> nnx.Param:
-            return nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), shape, param_dtype))
+            return nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), shape, self.param_dtype))
 
         def row() -> nnx.Param:  # torch's xavier_normal_ takes E for both fans of [1, 1, E]
-            return nnx.Param(jax.random.normal(rngs.params(), (1, 1, E), param_dtype) * E**-0.5)
+            return nnx.Param(jax.random.normal(rngs.params(), (1, 1, E), self.param_dtype) * E**-0.5)
 
         # As in torch the packed matrix has a fan-out of 3 E, so its weights start smaller than separate ones.
-        separate = self.kdim != E or self.vdim != E
+        separate = kdim != E or vdim != E
         self.in_proj_weight = optional(not separate, lambda: weight(E, 3 * E))
         self.q_proj_weight = optional(separate, lambda: weight(E, E))
-        self.k_proj_weight = optional(separate, lambda: weight(self.kdim, E))
-        self.v_proj_weight = optional(separate, lambda: weight(self.vdim, E))
-        self.in_proj_bias = constant(bias, 0, (3 * E,), param_dtype)
-        self.out_proj = linear(E, E, bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-        if bias:  # torch draws it, as of any Linear, and then overwrites it
-            self.out_proj.bias.set_value(jnp.zeros(E, param_dtype))
-        self.bias_k, self.bias_v = optional(add_bias_kv, row), optional(add_bias_kv, row)
+        self.k_proj_weight = optional(separate, lambda: weight(kdim, E))
+        self.v_proj_weight = optional(separate, lambda: weight(vdim, E))
+        self.in_proj_bias = constant(self.bias, 0, (3 * E,), self.param_dtype)
+        self.out_proj = linear(E, E, self.bias, dtype=self.dtype, param_dtype=self.param_dtype, rngs=rngs)
+        if self.bias:  # torch draws it, as of any Linear, and then overwrites it
+            self.out_proj.bias.set_value(jnp.zeros(E, self.param_dtype))
+        self.bias_k, self.bias_v = optional(self.add_bias_kv, row), optional(self.add_bias_kv, row)
 
     def __call__(
         self,

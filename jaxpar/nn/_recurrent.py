@@ -11,10 +11,11 @@ torch's transposed.
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,48 +27,68 @@ from ._gates import Lengths, weight_names
 from ._variable import arrays, cast, optional, uniform
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Stack(nnx.Module):
     """What RNN, LSTM and GRU have in common."""
 
-    num_gates: int  # of the class, since the weights are shaped by it
+    num_gates: ClassVar[int]  # of the class, since the weights are shaped by it
+    proj_size = 0  # torch knows projections for the LSTM alone
 
-    def _create(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        proj_size: int,
-        dtype: DTypeLike | None,
-        param_dtype: DTypeLike,
-        rngs: nnx.Rngs,
-    ) -> None:
-        _check_options(input_size, hidden_size, num_layers, bias, batch_first, dropout, proj_size)
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.dropout = float(dropout)
-        self.bidirectional = bidirectional
-        self.proj_size = proj_size
-        self.dtype = dtype
+    input_size: int
+    hidden_size: int
+    num_layers: int = 1
+    bias: bool = True
+    batch_first: bool = False
+    dropout: float = 0.0
+    bidirectional: bool = False
+    _: dataclasses.KW_ONLY
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        self._check_options()
+        self.dropout = float(self.dropout)
         self.deterministic = False  # module.train() and module.eval() set it
         # Forked only if it is used, as a model without dropout may come without such a stream.
-        self.rngs = rngs.dropout.fork() if dropout else nnx.data(None)
-        P, D, G = proj_size or hidden_size, 1 + bidirectional, self.num_gates * hidden_size
+        self.rngs = rngs.dropout.fork() if self.dropout else nnx.data(None)
+        inputs, H = self.input_size, self.hidden_size
+        P, D, G = self.proj_size or H, 1 + self.bidirectional, self.num_gates * H
         for number, names in enumerate(self._weight_names()):
             # The first D rows of weights read the input, the others the outputs of the layer below.
             shapes = {
-                "weight_ih": (input_size if number < D else P * D, G),
+                "weight_ih": (inputs if number < D else P * D, G),
                 "weight_hh": (P, G),
-                "weight_hr": (hidden_size, P),
+                "weight_hr": (H, P),
             }
             for name in names:  # biases have no entry: all of them are [G]
-                setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), hidden_size, param_dtype))
+                setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), H, self.param_dtype))
+
+    def _check_options(self) -> None:
+        """torch's checks, in torch's order and words."""
+        dropout, num_layers, proj_size = self.dropout, self.num_layers, self.proj_size
+        # To Python a bool is a number; torch excludes it by hand.
+        if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
+            raise ValueError(
+                "dropout should be a number in range [0, 1] representing the probability of an element being "
+                "zeroed"
+            )
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
+                f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
+                # This, __post_init__, __init__ (two of RNN), above them three frames of Flax, the caller.
+                stacklevel=8 if isinstance(self, RNN) else 7,
+            )
+        for name in ("bias", "batch_first"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} should be of type bool, got: {type(getattr(self, name)).__name__}")
+        _check_positive(self, "input_size", "hidden_size", "num_layers")
+        # A projection to the width itself would be a matrix product for nothing; torch refuses it, too.
+        if proj_size < 0:
+            raise ValueError("proj_size should be a positive integer or zero to disable projections")
+        if proj_size >= self.hidden_size:
+            raise ValueError("proj_size has to be smaller than hidden_size")
 
     def _weight_names(self) -> list[list[str]]:
         return weight_names(self.num_layers, self.bidirectional, self.bias, self.proj_size > 0)
@@ -89,6 +110,7 @@ class _Stack(nnx.Module):
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LSTM(_Stack):
     """A stack of LSTMs. L layers, D directions, I `input_size`, H `hidden_size`, P `proj_size` or H.
 
@@ -118,24 +140,7 @@ class LSTM(_Stack):
     """
 
     num_gates = 4
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size)
-        self._create(*shape, dtype, param_dtype, rngs)
+    proj_size: int = 0
 
     def __call__(
         self, input: jax.Array, hx: tuple[jax.Array, jax.Array] | None = None, *, lengths: Lengths = None
@@ -143,6 +148,7 @@ class LSTM(_Stack):
         return self._run(functional.lstm, input, hx, lengths)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class GRU(_Stack):
     """A stack of GRUs: arguments, shapes and names as for `LSTM`, without projection, with one state.
 
@@ -153,24 +159,6 @@ class GRU(_Stack):
     """
 
     num_gates = 3
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        # torch knows projections for the LSTM alone: the last number is proj_size.
-        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0)
-        self._create(*shape, dtype, param_dtype, rngs)
 
     def __call__(
         self, input: jax.Array, hx: jax.Array | None = None, *, lengths: Lengths = None
@@ -204,8 +192,10 @@ class RNN(_Stack):
         rngs: nnx.Rngs,
     ):
         _check_nonlinearity(nonlinearity)
-        shape = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0)
-        self._create(*shape, dtype, param_dtype, rngs)
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options
+        )
         self.nonlinearity = nonlinearity
 
     def __call__(
@@ -215,32 +205,32 @@ class RNN(_Stack):
         return self._run(function, input, hx, lengths)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Cell(nnx.Module):
     """What RNNCell, LSTMCell and GRUCell have in common."""
 
-    num_gates: int
+    num_gates: ClassVar[int]
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        _check_positive(input_size=input_size, hidden_size=hidden_size)
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.bias = bias
-        self.dtype = dtype
-        G = self.num_gates * hidden_size
-        # The bound is 1 / sqrt(H) for all four, also for the weights of the input.
-        self.weight_ih = uniform(rngs, (input_size, G), hidden_size, param_dtype)
-        self.weight_hh = uniform(rngs, (hidden_size, G), hidden_size, param_dtype)
-        self.bias_ih = optional(bias, lambda: uniform(rngs, (G,), hidden_size, param_dtype))
-        self.bias_hh = optional(bias, lambda: uniform(rngs, (G,), hidden_size, param_dtype))
+    input_size: int
+    hidden_size: int
+    bias: bool = True
+    _: dataclasses.KW_ONLY
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        _check_positive(self, "input_size", "hidden_size")
+        H, G = self.hidden_size, self.num_gates * self.hidden_size
+
+        def weight(
+            *shape: int,
+        ) -> nnx.Param:  # the bound is 1 / sqrt(H) for all, also for the weights of the input
+            return uniform(rngs, shape, H, self.param_dtype)
+
+        self.weight_ih, self.weight_hh = weight(self.input_size, G), weight(H, G)
+        self.bias_ih = optional(self.bias, lambda: weight(G))
+        self.bias_hh = optional(self.bias, lambda: weight(G))
 
     def _step(self, function: Callable[..., Any], input: jax.Array, hx: Any) -> Any:
         params = arrays(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
@@ -279,6 +269,7 @@ class GRUCell(_Cell):
         return self._step(functional.gru_cell, input, hx)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class RNNCell(_Cell):
     """One step of an Elman RNN: `(input, h or None)` to the next h, as `functional.rnn_tanh_cell`.
 
@@ -289,59 +280,15 @@ class RNNCell(_Cell):
     """
 
     num_gates = 1
+    nonlinearity: str = "tanh"
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        nonlinearity: str = "tanh",
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        _check_nonlinearity(nonlinearity)
-        super().__init__(input_size, hidden_size, bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-        self.nonlinearity = nonlinearity
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        _check_nonlinearity(self.nonlinearity)
+        super().__post_init__(rngs)
 
     def __call__(self, input: jax.Array, hx: jax.Array | None = None) -> jax.Array:
         function = functional.rnn_tanh_cell if self.nonlinearity == "tanh" else functional.rnn_relu_cell
         return self._step(function, input, hx)
-
-
-def _check_options(
-    input_size: int,
-    hidden_size: int,
-    num_layers: int,
-    bias: bool,
-    batch_first: bool,
-    dropout: float,
-    proj_size: int,
-) -> None:
-    """torch's checks, in torch's order and words."""
-    # To Python a bool is a number; torch excludes it by hand.
-    if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
-        raise ValueError(
-            "dropout should be a number in range [0, 1] representing the probability of an element being "
-            "zeroed"
-        )
-    if dropout > 0 and num_layers == 1:
-        warnings.warn(
-            "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
-            f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-            # This, _create and __init__, above them three frames of Flax, then the caller.
-            stacklevel=7,
-        )
-    for name, value in {"bias": bias, "batch_first": batch_first}.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} should be of type bool, got: {type(value).__name__}")
-    _check_positive(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
-    # A projection to the width itself would be a matrix product for nothing; torch refuses it, too.
-    if proj_size < 0:
-        raise ValueError("proj_size should be a positive integer or zero to disable projections")
-    if proj_size >= hidden_size:
-        raise ValueError("proj_size has to be smaller than hidden_size")
 
 
 def _check_nonlinearity(nonlinearity: str) -> None:
@@ -349,8 +296,9 @@ def _check_nonlinearity(nonlinearity: str) -> None:
         raise ValueError(f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'.")
 
 
-def _check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
+def _check_positive(layer: nnx.Module, *names: str) -> None:
+    for name in names:
+        size = getattr(layer, name)
         if not isinstance(size, int):
             raise TypeError(f"{name} should be of type int, got: {type(size).__name__}")
         if size <= 0:

@@ -126,7 +126,7 @@ class Fold(nnx.Module):
       kernel_size, dilation, padding, stride: as given to `Unfold`.
 
     Raises:
-      ValueError: at construction, for a number below 1 (0 for padding).
+      ValueError: as `Unfold`.
 
     torch counterpart: `torch.nn.Fold`. The function is `functional.fold`.
     """

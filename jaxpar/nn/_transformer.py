@@ -216,20 +216,11 @@ class TransformerDecoder(nnx.Module):
         self.norm = nnx.data(norm)
 
     def __call__(
-        self,
-        tgt: jax.Array,
-        memory: jax.Array,
-        tgt_mask: Mask = None,
-        memory_mask: Mask = None,
-        tgt_key_padding_mask: Mask = None,
-        memory_key_padding_mask: Mask = None,
-        tgt_is_causal: bool = False,
-        memory_is_causal: bool = False,
+        self, tgt: jax.Array, memory: jax.Array, *masks: Mask | bool, **named: Mask | bool
     ) -> jax.Array:
-        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
         x = tgt
         for layer in self.layers:
-            x = layer(x, memory, *masks, tgt_is_causal, memory_is_causal)
+            x = layer(x, memory, *masks, **named)
         return x if self.norm is None else self.norm(x)
 
 

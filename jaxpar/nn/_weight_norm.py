@@ -8,6 +8,7 @@ order of updates. Here the layer keeps its kernel, and a copy of it is called wi
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ FIRST_ITERATIONS = 15
 """How often torch improves the random vectors at construction."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class WeightNorm(nnx.Module):
     """A layer whose kernel has its length and its direction as separate parameters.
 
@@ -39,19 +41,21 @@ class WeightNorm(nnx.Module):
     `original1` is `layer.kernel`. The function is `functional.weight_norm`.
     """
 
-    def __init__(self, layer: nnx.Module, name: str = "kernel", dim: int | None = -1):
-        kernel = _parameter("WeightNorm", layer, name, dim)
-        others = tuple(a for a in range(kernel.ndim) if dim is None or a != dim % kernel.ndim)
+    layer: nnx.Module
+    name: str = "kernel"
+    dim: int | None = -1
+
+    def __post_init__(self) -> None:
+        kernel = _parameter("WeightNorm", self.layer, self.name, self.dim)
+        others = tuple(a for a in range(kernel.ndim) if self.dim is None or a != self.dim % kernel.ndim)
         self.scale = nnx.Param(jnp.sqrt(jnp.square(kernel).sum(others)))
-        self.layer = layer
-        self.name = name
-        self.dim = dim
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = functional.weight_norm(getattr(self.layer, self.name)[...], self.scale[...], self.dim)
         return _with_parameter(self.layer, self.name, kernel)(*args, **kwargs)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SpectralNorm(nnx.Module):
     """A layer whose kernel is divided by its largest singular value.
 
@@ -77,35 +81,30 @@ class SpectralNorm(nnx.Module):
     `functional.spectral_norm`.
     """
 
-    def __init__(
-        self,
-        layer: nnx.Module,
-        name: str = "kernel",
-        n_power_iterations: int = 1,
-        eps: float = 1e-12,
-        dim: int = -1,
-        *,
-        rngs: nnx.Rngs,
-    ):
-        kernel = _parameter("SpectralNorm", layer, name, dim)
-        if n_power_iterations <= 0:
+    layer: nnx.Module
+    name: str = "kernel"
+    n_power_iterations: int = 1
+    eps: float = 1e-12
+    dim: int = -1
+    _: dataclasses.KW_ONLY
+    rngs: dataclasses.InitVar[nnx.Rngs]
+
+    def __post_init__(self, rngs: nnx.Rngs) -> None:
+        kernel = _parameter("SpectralNorm", self.layer, self.name, self.dim)
+        if self.n_power_iterations <= 0:
             raise ValueError(
-                f"Expected n_power_iterations to be positive, but got n_power_iterations={n_power_iterations}"
+                "Expected n_power_iterations to be positive, but got "
+                f"n_power_iterations={self.n_power_iterations}"
             )
         self.u, self.v = nnx.data(None), nnx.data(None)
         if kernel.ndim > 1:
-            matrix = jnp.moveaxis(kernel, dim, 0)
+            matrix = jnp.moveaxis(kernel, self.dim, 0)
             u, v = (
-                _unit(jax.random.normal(rngs.params(), shape, kernel.dtype), eps)
+                _unit(jax.random.normal(rngs.params(), shape, kernel.dtype), self.eps)
                 for shape in (matrix.shape[:1], matrix.shape[1:])
             )
-            _, u, v = functional.spectral_norm(kernel, u, v, FIRST_ITERATIONS, eps, dim)
+            _, u, v = functional.spectral_norm(kernel, u, v, FIRST_ITERATIONS, self.eps, self.dim)
             self.u, self.v = nnx.BatchStat(u), nnx.BatchStat(v)
-        self.layer = layer
-        self.name = name
-        self.n_power_iterations = n_power_iterations
-        self.eps = eps
-        self.dim = dim
         self.use_running_average = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -19,14 +19,9 @@ def adadelta(
     """Adadelta as torch does it.
 
     Args:
-      lr: a number, an array or a schedule.
+      lr, weight_decay, maximize: as for `sgd`; so are the errors.
       rho: decay of both means, of squared gradients and of squared updates.
       eps: added under both roots.
-      weight_decay: added to the gradient, times the parameter.
-      maximize: ascend.
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adadelta`. Source: torch/optim/adadelta.py.
     """

@@ -32,15 +32,10 @@ def adagrad(
     """Adagrad as torch does it: eps outside of the root, and a decaying learning rate.
 
     Args:
-      lr: a number, an array or a schedule.
+      lr, weight_decay, maximize: as for `sgd`; so are the errors.
       lr_decay: the rate of step t, from 0, is lr / (1 + t * lr_decay).
-      weight_decay: added to the gradient, times the parameter.
       initial_accumulator_value: the initial sum of squares.
       eps: added to the root of the sum.
-      maximize: ascend.
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adagrad`; `optax.adagrad` has eps under the root. Source:
     torch/optim/adagrad.py.

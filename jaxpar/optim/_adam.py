@@ -151,11 +151,8 @@ def nadam(
     """NAdam as torch does it.
 
     Args:
-      lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: as for `adam`.
+      lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: as for `adam`; so are the errors.
       momentum_decay: psi in mu_t = beta1 * (1 - 0.96**(t * psi) / 2).
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.NAdam`. There `mu_product` is float32 unless the default type is
     float64; here it is float64 under x64. Source: torch/optim/nadam.py.
@@ -195,11 +192,8 @@ def radam(
     """Rectified Adam as torch does it.
 
     Args:
-      lr, betas, weight_decay, decoupled_weight_decay, maximize: as for `adam`.
+      lr, betas, weight_decay, decoupled_weight_decay, maximize: as for `adam`; so are the errors.
       eps: added to the root of the second moment, before correction.
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.RAdam`. Source: torch/optim/radam.py.
     """
@@ -303,14 +297,9 @@ def adamax(
     """Adamax as torch does it, with float32 noise no larger than torch's.
 
     Args:
-      lr: a number, an array or a schedule; so may `betas[0]` be.
+      lr, betas[0], weight_decay, maximize: as for `adam`; so are the errors.
       betas: decay of the mean and of the largest magnitude.
       eps: added to every magnitude.
-      weight_decay: added to the gradient, times the parameter.
-      maximize: ascend.
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adamax`. `optax.adamax` is the same with a noisier correction.
     Source: torch/optim/adamax.py.

@@ -45,16 +45,12 @@ def asgd(
     """Averaged SGD as torch does it.
 
     Args:
+      weight_decay, maximize: as for `sgd`; so are the errors.
       lr: a number, an array or a schedule. As in torch, each step computes the rate of the next one, so
         a schedule takes effect one step late.
       lambd: decay, of the parameters and inside of the rate lr / (1 + lambd * lr * t)**alpha.
       alpha: the power of that rate.
       t0: the step from which `ax` in the state is an average; before it, `ax` is the parameters.
-      weight_decay: added to the gradient, times the parameter.
-      maximize: ascend.
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     The average is of the parameters after this update, so nothing may come after it in a chain.
 

@@ -22,15 +22,10 @@ def rmsprop(
     """RMSprop as torch does it: eps outside of the root, the learning rate after the momentum.
 
     Args:
-      lr, momentum: a number, an array or a schedule.
+      lr, momentum, weight_decay, maximize: as for `sgd`; so are the errors.
       alpha: decay of the mean square.
       eps: added to the root.
-      weight_decay: added to the gradient, times the parameter.
       centered: divide by the standard deviation instead of the root of the mean square.
-      maximize: ascend.
-
-    Raises:
-      ValueError: in torch's words, for values that torch refuses.
 
     torch counterpart: `torch.optim.RMSprop`. `optax.rmsprop` has other defaults and applies the
     learning rate before the momentum, which differs as soon as it changes. Source:

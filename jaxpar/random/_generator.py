@@ -92,10 +92,7 @@ class Generator:
         return self
 
     def _restore(self, state: State) -> None:
-        self._bits.state = {
-            "bit_generator": "MT19937",
-            "state": {"key": state.words, "pos": state.position},
-        }
+        self._bits.state = {"bit_generator": "MT19937", "state": {"key": state.words, "pos": state.position}}
         self._seed, self._fresh, self._waiting = state.seed, state.fresh, state.normal
 
     def words(self, n: int) -> np.ndarray:

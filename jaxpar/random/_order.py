@@ -14,11 +14,7 @@ from ._generator import Generator
 
 
 def sampler_order(
-    n: int,
-    generator: int | Generator,
-    *,
-    replacement: bool = False,
-    num_samples: int | None = None,
+    n: int, generator: int | Generator, *, replacement: bool = False, num_samples: int | None = None
 ) -> np.ndarray:
     """[num_samples]: the rows that `RandomSampler` yields in one epoch.
 
@@ -26,9 +22,7 @@ def sampler_order(
       n: the number of rows of the data set.
       generator: the one the sampler was given, or its seed. A sampler without a generator makes one
         from the default generator: `Generator(default.draw_seed())`.
-      replacement: whether a row may come twice.
-      num_samples: how many rows; n if left out. More than n without replacement come from several
-        permutations.
+      replacement, num_samples: as for `jaxpar.data.RandomSampler`.
 
     Raises:
       TypeError: `replacement` is not a bool. ValueError: num_samples is not a positive int.
@@ -83,10 +77,8 @@ def distributed_order(
 
     Args:
       n: the number of rows of the data set.
-      num_replicas, rank: how many ranks there are, and which one this is.
-      shuffle: whether the rows are permuted, by a generator of seed + epoch.
-      seed, epoch: the sampler's seed, and what `set_epoch` was given.
-      drop_last: whether rows that do not divide evenly are dropped; otherwise some rows come twice.
+      num_replicas, rank, shuffle, seed, drop_last: as for `jaxpar.data.DistributedSampler`.
+      epoch: what its `set_epoch` was given.
 
     All ranks get equally many rows. The permutation, extended from its own start or cut, is dealt out one
     row at a time.

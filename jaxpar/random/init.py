@@ -124,10 +124,7 @@ def xavier_uniform_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
 
 
 def xavier_normal_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
-    """Normal with deviation gain sqrt(2 / (fan_in + fan_out)).
-
-    Raises:
-      ValueError: an array with fewer than two axes.
+    """Normal with deviation gain sqrt(2 / (fan_in + fan_out)); errors as for `xavier_uniform_`.
 
     torch counterpart: `torch.nn.init.xavier_normal_`. Source: X. Glorot, Y. Bengio, 2010.
     """
@@ -135,12 +132,7 @@ def xavier_normal_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
 
 
 def kaiming_uniform_(
-    x: A,
-    a: float = 0,
-    mode: str = "fan_in",
-    nonlinearity: str = "leaky_relu",
-    *,
-    generator: Generator,
+    x: A, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", *, generator: Generator
 ) -> A:
     """Uniform in ±gain sqrt(3 / fan).
 
@@ -149,7 +141,6 @@ def kaiming_uniform_(
       a: the slope of leaky_relu.
       mode: "fan_in" or "fan_out".
       nonlinearity: as for `calculate_gain`.
-      generator: the stream to draw from.
 
     Raises:
       ValueError: an array with fewer than two axes, another mode or nonlinearity.
@@ -163,12 +154,7 @@ def kaiming_uniform_(
 
 
 def kaiming_normal_(
-    x: A,
-    a: float = 0,
-    mode: str = "fan_in",
-    nonlinearity: str = "leaky_relu",
-    *,
-    generator: Generator,
+    x: A, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", *, generator: Generator
 ) -> A:
     """Normal with deviation gain / sqrt(fan); arguments and errors as for `kaiming_uniform_`.
 
@@ -180,13 +166,7 @@ def kaiming_normal_(
 
 
 def trunc_normal_(
-    x: A,
-    mean: float = 0.0,
-    std: float = 1.0,
-    a: float = -2.0,
-    b: float = 2.0,
-    *,
-    generator: Generator,
+    x: A, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, *, generator: Generator
 ) -> A:
     """Normal numbers between a and b, those outside drawn again.
 

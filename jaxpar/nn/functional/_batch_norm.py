@@ -36,10 +36,8 @@ def batch_norm(
 
     Args:
       x: [..., C], at least two axes.
-      running_mean: [C], or None.
-      running_var: [C], or None.
-      scale: [C], or None for 1.
-      bias: [C], or None for 0.
+      running_mean, running_var: [C], or None.
+      scale, bias: [C]; None for 1 and for 0.
       training: normalise by x's own statistics; otherwise by the running ones.
       momentum: the fraction of a running value that this batch replaces.
       eps: added to the variance under the root.

@@ -57,17 +57,8 @@ def lstm_cell(
 ) -> tuple[jax.Array, jax.Array]:
     """One step of an LSTM. The columns of the weights are the gates i, f, g, o, H of each.
 
-    Args:
-      input: [B, I] or [I].
-      hx: the states (h, c), each [B, H] or [H]; None for zeros.
-      weight_ih, weight_hh: [I, 4H] and [H, 4H].
-      bias_ih, bias_hh: [4H], both or none.
-
-    Returns:
-      The next (h, c).
-
-    Raises:
-      ValueError, RuntimeError: shapes that do not fit, in torch's words.
+    Arguments, result and errors as for `rnn_tanh_cell`, but hx and the result are the states (h, c),
+    weight_ih is [I, 4H], weight_hh [H, 4H] and both biases [4H].
 
     torch counterpart: `torch.lstm_cell`. Source: torch/nn/modules/rnn.py, class LSTMCell.
     """

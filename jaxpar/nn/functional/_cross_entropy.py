@@ -204,9 +204,7 @@ def binary_cross_entropy_with_logits(
     """`binary_cross_entropy` of sigmoid(input), without its bounds.
 
     Args:
-      input: logits, any shape. target: the same shape.
-      weight: broadcasts to it; unlike in `cross_entropy`, the mean is not divided by its sum.
-      reduction: "none", "mean" or "sum".
+      input: logits, any shape. target, weight, reduction: as for `binary_cross_entropy`.
       pos_weight: of the positive class, broadcasts to the shape.
 
     Raises:

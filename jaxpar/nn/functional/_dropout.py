@@ -7,6 +7,7 @@ and torch's formula of the mask. The second can be held to torch's numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,13 @@ from .._checks import check_probability
 
 ALPHA = 1.7580993408473766
 """The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
+
+
+class MaskOptions(TypedDict, total=False):
+    """The keyword arguments of `dropout`, which explains them."""
+
+    key: jax.Array | None
+    mask: jax.Array | None
 
 
 def dropout(
@@ -47,27 +55,17 @@ def dropout(
 
 
 def feature_dropout(
-    x: jax.Array,
-    p: float = 0.5,
-    training: bool = True,
-    *,
-    key: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    x: jax.Array, p: float = 0.5, training: bool = True, **options: Unpack[MaskOptions]
 ) -> jax.Array:
     """As `dropout`, for whole channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
 
     torch counterpart: `torch.nn.functional.dropout1d/2d/3d`, `torch.feature_dropout`.
     """
-    return _masked("feature_dropout", _drop, x, None, p, training, key, mask)
+    return _masked("feature_dropout", _drop, x, None, p, training, **options)
 
 
 def alpha_dropout(
-    x: jax.Array,
-    p: float = 0.5,
-    training: bool = False,
-    *,
-    key: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    x: jax.Array, p: float = 0.5, training: bool = False, **options: Unpack[MaskOptions]
 ) -> jax.Array:
     """Dropout after SELU: dropped elements become SELU's lowest value; mean and variance are kept.
 
@@ -75,22 +73,17 @@ def alpha_dropout(
 
     torch counterpart: `torch.nn.functional.alpha_dropout`. Source: ATen/native/Dropout.cpp.
     """
-    return _masked("alpha_dropout", _alpha_drop, x, x.shape, p, training, key, mask)
+    return _masked("alpha_dropout", _alpha_drop, x, x.shape, p, training, **options)
 
 
 def feature_alpha_dropout(
-    x: jax.Array,
-    p: float = 0.5,
-    training: bool = False,
-    *,
-    key: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    x: jax.Array, p: float = 0.5, training: bool = False, **options: Unpack[MaskOptions]
 ) -> jax.Array:
     """As `alpha_dropout`, for whole channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
 
     torch counterpart: `torch.nn.functional.feature_alpha_dropout`.
     """
-    return _masked("feature_alpha_dropout", _alpha_drop, x, None, p, training, key, mask)
+    return _masked("feature_alpha_dropout", _alpha_drop, x, None, p, training, **options)
 
 
 def _drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:
@@ -109,8 +102,8 @@ def _masked(
     shape: Shape | None,
     p: float,
     training: bool,
-    key: jax.Array | None,
-    mask: jax.Array | None,
+    key: jax.Array | None = None,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """`drop` with the mask; its `shape` is that of whole channels of x if None."""
     if shape is None:

@@ -141,10 +141,12 @@ def embedding_bag(
     _check_call(x, offsets, per_sample_weights, mode)
     if max_norm is not None:
         embedding = embedding_renorm(x, embedding, max_norm, norm_type)
-    if x.ndim == 2:
+    # The bag of each index, and how many bags there are.
+    if offsets is None:
         bags, B = jnp.repeat(jnp.arange(x.shape[0]), x.shape[1], total_repeat_length=x.size), x.shape[0]
     else:
-        bags, B = _bags(x, offsets, include_last_offset)
+        bags = jnp.searchsorted(offsets, jnp.arange(x.size), side="right") - 1
+        B = offsets.size - include_last_offset
     indices = x.reshape(-1)
     rows = _take_rows(indices, embedding)
     if scale_grad_by_freq:
@@ -192,13 +194,6 @@ def _check_call(
             f"If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same "
             f"shape as the input ({x.shape})"
         )
-
-
-def _bags(x: jax.Array, offsets: jax.Array | None, include_last_offset: bool) -> tuple[jax.Array, int]:
-    """The bag of each index, and how many bags there are."""
-    assert offsets is not None
-    bags = jnp.searchsorted(offsets, jnp.arange(x.size), side="right") - 1
-    return bags, offsets.size - include_last_offset
 
 
 def _largest(rows: jax.Array, counted: jax.Array, bags: jax.Array, B: int) -> jax.Array:

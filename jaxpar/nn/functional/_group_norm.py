@@ -22,8 +22,7 @@ def group_norm(
     Args:
       x: [N, ..., C].
       num_groups: of channels; it divides C.
-      scale: [C], or None for 1.
-      bias: [C], or None for 0.
+      scale, bias: [C]; None for 1 and for 0.
       eps: added to the variance under the root.
 
     Returns:
@@ -68,13 +67,10 @@ def instance_norm(
 
     Args:
       x: [N, ..., C], at least three axes.
-      running_mean: [C], or None.
-      running_var: [C], or None.
-      scale: [C], or None for 1.
-      bias: [C], or None for 0.
+      running_mean, running_var: [C], or None.
+      scale, bias: [C]; None for 1 and for 0.
       use_input_stats: normalise by x's own statistics; otherwise by the running ones.
-      momentum: the fraction of a running value that this batch replaces.
-      eps: added to the variance under the root.
+      momentum, eps: as in `batch_norm`.
 
     Returns:
       y of x's shape and type, and the running mean and variance, updated if `use_input_stats`: with the

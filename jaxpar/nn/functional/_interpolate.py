@@ -61,7 +61,10 @@ def interpolate(
     """
     check_interpolation(size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     rank = x.ndim - 2
-    _check_rank(x, mode)
+    if not 1 <= rank <= 3:
+        raise NotImplementedError(f"interpolate: x has shape {x.shape}; [N, *S, C] has 3 to 5 axes.")
+    if RANKS.get(mode, rank) != rank:
+        raise NotImplementedError(f"Got {x.ndim}D input, but {mode} mode needs {RANKS[mode] + 2}D input")
     n = x.shape[1:-1]
     sizes, factors = _sizes(n, size, scale_factor)
     if recompute_scale_factor or mode == "area":
@@ -75,14 +78,6 @@ def interpolate(
     if mode in INTERPOLATING and not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"interpolate: mode={mode} is for floating point numbers, not {x.dtype}.")
     return _interpolate(x, sizes, factors, mode, bool(align_corners), antialias)
-
-
-def _check_rank(x: jax.Array, mode: str) -> None:
-    rank = x.ndim - 2
-    if not 1 <= rank <= 3:
-        raise NotImplementedError(f"interpolate: x has shape {x.shape}; [N, *S, C] has 3 to 5 axes.")
-    if RANKS.get(mode, rank) != rank:
-        raise NotImplementedError(f"Got {x.ndim}D input, but {mode} mode needs {RANKS[mode] + 2}D input")
 
 
 def _sizes(
@@ -143,21 +138,6 @@ class GatherTable:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _resample(x: jax.Array, axis: int, table: GatherTable) -> jax.Array:
-    return _weighted(x, axis, table)
-
-
-def _forward(x: jax.Array, axis: int, table: GatherTable) -> tuple[jax.Array, None]:
-    return _resample(x, axis, table), None
-
-
-def _backward(axis: int, table: GatherTable, _: None, dy: jax.Array) -> tuple[jax.Array]:
-    return (_resample(dy, axis, table.transpose()),)
-
-
-_resample.defvjp(_forward, _backward)
-
-
-def _weighted(x: jax.Array, axis: int, table: GatherTable) -> jax.Array:
     shape = [-1 if a == axis else 1 for a in range(x.ndim)]
 
     def term(t: int) -> jax.Array:
@@ -170,3 +150,14 @@ def _weighted(x: jax.Array, axis: int, table: GatherTable) -> jax.Array:
         return copied * jnp.asarray(weights.reshape(shape), x.dtype)
 
     return functools.reduce(jnp.add, [term(t) for t in range(table.index.shape[1])])
+
+
+def _forward(x: jax.Array, axis: int, table: GatherTable) -> tuple[jax.Array, None]:
+    return _resample(x, axis, table), None
+
+
+def _backward(axis: int, table: GatherTable, _: None, dy: jax.Array) -> tuple[jax.Array]:
+    return (_resample(dy, axis, table.transpose()),)
+
+
+_resample.defvjp(_forward, _backward)

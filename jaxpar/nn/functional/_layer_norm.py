@@ -26,8 +26,7 @@ def layer_norm(
     Args:
       x: [..., *normalized_shape].
       normalized_shape: the lengths of the last axes, or of the last one.
-      scale: [*normalized_shape], or None for 1.
-      bias: [*normalized_shape], or None for 0.
+      scale, bias: [*normalized_shape]; None for 1 and for 0.
       eps: added to the variance under the root.
 
     Returns:
@@ -70,17 +69,11 @@ def rms_norm(
     """x / sqrt(mean(x^2) + eps) * scale over the last axes.
 
     Args:
-      x: [..., *normalized_shape].
-      normalized_shape: the lengths of the last axes, or of the last one.
-      scale: [*normalized_shape], or None for 1.
+      x, normalized_shape, scale: as in `layer_norm`.
       eps: if None, the machine epsilon of the type of the computation, float64 for float64 and float32
         for all others.
 
-    Returns:
-      x's shape and type.
-
-    Raises:
-      RuntimeError: an empty `normalized_shape`, or x does not end in it. TypeError: integers.
+    The result and the errors are those of `layer_norm`.
 
     torch counterpart: `torch.nn.functional.rms_norm`. Source: ATen/native/layer_norm.cpp.
     """

@@ -83,12 +83,7 @@ def _psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def standardize(
-    x: jax.Array,
-    mean: jax.Array,
-    var: jax.Array,
-    scale: jax.Array | None,
-    bias: jax.Array | None,
-    eps: float,
+    x: jax.Array, mean: jax.Array, var: jax.Array, scale: jax.Array | None, bias: jax.Array | None, eps: float
 ) -> jax.Array:
     """(x - mean) / sqrt(var + eps) * scale + bias; None for a scale of 1 and a bias of 0."""
     factor = jax.lax.rsqrt(var.astype(jnp.promote_types(var.dtype, x.dtype)) + eps)

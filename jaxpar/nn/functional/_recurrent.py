@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,16 @@ import numpy as np
 
 from .._gates import GRU, LSTM, RNN_RELU, RNN_TANH, Gates, Lengths, Recurrence, State, Weights, weight_names
 from ._dropout import dropout as drop
+
+
+class StackOptions(TypedDict, total=False):
+    """The keyword arguments of `lstm`, which explains them."""
+
+    lengths: Lengths
+    batch_first: bool
+    dropout: float
+    training: bool
+    key: jax.Array | None
 
 
 def lstm(
@@ -66,63 +76,43 @@ def lstm(
 
 
 def gru(
-    input: jax.Array,
-    hx: jax.Array | None,
-    params: Mapping[str, jax.Array],
-    *,
-    lengths: Lengths = None,
-    batch_first: bool = False,
-    dropout: float = 0.0,
-    training: bool = True,
-    key: jax.Array | None = None,
+    input: jax.Array, hx: jax.Array | None, params: Mapping[str, jax.Array], **options: Unpack[StackOptions]
 ) -> tuple[jax.Array, jax.Array]:
     """A stack of GRUs over a sequence; arguments and results as for `lstm`, with one state.
 
     torch counterpart: `torch.gru`.
     """
-    return _run_one_state(GRU, input, hx, params, lengths, batch_first, dropout, training, key)
+    return _run_one_state(GRU, input, hx, params, **options)
 
 
 def rnn_tanh(
-    input: jax.Array,
-    hx: jax.Array | None,
-    params: Mapping[str, jax.Array],
-    *,
-    lengths: Lengths = None,
-    batch_first: bool = False,
-    dropout: float = 0.0,
-    training: bool = True,
-    key: jax.Array | None = None,
+    input: jax.Array, hx: jax.Array | None, params: Mapping[str, jax.Array], **options: Unpack[StackOptions]
 ) -> tuple[jax.Array, jax.Array]:
     """A stack of tanh RNNs over a sequence; arguments and results as for `lstm`, with one state.
 
     torch counterpart: `torch.rnn_tanh`.
     """
-    return _run_one_state(RNN_TANH, input, hx, params, lengths, batch_first, dropout, training, key)
+    return _run_one_state(RNN_TANH, input, hx, params, **options)
 
 
 def rnn_relu(
-    input: jax.Array,
-    hx: jax.Array | None,
-    params: Mapping[str, jax.Array],
-    *,
-    lengths: Lengths = None,
-    batch_first: bool = False,
-    dropout: float = 0.0,
-    training: bool = True,
-    key: jax.Array | None = None,
+    input: jax.Array, hx: jax.Array | None, params: Mapping[str, jax.Array], **options: Unpack[StackOptions]
 ) -> tuple[jax.Array, jax.Array]:
     """A stack of relu RNNs over a sequence; arguments and results as for `lstm`, with one state.
 
     torch counterpart: `torch.rnn_relu`.
     """
-    return _run_one_state(RNN_RELU, input, hx, params, lengths, batch_first, dropout, training, key)
+    return _run_one_state(RNN_RELU, input, hx, params, **options)
 
 
 def _run_one_state(
-    kind: Recurrence, input: jax.Array, hx: jax.Array | None, *options: Any
+    kind: Recurrence,
+    input: jax.Array,
+    hx: jax.Array | None,
+    params: Mapping[str, jax.Array],
+    **options: Unpack[StackOptions],
 ) -> tuple[jax.Array, jax.Array]:
-    output, (h,) = _run(kind, input, None if hx is None else (hx,), *options)
+    output, (h,) = _run(kind, input, None if hx is None else (hx,), params, **options)
     return output, h
 
 
@@ -131,11 +121,11 @@ def _run(
     input: jax.Array,
     hx: State | None,
     params: Mapping[str, jax.Array],
-    lengths: Lengths,
-    batch_first: bool,
-    dropout: float,
-    training: bool,
-    key: jax.Array | None,
+    lengths: Lengths = None,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    training: bool = True,
+    key: jax.Array | None = None,
 ) -> tuple[jax.Array, State]:
     """The stack of any kind; states are tuples."""
     if input.ndim not in (2, 3):

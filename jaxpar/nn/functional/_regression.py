@@ -181,11 +181,10 @@ def gaussian_nll_loss(
     """(log var + (input - target)^2 / var) / 2.
 
     Args:
-      input, target: shapes that broadcast.
+      input, target, reduction: as for `poisson_nll_loss`.
       var: of input's shape, or without its last axis, or with an axis of 1 in place of one of input's;
         or one number. It is clamped to eps, which its gradient ignores, as in torch.
       full: whether log(2 pi) / 2 is added.
-      reduction: "none", "mean" or "sum".
 
     Raises:
       ValueError: another shape of `var`; a negative entry, outside of `jax.jit`.
