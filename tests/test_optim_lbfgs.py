@@ -8,6 +8,8 @@ distance is what torch's own is between starts that differ in the last bit.
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,6 +150,28 @@ def test_running_freely_it_strays_as_torch_does(loss, options):
         if all(other.counts() == theirs.counts() for other in nudged):
             assert (int(state.n_iter), int(state.func_evals)) == theirs.counts()
         assert max(np.abs(params[k] - want[k]).max() for k in want) <= 10 * spread
+
+
+@pytest.mark.parametrize(("loss", "options"), CASES, ids=named)
+def test_maximize(loss, options):
+    """To ascend is to descend the negative, to the last bit; torch has it from 2.15."""
+
+    def negative(p, np):
+        return -loss(p, np)
+
+    params = {k: jnp.asarray(x) for k, x in START.items()}
+    (up, climb), (down, descend) = program(negative, options | {"maximize": True}), program(loss, options)
+    (a, up_state), (b, down_state) = (params, up.init(params)), (params, down.init(params))
+    for _ in range(3):
+        (a, up_state), (b, down_state) = climb(a, up_state), descend(b, down_state)
+        for name in params:
+            np.testing.assert_array_equal(a[name], b[name])
+    if "maximize" in inspect.signature(torch.optim.LBFGS).parameters:
+        theirs = Theirs(negative, options | {"maximize": True}, START)
+        theirs.step()
+        first, _ = climb(params, up.init(params))
+        for name, want in theirs.arrays().items():
+            assert_equal_numbers(name, first[name], want, TOLERANCE)
 
 
 @pytest.mark.parametrize("fault", [{"lr": 0.100001}, {"max_iter": 4}, {"history_size": 1}, {"max_eval": 2}])

@@ -405,6 +405,7 @@ WITHOUT = CONTAINERS | {
     "MGUCell",
     "ConvLocal",
     "BatchApply",
+    "RoPE",
 }
 """Nothing in torch is kept the same way."""
 

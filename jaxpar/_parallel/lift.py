@@ -37,6 +37,7 @@ from .._upstream import (
     jaxpr_as_fun,
     opened,
     part,
+    rewritten,
 )
 from ..errors import CollectiveError
 from .same_program import same_program
@@ -128,14 +129,18 @@ def switch(
         # zeros would double the work.
         moving = [i for i, t in enumerate(tangents[1:]) if _moves(t)]
         given = [*operands, *(tangents[1 + i] for i in moving)]
+        n = len(branches[0].out_avals)
         programs = [_tangent(branch, moving, given, k) for branch in branches]
         if any(_has_rule(program.jaxpr) for program in programs):
-            out = switch(choice, programs, given, k, idle)
+            # In two, since JAX takes a function with a rule as a whole: outputs that came out of one together
+            # with their derivatives would be as unknown as these are when JAX linearizes.
+            out = switch(choice, branches, operands, k, idle)
+            derivatives = switch(choice, [_without(n, program) for program in programs], given, k, idle)
         else:  # nothing to keep a rule for, and jax.checkpoint cannot look into a function with one
-            out = _apply(choice, programs, given, idle)
-        n = len(branches[0].out_avals)
-        rest = iter(out[n:])
-        return out[:n], [next(rest) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out[:n]]
+            both = _apply(choice, programs, given, idle)
+            out, derivatives = both[:n], both[n:]
+        rest = iter(derivatives)
+        return out, [next(rest) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out]
 
     lifted.defjvp(rule, symbolic_zeros=True)
     return lifted(choice, *operands)
@@ -172,6 +177,11 @@ def _tangent(branch: ClosedJaxpr, moving: list[int], given: Sequence[Any], k: in
         return [*out, *(d for y, d in zip(out, derivatives, strict=True) if _floats(y))]
 
     return traced(both, given, k)
+
+
+def _without(n: int, program: ClosedJaxpr) -> ClosedJaxpr:
+    """The program without its first n outputs."""
+    return rewritten(program, outvars=opened(program)[0].outvars[n:])
 
 
 # ------------------------------------------------------------------------------------------ cutting

@@ -73,6 +73,8 @@ def lbfgs(
     tolerance_change: float = 1e-9,
     history_size: int = 100,
     line_search_fn: str | None = None,
+    *,
+    maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """L-BFGS as torch does it: `tx.update(grads, state, params, value=loss, value_fn=loss_fn)`.
 
@@ -84,6 +86,7 @@ def lbfgs(
       tolerance_change: or when neither a parameter nor the loss changes by more.
       history_size: how many pairs of changes are kept; each is two vectors of n numbers.
       line_search_fn: "strong_wolfe" or None.
+      maximize: ascend; torch has it from 2.15.
 
     `value_fn(params)` is the loss; `grads` and `value` are its gradient and value at `params`; `value` is
     computed if left out. Nothing may come before or after it in a chain: the gradients of later
@@ -100,6 +103,7 @@ def lbfgs(
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
     max_eval = max_iter * 5 // 4 if max_eval is None else max_eval
+    sign = -1 if maximize else 1
     options = _Options(max_iter, max_eval, tolerance_grad, tolerance_change, line_search_fn is not None)
 
     def init(params):
@@ -132,14 +136,14 @@ def lbfgs(
         if value_fn is None:
             raise ValueError("lbfgs: pass the loss: tx.update(grads, state, params, value_fn=loss_fn).")
         x, unravel = ravel_pytree(params)
-        gradient = ravel_pytree(grads)[0].astype(x.dtype)
+        gradient = sign * ravel_pytree(grads)[0].astype(x.dtype)
         rate = jnp.asarray(value_at(lr, state.step), x.dtype)
 
         def evaluate(x):
             loss, gradient = jax.value_and_grad(value_fn)(unravel(x))
-            return jnp.asarray(loss, x.dtype), ravel_pytree(gradient)[0]
+            return sign * jnp.asarray(loss, x.dtype), sign * ravel_pytree(gradient)[0]
 
-        loss = jnp.asarray(value_fn(params) if value is None else value, x.dtype)
+        loss = sign * jnp.asarray(value_fn(params) if value is None else value, x.dtype)
         state = state._replace(step=optax.safe_increment(state.step), func_evals=state.func_evals + 1)
         # Torch returns before its loop if the first gradient is small enough.
         optimal = jnp.abs(gradient).max() <= tolerance_grad

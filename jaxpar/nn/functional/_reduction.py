@@ -28,8 +28,8 @@ def absolute(x: jax.Array) -> jax.Array:
 
 
 def clamp_min(x: jax.Array, least: float) -> jax.Array:
-    """max(x, least), with the full gradient at equality, as torch.clamp_min; jnp.maximum has half of it."""
-    return jnp.where(x < least, least, x)
+    """max(x, least), with the gradient 0 at equality, as torch.clamp_min from 2.14; jnp.maximum has half."""
+    return jnp.where(x <= least, least, x)
 
 
 def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.Array]:

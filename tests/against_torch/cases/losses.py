@@ -34,8 +34,8 @@ def ctc(loss, logits, *inputs, **options):
     return reductions(loss, own(logits), *inputs, **options)
 
 
-def case(name, inputs, channels=None, call=reductions, **options):
-    return Case(f"functional.{name}", "", inputs, channels, options=options, call=call)
+def case(name, inputs, channels=None, call=reductions, clamps=False, **options):
+    return Case(f"functional.{name}", "", inputs, channels, options=options, clamps=clamps, call=call)
 
 
 def classes(*shape, ignored=()):
@@ -155,7 +155,11 @@ VECTORS = [
     case("cosine_embedding_loss", (*TWO, SIGNS), margin=0.3),
     case("cosine_embedding_loss", ((3,), (3,), np.array(-1)), margin=-0.5),
     # cos is the margin itself, a vector is 0, and a target is neither 1 nor -1.
-    case("cosine_embedding_loss", (np.eye(4, 3), np.eye(4, 3)[[1, 0, 1, 3]], np.array([-1, 1, 0, -1]))),
+    case(
+        "cosine_embedding_loss",
+        (np.eye(4, 3), np.eye(4, 3)[[1, 0, 1, 3]], np.array([-1, 1, 0, -1])),
+        clamps=True,
+    ),
     *[
         case("triplet_margin_loss", ((N, 3), (N, 3), (N, 3)), **options)
         for options in [
@@ -172,9 +176,11 @@ VECTORS = [
 MARGINS = [
     case("margin_ranking_loss", ((N,), (N,), SIGNS)),
     case("margin_ranking_loss", ((N,), (N,), SIGNS), margin=0.5),
-    case("margin_ranking_loss", (np.zeros(4), np.zeros(4), SIGNS)),
+    case("margin_ranking_loss", (np.zeros(4), np.zeros(4), SIGNS), clamps=True),
     case("hinge_embedding_loss", ((N,), SIGNS)),
-    case("hinge_embedding_loss", (np.array([2.0, 2, 2, 1]), np.array([1, -1, 0, -1])), margin=2.0),
+    case(
+        "hinge_embedding_loss", (np.array([2.0, 2, 2, 1]), np.array([1, -1, 0, -1])), clamps=True, margin=2.0
+    ),
     case("soft_margin_loss", ((N,), SIGNS)),
     case("soft_margin_loss", (np.array([700.0, 0, 30]), np.array([-1, 1, -1]))),
     case("multilabel_soft_margin_loss", ((N, C), between(0, 1, N, C))),
