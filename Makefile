@@ -7,7 +7,7 @@ WORKERS ?= auto
 # JAX 0.11 and later need Python 3.12.
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 
-.PHONY: help demo test proof quick lint benchmark clean
+.PHONY: help demo test proof quick lint next-defaults newest package benchmark clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
@@ -15,6 +15,9 @@ help:
 	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
 	@echo "make quick      the tests of everyday work, about two minutes"
 	@echo "make lint       ruff and mypy"
+	@echo "make next-defaults  the everyday tests with what Flax and JAX will soon do by default"
+	@echo "make newest     the newest releases of everything: do the tests pass, which bounds can be lifted"
+	@echo "make package    build the wheel and try it in an empty environment"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
@@ -41,6 +44,18 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+next-defaults: $(READY)
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(BIN)/python -m pytest $(QUICK) tests/next_defaults.txt
+	JAX_REMAT3=true JAX_CUSTOM_JVP3=true JAX_CUSTOM_VJP3=true JAX_SCAN3=true $(BIN)/python -m pytest $(QUICK)
+
+newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet packaging
+	.venv-newest/bin/python .ci/newest .venv-newest/bin/python
+
+package:
+	.ci/package $(PYTHON)
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/data_parallel.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -196,3 +197,56 @@ def test_in_two_processes():
     for out in outputs(ranks(2, TWO, devices=2)):
         assert "KEPT [(4, 6), (4, 12, 6)] [True, True]" in out
         assert "SAME" in out
+
+
+RUN = """
+import hashlib, os, signal, sys
+sys.path.insert(0, "tests")
+import jaxpar
+jaxpar.distributed.init_process_group()
+import test_step_state as t
+
+def distributed(net):
+    return jaxpar.DistributedDataParallel(net, comm_hook=t.POWERSGD)
+
+folder, killed = sys.argv[1], sys.argv[2:] == ["killed"]
+rank, size = jaxpar.distributed.get_rank(), jaxpar.distributed.get_world_size()
+mine = slice(8 // size * rank, 8 // size * (rank + 1))
+net, optimizer, step = t.parts(distributed)
+with jaxpar.Checkpointer(folder, save_every=1) as checkpointer:
+    begin = 0
+    if checkpointer.latest_valid() is not None:
+        begin = checkpointer.restore(net=net, optimizer=optimizer, trainer=step).step
+        print("FROM", begin, "kept", begin % 3)
+    for i in range(begin, 9):
+        step(t.X[i, mine], t.Y[i, mine])
+        if killed and i == 4:  # the second of three batches that make an update
+            checkpointer.save(i + 1, net=net, optimizer=optimizer, trainer=step)
+            checkpointer.wait()
+        if killed and i == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+bits = b"".join(t.bits(net, optimizer, step))
+print("BITS", len(bits), hashlib.sha256(bits).hexdigest())
+jaxpar.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_was_killed_between_two_updates(processes, tmp_path):
+    """float16, accumulation, PowerSGD: what new processes restore gives the bits of a run that lived."""
+
+    def run(*arguments):
+        source = f"import sys\nsys.argv[1:] = {[str(a) for a in arguments]!r}\n{RUN}"
+        return ranks(processes, source, devices=4 // processes)
+
+    straight = outputs(run(tmp_path / "straight"))
+    assert {ended.code for ended in run(tmp_path / "folder", "killed")} == {-signal.SIGKILL}
+    again = outputs(run(tmp_path / "folder"))
+    assert all("FROM 5 kept 2" in out for out in again)
+
+    def bits(outs):
+        return [line for out in outs for line in out.splitlines() if line.startswith("BITS")]
+
+    assert len(bits(straight)) == processes
+    assert bits(again) == bits(straight)
