@@ -33,6 +33,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["alone", "with a child"])
 def test_another_process_is_named_and_its_lock_dies_with_it(how, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", HOLDER, str(tmp_path), how]

@@ -644,12 +644,14 @@ def looping(folder, start, stop):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(0, 1, free_port()))
 
 
+@pytest.mark.slow
 def test_the_interpreter_waits_for_the_last_step(tmp_path):
     with looping(tmp_path, 0, 2) as process:
         assert process.wait(60) == 0
     assert Checkpointer(tmp_path).restore(tree=np.zeros(1 << 20, int)).trees["tree"].max() == 1
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_whole_steps(tmp_path):
     with looping(tmp_path, 0, 1000) as process:
         done = int([process.stdout.readline() for _ in range(3)][-1])
@@ -749,6 +751,7 @@ except CheckpointError as error:
 )
 
 
+@pytest.mark.slow
 def test_several_processes_save_together_and_other_numbers_resume(tmp_path):
     ended = ranks(4, SAVING, env={"RUN": str(tmp_path)})
     assert [e.code for e in ended] == [75] * 4, "\n".join(e.err for e in ended)
@@ -818,6 +821,7 @@ except (CheckpointError, IndexError) as error:
 )
 
 
+@pytest.mark.slow
 def test_large_states_of_several_processes(tmp_path):
     for out in outputs(ranks(3, LARGE, env={"RUN": str(tmp_path)})):
         differing, missing, broken = [line for line in out.splitlines() if "Gloo" not in line]

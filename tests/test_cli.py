@@ -13,6 +13,7 @@ def jaxpar(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_help_is_fast() -> None:
     seconds = []
     for _ in range(3):
@@ -24,6 +25,7 @@ def test_help_is_fast() -> None:
     assert min(seconds) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["demo", "--help"], ["demo", "--devices", "0"]])
 def test_saying_something_starts_nothing(args: list[str]) -> None:
     code = (
@@ -37,11 +39,13 @@ def test_saying_something_starts_nothing(args: list[str]) -> None:
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_version() -> None:
     ended = jaxpar("--version")
     assert (ended.returncode, ended.stdout.split()[0]) == (0, "jaxpar")
 
 
+@pytest.mark.slow
 def test_demo_help_names_the_defaults_and_hides_the_faults() -> None:
     said = " ".join(jaxpar("demo", "--help").stdout.split())
     for expected in ("[default: 5; x>=1]", "8 virtual CPU devices", "--json", "jaxpar demo --devices 4"):
@@ -49,6 +53,7 @@ def test_demo_help_names_the_defaults_and_hides_the_faults() -> None:
     assert "--plant" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -94,6 +94,7 @@ def test_to_flax_and_back(kind, ending, tmp_path):
         assert np.array_equal(np.asarray(back[name]), tensor.numpy()), name
 
 
+@pytest.mark.slow
 def test_files_of_another_kind(tmp_path):
     theirs = model().bfloat16()
     torch.save({"model": theirs.state_dict(), "epoch": 3}, tmp_path / "checkpoint.pt")
@@ -132,6 +133,7 @@ MISUSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISUSE)
 def test_misuse(name, tmp_path):
     args, code, message = MISUSE[name]
@@ -147,6 +149,7 @@ def test_misuse(name, tmp_path):
     assert sorted(set(os.listdir(tmp_path)) - {"__pycache__"}) == before
 
 
+@pytest.mark.slow
 def test_help_starts_nothing():
     code = (
         "import sys\nfrom jaxpar._cli.main import cli\n"

@@ -745,6 +745,7 @@ def test_tensor_datasets_that_do_not_fit():
         TensorDataset()
 
 
+@pytest.mark.slow
 def test_no_torch_and_no_jax_are_loaded():
     import subprocess
 

@@ -43,6 +43,7 @@ sys.meta_path.insert(0, Absent())
 """
 
 
+@pytest.mark.slow
 @needs_torch
 def test_parity_holds_over_even_and_uneven_batches() -> None:
     ended = python("", "demo", "--epochs", "2", "--batch-size", "480", "--devices", "8", "--json")
@@ -106,6 +107,7 @@ def test_every_fault_is_planted_above() -> None:
     assert [fault for fault, _ in table.args[1]] == list(Fault)
 
 
+@pytest.mark.slow
 def test_without_torch_it_trains_and_says_what_was_left_out() -> None:
     ended = python(without("torch"), *SHORT, "--devices", "3")
     assert ended.returncode == 0, ended.stderr
@@ -129,6 +131,7 @@ def test_with_another_torch_it_says_why_it_cannot_compare(monkeypatch: pytest.Mo
     assert "comm.scatter" in ended.output
 
 
+@pytest.mark.slow
 def test_without_scikit_learn_it_names_the_cure() -> None:
     ended = python(without("sklearn"), *SHORT)
     assert ended.returncode == 2
@@ -138,6 +141,7 @@ def test_without_scikit_learn_it_names_the_cure() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_was_completed() -> None:
     # A shell that starts jobs in the background has them ignore SIGINT.
     script = (

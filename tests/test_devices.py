@@ -74,6 +74,7 @@ def python(code, **environment):
     )
 
 
+@pytest.mark.slow
 def test_importing_starts_nothing():
     done = python(
         "import sys, jaxpar; print(*(m for m in ('jax', 'flax', 'torch', 'numpy') if m in sys.modules));"

@@ -195,6 +195,7 @@ print("END")  # and no destroy: the end of the process is one
 """
 
 
+@pytest.mark.slow
 def test_a_group_from_beginning_to_end():
     zero, one = outputs(ranks(2, LIFE, devices=2))
     assert "MONITORED Rank 1 failed to pass monitoredBarrier in 500 ms" in zero
@@ -218,6 +219,7 @@ print("END")
 """
 
 
+@pytest.mark.slow
 def test_other_shapes_on_another_rank():
     for one in ranks(2, OTHERS):
         assert one.code == 1

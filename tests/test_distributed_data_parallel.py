@@ -128,6 +128,7 @@ def assert_faults_are_found(ours: Seen, theirs: Seen) -> None:
 # ----------------------------------------------------------------------------------------- the laws
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """docs/semantics.md rows D3, D4, D6, D7, D9, D13, D14; H2 to H6; J2 to J4."""
     theirs = run_torch(tmp_path, 2, cases.OF_TWO)
@@ -224,6 +225,7 @@ SYNCHRONISED = """
 """
 
 
+@pytest.mark.slow
 def test_sync_batch_norm_and_early_termination():
     """docs/semantics.md rows B2, B3, with uneven rows and ranks without any; 2.3 J6, J8."""
     path = {"PYTHONPATH": f"{ROOT}:{GLOO.parent}"}
@@ -293,6 +295,7 @@ def fits(line: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split(".*"))), line) is not None
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_raise_on_every_rank():
     """docs/semantics.md row D2, where some ranks hang and dtypes are not looked at."""
     ended = ranks(2, FAULTS, timeout=150)

@@ -39,6 +39,7 @@ def wait_for_rows(log: Path, rows: int, process: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_a_log(tmp_path):
     example = ROOT / "examples" / "12_gpt.py"
     # 276 rows of text in batches of 23: one shape, so that no step waits for a compiler.

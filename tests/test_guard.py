@@ -33,6 +33,7 @@ print("TRAINED", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "n"), [(1, 2), (0, 2), (2, 3)])
 def test_one_rank_has_another_batch_while_the_others_wait_in_a_collective(bad, n):
     ended = ranks(n, LOOP.replace("CHANGED", "20").replace("BAD", str(bad)), timeout=60)
@@ -110,6 +111,7 @@ copies(jax.random.key(r))
 """
 
 
+@pytest.mark.slow
 def test_healthy_ranks_pass_and_drifted_copies_are_named():
     zero, one = outputs(ranks(2, HEALTHY))
     for out in (zero, one):

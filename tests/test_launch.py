@@ -184,6 +184,7 @@ ENDS = {  # plan: options, exit code, what is said of it
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ENDS)
 def test_every_kind_of_end(plan, script, tmp_path):
     options, code, said = ENDS[plan]
@@ -196,6 +197,7 @@ def test_every_kind_of_end(plan, script, tmp_path):
     assert (code == 0) == ("[0] done" in out and "[1] done" in out)
 
 
+@pytest.mark.slow
 def test_every_attempt_has_a_port_of_its_own(script, tmp_path):
     launch(script, tmp_path, "0.0.0:raise,1.0.1:raise", "--max-restarts", "2", steps=1)
     found = {tuple(map(int, file.name.split("-"))) for file in tmp_path.glob("*-*-*")}
@@ -205,6 +207,7 @@ def test_every_attempt_has_a_port_of_its_own(script, tmp_path):
     assert len(set.union(*ports.values())) == 3
 
 
+@pytest.mark.slow
 def test_a_dead_process_is_noticed_at_once(script, tmp_path):
     launch(script, tmp_path, "1.3:SIGKILL")
     # Seconds on a quiet machine: 0.01 to notice and kill, 0.05 for this process to be told.
@@ -222,6 +225,7 @@ STOPS = {  # what the workers do, signals to the supervisor: exit code, what is 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STOPS)
 def test_a_supervisor_that_is_asked_to_stop(case, script, tmp_path):
     code, said = STOPS[case]
@@ -240,6 +244,7 @@ def test_a_supervisor_that_is_asked_to_stop(case, script, tmp_path):
     assert not any(map(alive, pids(tmp_path)))
 
 
+@pytest.mark.slow
 def test_what_is_ignored_stays_ignored(script, tmp_path):
     line = [sys.executable, "-m", "jaxpar", "launch", "-n", "2", str(script), str(tmp_path), "nothing", "20"]
     shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *line]
@@ -250,6 +255,7 @@ def test_what_is_ignored_stays_ignored(script, tmp_path):
     assert (process.returncode, out.count("done"), err) == (0, 2, "")
 
 
+@pytest.mark.slow
 def test_a_signal_between_two_attempts(script, tmp_path):
     process = start(script, tmp_path, "0.0:raise", "--max-restarts", "3")
     while "restart 1 of 3" not in process.stderr.readline():
@@ -259,6 +265,7 @@ def test_a_signal_between_two_attempts(script, tmp_path):
     assert (process.returncode, err) == (143, "jaxpar launch: stopped by SIGTERM between two attempts\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["supervisor killed", "rank killed", "asked to stop"])
 def test_nothing_is_left_behind(how, script, tmp_path):
     events = "1.0:child,1.50:SIGKILL" if how == "rank killed" else "1.0:child"
@@ -275,6 +282,7 @@ def test_nothing_is_left_behind(how, script, tmp_path):
     until(lambda: not any(map(alive, children)))
 
 
+@pytest.mark.slow
 def test_the_thread_that_follows_a_supervisor_where_the_kernel_cannot(tmp_path):
     code = """
         import fcntl, os, sys, time
@@ -322,6 +330,7 @@ SHOW = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "module"])
 def test_a_worker_sees_what_torchrun_would_show_it(how, tmp_path):
     import json
@@ -444,6 +453,7 @@ TALK = r"""
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--log-dir", "logs"], ["--log-dir", "logs", "--no-tee"]])
 def test_output_goes_to_the_terminal_and_to_files(options, tmp_path):
     out, err = run(tmp_path, TALK, "-n", "2", *options)
@@ -475,6 +485,7 @@ MISUSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MISUSE)
 def test_misuse_exits_with_2(case):
     line, said = MISUSE[case]
@@ -484,6 +495,7 @@ def test_misuse_exits_with_2(case):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_and_starts_nothing_and_the_supervisor_loads_no_jax(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit('it ran')")
@@ -542,6 +554,7 @@ def test_restarts_without_progress_are_counted(case, tmp_path):
     assert counts == expected
 
 
+@pytest.mark.slow
 def test_it_gives_up_without_progress(script, tmp_path, monkeypatch, capfd):
     from jaxpar._tools.launch.supervise import run
 
@@ -601,6 +614,7 @@ def test_where_a_process_stands():
     assert not waits([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stuck", [0, 1])
 def test_of_ranks_that_stopped_together_the_one_outside_of_jax_is_blamed(stuck, tmp_path):
     source = f"""

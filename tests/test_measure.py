@@ -333,6 +333,7 @@ def test_no_leaf_is_copied(order):
     assert peak < 0.5 * r["x"].nbytes
 
 
+@pytest.mark.slow
 def test_neither_jax_nor_torch_is_imported():
     code = "import sys, jaxpar.parity as p; p.measuring.measure, p.Comparison, p.Policy; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -135,6 +135,7 @@ for step in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_9_loses_nothing_and_the_log_goes_on(tmp_path):
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"go\n"

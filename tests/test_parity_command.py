@@ -57,6 +57,7 @@ def test_different(tmp_path):
     assert "epsilon=1e-05 (it acts as 1e-06)" in ended.stdout
 
 
+@pytest.mark.slow
 def test_steps_optimizer_and_replicas(tmp_path):
     (tmp_path / "spec.py").write_text(SPEC.replace("EPSILON", "1e-5"))
     options = ["--steps=3", "--optimizer=adamw:lr=1e-3,weight_decay=0.1", "--replicas=2"]
@@ -103,6 +104,7 @@ def test_no_such_file():
     assert "nowhere.py: there is no such file" in ended.output
 
 
+@pytest.mark.slow
 def test_help_imports_neither_jax_nor_torch():
     program = (
         "import sys\nfrom jaxpar._cli.main import cli\n"

@@ -252,6 +252,7 @@ def probed(path, planted=""):
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 1280])
 def test_in_a_browser(width, tmp_path, browse):
     c = REPORTS["different"]()
@@ -268,6 +269,7 @@ def test_in_a_browser(width, tmp_path, browse):
     assert seen["height"] > 100
 
 
+@pytest.mark.slow
 def test_in_a_browser_a_name_is_no_script(tmp_path, browse):
     REPORTS["hostile"]().save_html(tmp_path / "report.html")
     dom, console = browse(tmp_path / "report.html")
@@ -277,6 +279,7 @@ def test_in_a_browser_a_name_is_no_script(tmp_path, browse):
     assert "<img" not in dom
 
 
+@pytest.mark.slow
 def test_in_a_browser_a_planted_script_is_refused(tmp_path, browse):
     path = tmp_path / "report.html"
     compared().save_html(path)
@@ -286,6 +289,7 @@ def test_in_a_browser_a_planted_script_is_refused(tmp_path, browse):
     assert "<title>taken" not in dom
 
 
+@pytest.mark.slow
 def test_in_a_browser_a_planted_width_is_seen(tmp_path, browse):
     REPORTS["different"]().save_html(tmp_path / "report.html")
     dom, _ = browse(probed(tmp_path / "report.html", '<div style="width:3000px">wide</div>'))

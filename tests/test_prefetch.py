@@ -88,6 +88,7 @@ def test_all_devices_are_the_default(devices):
     assert [d for d, _ in spread(got)] == devices
 
 
+@pytest.mark.slow
 def test_one_cpu_device_is_no_placement():
     code = """
         import jax, numpy as np
@@ -271,6 +272,7 @@ def test_ctrl_c_while_waiting_for_a_batch():
     assert caught.traceback
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_a_batch_under_way():
     code = """
         import itertools, time

@@ -209,6 +209,7 @@ for epoch in jaxpar.progress(2, description="epochs"):
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_terminal():
     """A pseudo terminal is what the process sees as stderr."""
     ours, theirs = pty.openpty()

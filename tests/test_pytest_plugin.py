@@ -40,6 +40,7 @@ def run(folder, test: str, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_it_imports_neither_jax_nor_torch(tmp_path):
     ended = run(
         tmp_path,
@@ -48,6 +49,7 @@ def test_it_imports_neither_jax_nor_torch(tmp_path):
     assert ended.returncode == 0, ended.stdout
 
 
+@pytest.mark.slow
 def test_the_mark_makes_devices(tmp_path):
     test = (
         "import jax, pytest\n@pytest.mark.devices(3)\ndef test_three():\n    assert len(jax.devices()) == 3\n"
@@ -56,6 +58,7 @@ def test_the_mark_makes_devices(tmp_path):
     assert ended.returncode == 0, ended.stdout
 
 
+@pytest.mark.slow
 def test_too_few_devices_are_a_failure_that_says_why(tmp_path):
     test = "import jax, pytest\nx = jax.numpy.ones(1)\n@pytest.mark.devices(3)\ndef test_three(): pass\n"
     ended = run(tmp_path, test)
@@ -63,6 +66,7 @@ def test_too_few_devices_are_a_failure_that_says_why(tmp_path):
     assert "needs 3 devices and JAX has 1: virtual_devices: JAX already runs with" in ended.stdout
 
 
+@pytest.mark.slow
 def test_records_are_made_checked_and_made_again(tmp_path):
     healthy, wrong = COMPARING.format(epsilon=1e-5), COMPARING.format(epsilon=1e-6)
     ended = run(tmp_path, healthy)

@@ -271,6 +271,7 @@ def test_draw_seed():
         assert pair.ours.draw_seed() == want
 
 
+@pytest.mark.slow
 def test_numpy_is_all_it_needs():
     code = (
         "import sys; from jaxpar import random; random.Generator(0).randn(20); random.sampler_order(5, 0);"

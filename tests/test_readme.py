@@ -50,6 +50,7 @@ def test_the_verbs():
     assert run(PYTHON[3]) == "(10, 3)\n"
 
 
+@pytest.mark.slow
 def test_one_script_for_one_process_and_several():
     printed = re.fullmatch(r"loss (\d\.\d\d) after (\d+) updates\n", run(PYTHON[4]))
     assert printed is not None

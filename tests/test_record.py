@@ -73,6 +73,7 @@ def test_a_record_is_what_was_compared(tmp_path, arguments):
     assert "torch (record)" in found.environment
 
 
+@pytest.mark.slow
 def test_checking_needs_no_torch(tmp_path):
     parity.record(
         tmp_path / "line.safetensors",

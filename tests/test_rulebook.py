@@ -462,6 +462,7 @@ def rule_of(name: str) -> tuple[Part, ...]:
     return tuple(part for part in linear.parts if part.torch == (name,))
 
 
+@pytest.mark.slow
 def test_the_rulebook_needs_numpy_alone():
     code = "import sys, jaxpar._rulebook; print({'jax', 'flax', 'torch'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -194,6 +194,7 @@ def test_a_mean_over_ranks_is_exact():
     assert sum(s for s, _ in pairs) / sum(c for _, c in pairs) == pytest.approx(losses.mean(), abs=1e-15)
 
 
+@pytest.mark.slow
 def test_rank_and_replicas_are_those_of_the_group():
     script = """
         import jaxpar

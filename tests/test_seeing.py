@@ -159,6 +159,7 @@ def test_sizes(counts, said):
     assert sizes(*counts) == said
 
 
+@pytest.mark.slow
 def test_devices_as_json():
     ended = jaxpar("devices", "--devices", "3", "--json")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -171,6 +172,7 @@ def test_devices_as_json():
     )
 
 
+@pytest.mark.slow
 def test_watch_ends_well_on_ctrl_c():
     # A shell that starts jobs in the background has them ignore SIGINT.
     script = (
@@ -187,6 +189,7 @@ def test_watch_ends_well_on_ctrl_c():
     assert (running.returncode, said) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -201,6 +204,7 @@ def test_misuse(args, message):
     assert message in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_not_there():
     ended = jaxpar("devices", JAX_PLATFORMS="tpu")
     assert ended.returncode == 2
@@ -215,6 +219,7 @@ def test_a_backend_that_is_not_there():
     assert re.search(r"^jax_platforms +tpu$", ended.stdout, re.M)
 
 
+@pytest.mark.slow
 def test_env_as_json():
     ended = jaxpar(
         "env", "--devices", "2", "--json", XLA_FLAGS="--xla_cpu_use_fusion_emitters=true", HOME="/x"
@@ -242,6 +247,7 @@ def test_env_as_json():
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in found["variables"]  # jaxpar's own doing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "unused"),
     [

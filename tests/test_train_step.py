@@ -650,6 +650,7 @@ jaxpar.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_in_two_processes():
     for said in outputs(ranks(2, PROCESSES)):
         said = [line for line in said.splitlines() if not line.startswith("[Gloo]")]
@@ -723,6 +724,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.slow
 def test_ranks_that_would_update_differently():
     """From the same gradients to different weights: nothing else would notice."""
     for said in outputs(ranks(2, DIFFERENT)):
@@ -750,6 +752,7 @@ print("TRAINED")
 """
 
 
+@pytest.mark.slow
 def test_a_rank_in_another_mode():
     """It asks before its first step in that mode, while the other one is in the collective already."""
     for one in ranks(2, MODE, timeout=60):

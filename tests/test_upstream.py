@@ -187,6 +187,7 @@ def test_the_run_time():
     assert upstream.reached_preemption_sync_point(0) is False
 
 
+@pytest.mark.slow
 def test_nothing_of_it_starts_jax():
     source = (
         "from jaxpar import _upstream as u; assert not u.backends_are_initialized(); "
@@ -214,6 +215,7 @@ def test_promotion():
     assert upstream.promote_dtype((x, y), jnp.bfloat16)[0].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_a_pool_still_works_at_exit():
     source = (
         "from concurrent.futures import ThreadPoolExecutor as P\n"

@@ -58,6 +58,7 @@ def test_the_pool_is_set_where_the_default_is_too_small(n, cores, pool, environm
     assert os.environ.get("PJRT_NPROC") == pool
 
 
+@pytest.mark.slow
 def test_the_last_number_counts():
     code = (
         "import os, jaxpar; jaxpar.virtual_devices(9); jaxpar.virtual_devices(6); import jax;"
@@ -114,6 +115,7 @@ def test_jax_runs_with_too_few_threads(devices, environment):
         jaxpar.virtual_devices(8)
 
 
+@pytest.mark.slow
 def test_the_variables_that_the_error_names_work():
     code = "import jax; jax.devices(); import jaxpar; jaxpar.virtual_devices(3); print(len(jaxpar.devices()))"
     assert python(code, JAX_NUM_CPU_DEVICES="3", PJRT_NPROC="7") == ["3"]
@@ -128,11 +130,13 @@ def test_impossible_numbers(n):
 # -------------------------------------------------------------------------------------- JAXPAR_DEVICES
 
 
+@pytest.mark.slow
 def test_the_environment_is_honoured():
     code = "import os, jaxpar; print(len(jaxpar.devices()), os.environ['PJRT_NPROC'])"
     assert python(code, JAXPAR_DEVICES="3") == ["3", "7"]
 
 
+@pytest.mark.slow
 def test_the_call_is_stronger_than_the_environment():
     code = "import jaxpar; jaxpar.virtual_devices(2); print(len(jaxpar.devices()))"
     assert python(code, JAXPAR_DEVICES="3") == ["2"]
@@ -165,6 +169,7 @@ def test_an_environment_that_comes_too_late_is_said_once(devices, environment):
 # -------------------------------------------------------------------------------- a loop does not stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callback", [False, True])
 def test_a_loop_that_never_waits_does_not_stop(callback):
     """2,000 asynchronous steps on 8 devices, 200 with a callback; with 15 and 16 threads they stop."""

@@ -100,6 +100,7 @@ def test_how_many_a_value_allows(value, count):
     assert _visible._allowed(value) == count
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own():
     code = (
         "import os, warnings; warnings.simplefilter('error')\n"

@@ -89,6 +89,7 @@ if sys.argv[1] == "stuck":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stuck", "done"])
 def test_a_process_watches_itself_without_a_supervisor(how, fresh, monkeypatch):
     monkeypatch.setenv(_watchdog.STEP_TIMEOUT, "0.5")
@@ -149,6 +150,7 @@ def test_without_a_limit_nobody_is_silent():
     assert Pulse([worker], None, 0).silent(1e6) is None
 
 
+@pytest.mark.slow
 def test_a_mark_outlives_its_process(tmp_path):
     file = tmp_path / "beats"
     marks = Marks.create(file)

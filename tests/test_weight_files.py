@@ -392,6 +392,7 @@ def test_a_file_can_be_replaced_while_it_is_read(tmp_path):
     assert np.array_equal(parity.read_weights(path)["a"], 2 * GOOD["a"])
 
 
+@pytest.mark.slow
 def test_safetensors_need_no_torch(tmp_path):
     path = tmp_path / "w.safetensors"
     parity.write_weights(path, GOOD)

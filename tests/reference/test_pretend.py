@@ -219,6 +219,7 @@ def test_imports_torch_alone() -> None:
         assert roots - set(sys.stdlib_module_names) <= {"torch"}, path.name
 
 
+@pytest.mark.slow
 def test_readme_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
     script = tmp_path / "readme.py"
