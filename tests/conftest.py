@@ -1,17 +1,24 @@
 """Eight CPU devices and float64, before JAX wakes."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
-import jaxpar
+CACHE = Path(__file__).parent.parent / ".cache" / "compiled"
+"""Programs that another test, worker, process or run has compiled."""
+
+# JAX reads these when it is imported; workers and processes that tests start inherit them.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
+if version("jaxlib").startswith("0.10.") and OLD_EMITTERS not in os.environ.get("XLA_FLAGS", ""):
+    # XLA's newer code generator for the CPU takes four times as long to compile a small program. jaxlib 0.12
+    # knows no other, and has made it faster.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLD_EMITTERS}".strip()
+
+import jaxpar  # noqa: E402
 
 jaxpar.virtual_devices(8)
-CACHE = Path(__file__).parent.parent / ".cache" / "compiled"
-"""Programs that another test, worker, process or run has compiled; workers and processes inherit it."""
-
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
