@@ -61,4 +61,4 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/data_parallel.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-newest .cache
