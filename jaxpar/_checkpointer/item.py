@@ -40,7 +40,7 @@ class NNXItem:
         self.name, self.node = name, node
         self._state = [
             (path, leaf)
-            for path, leaf in nnx.to_flat_state(nnx.state(node))
+            for path, leaf in nnx.to_flat_state(nnx.state(node, graph=True))
             # What a forward leaves behind belongs to that forward, and is not there in a net just built.
             if not isinstance(leaf, (nnx.Intermediate, nnx.Perturbation))
         ]

@@ -50,9 +50,11 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike
         )
     if isinstance(x, nnx.Module):
         tables = [
-            m for _, m in nnx.iter_modules(x) if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
+            m
+            for _, m in nnx.iter_modules(x, graph=True)
+            if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
         ]
-        nnx.update(x, _move(nnx.state(x), "module", target, dtype, stay_spread=True))
+        nnx.update(x, _move(nnx.state(x, graph=True), "module", target, dtype, stay_spread=True))
         for table in tables:  # the one layer of Flax that computes in the dtype it was made with
             table.dtype = table.embedding.dtype
         return x
@@ -101,7 +103,7 @@ def device_of(x: PyTree) -> jax.Device:
     torch counterpart: `Tensor.device`, `next(module.parameters()).device`, and the check behind "Expected
     all tensors to be on the same device" (docs/semantics.md rows P11, P15).
     """
-    tree = nnx.state(x) if isinstance(x, nnx.Module) else x
+    tree = nnx.state(x, graph=True) if isinstance(x, nnx.Module) else x
     found: list[tuple[bool, jax.Device, str]] = [
         (not leaf.committed, _first(leaf), f"x{jax.tree_util.keystr(path)}")
         for path, leaf in jax.tree.leaves_with_path(tree)

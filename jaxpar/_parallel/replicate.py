@@ -98,7 +98,7 @@ def _copy(module: Module, values: PyTree, d: jax.Device) -> Module:
         )
 
     if isinstance(module, nnx.Module):
-        graphdef, state = nnx.split(module)
+        graphdef, state = nnx.split(module, graph=True)
         paths = [path for path, _ in nnx.to_flat_state(state)]
         flat = [jax.tree.map(on_device, value) for value in values]
         return nnx.merge(graphdef, nnx.from_flat_state(zip(paths, flat, strict=True)))

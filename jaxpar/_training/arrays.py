@@ -217,7 +217,9 @@ def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> 
     """
     paths = [split.definition.paths[i] for i in split.parameters(wrt)]
     state = nnx.from_flat_state(
-        (path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(net, wrt)) if path[root:] in paths
+        (path, leaf)
+        for path, leaf in nnx.to_flat_state(nnx.state(net, wrt, graph=True))
+        if path[root:] in paths
     )
     form: TreeDef = jax.tree.structure(state)
     # Flax's order of a flat state is not that of a tree's leaves, so places are found by numbering these.

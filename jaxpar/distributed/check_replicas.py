@@ -65,7 +65,7 @@ def _leaves(tree: PyTree) -> list[tuple[str, PyTree]]:
                 "module." + ".".join(map(str, path)),
                 leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf,
             )
-            for path, leaf in nnx.to_flat_state(nnx.state(tree))
+            for path, leaf in nnx.to_flat_state(nnx.state(tree, graph=True))
         ]
     found = jax.tree.leaves_with_path(tree)
     return [("tree" + jax.tree_util.keystr(path), leaf) for path, leaf in found]

@@ -228,8 +228,8 @@ def _copies(layer: nnx.Module, n: int) -> nnx.List:
     """n copies with the same parameters. Their streams differ, or all layers would drop the same places."""
     made = []
     for k in range(n):
-        copy = nnx.clone(layer)
-        for _, node in nnx.iter_graph(copy):
+        copy = nnx.clone(layer, graph=True)
+        for _, node in nnx.iter_graph(copy, graph=True):
             if isinstance(node, nnx.RngStream):
                 node.key.set_value(jax.random.fold_in(node.key[...], k))
         made.append(copy)

@@ -86,7 +86,7 @@ def load_checkpoint(
         taken = max((int(entry["step"]) for entry in theirs["state"].values() if "step" in entry), default=0)
     load_torch(net, model, lossy=lossy, **links)
     if optimizer is not None:
-        nnx.update(optimizer.opt_state, nnx.state(state))
+        nnx.update(optimizer.opt_state, nnx.state(state, graph=True))
         optimizer.step[...] = np.asarray(step or taken, optimizer.step.dtype)
     return {key: value for key, value in file.items() if key not in keys}
 
@@ -172,7 +172,7 @@ def _bare(net: Any) -> nnx.Module:
 def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
     """The parameters as the optimizer got them: of the net, or of its wrapper."""
     for net in nets:
-        parameters = nnx.as_pure(nnx.state(net, optimizer.wrt))
+        parameters = nnx.as_pure(nnx.state(net, optimizer.wrt, graph=True))
         fresh: Any = jax.tree.structure(jax.eval_shape(optimizer.tx.init, parameters))
         if fresh == jax.tree.structure(nnx.as_pure(optimizer.opt_state)):
             return parameters

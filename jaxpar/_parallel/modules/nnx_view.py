@@ -91,7 +91,8 @@ class NNXView:
     """One module's Variables, in the order of its flat state, with their definition."""
 
     def __init__(self, module: nnx.Module):
-        graphdef, state = nnx.split(module)
+        # As a graph, whatever Flax does by default: arrays may stand in two places, as tied weights do.
+        graphdef, state = nnx.split(module, graph=True)
         flat = list(nnx.to_flat_state(state))
         self.leaves = _leaves(module)
         # Asked once: Flax's own answer takes longer than the rest of a look at a leaf.
@@ -220,7 +221,7 @@ def _snapshots(module: nnx.Module) -> list[_Snapshot]:
 
 def _leaves(module: nnx.Module) -> list[Any]:
     """The module's own Variables (and bare arrays) in the order of its flat state."""
-    return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module))]
+    return [leaf for _, leaf in nnx.to_flat_state(nnx.state(module, graph=True))]
 
 
 def _is_float(leaf: nnx.Variable | Array) -> bool:

@@ -13,7 +13,8 @@ from flax import nnx
 
 def as_shapes(net: nnx.Module) -> nnx.Module:
     """The same module without values, so that no array of the user's moves."""
-    return nnx.eval_shape(lambda net: net, net)
+    definition, state = nnx.split(net, graph=True)
+    return nnx.merge(definition, jax.eval_shape(lambda state: state, state))
 
 
 def transformation(optimizer: Any, function: str) -> optax.GradientTransformation:
@@ -36,7 +37,7 @@ def transformation(optimizer: Any, function: str) -> optax.GradientTransformatio
 
 def optimizer_of(net: nnx.Module, tx: optax.GradientTransformation) -> nnx.Optimizer:
     """The net's optimizer without values."""
-    return nnx.eval_shape(lambda net: nnx.Optimizer(net, tx, wrt=nnx.Param), net)
+    return nnx.eval_shape(lambda net: nnx.Optimizer(net, tx, wrt=nnx.Param), net, graph=True)
 
 
 def scalar(loss_fn: Callable[..., Any], function: str) -> Callable[..., jax.Array]:

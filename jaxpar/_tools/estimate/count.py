@@ -112,7 +112,7 @@ def count(
     if len(alike) > 1:
         found = all_reduces(whole.text)
         return memory, work, Traffic(len(found), sum(found), COMPILED)
-    exchanged = [x for x in jax.tree.leaves(nnx.state(net)) if is_float(x)]
+    exchanged = [x for x in jax.tree.leaves(nnx.state(net, graph=True)) if is_float(x)]
     kinds = {x.dtype for x in exchanged}
     return memory, work, Traffic(max(len(kinds), 1), size(exchanged), SHAPES)
 

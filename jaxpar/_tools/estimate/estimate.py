@@ -94,7 +94,7 @@ def _module(net: Any) -> nnx.Module:
     """The module that is asked about, without values and without a wrapper."""
     linen_module = isinstance(net, linen.Module)  # callable as well, and not without its variables
     if not isinstance(net, nnx.Module) and callable(net) and not linen_module:
-        net = nnx.eval_shape(net)
+        net = nnx.eval_shape(net, graph=True)
     if not isinstance(net, nnx.Module):
         raise TypeError(
             "estimate: net must be an nnx.Module or a function that makes one, not "

@@ -59,7 +59,7 @@ def size(tree: PyTree) -> int:
 
 def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
     """Bytes of what is there between two steps."""
-    _, parameters, buffers = nnx.split(net, nnx.Param, ...)
+    _, parameters, buffers = nnx.split(net, nnx.Param, ..., graph=True)
     parts = {"parameters": parameters, "buffers": buffers, "optimizer": optimizer.opt_state}
     return {name: size(tree) for name, tree in parts.items()}
 

@@ -53,7 +53,9 @@ _current: ContextVar[tuple[Handler, Mapping[int, str]] | None] = ContextVar("wat
 
 @contextmanager
 def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
-    layers = [(path, layer) for path, layer in nnx.iter_modules(root) if "__call__" in dir(type(layer))]
+    layers = [
+        (path, layer) for path, layer in nnx.iter_modules(root, graph=True) if "__call__" in dir(type(layer))
+    ]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
     classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
     token = _current.set((handler, paths))

@@ -96,19 +96,19 @@ def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
 class _NNXNet(FlaxNet):
     def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype):
         super().__init__(task)
-        module = nnx.clone(module)  # the user's own module keeps its mode, types and statistics
+        module = nnx.clone(module, graph=True)  # the user's own module keeps its mode, types and statistics
         module.train() if task.training else module.eval()
         self._set_dtype(module, dtype)
-        nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState)), dtype))
+        nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
         self.prefix = 0
         if task.replicas > 1:
             _refuse_dropout(module)
             module, self.prefix = jaxpar.DataParallel(module, range(task.replicas)), 1
-        self.definition, self.parameters, self.rest = nnx.split(module, nnx.Param, ...)
+        self.definition, self.parameters, self.rest = nnx.split(module, nnx.Param, ..., graph=True)
 
     def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
         """Layers that were told to compute in one type would do so whatever their weights are."""
-        for path, layer in nnx.iter_modules(module):
+        for path, layer in nnx.iter_modules(module, graph=True):
             fixed = getattr(layer, "dtype", None)
             if fixed is not None and jnp.issubdtype(fixed, jnp.floating) and fixed != dtype:
                 layer.dtype = dtype
@@ -118,7 +118,7 @@ class _NNXNet(FlaxNet):
         net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, rest, copy=True)
         with self._watching(net, handler):
             outputs = net(*inputs, **self.task.flax_kwargs)
-        after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param)))
+        after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param), graph=True))
         known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
 
@@ -152,7 +152,7 @@ class _NNXNet(FlaxNet):
 
 def _refuse_dropout(module: nnx.Module) -> None:
     """In DataParallel the masks of a replica are its own."""
-    for path, layer in nnx.iter_modules(module):
+    for path, layer in nnx.iter_modules(module, graph=True):
         if is_active_dropout(layer, {}):
             raise MaskError(
                 f"parity.compare: {'.'.join(map(str, path))} would drop in every replica. Compare replicas "
