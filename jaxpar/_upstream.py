@@ -53,6 +53,7 @@ __all__ = [
     "detect_cluster",
     "get_opaque_trace_state",
     "in_cloud_tpu_vm",
+    "inside",
     "jaxpr_as_fun",
     "mlir",
     "opened",
@@ -108,6 +109,20 @@ def opened(program: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Any]]:
     """The program's equations and variables, and its constants."""
     jaxpr: Any = getattr(program, "jaxpr", program)
     return jaxpr, list(getattr(program, "consts", ()))
+
+
+def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:
+    """The program that a parameter of an equation is or holds.
+
+    JAX's next transformations (`jax_remat3`, `jax_custom_jvp3`, `jax_custom_vjp3`, `jax_scan3`) are one
+    primitive, `call_hi_primitive`, whose only parameter is an object that holds the program.
+    """
+    if isinstance(value, PROGRAMS):
+        return value
+    if not hasattr(value, "in_avals_flat"):
+        return None
+    found = getattr(value, "jaxpr", None) or getattr(getattr(value, "traced", None), "jaxpr", None)
+    return found if isinstance(found, PROGRAMS) else None
 
 
 def part(

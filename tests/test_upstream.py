@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from processes import ranks
 
 from jaxpar import _upstream as upstream
 
@@ -152,6 +153,30 @@ def test_programs_open_and_close():
     assert {e.primitive.name for e in inner} >= {upstream.CUSTOM_JVP}
     assert len(inner) == 3
     assert all(isinstance(e.params[upstream.CALLS[e.primitive.name]], upstream.PROGRAMS) for e in inner)
+
+
+def next_transformations(x):
+    g = jax.custom_vjp(lambda x: 2 * x)
+    g.defvjp(lambda x: (2 * x, None), lambda _, t: (2 * t,))
+    return calls(x) + g(x)
+
+
+@pytest.mark.slow
+def test_the_programs_inside_of_equations():
+    """Also those of JAX's next transformations, which a process of their own switches on."""
+    source = """
+        import jax, jax.numpy as jnp, sys
+        sys.path.insert(0, "tests")
+        for flag in ("jax_remat3", "jax_custom_jvp3", "jax_custom_vjp3"):
+            if hasattr(jax.config, flag):
+                jax.config.update(flag, True)
+        import test_upstream as t
+        eqns = t.upstream.opened(jax.make_jaxpr(t.next_transformations)(jnp.ones(3)))[0].eqns
+        held = [e for e in eqns if any(t.upstream.inside(v) is not None for v in e.params.values())]
+        print(len(held))
+    """
+    (ended,) = ranks(1, source)
+    assert (ended.code, ended.out.strip()) == (0, "4"), ended.err
 
 
 def test_an_equation_alone_and_a_program_rewritten():

@@ -34,6 +34,7 @@ from .._upstream import (
     Jaxpr,
     JaxprEqn,
     Literal,
+    inside,
     jaxpr_as_fun,
     opened,
     part,
@@ -256,8 +257,9 @@ def _names(eqn: JaxprEqn) -> str:
 
 
 def _programs(value: Any) -> Iterator[Jaxpr]:
-    if isinstance(value, PROGRAMS):
-        yield opened(value)[0]
+    program = inside(value)
+    if program is not None:
+        yield opened(program)[0]
     elif isinstance(value, tuple | list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _programs(item)
