@@ -34,8 +34,8 @@ P = TypeVar("P", ClosedJaxpr, Jaxpr)
 
 __all__ = [
     "CALLS",
-    "CUSTOM_JVP",
     "ELSEWHERE",
+    "NEXT_CALLS",
     "PROGRAMS",
     "ClosedJaxpr",
     "Jaxpr",
@@ -48,10 +48,12 @@ __all__ = [
     "backends_are_initialized",
     "batching",
     "before_thread_pools_close",
+    "called",
     "clear_backends",
     "coordination_client",
     "detect_cluster",
     "get_opaque_trace_state",
+    "has_own_jvp",
     "in_cloud_tpu_vm",
     "inside",
     "jaxpr_as_fun",
@@ -101,14 +103,28 @@ CALLS = {
 }
 """Primitives that run another program once, and the parameter that holds it."""
 
-CUSTOM_JVP = "custom_jvp_call"
-"""The primitive of `jax.custom_jvp`."""
+NEXT_CALLS = ("RematTraced", "CustomJVPTraced")
+"""The same among JAX's next transformations, which are objects; see `inside`."""
 
 
 def opened(program: ClosedJaxpr | Jaxpr) -> tuple[Jaxpr, list[Any]]:
     """The program's equations and variables, and its constants."""
     jaxpr: Any = getattr(program, "jaxpr", program)
     return jaxpr, list(getattr(program, "consts", ()))
+
+
+def called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr | None:
+    """The program that an equation runs once; None if it runs none, or as often as it likes."""
+    held = eqn.params.get(CALLS.get(eqn.primitive.name, "_prim"))
+    if isinstance(held, PROGRAMS):
+        return held
+    return inside(held) if type(held).__name__ in NEXT_CALLS else None
+
+
+def has_own_jvp(eqn: JaxprEqn) -> bool:
+    """Whether the equation is a function of `jax.custom_jvp`."""
+    held = eqn.params.get("_prim")
+    return eqn.primitive.name == "custom_jvp_call" or type(held).__name__ == "CustomJVPTraced"
 
 
 def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:

@@ -232,7 +232,7 @@ REFUSED = {
     "pmax": (lambda x: x - jax.lax.pmax(x.max(0), REPLICA), r"\(pmax\).*only sums"),
     "ppermute": (lambda x: x + jax.lax.ppermute(x.sum(0), REPLICA, [(0, 1), (1, 0)]), r"\(ppermute\)"),
     "a loop": (looped, r"\(psum in scan\).*not from loops and conditions"),
-    "own derivative": (lambda x: x + own_vjp(x), r"\(psum in custom_vjp_call\)"),
+    "own derivative": (lambda x: x + own_vjp(x), r"\(psum in (custom_vjp_call|call_hi_primitive)\)"),
     "groups": (
         lambda x: x + jax.lax.psum(x.sum(0), REPLICA, axis_index_groups=[[0, 1], [2, 3]]),
         "sums over groups of replicas",

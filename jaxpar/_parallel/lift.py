@@ -27,13 +27,13 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._typing import REPLICA, Shape
 from .._upstream import (
-    CALLS,
-    CUSTOM_JVP,
     PROGRAMS,
     ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
     Literal,
+    called,
+    has_own_jvp,
     inside,
     jaxpr_as_fun,
     opened,
@@ -85,9 +85,9 @@ def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
 
 def _check_sums(jaxpr: Jaxpr) -> None:
     for eqn in filter(communicates, jaxpr.eqns):
-        if eqn.primitive.name in CALLS:
-            for called in _programs(eqn.params):
-                _check_sums(called)
+        program = called(eqn)
+        if program is not None:
+            _check_sums(opened(program)[0])
         elif eqn.primitive.name != "psum":
             raise CollectiveError(
                 f"parallel_apply: the module has a collective over replicas ({_names(eqn)}) and these have "
@@ -150,7 +150,7 @@ def switch(
 def _has_rule(jaxpr: Jaxpr) -> bool:
     """Whether a function with a rule of its own for derivatives sums over the replicas."""
     return any(
-        eqn.primitive.name == CUSTOM_JVP or any(map(_has_rule, _programs(eqn.params)))
+        has_own_jvp(eqn) or any(map(_has_rule, _programs(eqn.params)))
         for eqn in filter(communicates, jaxpr.eqns)
     )
 
@@ -241,8 +241,9 @@ def _inline(program: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
         if eqn.primitive.name == "psum" or not communicates(eqn):
             _evaluate(jaxpr, [eqn], values)
             continue
-        called = eqn.params[CALLS[eqn.primitive.name]]
-        out = _inline(called, [_value(values, v) for v in eqn.invars])
+        inner = called(eqn)
+        assert inner is not None, "_check_sums has refused all others"
+        out = _inline(inner, [_value(values, v) for v in eqn.invars])
         values |= dict(zip(eqn.outvars, out, strict=True))
     return [_value(values, v) for v in jaxpr.outvars]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from .._upstream import PROGRAMS, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, opened
+from .._upstream import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, inside, opened
 
 Names: TypeAlias = dict[Any, Any]
 """Which variable of the one program is which of the other."""
@@ -29,8 +29,9 @@ def _equal(a: Any, b: Any, names: Names) -> bool:
     Functions among the parameters (rules for derivatives, callbacks) count as the same: they were made from
     the same source at both traces.
     """
-    if isinstance(a, PROGRAMS):
-        (one, consts), (other, others) = opened(a), opened(b)
+    program, twin = inside(a), inside(b)
+    if program is not None and twin is not None:
+        (one, consts), (other, others) = opened(program), opened(twin)
         return _equal(consts, others, names) and _equal_jaxprs(one, other, names)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(_equal(x, y, names) for x, y in zip(a, b, strict=True))
