@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 # JAX 0.11 and later need Python 3.12.
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
+QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
 .PHONY: help demo test proof quick lint next-defaults newest package benchmark clean
 
@@ -38,7 +39,7 @@ proof: $(READY)
 	$(BIN)/python -m pytest --quiet -m long
 
 quick: $(READY)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
+	$(QUICK)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,8 +47,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 next-defaults: $(READY)
-	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(BIN)/python -m pytest $(QUICK) tests/next_defaults.txt
-	JAX_REMAT3=true JAX_CUSTOM_JVP3=true JAX_CUSTOM_VJP3=true JAX_SCAN3=true $(BIN)/python -m pytest $(QUICK)
+	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(QUICK)
+	JAX_REMAT3=true JAX_CUSTOM_JVP3=true JAX_CUSTOM_VJP3=true $(QUICK)
 
 newest:
 	$(PYTHON) -m venv .venv-newest
