@@ -4,8 +4,8 @@ Whoever raises a version reads this file, and runs tests/test_upstream.py, which
 and does what is relied on, and that no other file uses a name of this kind. Differences between versions are
 handled here.
 
-What a public name would replace is used through the functions below. The names that a file cannot leave to
-this one, because it subclasses or replaces them, stand in `ELSEWHERE`.
+Each says why it is needed and what would replace it. A few names cannot be wrapped, because another file
+subclasses or replaces them; those stand in `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -68,20 +68,28 @@ __all__ = [
 
 ELSEWHERE = {
     "orbax.checkpoint.type_handlers.NumpyHandler._open_and_write": (
-        "_checkpointer/writing.py overrides it, to try every leaf before a full disk is an error"
+        "_checkpointer/writing.py overrides it, to try every leaf before a full disk is an error; "
+        "a public handler that reports every failed leaf would do"
     ),
-    "torch._C._scatter": "torch_ref replaces it: a CPU build of torch cannot copy to several devices",
-    "torch._C._gather": "as _scatter",
-    "torch._C._broadcast_coalesced": "as _scatter",
+    "torch._C._scatter": "torch_ref replaces it: a CPU build of torch lacks copies to several devices",
+    "torch._C._gather": "torch_ref replaces it: a CPU build of torch lacks copies from several devices",
+    "torch._C._broadcast_coalesced": "torch_ref replaces it: a CPU build of torch lacks broadcasts",
     "torch.nn.parallel.comm": "torch_ref replaces reduce_add, which refuses CPU tensors",
     "torch.nn.parallel._functions": "torch_ref recompiles four autograd functions, so that CPU tensors pass",
     "torch._utils._get_current_device_index": "torch_ref replaces it: CPU tensors have no device index",
-    "torch.nn.parallel.data_parallel._get_available_device_type": "torch_ref replaces it, as the next three",
-    "torch.nn.parallel.data_parallel._get_all_device_indices": "",
-    "torch.nn.parallel.data_parallel._get_devices_properties": "",
-    "torch.nn.modules.dropout._DropoutNd": "parity finds torch's dropout layers by their common class",
+    "torch.nn.parallel.data_parallel._get_available_device_type": (
+        "torch_ref replaces it: without a GPU, DataParallel would run the module alone"
+    ),
+    "torch.nn.parallel.data_parallel._get_all_device_indices": "torch_ref replaces it: torch counts GPUs",
+    "torch.nn.parallel.data_parallel._get_devices_properties": "torch_ref replaces it: torch asks GPUs",
+    "torch.nn.modules.dropout._DropoutNd": (
+        "parity finds torch's dropout layers by their common class; a list of the public ones would do"
+    ),
 }
-"""Names that other files subclass or replace, and why."""
+"""Names that other files subclass or replace: why, and what would do instead.
+
+torch's can go once torch's DataParallel runs on CPU tensors.
+"""
 
 # --------------------------------------------------------------------------------------- JAX's programs
 #
