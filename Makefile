@@ -14,7 +14,7 @@ help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
 	@echo "make test       all tests but the longest"
 	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
-	@echo "make quick      the tests of everyday work, about two minutes"
+	@echo "make quick      the tests of everyday work, about three minutes"
 	@echo "make lint       ruff and mypy"
 	@echo "make next-defaults  the everyday tests with what Flax and JAX will soon do by default"
 	@echo "make newest     the newest releases of everything: do the tests pass, which bounds can be lifted"

@@ -1,6 +1,7 @@
 """Eight CPU devices and float64, before JAX wakes."""
 
 import os
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,8 +30,19 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
 
 
+EVERY = 8
+"""Of a table marked `sampled`, quick runs the first row and every eighth after it."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    seen = Counter()
     for item in items:
+        if item.get_closest_marker("sampled"):
+            table = (item.path, item.originalname)
+            if seen[table] % EVERY:
+                item.add_marker(pytest.mark.slow)
+            seen[table] += 1
         why = next_defaults.reason(item.nodeid)
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=f"next defaults: {why}"))

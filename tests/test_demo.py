@@ -73,6 +73,7 @@ def test_parity_holds_over_even_and_uneven_batches() -> None:
     assert held[0]["parameters"] == 8 * (9 * 8 + 2 * 8 + 9 * 8 * 16 + 2 * 16 + 257 * 10)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_tables_and_verdict() -> None:
     ended = CliRunner().invoke(cli, SHORT)
@@ -81,6 +82,7 @@ def test_tables_and_verdict() -> None:
         assert expected in " ".join(ended.stdout.split())
 
 
+@pytest.mark.sampled
 @needs_torch
 @pytest.mark.parametrize(
     ("fault", "first"),

@@ -120,6 +120,7 @@ def compare(got: list[dict], want: dict[str, list[dict]]) -> None:
                 assert y.tobytes() == np.asarray(x).tobytes(), (where, y, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_collectives_are_numpys_bit_for_bit(n):
     compare(collectives(n), wanted(n))

@@ -80,6 +80,7 @@ def fits(message: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), said) is not None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs(page):
     run(page, PAGES[page])

@@ -142,6 +142,7 @@ def test_the_split_model_learns():
     assert error < 0.8 * mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["jaxpar launch", pytest.param("torchrun", marks=pytest.mark.long)])
 def test_the_distributed_example_in_two_processes(launcher):
     if launcher == "torchrun":

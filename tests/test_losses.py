@@ -23,6 +23,7 @@ X = np.random.RandomState(0).randn(4, 5)
 T = np.array([0, 3, 1, 4])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients_equal_torch(case):
     assert difference(case) <= TOLERANCE
@@ -91,6 +92,7 @@ def test_a_class_that_does_not_count_may_hold_anything():
     assert np.isfinite(np.delete(gradient, 1, 0)).all()
 
 
+@pytest.mark.slow
 def test_a_target_that_does_not_fit_into_its_steps():
     """Its own gradient is NaN, as torch's, or 0; the others are what they are."""
     steps, counts = np.array([6, 5, 6]), np.array([4, 4, 1])

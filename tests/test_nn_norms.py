@@ -21,6 +21,7 @@ from against_torch.layers import TOLERANCE, difference, refusal, round_trip  # n
 torch.set_num_threads(1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_five_steps_equal_torch(case):
     assert difference(case) <= TOLERANCE
@@ -166,6 +167,7 @@ def test_one_value_per_channel():
 
 
 # torch counts a batch without rows and leaves the rest as it is.
+@pytest.mark.slow
 def test_a_batch_without_rows():
     ours, theirs = nn.BatchNorm(3), torch.nn.BatchNorm1d(3)
     assert ours(jnp.zeros((0, 3))).shape == theirs(torch.zeros(0, 3)).shape

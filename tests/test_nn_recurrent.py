@@ -30,6 +30,7 @@ def everyday(case) -> bool:
     return case.torch.startswith("LSTM") or "Cell" in case.torch or len(case.inputs) > 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "case", [c if everyday(c) else pytest.param(c, marks=pytest.mark.long) for c in CASES], ids=str
 )
@@ -185,6 +186,7 @@ def test_a_batch_that_is_divided_stays_divided(batch_first):
         assert "all-gather" in program(lambda x: (x.reshape(-1, 3) @ np.eye(3)).reshape(x.shape))
 
 
+@pytest.mark.slow
 def test_all_kinds_of_derivatives(net):
     """By central differences: forward mode, and forward over reverse."""
     params = {name: p[...] for name, p in nnx.state(net).items()}

@@ -128,6 +128,7 @@ def other():
     thread.join()
 
 
+@pytest.mark.slow
 def test_another_thread_sees_everybodys_own(other):
     torch.manual_seed(0)
     for weights in (False, True):

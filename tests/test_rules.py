@@ -580,6 +580,7 @@ def test_other_methods_see_the_whole_batch(devices):
 
 
 # rule 80
+@pytest.mark.sampled
 @pytest.mark.parametrize("module", [Linear, lambda: jnp.tanh])
 @pytest.mark.parametrize("B", [1, 4])
 def test_no_reference_cycles(B, module):

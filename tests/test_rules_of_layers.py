@@ -20,6 +20,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("texts", LAYERS, ids=str)
 def test_there_and_back(texts):
     case = LAYERS[texts]

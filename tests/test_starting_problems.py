@@ -119,6 +119,7 @@ def test_rank_0_does_not_know_its_own_name():
     assert "the host name 'no-such-host.invalid' is unknown" in str(found)
 
 
+@pytest.mark.slow
 def test_the_port_is_taken_by_another_program():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -129,6 +130,7 @@ def test_the_port_is_taken_by_another_program():
     assert f"rank 1 of 2 did not reach rank 0 at 127.0.0.1:{port} within 1 s" in str(one)
 
 
+@pytest.mark.slow
 def test_two_ranks_0_on_one_host():
     port = free_port()
     found = meeting(start(0, 2, port), start(0, 2, port), timeout=4)

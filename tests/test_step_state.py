@@ -67,6 +67,7 @@ def moved(net, optimizer, step, kind):
     return *other, state
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("calls", [3, 4, 5], ids="after {} calls".format)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_it_goes_on_with_the_same_bits(kind, calls):

@@ -1,8 +1,10 @@
-"""The suite keeps its own rules: whatever starts a process is left out by `make quick`."""
+"""The suite keeps its own rules: what `make quick` leaves out, and what it must not."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,31 @@ def test_marks_are_read():
     assert not unmarked("@pytest.mark.slow\ndef test_it():\n    ranks(2, '')\n")
     assert not unmarked("pytestmark = pytest.mark.slow\ndef test_it():\n    ranks(2, '')\n")
     assert not unmarked("def test_it():\n    run('in this process')\n")
+
+
+TABLE = """
+import pytest
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("i", range(20))
+def test_row(i):
+    pass
+
+def test_alone():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_quick_runs_the_first_row_of_a_sampled_table_and_every_eighth_after_it(tmp_path):
+    for name in ("conftest.py", "next_defaults.py"):
+        (tmp_path / name).symlink_to(TESTS / name)
+    (tmp_path / "test_table.py").write_text(TABLE)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-c", TESTS.parent / "pyproject.toml"]
+        + ["--rootdir", tmp_path, "-m", "not slow", tmp_path],
+        capture_output=True,
+        text=True,
+    )
+    found = [line.split("::")[1] for line in run.stdout.splitlines() if "::" in line]
+    assert found == ["test_row[0]", "test_row[8]", "test_row[16]", "test_alone"], run.stdout + run.stderr

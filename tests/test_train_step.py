@@ -313,6 +313,7 @@ def test_the_ways_differ():
     assert len(set(WAYS.values())) == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_gradient_that_is_not_finite_raises_and_nothing_has_moved(kind, way):
@@ -361,6 +362,7 @@ def test_a_buffer_may_come_back_in_another_type(way):
 SHAPES = [(), (3,), (3, 1), (1, 3), (2, 3, 4), (1030,), (1100, 2)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64, jnp.complex64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 X = np.random.RandomState(0).randn(3, 2, 4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "case",
     [c if i % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for i, c in enumerate(CASES)],

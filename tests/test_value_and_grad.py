@@ -99,6 +99,7 @@ def by_hand(net, B):
 # ---------------------------------------------------------------------------------- three kinds
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
 def test_nnx(B, backend):
@@ -119,6 +120,7 @@ def test_nnx(B, backend):
             assert_close(grads, whole, NEAR)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("B", BATCHES)
 def test_linen(B, backend):

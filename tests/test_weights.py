@@ -226,6 +226,7 @@ def pair(kind: str, a: int, b: int, rngs: nnx.Rngs) -> tuple[Any, Any]:
     }[kind]()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(layers=st.lists(st.tuples(KINDS, SIZES, SIZES), min_size=1, max_size=4))
 def test_random_models_there_and_back(layers):

@@ -143,6 +143,7 @@ def batches_for(twin: Twin, B: int) -> list[tuple[np.ndarray, ...]]:
     return [twin.inputs(random, B) for _ in range(STEPS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("N", "B"), CASES)
 @pytest.mark.parametrize("name", TWINS)
 def test_training_equals_torch(name, N, B):
