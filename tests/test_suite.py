@@ -84,9 +84,9 @@ def test_quick_runs_the_first_row_of_a_sampled_table_and_every_eighth_after_it(t
     for name in ("conftest.py", "next_defaults.py"):
         (tmp_path / name).symlink_to(TESTS / name)
     (tmp_path / "test_table.py").write_text(TABLE)
+    where = ["--rootdir", tmp_path, "-c", TESTS.parent / "pyproject.toml", tmp_path]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-c", TESTS.parent / "pyproject.toml"]
-        + ["--rootdir", tmp_path, "-m", "not slow", tmp_path],
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "not slow", *where],
         capture_output=True,
         text=True,
     )
