@@ -53,6 +53,11 @@ def is_real(leaf: object) -> TypeGuard[jax.Array]:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
+def has_tracers(tree: PyTree) -> bool:
+    """Whether an eager derivative or `vmap` watches any leaf, or `jit` traces it."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
 def check_alive(leaves: Sequence[Any], names: Sequence[str] | PyTree, function: str) -> None:
     """Raises DeletedError for the first array whose buffer is gone.
 

@@ -50,6 +50,7 @@ __all__ = [
     "before_thread_pools_close",
     "called",
     "clear_backends",
+    "concrete",
     "coordination_client",
     "detect_cluster",
     "get_opaque_trace_state",
@@ -202,6 +203,14 @@ def reached_preemption_sync_point(step: int) -> bool:
     from jax.experimental import multihost_utils
 
     return multihost_utils.reached_preemption_sync_point(step)
+
+
+def concrete(x: Any) -> Any:
+    """The array that an eager derivative watches; `x` itself if nothing does; None where there is none.
+
+    `Tracer.to_concrete_value` is what JAX's own `bool(x)` uses. It alone tells where a traced value lies.
+    """
+    return x.to_concrete_value() if isinstance(x, jax.core.Tracer) else x
 
 
 def address(x: jax.Array) -> int:

@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._tree import is_array, is_real, is_staged, paths
+from .._tree import has_tracers, is_array, is_real, is_staged, paths
 from .._typing import DeviceLike, PyTree, Shape, TreeDef
+from .._upstream import concrete
 from ..errors import DimError, GatherError, GatherTypeError
 from . import placement as _placement
 from .shards import Shards, crop, separate
@@ -56,13 +57,14 @@ def gather(
 def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None) -> PyTree:
     """The pieces as one tree on `target`; None leaves them where they are."""
     stacks, _, treedef = separate(shards.tree)
-    dim = shards.placement.dim
+    placement, dim = shards.placement, shards.placement.dim
     for shapes, name in zip(shards.shapes, paths(shards.tree, "outputs"), strict=True):
         _check_shapes(shapes, dim, name)
     if any(shape == () for shapes in shards.shapes for shape in shapes):
         _warn_scalars()
     if target is not None:
-        stacks = jax.device_put(stacks, target)
+        # A derivative sends stacks back to where they were: split along axis 0, which vmap may have added.
+        stacks = jax.device_put(stacks, target, src=placement.replicated if has_tracers(stacks) else None)
     return jax.tree.unflatten(treedef, _join(stacks, shards.shapes, dim))
 
 
@@ -142,7 +144,8 @@ def _gather_list(outputs: list[PyTree], target_device: DeviceLike | None, dim: i
     joined = []
     for pieces in columns:
         if not is_staged():
-            default = next(iter(pieces[0].devices())) if is_real(pieces[0]) else jax.local_devices()[0]
+            below = concrete(pieces[0])
+            default = next(iter(below.devices())) if is_real(below) else jax.local_devices()[0]
             pieces = jax.device_put(list(pieces), _placement.output(target_device, default))
         joined.append(jnp.stack(pieces) if pieces[0].ndim == 0 else jnp.concatenate(pieces, dim))
     return jax.tree.unflatten(form, joined)

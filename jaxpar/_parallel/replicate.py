@@ -17,6 +17,7 @@ from flax import linen, nnx
 
 from .._tree import is_real
 from .._typing import DeviceLike, PyTree
+from .._upstream import concrete
 from .modules import Module, View, view
 from .placement import Placement, place
 
@@ -89,8 +90,11 @@ def replicate(network: Module, devices: Iterable[DeviceLike] | Placement, detach
 
 def _copy(module: Module, values: PyTree, d: jax.Device) -> Module:
     def on_device(x: Any) -> Any:
-        if not is_real(x):
+        below = concrete(x)
+        if not is_real(below):
             return x
+        if x is not below:
+            return jax.device_put(x, d, src=below.sharding)
         return (
             next((s.data for s in x.addressable_shards if s.device == d), None)
             if x.is_fully_replicated

@@ -173,7 +173,9 @@ def _send(x: Array, axis: int, c: int, placement: Placement) -> jax.Array:
     """`_stack`; pieces of a host array go straight to their devices, never all through the first one."""
     N = placement.N
     if not isinstance(x, np.ndarray):
-        return jax.device_put(_stack_jit(x, axis, c, N), placement.stacked)
+        # Of what a derivative or vmap watches all devices get all: vmap may add an axis in front of N.
+        where = placement.replicated if isinstance(x, jax.core.Tracer) else placement.stacked
+        return jax.device_put(_stack_jit(x, axis, c, N), where)
     x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     missing = N * c - x.shape[axis]

@@ -7,12 +7,14 @@ are copied once and stay, and the same modules are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from .._devices import devices as _devices
-from .._tree import is_array, is_real
+from .._tree import has_tracers, is_array, is_real
+from .._upstream import concrete
 from ..errors import LeafError, MisplacedError, UninitializedError
 from .placement import Placement
 
@@ -24,8 +26,21 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
     """
     for value, name in zip(values, names, strict=True):
         for leaf in jax.tree.leaves(value):
-            _check_place(leaf, name, placement)
-    return jax.device_put(values, placement.replicated)
+            _check_place(concrete(leaf), name, placement)
+    if not has_tracers(values):
+        return jax.device_put(values, placement.replicated)
+    return jax.tree.map(lambda leaf: _spread_under_derivative(leaf, placement), values)
+
+
+def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
+    """As torch's Broadcast: what flows back is summed, and returns to where the value came from.
+
+    Without `src` it would stay on all devices, and the optimizer could not add it to a parameter on one.
+    """
+    below = concrete(leaf)
+    if not is_real(below) or not below.committed or below.sharding.device_set == set(placement.devices):
+        return leaf
+    return jax.device_put(leaf, placement.replicated, src=below.sharding)
 
 
 def _check_place(leaf: object, name: str, placement: Placement) -> None:

@@ -19,6 +19,7 @@ from flax import linen, nnx
 
 from ..._typing import PyTree
 from ..placement import Placement
+from .closure_view import ClosureView, watched_cells
 from .function_view import Applied, AppliedView, FunctionView
 from .linen_view import LinenView
 from .nnx_view import view_nnx
@@ -75,4 +76,7 @@ def view(module: Module) -> View:
         return view_nnx(module)
     if isinstance(module, linen.Module):
         return LinenView(module)
-    return AppliedView(module) if isinstance(module, Applied) else FunctionView(module)
+    if isinstance(module, Applied):
+        return AppliedView(module)
+    cells = watched_cells(module)
+    return ClosureView(module, cells) if cells else FunctionView(module)

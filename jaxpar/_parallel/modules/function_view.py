@@ -101,7 +101,7 @@ class AppliedView(FunctionView):
         leaves, form = jax.tree.flatten(self.parameters)
         names = paths(self.parameters, "parameters")
         check_alive(leaves, names, "DistributedDataParallel")
-        if is_staged() or any(isinstance(x, jax.core.Tracer) for x in leaves):
+        if is_staged():
             return self.parameters
         return jax.tree.unflatten(form, spread(leaves, names, placement))
 

@@ -82,7 +82,7 @@ class LinenView:
         names = ["".join(jax.tree_util.keystr((k,)) for k in path) for path, _ in leaves]
         arrays = [leaf for _, leaf in leaves]
         check_alive(arrays, names, "DataParallel")
-        if is_staged() or any(isinstance(v, jax.core.Tracer) for v in arrays):
+        if is_staged():
             return self._values
         return jax.tree.unflatten(jax.tree.structure(self._values), spread(arrays, names, placement))
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import errors as flax_errors
 from flax import nnx
 
-from ..._tree import check_alive, is_staged, same
+from ..._tree import check_alive, has_tracers, is_staged, same
 from ..._typing import Array, PyTree, Static
 from ..._upstream import set_past_trace
 from ..placement import Placement
@@ -114,10 +114,11 @@ class NNXView:
         check_alive(values, self.names, "DataParallel")
         if placement is self._placement and all(map(operator.is_, values, self._placed)):
             return values
-        if is_staged() or any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(values)):
+        if is_staged():
             return values  # where tracers lie is the business of the program around
         placed = spread(values, self.names, placement)
-        self._remember(placed, placement)
+        if not has_tracers(values):
+            self._remember(placed, placement)
         return placed
 
     def parameters(self, wrt: nnx.filterlib.Filter) -> tuple[int, ...]:

@@ -1,0 +1,86 @@
+"""Functions that hold arrays which an eager derivative watches: `lambda x: x @ w` under `jax.grad`.
+
+JAX would hand `w` to the program by itself, from the device where it lies, and refuse to mix it with rows on
+several. So what a derivative watches is data here, as a module's parameters are: it goes to all devices, and
+its gradient is summed and returns to where it came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..._tree import has_tracers, is_array, is_staged
+from ..._typing import PyTree, Static
+from ..placement import Placement
+from ..spread import spread
+from .function_view import FunctionView
+
+Cells = dict[int, PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosureDefinition:
+    """A function without what its `values` bring."""
+
+    function: Static
+
+    def __call__(
+        self, values: Cells, replica: jax.Array | None, args: tuple, kwargs: dict
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        return self.apply(operator.call, values, replica, args, kwargs)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        values: Cells,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict,
+    ) -> tuple[PyTree, dict[Any, PyTree]]:
+        del replica
+        return function(_filled(self.function.value, values), *args, **kwargs), {}
+
+
+class ClosureView(FunctionView):
+    """A function whose watched cells are its parameters."""
+
+    def __init__(self, function: Callable[..., Any], cells: Cells):
+        super().__init__(function)
+        assert isinstance(function, types.FunctionType)
+        # The program outlives the derivative, whose tracers it must not hold.
+        emptied = _filled(function, dict.fromkeys(cells))
+        self.definition = ClosureDefinition(Static(emptied))  # type: ignore[assignment]
+        self.cells = cells
+
+    def values(self, placement: Placement) -> Cells:  # type: ignore[override]
+        leaves, form = jax.tree.flatten(self.cells)
+        return jax.tree.unflatten(form, spread(leaves, ["an array of the function"] * len(leaves), placement))
+
+
+def watched_cells(function: object) -> Cells:
+    """Those cells of a function's closure that hold arrays, some of them watched, by number."""
+    if not isinstance(function, types.FunctionType) or is_staged():
+        return {}
+    held: Cells = {}
+    for i, cell in enumerate(function.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # a name that is not bound yet
+            held[i] = cell.cell_contents
+    return {i: x for i, x in held.items() if has_tracers(x) and all(map(is_array, jax.tree.leaves(x)))}
+
+
+def _filled(function: types.FunctionType, values: Cells) -> types.FunctionType:
+    """The same function with other values in some cells."""
+    closure = enumerate(function.__closure__ or ())
+    cells = [types.CellType(values[i]) if i in values else cell for i, cell in closure]
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
