@@ -545,7 +545,7 @@ PROGRESS = {  # per attempt (steps, beats, seconds); restarts in a row without p
 @pytest.mark.parametrize("case", PROGRESS)
 def test_restarts_without_progress_are_counted(case, tmp_path):
     attempts, expected = PROGRESS[case]
-    supervisor = Supervisor(Settings(2, "train.py"), None, tmp_path)
+    supervisor = Supervisor(Settings(2, "train.py"), None, tmp_path, None)
     counts = []
     for step, beats, seconds in attempts:
         worker = SimpleNamespace(step=step, beats=beats)

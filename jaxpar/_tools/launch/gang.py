@@ -6,6 +6,7 @@ whatever it has started (data loaders, compilers) can be ended with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from ..._training.watchdog import BEAT_FILE, LIFELINE, Marks
 from .environment import free_port, variables
 from .output import Output
 from .settings import Settings
+from .sink import Terminal
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 
@@ -79,10 +81,11 @@ class Worker:
 class Gang:
     """n workers with one port, each in a process group of its own."""
 
-    def __init__(self, settings: Settings, restart: int, folder: Path) -> None:
+    def __init__(self, settings: Settings, restart: int, folder: Path, terminal: Terminal) -> None:
         self.born, self.clock = time.time(), time.monotonic()
         logs = settings.log_dir and settings.log_dir / f"attempt_{restart}"
-        self.output = Output(settings.tee, logs)
+        self.terminal = terminal
+        self.output = Output(terminal if settings.tee else None, logs)
         self.workers: list[Worker] = []
         port = free_port()
         try:
@@ -123,7 +126,7 @@ class Gang:
         now = time.time()
         found = []
         for worker in self.running:
-            worker.code = worker.process.poll()
+            worker.code = _code(worker.process)
             if worker.code is not None:
                 worker.ended = now
                 found.append(worker)
@@ -133,22 +136,35 @@ class Gang:
         """Sends a signal to the workers that run."""
         # Not to their groups: what they have started is theirs to end, and a script may save with it first.
         for worker in self.running:
-            worker.process.send_signal(number)
+            os.kill(worker.process.pid, number)
 
     def kill(self) -> None:
         """Ends all workers, and what they have started, at once; waits for them."""
         for worker in self.workers:
-            if worker.code != 0:
-                try:
-                    os.killpg(worker.process.pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):  # macOS refuses if only dead ones are left
-                    continue
-        for worker in self.running:
-            worker.killed = True
-            worker.code = worker.process.wait()
-            worker.ended = time.time()
+            # macOS refuses if only dead ones are left
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+        for worker in self.workers:
+            code = worker.process.wait()
+            if worker.code is None:
+                worker.code, worker.killed, worker.ended = code, True, time.time()
 
     def close(self) -> None:
-        self.output.close()
+        """Closes what it had open, and says what could not be written."""
+        for lost in self.output.close():
+            self.terminal.say(lost)
         for worker in self.workers:
             os.close(worker.lifeline)
+
+
+def _code(process: subprocess.Popen[bytes]) -> int | None:
+    """A process's exit code, as `poll` gives it; None while it runs.
+
+    `poll` would free its number, which is its group's too, and `kill` could meet somebody else's processes.
+    """
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.poll()
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

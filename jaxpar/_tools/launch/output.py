@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
 import threading
 from collections import deque
 from pathlib import Path
 from typing import IO, BinaryIO
+
+from .sink import Sink, Terminal
 
 KEPT, LONGEST = 400, 65536
 
@@ -19,7 +20,7 @@ KEPT, LONGEST = 400, 65536
 class Stream:
     """One pipe of one rank, which keeps the last lines for the report."""
 
-    def __init__(self, rank: int, pipe: IO[bytes], echo: BinaryIO | None, file: BinaryIO | None) -> None:
+    def __init__(self, rank: int, pipe: IO[bytes], echo: Sink | None, file: Sink | None) -> None:
         self.pipe, self.echo, self.file = pipe, echo, file
         self.prefix = b"[%d] " % rank
         self.rest = b""
@@ -28,30 +29,29 @@ class Stream:
     def read(self) -> bool:
         """Reads what is there and passes it on; False at the end of the pipe."""
         chunk = os.read(self.pipe.fileno(), LONGEST)
-        if self.file:
-            self.file.write(chunk)
+        if self.file and chunk:
+            self.file.put(chunk)
         *whole, self.rest = (self.rest + chunk).split(b"\n")
         if self.rest and (not chunk or len(self.rest) >= LONGEST):  # a line may never end
             whole.append(self.rest)
             self.rest = b""
         self.lines.extend(whole)
         if self.echo and whole:
-            try:
-                self.echo.write(b"".join(self.prefix + line + b"\n" for line in whole))
-                self.echo.flush()
-            except BrokenPipeError:  # as of `| head`, which is no reason to stop the training
-                self.echo = None
+            self.echo.put(b"".join(self.prefix + line + b"\n" for line in whole))
         return bool(chunk)
 
 
 class Output:
-    """Reads all pipes of a gang, in a thread: a terminal that stands still must not stop the supervisor."""
+    """Reads all pipes of a gang, in a thread, whatever becomes of what it passes on.
 
-    def __init__(self, tee: bool, folder: Path | None) -> None:
-        self.tee, self.folder = tee, folder
+    Without a `terminal` nothing is printed, without a `folder` nothing is filed.
+    """
+
+    def __init__(self, terminal: Terminal | None, folder: Path | None) -> None:
+        self.terminal, self.folder = terminal, folder
         self.streams: dict[int, tuple[Stream, Stream]] = {}
         self.selector = selectors.DefaultSelector()
-        self.files: list[BinaryIO] = []
+        self.files: list[tuple[BinaryIO, Sink]] = []
         self.thread = threading.Thread(target=self._run, daemon=True)
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -61,9 +61,11 @@ class Output:
         assert err is not None
         file = None
         if self.folder:
-            file = open(self.folder / f"rank_{rank}.log", "ab", buffering=0)  # noqa: SIM115
-            self.files.append(file)
-        echoes = (sys.stdout.buffer, sys.stderr.buffer) if self.tee else (None, None)
+            path = self.folder / f"rank_{rank}.log"
+            opened = open(path, "ab", buffering=0)  # noqa: SIM115
+            file = Sink(str(path), opened.fileno())
+            self.files.append((opened, file))
+        echoes = (self.terminal.out, self.terminal.err) if self.terminal else (None, None)
         pair = (Stream(rank, out, echoes[0], file), Stream(rank, err, echoes[1], file))
         self.streams[rank] = pair
         for stream in pair:
@@ -84,14 +86,16 @@ class Output:
         lines = list(err.lines) or list(out.lines)
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
-    def close(self) -> None:
-        """Closes the files, after what is still on its way."""
+    def close(self, patience: float = 10) -> list[str]:
+        """Closes the files, after what is still on its way; what could not be written, and where."""
         self.thread.join(1)  # not for ever: a process that outlives its gang holds a pipe open
-        if self.thread.is_alive():
-            return
-        self.selector.close()
-        for file in self.files:
-            file.close()
-        for pair in self.streams.values():
-            for stream in pair:
-                stream.pipe.close()
+        for _, sink in self.files:
+            sink.close(patience)
+        if not self.thread.is_alive():
+            self.selector.close()
+            for file, _ in self.files:
+                file.close()
+            for pair in self.streams.values():
+                for stream in pair:
+                    stream.pipe.close()
+        return [sink.report() for _, sink in self.files if sink.lost]

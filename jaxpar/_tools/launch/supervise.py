@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import shlex
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from . import report
 from .environment import free_port, variables
 from .gang import Gang, plain_command
 from .settings import DONE, NEVER_RESTARTED, PREEMPTED, Settings
+from .sink import Terminal
 from .watch import STOPS, Outcome, Signals, Watch
 
 
@@ -32,7 +32,11 @@ def run(settings: Settings) -> int:
       DeviceError: there are GPUs, but fewer than the processes are to have.
     """
     with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
-        return Supervisor(settings, signals, Path(folder)).run()
+        terminal = Terminal()
+        try:
+            return Supervisor(settings, signals, Path(folder), terminal).run()
+        finally:
+            terminal.close()
 
 
 def dry(settings: Settings) -> int:
@@ -47,26 +51,27 @@ def dry(settings: Settings) -> int:
 class Supervisor:
     """Starts gangs, and counts restarts and those that led nowhere."""
 
-    def __init__(self, settings: Settings, signals: Signals, folder: Path) -> None:
+    def __init__(self, settings: Settings, signals: Signals, folder: Path, terminal: Terminal) -> None:
         self.settings, self.signals, self.folder = settings, signals, folder
+        self.terminal = terminal
         self.restarts = self.counted = self.idle = 0
         self.highest = -1
         self.beats = False
 
     def run(self) -> int:
         while True:
-            gang = Gang(self.settings, self.restarts, self.folder)
+            gang = Gang(self.settings, self.restarts, self.folder, self.terminal)
             outcome = Watch(gang, self.settings, self.signals).run()
             self.judge(gang)
             end = self._reason_to_end(outcome)
             if end is not None:
-                self._say(report.last(gang, outcome, end))
+                self.terminal.say(report.last(gang, outcome, end))
                 return outcome.code
             self.counted += outcome.code != PREEMPTED  # the machine was wanted back: not the script's fault
             delay = self.settings.delay(max(self.idle - 1, 0))
-            self._say(report.between(gang, outcome, self.counted, self.settings, delay))
+            self.terminal.say(report.between(gang, outcome, self.counted, self.settings, delay))
             if stop := self._sleep(delay):
-                self._say(f"stopped by {signal.Signals(stop).name} between two attempts")
+                self.terminal.say(f"stopped by {signal.Signals(stop).name} between two attempts")
                 return PREEMPTED if outcome.code == PREEMPTED else 128 + stop
             self.restarts += 1
 
@@ -109,10 +114,6 @@ class Supervisor:
             if number in STOPS:
                 return number
         return None
-
-    def _say(self, text: str) -> None:
-        if text:
-            print(f"jaxpar launch: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
