@@ -167,6 +167,23 @@ def test_iterables_are_read_once_and_in_order(n, options):
     assert [b.tolist() for b in DataLoader((i for i in range(5)), 2, num_workers=n)] == [[0, 1], [2, 3], [4]]
 
 
+@pytest.mark.parametrize("n", [0, 2])
+def test_an_iterable_that_is_longer_than_it_said(n):
+    class Stream:
+        def __len__(self):
+            return 4
+
+        def __iter__(self):
+            return iter(range(6))
+
+    loader = DataLoader(Stream(), 2, num_workers=n)
+    assert len(list(loader)) == 3  # nobody asked for the length
+    assert len(loader) == 2
+    with pytest.warns(UserWarning, match=r"len\(loader\) was 2, and batch 2 has been read") as caught:
+        assert len(list(loader)) == 3
+    assert len(caught) == 1
+
+
 # -------------------------------------------------------------------------------------------- batches
 
 Point = collections.namedtuple("Point", "x y")

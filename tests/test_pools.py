@@ -141,3 +141,13 @@ def test_shapes_that_are_no_pictures():
         F.max_pool(jnp.ones((8, 3)), 2)
     with pytest.raises(ValueError, match=r"stride=\(1, 1\) has 2 numbers for 3 spatial axes"):
         F.avg_pool(jnp.ones((8, 8, 8, 3)), (2, 2, 2), (1, 1))
+
+
+@pytest.mark.parametrize("p", [1.5, 3, 0.5, 2])
+def test_the_gradient_of_a_root_of_a_negative_number(p):
+    """NaN where torch has NaN, and the numbers of the other windows."""
+    v = np.array([1.0, -2.0, 3.0, 0.5])
+    theirs = torch.tensor(v, requires_grad=True)
+    torch.nn.functional.lp_pool1d(theirs[None], float(p), 2).sum().backward()
+    ours = jax.grad(lambda v: F.lp_pool(v[None, :, None], p, 2).sum())(jnp.asarray(v))
+    np.testing.assert_allclose(ours, theirs.grad, rtol=1e-14)

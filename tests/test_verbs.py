@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import jaxpar
 from jaxpar import errors
@@ -133,6 +133,32 @@ def test_exceptions_of_modules_in_a_list(devices):
     with pytest.raises(KeyError, match="wonderful") as caught:
         jaxpar.parallel_apply([jnp.tanh, fails], [X, X], None, [0, 3])
     assert caught.value.__notes__ == ["Caught KeyError in replica 1 on device cpu:3."]
+
+
+class Fails(nnx.Module):
+    def __init__(self, home):
+        self.w = nnx.Param(jax.device_put(jnp.ones(2), home))
+
+    def __call__(self, x):
+        raise KeyError("as planned")
+
+
+@pytest.mark.parametrize(
+    ("module", "where"),
+    [
+        (lambda d: Fails(d[3]), "cpu:3"),
+        (
+            lambda d: linen.Dense(1).bind({"params": {"kernel": jax.device_put(jnp.ones((9, 9)), d[5])}}),
+            "cpu:5",
+        ),
+        (lambda d: lambda x: {}["as planned"], "cpu:0"),
+    ],
+    ids=["NNX", "Linen", "a function"],
+)
+def test_an_exception_names_the_device_of_a_module_in_a_list(module, where, devices):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        jaxpar.parallel_apply([module(devices)], [(jnp.ones((2, 2)),)])
+    assert f"in replica 0 on device {where}." in caught.value.__notes__[-1]
 
 
 def test_other_devices_for_inputs_and_replicas():

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+from flax import linen, nnx
 
 from .._devices import devices as _devices
-from .._tree import is_array, is_staged
+from .._tree import is_array, is_real, is_staged
 from .._typing import DeviceLike, PyTree
 from ..errors import CountError
 from . import program as _program
@@ -114,10 +115,26 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
         try:
             outputs.append(module(*args, **kwargs))
         except Exception as error:
-            on = f" on device {_devices.name(d)}" if d else ""
-            error.add_note(f"Caught {type(error).__name__} in replica {i}{on}.")
+            on = " and ".join(map(_devices.name, [d] if d else _homes(module, args, kwargs)))
+            error.add_note(f"Caught {type(error).__name__} in replica {i}{on and f' on device {on}'}.")
             raise
     return outputs
+
+
+def _homes(module: Any, *inputs: Any) -> list[jax.Device]:
+    """Where a module's arrays are, or its inputs if it has none."""
+    for tree in (_arrays(module), inputs):
+        found = {d for x in jax.tree.leaves(tree) if is_real(x) and not x.is_deleted() for d in x.devices()}
+        if found:
+            return sorted(found, key=lambda d: d.id)
+    return []
+
+
+def _arrays(module: Any) -> PyTree:
+    if isinstance(module, nnx.Module):
+        return nnx.state(module, graph=True)
+    bound = isinstance(module, linen.Module) and module.scope is not None
+    return module.variables if bound else ()
 
 
 # ------------------------------------------------------------------------------------ as one program

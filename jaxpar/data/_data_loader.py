@@ -116,6 +116,7 @@ class DataLoader:
         self.collate_fn = collate_fn or (default_convert if batch_sampler is None else default_collate)
         self.persistent_workers = persistent_workers
         self._stream = stream
+        self._promised: int | None = None
         self._position: Position | None = None
         self._resume: dict[str, Any] | None = None
         # Several threads would mix up the order of an iterable. torch's workers each read all of it.
@@ -137,9 +138,10 @@ class DataLoader:
         if not self._stream:
             return len(self._index_sampler)
         n = len(self.dataset)
-        if self.batch_size is None:
-            return n
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+        if self.batch_size is not None:
+            n = n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+        self._promised = n
+        return n
 
     def __iter__(self) -> Epoch:
         if self.timeout and not self.num_workers:
@@ -148,7 +150,8 @@ class DataLoader:
         if resume is not None:
             self._check_epoch(resume)
             self._restore(resume["start"])
-        self._position = position = Position(self._start() if resume is None else resume["start"])
+        start = self._start() if resume is None else resume["start"]
+        self._position = position = Position(start, promised=self._promised)
         fetch = fetcher(self.dataset, self.collate_fn, self.batch_sampler is not None, self.drop_last)
         index = self._index(isinstance(fetch, ArrayFetcher))
         # The workers' seed, which torch draws even without workers: it moves the stream in each epoch.

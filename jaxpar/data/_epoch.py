@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
@@ -14,11 +15,15 @@ from ._workers import Workers
 
 @dataclasses.dataclass
 class Position:
-    """How far an epoch has come; `start` is the loader's state before the epoch's first draw."""
+    """How far an epoch has come; `start` is the loader's state before the epoch's first draw.
+
+    `promised` is what `len(loader)` told somebody of an iterable, which may give more.
+    """
 
     start: dict[str, Any]
     batches: int = 0
     ended: bool = False
+    promised: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +73,12 @@ class Epoch:
             self._release()
             raise StopIteration
         self._position.batches = number + 1
+        if number == self._position.promised:
+            warnings.warn(
+                f"DataLoader: the iterable data set is longer than it said: len(loader) was {number}, and "
+                f"batch {number} has been read. Whatever asked for the length is wrong; correct __len__.",
+                stacklevel=2,
+            )
         return batch
 
     def _read(self) -> tuple[int, Batch]:

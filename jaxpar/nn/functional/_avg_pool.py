@@ -70,8 +70,9 @@ def lp_pool(
     over = pool_windows("lp_pool", x, kernel_size, stride, ceil_mode=ceil_mode)
     check_counts("lp_pool", x, over)
     mean = _avg_pool(x**norm_type, over, True, None)
-    # torch writes the mean in this way too, and so its derivative at 0 is 0.
-    mean = jnp.sign(mean) * jax.nn.relu(jnp.abs(mean))
+    # torch writes sign(mean) * relu(|mean|), so the derivative at 0 is 0. At NaN torch's relu has 1, JAX's 0.
+    size = jnp.abs(mean)
+    mean = jnp.sign(mean) * jnp.where(size <= 0, 0, size)
     return (mean * math.prod(w.size for w in over)) ** (1 / norm_type)
 
 

@@ -1,0 +1,47 @@
+"""Which layers take `dtype`, `param_dtype` and `rngs`: what docs/nn.md says of them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from flax import nnx
+
+from jaxpar import nn
+
+LAYERS = [
+    name for name in dir(nn) if isinstance(made := getattr(nn, name), type) and issubclass(made, nnx.Module)
+]
+TYPES = {"dtype", "param_dtype", "rngs"}
+DRAW = {"AlphaDropout", "Dropout", "FeatureAlphaDropout", "FeatureDropout", "RReLU"}
+WITHOUT_PARAMETERS = {
+    *("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LPPool", "MaxPool", "MaxUnpool", "LocalResponseNorm"),
+    *(
+        "CircularPad",
+        "ConstantPad",
+        "ReflectionPad",
+        "ReplicationPad",
+        "ZeroPad",
+        "Upsample",
+        "Fold",
+        "Unfold",
+    ),
+    *("ChannelShuffle", "PixelShuffle", "PixelUnshuffle"),
+}
+REPEAT_OR_WRAP = {"TransformerDecoder", "TransformerEncoder", "WeightNorm", "SpectralNorm"}
+
+
+def test_all_layers_are_looked_at():
+    assert len(LAYERS) > 40
+    assert set(LAYERS) > DRAW | WITHOUT_PARAMETERS | REPEAT_OR_WRAP
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_who_takes_types(name):
+    taken = TYPES & set(inspect.signature(getattr(nn, name).__init__).parameters)
+    if name in DRAW or name == "SpectralNorm":  # its vectors are drawn
+        assert taken == {"rngs"}
+    elif name in WITHOUT_PARAMETERS | REPEAT_OR_WRAP:
+        assert not taken
+    else:
+        assert taken == TYPES
