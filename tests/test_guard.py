@@ -111,6 +111,55 @@ copies(jax.random.key(r))
 """
 
 
+REFUSED = """
+import numpy as np, jaxpar.distributed as dist
+from jaxpar import errors
+
+dist.init_process_group(timeout=60)
+r = dist.get_rank()
+try:
+    dist.all_reduce(np.ones(2 + r))
+except errors.DivergenceError as error:
+    print("REFUSED", error)
+for n in range(2, 6):  # also the shapes that were refused
+    assert dist.all_reduce(np.ones(n)).tolist() == [dist.get_world_size()] * n
+print("GOES ON")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_collective_that_all_ranks_refuse_leaves_the_group_usable(n):
+    for out in outputs(ranks(n, REFUSED, timeout=60)):
+        assert out.count("of collectives: the ranks differ in x: rank 0 has float") == 1
+        assert "end the job" not in out
+        assert "GOES ON" in out
+
+
+INSIDE = """
+import numpy as np, jaxpar.distributed as dist
+from jaxpar import errors
+
+dist.init_process_group(timeout=60)
+r = dist.get_rank()
+dist.all_reduce(np.ones(2))
+try:
+    dist.all_reduce(np.ones(9 if r else 2))
+except errors.DivergenceError as error:
+    print("REFUSED", error, flush=True)
+dist.all_reduce(np.ones(2))
+"""
+
+
+@pytest.mark.slow
+def test_a_collective_that_another_rank_is_in_ends_the_job():
+    zero, one = ranks(2, INSIDE, timeout=60)
+    assert zero.code != 0
+    assert one.code != 0
+    for said in (one.out, one.err):  # the first time, and at every other call
+        assert "Rank 0 went on into it and cannot come back: end the job." in said
+
+
 @pytest.mark.slow
 def test_healthy_ranks_pass_and_drifted_copies_are_named():
     zero, one = outputs(ranks(2, HEALTHY))

@@ -40,7 +40,9 @@ class Ledger:
     def __init__(self, name: str, group: Group):
         self.name, self.group = name, group
         self.known: dict[Hashable, Parts] = {}
-        self.record: dict[int, Hashable] = {}
+        self.record: dict[int, Parts] = {}
+        self.asked: set[int] = set()
+        """The steps at which this rank has something new, and so does not go on before all have answered."""
         self.first: int | None = None
         self.latest = -1
         self.questions: dict[int, list[str]] = {}
@@ -64,8 +66,10 @@ class Ledger:
         new = key not in self.known
         if new:
             self.known[key] = parts()
-        self.record[step] = key
+            self.asked.add(step)
+        self.record[step] = self.known[key]
         self.record.pop(step - LENGTH, None)
+        self.asked.discard(step - LENGTH)
         self.first = step if self.first is None else self.first
         self.latest = step
         if self.questions:
@@ -73,22 +77,28 @@ class Ledger:
         if self.problem:
             raise DivergenceError(self.problem)
         if new:
-            self._ask(step, self.known[key])
+            self._ask(step, key)
 
     # -------------------------------------------------------------------------------------- asking
 
-    def _ask(self, step: int, mine: Parts) -> None:
+    def _ask(self, step: int, key: Hashable) -> None:
+        mine = self.known[key]
         folder = f"{PREFIX}/{self.group.generation}/{self.name}/{step}/{self.group.rank}"
         _messages.send("question", name=self.name, step=step, folder=folder, parts=mine)
         # All answers are waited for, also after one that differs: the error names every rank's value.
-        answers: dict[int, Parts] = {self.group.rank: mine}
-        for rank in range(self.group.size):
-            if rank != self.group.rank:
-                answers[rank] = json.loads(self._wait(folder, rank, step))
+        others = [rank for rank in range(self.group.size) if rank != self.group.rank]
+        answers = {rank: json.loads(self._wait(folder, rank, step)) for rank in others}
         delete(folder)
-        problem = difference(f"step {step} of {self.name}", answers)
-        if problem:
-            raise DivergenceError(problem)
+        said = {rank: answer["parts"] for rank, answer in answers.items()} | {self.group.rank: mine}
+        problem = difference(f"step {step} of {self.name}", dict(sorted(said.items())))
+        if not problem:
+            return
+        # Nobody has run what was refused, if it was new to all: the group goes on, and this may come again.
+        del self.known[key]
+        inside = [rank for rank, answer in answers.items() if not answer["asked"]]
+        if inside:
+            self.problem = f"{problem} {_inside(inside)}"
+        raise DivergenceError(self.problem or problem)
 
     def _wait(self, folder: str, rank: int, step: int) -> str:
         waited = 0.0
@@ -127,20 +137,29 @@ class Ledger:
 
     def _answer(self, message: _messages.Message) -> None:
         step = message["step"]
-        mine = self._at(step)
-        put(f"{message['folder']}/{self.group.rank}", json.dumps(mine))
+        mine, asked = self._at(step), step in self.asked
+        put(f"{message['folder']}/{self.group.rank}", json.dumps({"parts": mine, "asked": asked}))
+        if asked:
+            return  # the main thread hears it from the answers to its own question
         both = {self.group.rank: mine, message["rank"]: message["parts"]}
+        problem = difference(f"step {step} of {self.name}", both)
         # This thread has nobody to raise it to; `check` does, if the main thread ever gets there.
-        self.problem = self.problem or difference(f"step {step} of {self.name}", both)
+        if problem and not self.problem:
+            self.problem = f"{problem} {_inside([self.group.rank])}"
 
     def _at(self, step: int) -> Parts:
         """What this rank had at a step; empty if that was too long ago to be known."""
         if step in self.record:
-            return self.known[self.record[step]]
+            return self.record[step]
         assert self.first is not None
         if self.first <= step <= self.latest - LENGTH:
             return {}
         return {"step": f"left out step {step} (it is at {self.latest}, its first was {self.first})"}
+
+
+def _inside(ranks: list[int]) -> str:
+    which = ranks_text(ranks)
+    return f"{which[0].upper()}{which[1:]} went on into it and cannot come back: end the job."
 
 
 def ledger(name: str) -> Ledger | None:
