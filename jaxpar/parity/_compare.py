@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import NotDeterministicError
+from ..errors import LeafError, NotDeterministicError
 from . import _levels
 from ._comparison import Comparison, require_same
 from ._ctrl_c import between_steps
@@ -213,11 +213,29 @@ def _check_determinism(pair: Pair, sides: Sides[TorchSide], batch: Batch, findin
     On the way the elements at a kink are counted.
     """
     dtype = sides.reference.dtype
-    first = pair.reference(dtype).step(batch, counted(findings.notes))
+    theirs = pair.reference(dtype)
+    first = theirs.step(batch, counted(findings.notes))
     second = pair.reference(dtype).step(batch)
     _require_equal("the torch module", first, second)
+    torchs = first.outputs
     first, second = (sides.candidate.step(batch, first.masks, keep=False) for _ in range(2))
+    if not torchs and not first.outputs and not first.loss:
+        raise LeafError(
+            "parity.compare: neither module returned an array, so there is nothing to compare. Return what "
+            "they compute, or give loss=."
+        )
     _require_equal("the Flax module", first, second)
+    findings.notes += _forms(theirs.sole, sides.candidate.sole)
+
+
+def _forms(theirs: str | None, ours: str | None) -> list[str]:
+    """A sentence if the only array comes out of other containers."""
+    if theirs is None or ours is None or theirs == ours:
+        return []
+    words = [f"as outputs{path}" if path else "alone" for path in (theirs, ours)]
+    return [
+        f"torch returns its only output {words[0]} and Flax {words[1]}; they are compared with each other"
+    ]
 
 
 def _require_equal(what: str, first: Seen, second: Seen) -> None:

@@ -13,6 +13,7 @@ from ..._typing import PyTree
 from .._weights.tree import FlaxModule, Variables
 from .flax_attention import softmax_in_float64
 from .flax_net import Arrays, cast, flax_net
+from .outputs import outputs_of
 from .task import Batch, Named, Seen, Task, factors
 
 
@@ -34,6 +35,7 @@ class FlaxSide:
         factors: Named | None = None,
     ):
         self.factors = factors
+        self.sole: str | None = None
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
         self.tx = task.optimizer[1] if task.optimizer else None
@@ -64,7 +66,7 @@ class FlaxSide:
         if keep:
             self.parameters, self.rest, self.opt_state = after
         return Seen(
-            outputs=_numpy(named_leaves(outputs)),
+            outputs=_numpy(outputs),
             loss={"": np.asarray(loss)} if self.task.loss else {},
             input_gradients={str(i): np.asarray(x) for i, x in of_inputs.items()},
             gradients=_numpy(self.net.named_parameters(gradients)),
@@ -88,7 +90,8 @@ class FlaxSide:
         def objective(parameters: PyTree, floating: dict[int, jax.Array]) -> tuple:
             whole = tuple(floating.get(i, x) for i, x in enumerate(inputs))
             outputs, after = self.net.apply(parameters, rest, whole, masks)
-            return self._loss(outputs, targets), (outputs, after)
+            leaves = self._leaves(outputs)
+            return self._loss(outputs, leaves, targets), (leaves, after)
 
         # Tokens and masks have no gradient, and JAX refuses to be asked for one.
         floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
@@ -100,10 +103,15 @@ class FlaxSide:
             parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
         return loss, outputs, gradients, parameters, after, opt_state
 
-    def _loss(self, outputs: PyTree, targets: PyTree) -> jax.Array:
+    def _leaves(self, outputs: PyTree) -> Arrays:
+        """By name, while the step is traced: what a model returns need not be a pytree."""
+        found = outputs_of("the Flax module", outputs, is_array)
+        self.sole = found.sole
+        return found.arrays
+
+    def _loss(self, outputs: PyTree, leaves: Arrays, targets: PyTree) -> jax.Array:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
-        leaves = named_leaves(outputs)
         terms = (jnp.sum(leaves[name] * x) for name, x in targets.items())
         return sum(terms, jnp.zeros((), self.dtype))
 
@@ -113,15 +121,18 @@ class FlaxSide:
             return {name: self.array(x) for name, x in self.factors.items()}
         inputs = self._arrays(batch.inputs)
         # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
-        outputs, _ = jax.eval_shape(self.net.apply, self.parameters, self.rest, inputs, masks)
+        outputs = jax.eval_shape(self._outputs, self.parameters, self.rest, inputs, masks)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape
-            for name, x in named_leaves(outputs).items()
+            for name, x in outputs.items()
             if jnp.issubdtype(x.dtype, jnp.floating)
         }
         made = factors(shapes, self.task.seed)
         return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
+
+    def _outputs(self, *arguments: Any) -> Arrays:
+        return self._leaves(self.net.apply(*arguments)[0])
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
@@ -130,9 +141,13 @@ class FlaxSide:
         return cast(jnp.asarray(x), self.dtype)
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves of the outputs, by their place: "" for a lone array, else [0], ['logits']."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+def named_leaves(tree: PyTree) -> Arrays:
+    """The arrays in what a layer or a model returned, by their place."""
+    return outputs_of("the Flax module", tree, is_array).arrays
+
+
+def is_array(leaf: object) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
 def _numpy(named: Arrays) -> Named:

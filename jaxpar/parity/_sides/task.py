@@ -128,5 +128,5 @@ def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
     random = np.random.RandomState([seed % 2**32, *b"projection"])
     return {
         name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
-        for name, shape in shapes.items()
+        for name, shape in sorted(shapes.items())  # one order, whatever the containers have
     }

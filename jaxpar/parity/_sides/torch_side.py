@@ -10,19 +10,23 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import jax
 import numpy as np
 import torch
 
 from ..._typing import PyTree
-from .._tensors import array_of, tensor_of
+from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
+from .outputs import named, outputs_of
 from .task import Batch, Named, Seen, Task, factors
 from .torch_dropout import Capture
 
 
 class TorchSide:
-    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16")."""
+    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16").
+
+    Attributes:
+      sole: where in the last outputs their only tensor was; None if there were several.
+    """
 
     def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
@@ -32,6 +36,7 @@ class TorchSide:
         self.links, self.task = links, task
         self.device = torch.device("cpu")
         self.steps = 0
+        self.sole: str | None = None
         self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
 
     def step(
@@ -49,7 +54,8 @@ class TorchSide:
             inputs = [self._input(x) for x in batch.inputs]
             with observe or nullcontext():
                 outputs = net(*inputs, **self.task.torch_kwargs)
-                leaves = named_leaves(outputs)
+                found = outputs_of("the torch module", outputs, is_tensor)
+                self.sole, leaves = found.sole, found.arrays
                 loss = self._loss(outputs, leaves, batch.targets)
             if loss.requires_grad and not forward_only:
                 loss.backward()
@@ -158,7 +164,5 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
-    """The tensors in a tree of outputs, by their place: "" for a lone tensor, else [0], ['logits']."""
-    # JAX walks the tree, so that outputs have the same names on both sides.
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, torch.Tensor))
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    """The tensors in a layer's arguments or outputs, by their place; other objects are passed over."""
+    return named(tree, is_tensor)

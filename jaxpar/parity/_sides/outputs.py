@@ -1,0 +1,121 @@
+"""What a model returned, as arrays with names that are the same in both frameworks.
+
+torch code returns subclasses of dict, dataclasses and named tuples, Flax code `flax.struct` and pytrees. All
+are walked by the names of their fields, so `Out(logits=x)` on one side meets `{"logits": x}` on the other. An
+array that stands alone has the name "", however many containers are around it. Nothing is dropped: an object
+that holds arrays and cannot be walked is an error.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from ...errors import LeafError
+
+IsArray = Callable[[Any], bool]
+NUMBERS = (type(None), bool, int, float, complex, str, bytes)
+"""What no framework computes on a device: it is not compared."""
+DEEP = 4
+"""Levels of attributes in which a strange object is searched for arrays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """Arrays by name, and how the only one was reached; "" if it stood alone, None if there are several."""
+
+    arrays: dict[str, Any]
+    sole: str | None
+
+
+def outputs_of(side: str, tree: Any, is_array: IsArray) -> Outputs:
+    """All arrays in what a model returned.
+
+    Args:
+      side: whose outputs they are, in errors.
+
+    Raises:
+      LeafError: an object that holds arrays and is no container.
+    """
+    found = named(tree, is_array)
+    _check_all_seen(side, tree, is_array)
+    if len(found) != 1:
+        return Outputs(found, None)
+    ((path, array),) = found.items()
+    return Outputs({"": array}, path)
+
+
+def named(tree: Any, is_array: IsArray) -> dict[str, Any]:
+    """The arrays that containers hold, by their place: [0], ['logits']; other objects are passed over."""
+    return {path: leaf for path, leaf in _walk(tree, "") if is_array(leaf)}
+
+
+def _check_all_seen(side: str, tree: Any, is_array: IsArray) -> None:
+    for path, leaf in _walk(tree, ""):
+        if is_array(leaf) or isinstance(leaf, NUMBERS):
+            continue
+        hidden = _hidden(leaf, is_array, DEEP, set())
+        if hidden is not None:
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise LeafError(
+                f"parity.compare: outputs{path} of {side} is a {kind}, whose {hidden.lstrip('.')} would not "
+                "be compared. Return arrays in tuples, dicts, named tuples or dataclasses, or wrap the model "
+                "so that it leaves this object out."
+            )
+
+
+def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children = _children(tree)
+    if children is None:
+        yield path, tree
+        return
+    for key, child in children:
+        yield from _walk(child, f"{path}[{key!r}]")
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    """The parts of a container with their keys; None if it is none."""
+    if isinstance(node, Mapping):  # before dataclasses: a ModelOutput is both, and leaves out what is None
+        return list(node.items())
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))
+    if isinstance(node, (tuple, list)):
+        return list(enumerate(node))
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+    if jax.tree_util.all_leaves([node]):
+        return None
+    one_level = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
+    return [(_key(path), child) for path, child in one_level]
+
+
+def _key(path: tuple[Any, ...]) -> Any:
+    entry = path[0]
+    return next((getattr(entry, word) for word in ("key", "name", "idx") if hasattr(entry, word)), str(entry))
+
+
+def _hidden(value: Any, is_array: IsArray, depth: int, seen: set[int]) -> str | None:
+    """The path of an array somewhere inside of an object; None if there is none."""
+    if is_array(value):
+        return ""
+    if not depth or id(value) in seen or isinstance(value, (*NUMBERS, type)) or callable(value):
+        return None
+    seen.add(id(value))
+    for path, child in _parts(value):
+        inside = _hidden(child, is_array, depth - 1, seen)
+        if inside is not None:
+            return path + inside
+    return None
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    children = _children(value)
+    if children is not None:
+        return [(f"[{key!r}]", child) for key, child in children]
+    if isinstance(value, (set, frozenset, collections.deque)):
+        return [(f"[{i}]", child) for i, child in enumerate(value)]
+    return [(f".{name}", child) for name, child in getattr(value, "__dict__", {}).items()]

@@ -1,0 +1,138 @@
+"""parity.compare: what a model returns is compared by the names of its fields; nothing is dropped."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxpar import errors, parity
+
+torch = pytest.importorskip("torch")
+
+X = np.random.RandomState(0).randn(4, 3)
+Point = collections.namedtuple("Point", "y aux")
+
+
+@dataclasses.dataclass
+class Plain:
+    y: object
+    aux: object = None
+
+
+@flax.struct.dataclass
+class Struct:
+    y: object
+    aux: object = None
+
+
+class Out(collections.OrderedDict):
+    """As transformers' ModelOutput: a dict with attributes that leaves out what is None."""
+
+    def __init__(self, y, aux=None):
+        super().__init__({k: v for k, v in {"y": y, "aux": aux}.items() if v is not None})
+
+
+class Opaque:
+    def __init__(self, y, aux=None):
+        self.inside = {"y": y, "aux": aux}
+
+
+def pair(torch_form, flax_form, off=0.0):
+    class Torch(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            y = self.dense(x)
+            return torch_form(y, y**2)
+
+    class Flax(nnx.Module):
+        def __init__(self):
+            self.dense = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            y = self.dense(x)
+            return flax_form(y, y**2 + off)
+
+    return Torch(), Flax()
+
+
+def outputs_in(rows):
+    return {row.difference.name for row in rows if row.difference.kind is parity.Kind.OUTPUT}
+
+
+NAMED = {
+    "dict": lambda y, aux: {"aux": aux, "y": y},
+    "ModelOutput": Out,
+    "dataclass": Plain,
+    "named tuple": Point,
+    "nested": lambda y, aux: {"y": y, "aux": aux, "none": None, "name": "text"},
+}
+FLAX = {**NAMED, "flax.struct": Struct}
+
+
+@pytest.mark.parametrize("flax_form", FLAX)
+@pytest.mark.parametrize("torch_form", NAMED)
+def test_fields_are_matched_by_name(torch_form, flax_form):
+    same = parity.compare(*pair(NAMED[torch_form], FLAX[flax_form]), X)
+    assert same.same, same
+    assert outputs_in(same.rows) == {"['y']", "['aux']"}
+    wrong = parity.compare(*pair(NAMED[torch_form], FLAX[flax_form], off=1e-6), X)
+    assert not wrong.same
+    assert outputs_in(wrong.different) == {"['aux']"}
+
+
+LONE = {
+    "alone": lambda y, aux: y,
+    "tuple": lambda y, aux: (y,),
+    "dict": lambda y, aux: {"logits": y},
+    "ModelOutput": lambda y, aux: Out(y),
+    "dataclass": lambda y, aux: Plain(y),
+}
+
+
+@pytest.mark.parametrize("flax_form", LONE)
+@pytest.mark.parametrize("torch_form", ["alone", "tuple", "ModelOutput"])
+def test_the_only_array_is_compared_and_the_containers_are_said(torch_form, flax_form):
+    found = parity.compare(*pair(LONE[torch_form], LONE[flax_form]), X)
+    assert found.same, found
+    said = [note for note in found.notes if "its only output" in note]
+    assert bool(said) == (torch_form != flax_form and {torch_form, flax_form} != {"ModelOutput", "dataclass"})
+
+
+@pytest.mark.parametrize("lost", [None, (), {}, "text"])
+@pytest.mark.parametrize("torch_form", [lambda y, aux: (y, Out(aux)), lambda y, aux: (y, Plain(aux))])
+def test_an_output_that_only_torch_has_is_a_difference(torch_form, lost):
+    """Both were called the same once: nothing of `aux` was looked at."""
+    found = parity.compare(*pair(torch_form, lambda y, aux: (y, lost)), X)
+    assert not found.same
+
+
+@pytest.mark.parametrize("side", ["torch", "Flax"])
+@pytest.mark.parametrize(
+    "opaque", [Opaque, lambda y, aux: (y, {"cache": Opaque(aux)}), lambda y, aux: (y, {aux})]
+)
+def test_an_object_that_hides_arrays_is_an_error(side, opaque):
+    if side == "Flax" and opaque is not Opaque:
+        opaque = lambda y, aux: (y, collections.deque([aux]))  # noqa: E731
+    forms = (opaque, LONE["alone"]) if side == "torch" else (LONE["alone"], opaque)
+    with pytest.raises(errors.LeafError, match=rf"of the {side} module is a .* would not be compared"):
+        parity.compare(*pair(*forms), X)
+
+
+def test_a_comparison_of_nothing_is_an_error():
+    with pytest.raises(errors.LeafError, match="neither module returned an array"):
+        parity.compare(*pair(lambda y, aux: None, lambda y, aux: ()), X)
+
+
+def test_with_a_loss_there_is_something_to_compare():
+    losses = (lambda _, t: (t**2).sum(), lambda _, t: jnp.sum(t**2))
+    found = parity.compare(*pair(lambda y, aux: None, lambda y, aux: ()), X, targets=(X,), loss=losses)
+    assert found.same
