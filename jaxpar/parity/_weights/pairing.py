@@ -58,6 +58,7 @@ class Links:
       repeats: parts whose leaves another part makes already (tied weights).
       tied: for a torch name, the other names of the same tensor.
       surplus: torch names without a place in Flax, with the values that torch gets back for them.
+      ignored, ignored_torch: what the user left out on either side.
     """
 
     layers: tuple[Link, ...]
@@ -65,6 +66,8 @@ class Links:
     repeats: tuple[Part, ...] = ()
     tied: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    ignored_torch: tuple[str, ...] = ()
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -94,6 +97,12 @@ class Links:
         for name in list(found):
             found |= {other: found[name] for other in self.tied.get(name, ()) if other not in found}
         return found
+
+    def left_out(self) -> list[str]:
+        """A sentence for each side of which something is ignored."""
+        flax = [leaf for leaf in self.leaves if leaf in self.ignored]
+        both = ("torch's", self.ignored_torch), ("Flax's", flax)
+        return [f"left out, and not compared: {side} {', '.join(names)}" for side, names in both if names]
 
     def parameters(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
         """`to_flax`, parameters only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
@@ -78,7 +79,9 @@ def complete_links(
     faults = [*_unknown_entries(pairing, entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
         raise MatchError(_complaint(pairing, function, torch, flax, faults))
-    return pairing.links()
+    return dataclasses.replace(
+        pairing.links(), ignored=frozenset(no_flax), ignored_torch=tuple(sorted(no_torch))
+    )
 
 
 def _unknown_entries(pairing: Pairing, entries: Entries) -> Iterable[str]:
