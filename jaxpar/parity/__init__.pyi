@@ -16,9 +16,12 @@ from ._result import Divergence as Divergence
 from ._result import LayerResult as LayerResult
 from ._sides.task import Layout as Layout
 from ._weights import Mapping as Mapping
+from ._weights import concatenated as concatenated
 from ._weights import flattened as flattened
 from ._weights import load_torch as load_torch
 from ._weights import match as match
+from ._weights import split as split
+from ._weights import stacked as stacked
 from ._weights import to_torch as to_torch
 from ._weights import transposed as transposed
 from .measuring import Kind as Kind

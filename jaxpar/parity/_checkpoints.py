@@ -74,7 +74,7 @@ def load_checkpoint(
     state, taken = None, 0
     if optimizer is not None:
         theirs = _entry(file, keys[1], path)
-        found = links_of(net, model, **links)
+        found = links_of(net, model, **links, function="load_checkpoint")
         state = jaxpar.optim.state_from_torch(
             optimizer.tx,
             _parameters(optimizer, given, net),
@@ -139,7 +139,7 @@ def save_checkpoint(
     content: dict[str, Any] = {keys[0]: {prefix + n.removeprefix(PREFIX): x for n, x in tensors.items()}}
     if optimizer is not None:
         theirs = _entry(given or {}, keys[1], where)
-        found = links_of(net, tensors, **links)
+        found = links_of(net, tensors, **links, function="save_checkpoint")
         content[keys[1]] = jaxpar.optim.state_to_torch(
             nnx.as_pure(optimizer.opt_state),
             theirs,

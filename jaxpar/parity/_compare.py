@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +64,8 @@ def compare(
     training: bool | None = None,
     layout: str | tuple[str, str] | Layout = "same",
     mapping: Entries | None = None,
+    ignore_torch: Sequence[str] = (),
+    ignore_flax: Sequence[str] = (),
     weights: str = "torch",
     variables: Variables | None = None,
     torch_kwargs: Mapping[str, Any] | None = None,
@@ -92,8 +94,10 @@ def compare(
       layout: "same", "channels_last" (axis 1 of arrays with three axes or more goes to the end for
         Flax), a pair of these for inputs and outputs, or a `parity.Layout`.
       mapping: which path is which; see `parity.match`. Names that agree need none.
+      ignore_torch, ignore_flax: lists of names, with all below them, that are left out: torch tensors that
+        the Flax model does without, and leaves that keep their values. The comparison's notes list them.
       weights: "torch": Flax gets torch's. "own": each has its own, and they are compared.
-      variables: of a Linen module, with weights="own".
+      variables: of a Linen module, with weights="own" or `ignore_flax`.
       torch_kwargs, flax_kwargs: keyword arguments of every call of the model.
       seed: of the projection and of dropout. Masks are drawn by torch and used by both.
       policy: the bounds, if not those of the level.
@@ -122,6 +126,8 @@ def compare(
         training=training,
         layout=layout,
         mapping=mapping,
+        ignore_torch=ignore_torch,
+        ignore_flax=ignore_flax,
         weights=weights,
         variables=variables,
         torch_kwargs=torch_kwargs,
@@ -198,7 +204,7 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
     _check_determinism(pair, sides, request.batch(1), findings)
-    findings.notes += sides.candidate.net.notes
+    findings.notes += [*pair.links.left_out(), *sides.candidate.net.notes]
     if level is Level.SEMANTIC:
         return _levels.semantic(sides, request.batch, request.steps, findings)
     if level is Level.NUMERIC:

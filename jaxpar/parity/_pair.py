@@ -41,7 +41,9 @@ class Pair:
         """In the reference's type, with its weights unless both have their own."""
         dtype = reference.dtype
         if dtype not in self._made:
-            self._made[dtype] = FlaxSide(self.flax_module, self.task, dtype, self.variables)
+            self._made[dtype] = FlaxSide(
+                self.flax_module, self.task, dtype, self.variables, ignored=self.links.ignored
+            )
         side = self._made[dtype].restarted()
         if self.weights == "torch":
             side.load(reference.weights(), reference.state())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import optax
     import torch
 
+    from ._pair import Pair
     from ._request import Arrays, Request
 
 FORMAT = "jaxpar parity record"
@@ -88,10 +89,12 @@ def record(
     comparison = run(request, findings, progress, steps.append)
     require_same(comparison)
     with exact():
-        arrays = _start(request, steps[0]) | _tape(request, findings, steps)
+        pair = request.pair()
+        arrays = _start(pair, request.compute_dtype, steps[0]) | _tape(request, findings, steps)
     contiguous = {name: np.array(x, order="C") for name, x in arrays.items()}
     write_weights(target, contiguous, metadata={"format": FORMAT})
     manifest = _manifest(comparison, request, findings.noise, _digest(target))
+    manifest["ignored"] = sorted(pair.links.ignored)
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return comparison
 
@@ -144,7 +147,8 @@ def check(
     )
     findings = Findings(noise=manifest["noise"], noise_elements=_below(arrays, "noise/"))
     with exact():
-        side = FlaxSide(flax_module, task, manifest["dtype"], variables, _below(arrays, "factors/"))
+        factors, ignored = _below(arrays, "factors/"), manifest.get("ignored", ())
+        side = FlaxSide(flax_module, task, manifest["dtype"], variables, factors, ignored)
         _load(side, _below(arrays, "start/"), target)
         numeric, expected = level is Level.NUMERIC, _Played(arrays, "expected", side)
         reference = _Played(arrays, "reference", side) if numeric else expected
@@ -171,10 +175,9 @@ def check(
     )
 
 
-def _start(request: Request, first: Step) -> Named:
+def _start(pair: Pair, dtype: str, first: Step) -> Named:
     """What both sides start from, and the factors of the default loss."""
-    pair = request.pair()
-    reference = pair.reference(request.compute_dtype)
+    reference = pair.reference(dtype)
     arrays = {f"start/{name}": x for name, x in {**reference.weights(), **reference.state()}.items()}
     if not pair.task.loss:
         factors = pair.candidate(reference).loss_factors(first.batch, first.reference.masks)

@@ -46,6 +46,8 @@ class Request:
     training: bool | None
     layout: str | tuple[str, str] | Layout
     mapping: Entries | None
+    ignore_torch: Sequence[str]
+    ignore_flax: Sequence[str]
     weights: str
     variables: Variables | None
     torch_kwargs: Mapping[str, Any] | None
@@ -115,14 +117,22 @@ class Request:
             refuse_unwatchable(self.torch_module, task.replicas)
         inputs = tuple(task.layout.inputs(x) for x in self.batch(1).inputs)
         if isinstance(module, linen.Module) and variables is None and self.weights == "torch":
+            if self.ignore_flax:
+                raise ValueError(
+                    f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
+                    "module has none; give variables=module.init(...)."
+                )
             variables = _zeros(module, inputs, task)
         links = links_of(
             module,
             self.torch_module,
             mapping=self.mapping,
+            ignore_torch=self.ignore_torch,
+            ignore_flax=self.ignore_flax,
             inputs=inputs,
             kwargs=task.flax_kwargs,
             variables=variables,
+            function="parity.compare",
         )
         return Pair(self.torch_module, module, variables, task, links, self.weights)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ class FlaxSide:
 
     Args:
       factors: of the default loss, in Flax's layout, where they are known already.
+      ignored: paths of leaves that keep their own values and are not shown.
     """
 
     def __init__(
@@ -33,8 +35,9 @@ class FlaxSide:
         dtype: str,
         variables: Variables | None = None,
         factors: Named | None = None,
+        ignored: Collection[str] = (),
     ):
-        self.factors = factors
+        self.factors, self.ignored = factors, frozenset(ignored)
         self.sole: str | None = None
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
@@ -69,20 +72,23 @@ class FlaxSide:
             outputs=_numpy(outputs),
             loss={"": np.asarray(loss)} if self.task.loss else {},
             input_gradients={str(i): np.asarray(x) for i, x in of_inputs.items()},
-            gradients=_numpy(self.net.named_parameters(gradients)),
-            state=_numpy(self.net.named_rest(after[1])),
-            weights=_numpy(self.net.named_parameters(after[0])),
+            gradients=self._shown(self.net.named_parameters(gradients)),
+            state=self._shown(self.net.named_rest(after[1])),
+            weights=self._shown(self.net.named_parameters(after[0])),
         )
 
     def weights(self) -> Named:
-        return _numpy(self.net.named_parameters(self.parameters))
+        return self._shown(self.net.named_parameters(self.parameters))
 
     def state(self) -> Named:
-        return _numpy(self.net.named_rest(self.rest))
+        return self._shown(self.net.named_rest(self.rest))
 
     def load(self, weights: Named, state: Named) -> None:
         """Takes over weights and state, by the paths of the leaves."""
         self.parameters, self.rest = self.net.filled(self.parameters, self.rest, {**weights, **state})
+
+    def _shown(self, named: Arrays) -> Named:
+        return _numpy({path: x for path, x in named.items() if path not in self.ignored})
 
     def _compute(
         self, parameters: PyTree, rest: PyTree, opt_state: PyTree, inputs: tuple, targets: Any, masks: tuple

@@ -14,7 +14,10 @@
 from .load_torch import links_of as links_of
 from .load_torch import load_torch as load_torch
 from .mapping import Mapping as Mapping
+from .mapping import concatenated as concatenated
 from .mapping import flattened as flattened
+from .mapping import split as split
+from .mapping import stacked as stacked
 from .mapping import transposed as transposed
 from .pairing import Link as Link
 from .pairing import Links as Links

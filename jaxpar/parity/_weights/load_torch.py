@@ -70,10 +70,14 @@ def links_of(
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     variables: Variables | None = None,
+    function: str = "load_torch",
 ) -> Links:
-    """The `Links` of two models; arguments and errors are those of `load_torch`."""
+    """The `Links` of two models; arguments and errors are those of `load_torch`.
+
+    `function` is what errors begin with.
+    """
     here = tree_of(flax_module, inputs, kwargs, variables)
-    return complete_links(here, source_of(torch_module), mapping, ignore_torch, ignore_flax, "links_of")
+    return complete_links(here, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
 
 
 def converted(links: Links, there: Source) -> Arrays:

@@ -4,7 +4,11 @@
      "head": "classifier",
      "fc": parity.flattened("fc", (512, 7, 7)),           # a Linear after a flatten of (C, H, W)
      "rnn": ("rnns.0", "rnns.1"),                         # a stack of two layers in torch
-     "proj": parity.transposed("proj", (1, 0))}           # one array, its axes given by hand
+     "proj": parity.transposed("proj", (1, 0)),           # one array, its axes given by hand
+     "qkv": parity.split(0, ("query", "key", "value")),   # one layer in torch, three in Flax
+     ("gate", "up"): parity.concatenated(0, "gate_up"),   # two in torch, one in Flax
+     "layers": parity.stacked("layers"),                  # a list in torch, one scanned layer in Flax
+     "h.*.mlp.c_fc": "h.*.mlp.fc"}                        # each * is one word, the same on both sides
 
 The longest key that fits a name decides.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +62,48 @@ class Transposed:
         return array.transpose(np.argsort(self.axes))
 
 
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """See `split`."""
+
+    axis: int
+    places: tuple[Place, ...]
+    sizes: tuple[int, ...] | None = None
+    groups: int = 1
+
+    def __repr__(self) -> str:
+        return f"parity.split({self.axis}, {self.places}{_options(self)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenated:
+    """See `concatenated`."""
+
+    axis: int
+    place: Place
+    sizes: tuple[int, ...] | None = None
+    groups: int = 1
+
+    def __repr__(self) -> str:
+        return f"parity.concatenated({self.axis}, {self.place!r}{_options(self)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked:
+    """See `stacked`."""
+
+    path: str
+    axis: int = 0
+
+    def __repr__(self) -> str:
+        return f"parity.stacked({self.path!r}" + (f", {self.axis})" if self.axis else ")")
+
+
+def _options(cut: Split | Concatenated) -> str:
+    sizes = f", sizes={cut.sizes}" if cut.sizes else ""
+    return sizes + (f", groups={cut.groups}" if cut.groups > 1 else "")
+
+
 def flattened(path: str, shape: collections.abc.Sequence[int]) -> Flattened:
     """In a mapping, the Flax path of a Linear that follows a flatten.
 
@@ -90,9 +137,88 @@ def transposed(path: str, axes: collections.abc.Sequence[int]) -> Transposed:
     return Transposed(path, order)
 
 
-Place = str | Flattened | Transposed | collections.abc.Sequence[str]
+def split(
+    axis: int,
+    names: collections.abc.Sequence[Place],
+    *,
+    sizes: collections.abc.Sequence[int] | None = None,
+    groups: int = 1,
+) -> Split:
+    """In a mapping, several Flax places of what is one layer (or one array) in torch: a fused q, k, v.
+
+    Args:
+      axis: of torch's arrays, along which they are cut. 0 is a Linear's output features.
+      names: the Flax places of the pieces, in the order in which torch has them.
+      sizes: how long the pieces are along `axis`; if left out, as Flax's layers have them, or equal.
+      groups: into how many blocks the axis falls before each of them is cut; the number of heads, where
+        torch has each head's q, k and v side by side.
+
+    Raises:
+      ValueError: fewer than two names, or sizes or groups that fit nothing.
+
+    torch counterpart: `weight.split(sizes, dim=axis)`.
+    """
+    places = (names,) if isinstance(names, str) else tuple(names)
+    if len(places) < 2:
+        raise ValueError(f"split: {names!r} is one place; give two or more, or the plain path.")
+    return Split(int(axis), places, _sizes("split", sizes, len(places), groups), int(groups))
+
+
+def concatenated(
+    axis: int, name: Place, *, sizes: collections.abc.Sequence[int] | None = None, groups: int = 1
+) -> Concatenated:
+    """In a mapping, the one Flax place of several torch layers (or arrays), whose key is a tuple.
+
+    Args:
+      axis: of torch's arrays, along which they are put together. 0 is a Linear's output features.
+      name: the Flax place of the whole.
+      sizes: only for `to_torch` without `like`, where the pieces are not equal.
+      groups: into how many blocks the axis falls, each with a part of every piece; as for `split`.
+
+    Raises:
+      ValueError: sizes or groups that fit nothing.
+
+    torch counterpart: `torch.cat(weights, dim=axis)`.
+    """
+    return Concatenated(int(axis), name, _sizes("concatenated", sizes, None, groups), int(groups))
+
+
+def stacked(path: str, axis: int = 0) -> Stacked:
+    """In a mapping, the Flax layer whose arrays hold all layers of a torch list, as `scan` wants them.
+
+    The key is the path of torch's list, or a tuple of the paths of its layers.
+
+    Args:
+      path: of the Flax layer that is scanned.
+      axis: of Flax's arrays, along which the layers are stacked.
+
+    torch counterpart: `torch.stack([layer.weight for layer in layers], axis)`.
+    """
+    return Stacked(path, int(axis))
+
+
+def _sizes(
+    function: str, sizes: collections.abc.Sequence[int] | None, count: int | None, groups: int
+) -> tuple[int, ...] | None:
+    """Checked."""
+    found = None if sizes is None else tuple(int(size) for size in sizes)
+    if groups < 1:
+        raise ValueError(f"{function}: groups={groups} is below 1.")
+    if found is None:
+        return None
+    if min(found, default=0) < 1 or any(size % groups for size in found):
+        raise ValueError(f"{function}: sizes={found} are to be above 0, and multiples of groups={groups}.")
+    if count is not None and len(found) != count:
+        raise ValueError(f"{function}: sizes={found} are {len(found)}, and there are {count} places.")
+    return found
+
+
+Place = str | Flattened | Transposed | collections.abc.Sequence[str] | Split | Concatenated | Stacked
 """A value of a mapping."""
-Entries = collections.abc.Mapping[str, Place]
+Entries = collections.abc.Mapping[Any, Place]
+"""By torch names; by tuples of them for `concatenated` and `stacked`."""
+Plain = collections.abc.Mapping[str, Place]
+"""Entries without patterns and fusions: what pairing reads."""
 
 
 def path_of(place: Place) -> str | None:
@@ -120,10 +246,10 @@ class Mapping(collections.abc.Mapping):
     ):
         self.entries, self.reasons, self.unmatched = dict(entries), dict(reasons or {}), unmatched
 
-    def __getitem__(self, name: str) -> Place:
+    def __getitem__(self, name: str | tuple[str, ...]) -> Place:
         return self.entries[name]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str | tuple[str, ...]]:
         return iter(self.entries)
 
     def __len__(self) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from .mapping import Entries, Place, path_of
+from .mapping import Place, Plain, path_of
 from .paths import inside, join, prefixes, torch_like
 from .source import Source
-from .tree import Tree
+from .tree import Outline
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
@@ -26,7 +26,7 @@ class Names:
       entries: the mapping, with bare keys.
     """
 
-    def __init__(self, source: Source, tree: Tree, entries: Entries):
+    def __init__(self, source: Source, tree: Outline, entries: Plain):
         self.bare = unwrapped(source.tensors, source.kinds)
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}

@@ -18,11 +18,11 @@ import numpy as np
 
 from ..._rulebook import Part, Rule, same
 from . import stacks
-from .mapping import Entries, Flattened, Place, Transposed
+from .mapping import Flattened, Place, Plain, Transposed
 from .names import Names
 from .paths import inside, join, last, owner
 from .source import Source
-from .tree import Leaf, Tree
+from .tree import Leaf, Outline
 
 Arrays = dict[str, np.ndarray]
 
@@ -58,6 +58,7 @@ class Links:
       repeats: parts whose leaves another part makes already (tied weights).
       tied: for a torch name, the other names of the same tensor.
       surplus: torch names without a place in Flax, with the values that torch gets back for them.
+      ignored, ignored_torch: what the user left out on either side.
     """
 
     layers: tuple[Link, ...]
@@ -65,6 +66,8 @@ class Links:
     repeats: tuple[Part, ...] = ()
     tied: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     surplus: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    ignored_torch: tuple[str, ...] = ()
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -95,6 +98,12 @@ class Links:
             found |= {other: found[name] for other in self.tied.get(name, ()) if other not in found}
         return found
 
+    def left_out(self) -> list[str]:
+        """A sentence for each side of which something is ignored."""
+        flax = [leaf for leaf in self.leaves if leaf in self.ignored]
+        both = ("torch's", self.ignored_torch), ("Flax's", flax)
+        return [f"left out, and not compared: {side} {', '.join(names)}" for side, names in both if names]
+
     def parameters(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
         """`to_flax`, parameters only."""
         return {path: x for path, x in self.to_flax(tensors).items() if self.leaves[path].parameter}
@@ -120,7 +129,7 @@ class Pairing:
       tensors, leaves: the names that are used up.
     """
 
-    tree: Tree
+    tree: Outline
     source: Source
     names: Names
     ignored: frozenset[str] = frozenset()
@@ -183,7 +192,7 @@ class Pairing:
         self.repeats.append(part)
 
 
-def pair(tree: Tree, source: Source, mapping: Entries, ignored: Iterable[str] = ()) -> Pairing:
+def pair(tree: Outline, source: Source, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
     """Everything that can be paired; the rest is in `left_in_torch` and `left_in_flax`."""
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
     _pair_modules(pairing)
@@ -311,7 +320,7 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
             pairing.claim(owner(leaf), owner(bare), rule, full)
 
 
-def leaf_part(tree: Tree, leaf: str, bare: str, place: Place | None) -> Part | None:
+def leaf_part(tree: Outline, leaf: str, bare: str, place: Place | None) -> Part | None:
     """How one array is laid out: as the mapping says, else as the layer's rule says, else as it is.
 
     None where the layer has a rule, and the torch name is not the rule's.
@@ -328,7 +337,7 @@ def leaf_part(tree: Tree, leaf: str, bare: str, place: Place | None) -> Part | N
     return same(bare, leaf)
 
 
-def misfit(part: Part, source: Source, tree: Tree) -> str | None:
+def misfit(part: Part, source: Source, tree: Outline) -> str | None:
     """What is wrong with the shapes, if anything."""
     shapes = source.shapes
     # One byte seen everywhere: the rules' own functions say what comes out, and nothing is copied.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..._rulebook import Rule
 from .paths import join, last, owner, torch_like
-from .tree import Tree
+from .tree import Outline
 
 DEEP = re.compile(r"_l\d+(_reverse)?$")
 
@@ -21,7 +21,7 @@ def members(bare: str, below: Iterable[str]) -> list[str]:
     return [name for name in below if owner(name) == bare and DEEP.search(name)]
 
 
-def listed(tree: Tree, target: str) -> list[str]:
+def listed(tree: Outline, target: str) -> list[str]:
     """The items of the list of layers that has the stack's own name; empty if some are not recurrent."""
     items = [
         path for path in tree.layers if last(path).isdigit() and torch_like(owner(tree.names[path])) == target
@@ -29,7 +29,7 @@ def listed(tree: Tree, target: str) -> list[str]:
     return items if all(cells(tree, path) for path in items) else []
 
 
-def units(tree: Tree, paths: Sequence[str], both: bool) -> Iterator[tuple[str, Rule]]:
+def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str, Rule]]:
     """The cells at these paths, each with its rule at its depth and direction in torch's stack.
 
     Args:
@@ -40,7 +40,7 @@ def units(tree: Tree, paths: Sequence[str], both: bool) -> Iterator[tuple[str, R
         yield path, rule.at_depth(i // 2, i % 2 == 1) if both else rule.at_depth(i)
 
 
-def cells(tree: Tree, path: str) -> list[tuple[str, Rule]]:
+def cells(tree: Outline, path: str) -> list[tuple[str, Rule]]:
     """The recurrent cells at a path, in torch's order: both of a Bidirectional."""
     layer = tree.layers.get(path)
     # nnx.Bidirectional and nnx.RNN hold cells; torch has no module for a cell inside of a stack.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..._rulebook import Rule
 from ..._typing import Shape
 from .pairing import Pairing
 from .paths import inside, last, owner
@@ -90,7 +91,7 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
         below = {leaf[len(prefix) :] for leaf in left if leaf.startswith(prefix)}
         if rule and below:
             shapes = {name: tree.leaves[prefix + name].shape for name in below}
-            made = rule.torch_shapes(shapes)
+            made = _torch_shapes(rule, shapes)
             if made:
                 found[path] = frozenset((n, s) for n, s in made.items() if n != "num_batches_tracked")
                 left -= {prefix + leaf for part in rule.parts_of_flax(shapes) for leaf in part.flax}
@@ -98,6 +99,14 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
         found.setdefault(owner(leaf), frozenset())
         found[owner(leaf)] |= {(last(leaf), tree.leaves[leaf].shape)}
     return found
+
+
+def _torch_shapes(rule: Rule, shapes: dict[str, Shape]) -> dict[str, Shape]:
+    """None for leaves that are not as the layer's own class makes them."""
+    try:
+        return rule.torch_shapes(shapes)
+    except ValueError:
+        return {}
 
 
 def _shortened(pairs: dict[str, str], pairing: Pairing) -> dict[str, str]:

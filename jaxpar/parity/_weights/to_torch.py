@@ -12,13 +12,13 @@ from ..._rulebook import Rule
 from ..._typing import Shape
 from ...errors import UninitializedError
 from .._tensors import tensor_of
-from . import stacks
+from . import implied, stacks
 from .copying import aligned_copy, on_all_cores
-from .mapping import Entries, Transposed, path_of
+from .mapping import Entries, Plain, Transposed, path_of
 from .pairing import Links, leaf_part
 from .paths import inside, join, prefixes
 from .source import Source, TorchWeights, source_of
-from .tree import FlaxModule, Tree, Variables, tree_of
+from .tree import FlaxModule, Outline, Tree, Variables, tree_of
 from .unmatched import complete_links
 
 
@@ -85,14 +85,16 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) ->
 
 def implied_source(here: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
     """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
+    left_out = {name for each in ignored for name in (each, here.real_path(each))}
+    found = implied.names(here, mapping or {}, lambda tree, entries: _torch_names(tree, entries, left_out))
     tensors = {
         ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
-        for name, (shape, dtype) in _torch_names(here, mapping or {}, set(ignored)).items()
+        for name, (shape, dtype) in found.items()
     }
     return Source(tensors, {}, (), False, "to_torch")
 
 
-def _torch_names(here: Tree, mapping: Entries, ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
+def _torch_names(here: Outline, mapping: Plain, ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
     """Names, shapes and element types: of leaves that the mapping names, then of layers, then of the rest."""
     found: dict[str, tuple[Shape, Any]] = {}
     leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
@@ -121,7 +123,7 @@ def _torch_names(here: Tree, mapping: Entries, ignored: set[str]) -> dict[str, t
     return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
 
 
-def _layers(here: Tree, mapping: Entries) -> Iterator[tuple[str, str, Rule]]:
+def _layers(here: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
     """(Flax path, torch path, rule) of all layers that have a rule, stacks first."""
     stacked = set()
     for key, place in mapping.items():
@@ -136,7 +138,7 @@ def _layers(here: Tree, mapping: Entries) -> Iterator[tuple[str, str, Rule]]:
             yield path, torch_path(here, path, mapping), found
 
 
-def torch_path(here: Tree, path: str, mapping: Entries) -> str:
+def torch_path(here: Outline, path: str, mapping: Plain) -> str:
     """The torch name of a Flax path: by the most specific entry of the mapping, else its own."""
     best = (-1, here.names[path])
     for key, place in mapping.items():

@@ -70,8 +70,8 @@ class Leaf:
     parameter: bool
 
 
-class Tree(abc.ABC):
-    """A Flax model, with or without values.
+class Outline:
+    """What pairing knows of a Flax model.
 
     Attributes:
       layers: every module by path, in the order of definition (NNX) or of calls (Linen); the model itself
@@ -81,7 +81,6 @@ class Tree(abc.ABC):
       aliases: the other places of such variables, each with the first.
       names: every path without the `layers` of Sequential and the `module` of DataParallel, which torch's
         names do not have.
-      files: the name of every leaf in a file: with Linen's collections, as the variables have them.
       wrapped: whether the model itself is a DataParallel, so that torch's names begin with `module.`
     """
 
@@ -89,19 +88,7 @@ class Tree(abc.ABC):
     leaves: dict[str, Leaf]
     aliases: dict[str, str]
     names: dict[str, str]
-    files: dict[str, str]
     wrapped: bool
-
-    @abc.abstractmethod
-    def values(self) -> dict[str, Any]:
-        """The arrays as they are, by leaf path."""
-
-    @abc.abstractmethod
-    def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module | Variables:
-        """Puts arrays of the leaves' shapes and dtypes in their places, on the devices of the old ones.
-
-        NNX: in place; returns the module. Linen: returns new variables.
-        """
 
     def rule(self, path: str) -> Rule | None:
         return rule_for(self.layers.get(path), self._shapes.get(path, {}))
@@ -123,6 +110,27 @@ class Tree(abc.ABC):
         for path, leaf in self.leaves.items():
             found.setdefault(owner(path), {})[last(path)] = leaf.shape
         return found
+
+
+class Tree(Outline, abc.ABC):
+    """A Flax model, with or without values.
+
+    Attributes:
+      files: the name of every leaf in a file: with Linen's collections, as the variables have them.
+    """
+
+    files: dict[str, str]
+
+    @abc.abstractmethod
+    def values(self) -> dict[str, Any]:
+        """The arrays as they are, by leaf path."""
+
+    @abc.abstractmethod
+    def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module | Variables:
+        """Puts arrays of the leaves' shapes and dtypes in their places, on the devices of the old ones.
+
+        NNX: in place; returns the module. Linen: returns new variables.
+        """
 
 
 class NNXTree(Tree):

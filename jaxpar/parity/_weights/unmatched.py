@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
@@ -10,7 +11,8 @@ from typing import Any
 
 from ..._typing import Shape
 from ...errors import MatchError
-from .mapping import Entries, Mapping, path_of
+from .fusion import View
+from .mapping import Entries, Mapping, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
 from .source import Source, TorchWeights, source_of
@@ -46,13 +48,14 @@ def match(
     """
     there, here = source_of(torch_module), tree_of(flax_module, inputs, kwargs)
     known = dict(mapping or {})
-    pairing = pair(here, there, known)
+    seen = View(here, there, known)
+    pairing = pair(seen.tree, seen.source, seen.entries)
     entries, reasons = suggest(pairing, pairing.left_in_torch(), pairing.left_in_flax())
     # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
-    final = pair(here, there, {**entries, **known})
-    left = [f"torch {name} {there.shapes[name]}" for name in final.left_in_torch()]
-    left += [f"flax  {leaf} {here.leaves[leaf].shape}" for leaf in final.left_in_flax()]
-    return Mapping({**known, **entries}, reasons, (*final.faults, *left))
+    final = pair(seen.tree, seen.source, {**entries, **seen.entries})
+    left = [f"torch {name} {seen.source.shapes[name]}" for name in final.left_in_torch()]
+    left += [f"flax  {leaf} {seen.tree.leaves[leaf].shape}" for leaf in final.left_in_flax()]
+    return Mapping({**known, **entries}, reasons, (*seen.faults, *final.faults, *left))
 
 
 def complete_links(
@@ -72,16 +75,19 @@ def complete_links(
     entries = dict(mapping or {})
     no_torch, unknown_t = _ignored(there.tensors, ignore_torch, "ignore_torch")
     no_flax, unknown_f = _ignored(here.leaves, ignore_flax, "ignore_flax")
-    pairing = pair(here, there.without(no_torch), entries, no_flax)
+    seen = View(here, there.without(no_torch), entries)
+    pairing = pair(seen.tree, seen.source, seen.entries, seen.seen_leaves(no_flax))
     torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
     # Mistakes in the arguments come first: a typing error there leaves names over on both sides.
-    faults = [*_unknown_entries(pairing, entries), *unknown_t, *unknown_f, *pairing.faults]
+    faults = [*seen.faults, *_unknown_entries(pairing, seen.entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
         raise MatchError(_complaint(pairing, function, torch, flax, faults))
-    return pairing.links()
+    return dataclasses.replace(
+        seen.links(pairing.links()), ignored=frozenset(no_flax), ignored_torch=tuple(sorted(no_torch))
+    )
 
 
-def _unknown_entries(pairing: Pairing, entries: Entries) -> Iterable[str]:
+def _unknown_entries(pairing: Pairing, entries: Plain) -> Iterable[str]:
     names, here = pairing.names, pairing.tree
     for key, place in entries.items():
         # The user's key may have prefixes of wrappers; the error shows it as it was written.
