@@ -178,6 +178,43 @@ class LinenTail(linen.Module):
         return {"y": linen.Dense(2, name="b")(jnp.tanh(linen.Dense(5, name="a")(x))), "x": x * 2}
 
 
+class LinenScaled(linen.Module):
+    """A Linen module with a statistic, which replica 0 decides in torch and here."""
+
+    momentum: float = 0.9
+
+    @linen.compact
+    def __call__(self, x):
+        assert isinstance(x, jax.Array), type(x)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, (4,))
+        if self.is_mutable_collection("batch_stats") and not self.is_initializing():
+            mean.value = self.momentum * mean.value + (1 - self.momentum) * x.mean(0)
+        return linen.Dense(3, name="dense")(x)
+
+
+class TorchScaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean.copy_(0.9 * self.mean + 0.1 * x.mean(0))
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+def test_linen_with_replicas(rows):
+    x = np.random.RandomState(1).randn(rows, 4)
+    options = {"replicas": 3, "steps": 2, "optimizer": (lambda p: torch.optim.SGD(p, 0.1), optax.sgd(0.1))}
+    same = parity.compare(TorchScaled(), LinenScaled(), x, **options)
+    assert same.same, same
+    assert same.replicas == 3
+    wrong = parity.compare(TorchScaled(), LinenScaled(momentum=0.8), x, **options)
+    assert {row.difference.name for row in wrong.different} == {"mean"}
+
+
 def test_linen():
     x = np.random.RandomState(0).randn(4, 5)
     found = parity.compare(TorchTail(), LinenTail(), x)

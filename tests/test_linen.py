@@ -249,3 +249,12 @@ def test_an_exception_in_forward():
     with pytest.raises(KeyError, match="wonderful") as caught:
         jaxpar.DataParallel(Fails(), [0, 1]).apply({}, X)
     assert any("in replica 0 on device cpu:0" in note for note in caught.value.__notes__)
+
+
+def test_variables_of_the_bare_module_are_refused():
+    bare = nn.Dense(3).init(jax.random.key(0), jnp.ones((4, 2)))
+    net = jaxpar.DataParallel(nn.Dense(3), [0, 1])
+    with pytest.raises(errors.UninitializedError, match=r"'bias', 'kernel'.* are the wrapped module's own"):
+        net.apply(bare, jnp.ones((4, 2)))
+    nested = {collection: {"module": tree} for collection, tree in bare.items()}  # the cure that is named
+    assert net.apply(nested, jnp.ones((4, 2))).shape == (4, 3)

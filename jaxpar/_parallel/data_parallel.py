@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from flax import linen, nnx
 
 from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
-from ..errors import JaxparError, NestedError
+from ..errors import JaxparError, NestedError, UninitializedError
 from .backends import backend as _backend
 from .gather import assemble
 from .modules import Module, view
@@ -221,7 +221,19 @@ class _LinenDataParallel(_Remembers, linen.Module):
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         if self.is_initializing():
             return self.module(*inputs, **kwargs)  # shapes only matter, and no device is asked for
+        _check_nested(self.variables)
         return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
+
+
+def _check_nested(variables: Mapping[str, Any]) -> None:
+    """The wrapped module is a submodule: torch's state_dict has `module.` in front of every name, too."""
+    names = {name for collection in variables.values() for name in collection}
+    if names and "module" not in names:
+        some = ", ".join(repr(name) for name in sorted(map(str, names))[:3])
+        raise UninitializedError(
+            f"DataParallel.apply: these variables ({some}) are the wrapped module's own; the wrapper's are "
+            "one level deeper: {collection: {'module': tree} for collection, tree in variables.items()}."
+        )
 
 
 class _FunctionDataParallel(_Remembers):

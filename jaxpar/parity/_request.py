@@ -157,8 +157,8 @@ class Request:
 def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
     """The variables of a Linen module, without the work of drawing them."""
 
-    def init() -> Variables:
+    def init(*inputs: jax.Array) -> Variables:  # arrays of JAX, for models that ask
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
         return module.init(rngs, *inputs, **task.flax_kwargs)
 
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init, *inputs))

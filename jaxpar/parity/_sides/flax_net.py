@@ -180,10 +180,17 @@ class _LinenNet(FlaxNet):
     def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
         # In evaluation a collection that the module writes to is a mistake, and Flax says so.
         mutable = list(rest) if self.task.training else []
-        with self._watching(self.module, handler):
-            outputs, changed = self.net.apply(
-                {"params": parameters, **rest}, *inputs, mutable=mutable, **self.task.flax_kwargs
-            )
+        variables = {"params": parameters, **rest}
+        if self.net is self.module:
+            with self._watching(self.module, handler):
+                outputs, changed = self.net.apply(
+                    variables, *inputs, mutable=mutable, **self.task.flax_kwargs
+                )
+        else:
+            # In the wrapper the module is a submodule, one level deeper.
+            nested = {name: {"module": tree} for name, tree in variables.items() if tree}
+            outputs, changed = self.net.apply(nested, *inputs, mutable=mutable, **self.task.flax_kwargs)
+            changed = {name: tree["module"] for name, tree in changed.items() if "module" in tree}
         return outputs, {**rest, **changed}
 
     def named_parameters(self, tree: PyTree) -> Arrays:
