@@ -97,17 +97,21 @@ def check_leaf(leaf: Any, name: str, function: str) -> None:
 
 
 def _check_range(leaf: np.ndarray, name: str, function: str) -> None:
-    if leaf.dtype.kind not in "iu" or not leaf.size:
+    if leaf.dtype.kind not in "iuf" or not leaf.size:
         return
     narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
     if narrow == leaf.dtype:
         return
-    low, high, limits = leaf.min(), leaf.max(), np.iinfo(narrow)
+    floating = leaf.dtype.kind == "f"
+    limits = np.finfo(narrow) if floating else np.iinfo(narrow)
+    # Infinity stays what it is, and so does NaN, with which every comparison is false.
+    numbers = leaf[np.isfinite(leaf)] if floating else leaf
+    low, high = numbers.min(initial=0), numbers.max(initial=0)
     if low < limits.min or high > limits.max:
         raise RangeError(
-            f"{function}: {name} is {leaf.dtype} with values from {low} to {high}, and JAX would wrap "
-            f"them to {narrow} [{limits.min}, {limits.max}]. Turn jax_enable_x64 on or send smaller "
-            "numbers."
+            f"{function}: {name} is {leaf.dtype} with values from {low} to {high}, and JAX would "
+            f"{'make infinity of them in' if floating else 'wrap them to'} {narrow} "
+            f"[{limits.min}, {limits.max}]. Turn jax_enable_x64 on or send smaller numbers."
         )
 
 

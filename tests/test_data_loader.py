@@ -773,3 +773,13 @@ def test_no_torch_and_no_jax_are_loaded():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("first", [1.0, np.float32(1), 1, True])
+@pytest.mark.parametrize("second", [None, "2.5", [2.5]])
+def test_a_number_beside_something_else_is_refused(first, second):
+    """NumPy would read None as NaN and text as a number; torch raises too."""
+    with pytest.raises(TypeError, match="default_collate"):
+        jaxpar.data.default_collate([first, second])
+    with pytest.raises(TypeError, match="default_collate"):
+        jaxpar.data.default_collate([{"x": first}, {"x": second}])

@@ -104,3 +104,15 @@ def test_the_output_has_the_dtype_asked_for():
     layer = jaxpar.nn.Embedding(4, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     assert layer.embedding[...].dtype == jnp.float32
     assert layer(jnp.array([1])).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("index", [4, -1, 2**32 + 1])
+@pytest.mark.parametrize("x64", [False, True])
+def test_an_index_of_a_host_array_beyond_the_table(index, x64):
+    table = jnp.ones((4, 2), jnp.float32)
+    with jax.enable_x64(x64):
+        for f in (F.embedding, F.embedding_bag):
+            with pytest.raises(
+                IndexError, match=f"index out of range in self: {index} of a table with 4 rows"
+            ):
+                f(np.array([[1, index]]), table)

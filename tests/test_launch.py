@@ -481,6 +481,8 @@ MISUSE = {
     "no number": (["train.py"], "Missing option '-n'"),
     "nobody": (["-n", "0", "train.py"], "0 is not in the range x>=1"),
     "lost output": (["-n", "1", "--no-tee", __file__], "--no-tee needs --log-dir"),
+    "no number of seconds": (["-n", "1", "--step-timeout", "nan", __file__], "nan is not a finite number"),
+    "no end": (["-n", "1", "--grace", "inf", __file__], "inf is not a finite number"),
     "no time": (["-n", "1", "--step-timeout", "0", __file__], "0.0 is not in the range x>0"),
 }
 

@@ -219,3 +219,10 @@ def test_bad_calls_of_ctc(name):
     call, message = CTC[name]
     with pytest.raises(RuntimeError, match=message):
         call()
+
+
+@pytest.mark.parametrize("wide", [2**40, 2**32 + 1, -(2**33)])
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss, F.multi_margin_loss])
+def test_a_class_beyond_jaxs_integers_is_out_of_bounds(loss, wide):
+    with jax.enable_x64(False), pytest.raises(IndexError, match=f"Target {wide} is out of bounds"):
+        loss(jnp.zeros((2, 3), jnp.float32), np.array([1, wide]))

@@ -407,3 +407,23 @@ def test_updates_that_need_parameters_say_so(tx):
     grads = jnp.ones(3)
     with pytest.raises(ValueError, match=r"pass them: tx.update\(grads, state, params\)"):
         tx.update(grads, tx.init(grads))
+
+
+def test_a_rate_of_another_type_is_refused():
+    with pytest.raises(TypeError, match=r"lr must be a number, an array or a schedule, not '0\.1'"):
+        optim.sgd(lr="0.1")
+    # It would be kept as int32, and 1.25 written over it would become 1.
+    with pytest.raises(TypeError, match=r"write lr=1\.0 and not lr=1"):
+        optax.inject_hyperparams(optim.sgd)(lr=20).init({"w": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "adamax"]
+)
+def test_every_injected_hyperparameter_may_be_set_later(name):
+    tx = optax.inject_hyperparams(getattr(optim, name))(lr=20.0)
+    state = tx.init({"w": jnp.ones(2)})
+    assert all(jnp.issubdtype(x.dtype, jnp.floating) for x in state.hyperparams.values())
+    state.hyperparams["lr"] = jnp.asarray(1.25)
+    tx.update({"w": jnp.ones(2)}, state, {"w": jnp.ones(2)})
+    assert state.hyperparams["lr"] == 1.25

@@ -301,3 +301,11 @@ def test_nothing_is_changed_in_the_callers_tree():
     with warnings.catch_warnings():
         jaxpar.scatter(tree, [0, 1])
     assert isinstance(tree["x"][0], np.ndarray)
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300])
+def test_a_float_that_would_become_infinite(value):
+    with jax.enable_x64(False):
+        with pytest.raises(errors.RangeError, match=r"inputs is float64 .* make infinity of them in float32"):
+            jaxpar.scatter(np.array([1.0, np.inf, np.nan, value]), [0, 1])
+        jaxpar.scatter(np.array([1.0, np.inf, np.nan, 3e38]), [0, 1])  # what is infinite may stay so

@@ -74,7 +74,11 @@ class Checkpointer:
         if on_save_error not in ("raise", "warn"):
             raise ValueError(f"Checkpointer: on_save_error is 'raise' or 'warn', not {on_save_error!r}.")
         for name, number in (("save_every", save_every), ("max_to_keep", max_to_keep)):
-            if number is not None and number < 1:
+            if number is None and name == "max_to_keep":
+                continue
+            if not isinstance(number, int):
+                raise TypeError(f"Checkpointer: {name} is {number!r}; it must be a whole number.")
+            if number < 1:
                 raise ValueError(f"Checkpointer: {name} is {number}; it must be 1 or more.")
         self.directory = Path(os.path.abspath(os.fspath(directory)))
         self.save_every, self.asynchronous, self.on_save_error = save_every, asynchronous, on_save_error

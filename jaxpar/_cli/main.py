@@ -7,6 +7,7 @@ Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by C
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -41,7 +42,21 @@ def plain_ending() -> Iterator[None]:
 
 
 AT_LEAST_1 = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class Finite(click.FloatRange):
+    """A range that NaN, which compares with nothing, and infinity are outside of."""
+
+    name = "float range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+SECONDS = Finite(min=0, min_open=True)
 OUTPUT = click.Path(dir_okay=False, writable=True)
 Command = Callable[..., Any]
 
@@ -201,7 +216,7 @@ RATES = {
 def rates_options(command: Command) -> Command:
     for name, what in reversed(RATES.items()):
         shown = "that of the device"
-        rate = click.FloatRange(min=0, min_open="latency" not in name)
+        rate = Finite(min=0, min_open="latency" not in name)
         command = click.option(f"--{name}", type=rate, metavar="X", show_default=shown, help=what)(command)
     return command
 
@@ -212,12 +227,8 @@ def rates_options(command: Command) -> Command:
 @rates_options
 @click.option("--per-host", type=AT_LEAST_1, metavar="N", show_default="8", help="Devices of a host.")
 @click.option("--up-to", type=AT_LEAST_1, metavar="N", default=1024, help="Devices at most.")
-@click.option(
-    "--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Part of the peak rates."
-)
-@click.option(
-    "--overlap", type=click.FloatRange(0, 1), default=0.0, help="Part of the exchange beside computation."
-)
+@click.option("--efficiency", type=Finite(0, 1, min_open=True), default=1.0, help="Part of the peak rates.")
+@click.option("--overlap", type=Finite(0, 1), default=0.0, help="Part of the exchange beside computation.")
 @click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @plain_ending()

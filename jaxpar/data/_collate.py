@@ -43,11 +43,11 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
     if isinstance(first, (str, bytes)):
         return batch
     if isinstance(first, (np.bool_, np.number)):
-        return np.array(batch)
+        return np.array(_numbers(batch))
     if is_array_like(first):
         return _stack(batch)
     if isinstance(first, float):
-        return np.array(batch, np.float64)
+        return np.array(_numbers(batch), np.float64)
     if isinstance(first, int):
         return _integers(batch)
     if isinstance(first, Mapping):
@@ -111,12 +111,23 @@ def _common(dtypes: set[np.dtype]) -> np.dtype:
     return np.result_type(*(floating or dtypes))
 
 
+def _numbers(batch: Sequence[Sample]) -> Sequence[Sample]:
+    """The batch, if all samples are numbers: NumPy would read text, and take None for NaN."""
+    for i, x in enumerate(batch):
+        if not isinstance(x, (int, float, complex, np.bool_, np.number)):
+            raise TypeError(
+                f"default_collate: sample 0 is a number and sample {i} a {type(x).__name__}: {x!r:.40}. "
+                "Fill in what is missing, or leave the row out."
+            )
+    return batch
+
+
 def _integers(batch: Sequence[Sample]) -> np.ndarray:
     """torch.tensor of a list that starts with an int: a float in it makes it float32."""
     if all(isinstance(x, (bool, np.bool_)) for x in batch):
         return np.array(batch, np.bool_)
     if any(isinstance(x, float) for x in batch):
-        return np.array(batch, np.float32)
+        return np.array(_numbers(batch), np.float32)
     for x in batch:
         if not isinstance(x, (int, np.integer)):
             raise TypeError(f"default_collate: a batch that begins with an int holds a {type(x).__name__}")

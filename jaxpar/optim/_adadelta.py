@@ -12,7 +12,7 @@ def adadelta(
     lr: ScalarOrSchedule = 1.0,
     rho: Scalar = 0.9,
     eps: Scalar = 1e-6,
-    weight_decay: Scalar = 0,
+    weight_decay: Scalar = 0.0,
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:

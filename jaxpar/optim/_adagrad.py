@@ -22,9 +22,9 @@ class AdagradState(NamedTuple):
 
 def adagrad(
     lr: ScalarOrSchedule = 1e-2,
-    lr_decay: Scalar = 0,
-    weight_decay: Scalar = 0,
-    initial_accumulator_value: Scalar = 0,
+    lr_decay: Scalar = 0.0,
+    weight_decay: Scalar = 0.0,
+    initial_accumulator_value: Scalar = 0.0,
     eps: Scalar = 1e-10,
     *,
     maximize: bool = False,

@@ -38,7 +38,7 @@ def asgd(
     lambd: Scalar = 1e-4,
     alpha: Scalar = 0.75,
     t0: Scalar = 1e6,
-    weight_decay: Scalar = 0,
+    weight_decay: Scalar = 0.0,
     *,
     maximize: bool = False,
 ) -> optax.GradientTransformationExtraArgs:

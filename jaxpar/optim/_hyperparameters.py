@@ -38,8 +38,19 @@ def is_zero(value: object) -> bool:
 
 
 def check_nonnegative(**values: ScalarOrSchedule) -> None:
-    """Torch's refusal of negative numbers, in torch's words. Arrays and schedules pass unchecked."""
+    """Torch's refusal of negative numbers, in torch's words.
+
+    Of arrays and schedules only the type is looked at. `optax.inject_hyperparams` makes an array of a number,
+    of its type: a rate of 1.25 written over a whole 20 would become 1.
+    """
     for name, value in values.items():
+        if not (is_number(value) or callable(value) or isinstance(value, jax.Array | np.ndarray)):
+            raise TypeError(f"{name} must be a number, an array or a schedule, not {value!r}.")
+        if isinstance(value, jax.Array | np.ndarray) and not jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(
+                f"{name} is an array of {value.dtype}, which would cut values set later to whole numbers: "
+                f"where optax.inject_hyperparams reads it, write {name}=1.0 and not {name}=1."
+            )
         if is_number(value) and not value >= 0:
             raise ValueError(f"Invalid {SPELLED.get(name, name + ' value')}: {value}")
 

@@ -30,9 +30,9 @@ class MomentumState(NamedTuple):
 
 def sgd(
     lr: ScalarOrSchedule = 1e-3,
-    momentum: ScalarOrSchedule = 0,
-    dampening: Scalar = 0,
-    weight_decay: Scalar = 0,
+    momentum: ScalarOrSchedule = 0.0,
+    dampening: Scalar = 0.0,
+    weight_decay: Scalar = 0.0,
     nesterov: bool = False,
     *,
     maximize: bool = False,

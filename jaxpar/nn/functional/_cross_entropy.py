@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from ._reduction import check_reduction, reduce
+from ._reduction import check_reduction, reduce, targets
 
 SMALLEST = float(np.float32(1e-12))
 """torch's lower bound for x (1 - x), a float32 constant in its kernels."""
@@ -47,7 +47,7 @@ def cross_entropy(
     torch counterpart: `torch.nn.functional.cross_entropy`, whose classes are on axis 1.
     Source: aten/src/ATen/native/LossNLL.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     log_probabilities = jax.nn.log_softmax(input)
@@ -109,7 +109,7 @@ def nll_loss(
     torch counterpart: `torch.nn.functional.nll_loss`, whose classes are on axis 1.
     Source: aten/src/ATen/native/LossNLL.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     check_reduction(reduction)
     C = input.shape[-1]
     if target.shape != input.shape[:-1]:
@@ -167,7 +167,7 @@ def binary_cross_entropy(
     torch counterpart: `torch.nn.functional.binary_cross_entropy`. As there, the gradient divides by
     x (1 - x), clamped to 1e-12. Source: aten/src/ATen/native/Loss.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     if target.shape != input.shape:
         raise ValueError(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
@@ -213,7 +213,7 @@ def binary_cross_entropy_with_logits(
     torch counterpart: `torch.nn.functional.binary_cross_entropy_with_logits`.
     Source: aten/src/ATen/native/Loss.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     if target.shape != input.shape:
         raise ValueError(f"Target size ({target.shape}) must be the same as input size ({input.shape})")
     positive = 1 if pos_weight is None else (jnp.asarray(pos_weight) - 1) * target + 1

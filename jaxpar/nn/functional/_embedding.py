@@ -10,6 +10,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import check_embedding, check_embedding_bag
 
@@ -26,7 +27,8 @@ def embedding(
     """Rows of a table.
 
     Args:
-      x: integers [...]. For an index below 0 or beyond the table the row is NaN; torch raises.
+      x: integers [...]. An index below 0 or beyond the table raises in a host array, as in torch, and gives
+        a row of NaN in an array of JAX.
       embedding: the table [num_embeddings, features].
       padding_idx: a row that gets no gradient; negative counts from the end.
       max_norm: read the rows as if `embedding_renorm` had shortened them. torch also writes the shorter
@@ -39,11 +41,12 @@ def embedding(
       [..., features].
 
     Raises:
-      TypeError: x does not hold integers. ValueError: a padding_idx outside of the table; `sparse`.
+      TypeError: x does not hold integers. IndexError: see x. ValueError: a padding_idx outside of the table;
+        `sparse`.
 
     torch counterpart: `torch.nn.functional.embedding`. Source: ATen/native/Embedding.cpp.
     """
-    _check_indices("embedding", x)
+    _check_indices("embedding", x, embedding.shape[0])
     check_embedding("embedding", embedding.shape[0], padding_idx, sparse)
     if max_norm is not None:
         embedding = embedding_renorm(x, embedding, max_norm, norm_type)
@@ -136,7 +139,7 @@ def embedding_bag(
 
     torch counterpart: `torch.nn.functional.embedding_bag`. Source: ATen/native/EmbeddingBag.cpp.
     """
-    _check_indices("embedding_bag", x)
+    _check_indices("embedding_bag", x, embedding.shape[0])
     check_embedding_bag(embedding.shape[0], mode, scale_grad_by_freq, sparse, padding_idx)
     _check_call(x, offsets, per_sample_weights, mode)
     if max_norm is not None:
@@ -208,6 +211,11 @@ def _largest(rows: jax.Array, counted: jax.Array, bags: jax.Array, B: int) -> ja
     return jnp.where(first < n, found, 0)
 
 
-def _check_indices(function: str, x: jax.Array) -> None:
+def _check_indices(function: str, x: jax.Array | np.ndarray, rows: int) -> None:
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{function}: Expected 'indices' to be integers; but got {x.dtype} instead.")
+    # An array of JAX may still be computed, and to look at it would be to wait. On the host the look is
+    # cheap, and needed: an index of 64 bits would wrap to another row.
+    if isinstance(x, np.ndarray) and x.size and (x.min() < 0 or x.max() >= rows):
+        bad = x[(x < 0) | (x >= rows)].flat[0]
+        raise IndexError(f"{function}: index out of range in self: {bad} of a table with {rows} rows.")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._reduction import check_reduction, clamp_min, reduce
+from ._reduction import check_reduction, clamp_min, reduce, targets
 
 
 def margin_ranking_loss(
@@ -24,7 +24,7 @@ def margin_ranking_loss(
 
     torch counterpart: `torch.nn.functional.margin_ranking_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     if not input1.ndim == input2.ndim == target.ndim:
         raise RuntimeError(
             "margin_ranking_loss : All input tensors should have same dimension but got sizes: "
@@ -44,7 +44,7 @@ def hinge_embedding_loss(
     torch counterpart: `torch.nn.functional.hinge_embedding_loss`; as there, for a target that is neither
     both terms count. Source: aten/src/ATen/native/Loss.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     zero = jnp.zeros_like(input)
     far = jnp.where(target != 1, clamp_min(margin - input, 0), zero)
     return reduce(far + jnp.where(target != -1, input, zero), reduction)
@@ -73,7 +73,7 @@ def multilabel_soft_margin_loss(
 
     torch counterpart: `torch.nn.functional.multilabel_soft_margin_loss`. Source: torch/nn/functional.py.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     loss = -(target * jax.nn.log_sigmoid(input) + (1 - target) * jax.nn.log_sigmoid(-input))
     loss = loss if weight is None else loss * jnp.asarray(weight)
     return reduce(loss.sum(-1) / input.shape[-1], reduction)
@@ -102,7 +102,7 @@ def multi_margin_loss(
     torch counterpart: `torch.nn.functional.multi_margin_loss`.
     Source: aten/src/ATen/native/LossMultiMargin.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     if weight is not None and np.ndim(weight) != 1:
@@ -136,7 +136,7 @@ def multilabel_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: st
     Source: aten/src/ATen/native/LossMultiLabelMargin.cpp.
     """
     check_reduction(reduction)
-    target = jnp.asarray(target)
+    target = targets(target)
     if input.ndim not in (1, 2) or target.shape != input.shape:
         raise RuntimeError(f"inconsistent target size: {target.shape} for input of size: {input.shape}")
     C = input.shape[-1]

@@ -6,6 +6,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 
@@ -45,3 +46,19 @@ def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.
     dtype = jnp.result_type(input, target)
     shape = jnp.broadcast_shapes(input.shape, target.shape)
     return jnp.broadcast_to(input.astype(dtype), shape), jnp.broadcast_to(target.astype(dtype), shape)
+
+
+def targets(target: ArrayLike) -> jax.Array:
+    """A loss's targets as an array of JAX.
+
+    Raises IndexError for a class of a host array that has no place in JAX's integers, which would wrap it to
+    another class.
+    """
+    if isinstance(target, np.ndarray | int | list) and not isinstance(target, bool):
+        host = np.asarray(target)
+        if host.dtype.kind in "iu" and host.size:
+            limits = np.iinfo(jax.dtypes.canonicalize_dtype(host.dtype))
+            for worst in (host.min(), host.max()):
+                if not limits.min <= worst <= limits.max:
+                    raise IndexError(f"Target {worst} is out of bounds.")
+    return jnp.asarray(target)
