@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..._rulebook import Rule
@@ -9,6 +10,8 @@ from ..._typing import Shape
 from .pairing import Pairing
 from .paths import inside, last, owner
 
+PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")
+"""Names of torch's MultiheadAttention."""
 Signature = frozenset[tuple[str, Shape]]
 
 
@@ -39,20 +42,34 @@ def suggest(
 
 
 def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Those with the same last word first, then the rest, in order."""
+    """Those with the same last word, or another word for the same, first; then the rest, in order."""
     if len(ours) == 1:
         yield ours[0], theirs[0], "the only one"
         return
-    for word in dict.fromkeys(last(path) for path in theirs):
-        mine = [path for path in ours if last(path) == word]
-        yours = [path for path in theirs if last(path) == word]
-        if len(mine) == len(yours):
+    for word in dict.fromkeys(_role(path) for path in theirs):
+        mine = [path for path in ours if _role(path) == word]
+        yours = [path for path in theirs if _role(path) == word]
+        if mine and len(mine) == len(yours):
             for i, pair in enumerate(zip(mine, yours, strict=True), 1):
                 yield *pair, f"{word} number {i} of {len(mine)}"
             ours = [path for path in ours if path not in mine]
             theirs = [path for path in theirs if path not in yours]
     for i, pair in enumerate(zip(ours, theirs, strict=True), 1):
         yield *pair, f"number {i} of {len(ours)}"
+
+
+ROLES = {
+    "query": "query q q_proj q_lin to_q wq query_proj linear_q q_linear",
+    "key": "key k k_proj k_lin to_k wk key_proj linear_k k_linear",
+    "value": "value v v_proj v_lin to_v wv value_proj linear_v v_linear",
+    "out": "out o o_proj out_proj out_lin to_out wo output_proj linear_out out_linear",
+}
+"""Words for the four projections of an attention."""
+ROLE = {word: role for role, words in ROLES.items() for word in words.split()}
+
+
+def _role(path: str) -> str:
+    return ROLE.get(last(path), last(path))
 
 
 def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
@@ -85,8 +102,11 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
     tree = pairing.tree
     left = set(leaves)
     found: dict[str, Signature] = {}
+    packed = any(PACKED.search(name) for name in pairing.left_in_torch())
     for path in tree.layers:
         rule = tree.rule(path)
+        if rule and rule.torch == "MultiheadAttention" and not packed:
+            continue  # torch has none, so its four projections are layers of their own
         prefix = path + "." if path else ""
         below = {leaf[len(prefix) :] for leaf in left if leaf.startswith(prefix)}
         if rule and below:
@@ -95,7 +115,11 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
             if made:
                 found[path] = frozenset((n, s) for n, s in made.items() if n != "num_batches_tracked")
                 left -= {prefix + leaf for part in rule.parts_of_flax(shapes) for leaf in part.flax}
-    for leaf in (leaf for leaf in tree.leaves if leaf in left):
+    # Linen and nnx.eval_shape sort the leaves by name; layers are in the order of calls or of definition.
+    order = {path: i for i, path in enumerate(tree.layers)}
+    for leaf in sorted(
+        (leaf for leaf in tree.leaves if leaf in left), key=lambda leaf: order.get(owner(leaf), 0)
+    ):
         found.setdefault(owner(leaf), frozenset())
         found[owner(leaf)] |= {(last(leaf), tree.leaves[leaf].shape)}
     return found

@@ -12,7 +12,7 @@ from ..._rulebook import Rule
 from ..._typing import Shape
 from ...errors import UninitializedError
 from .._tensors import tensor_of
-from . import implied, stacks
+from . import implied, layouts, stacks
 from .copying import aligned_copy, on_all_cores
 from .mapping import Entries, Plain, Transposed, path_of
 from .pairing import Links, leaf_part
@@ -113,7 +113,11 @@ def _torch_names(here: Outline, mapping: Plain, ignored: set[str]) -> dict[str, 
             left.discard(path)
     for path, bare, rule in _layers(here, mapping):
         own = {inside(leaf, path) or "": shapes[leaf] for leaf in below.get(path, ()) if leaf in left}
-        used = [join(path, leaf) for part in rule.parts_of_flax(own) for leaf in part.flax]
+        rule = layouts.implied_rule(rule, here, path)
+        scale = layouts.scale_of(here, path)
+        own |= {scale: shapes[scale]} if scale in left else {}
+        names = (leaf for part in rule.parts_of_flax(own) for leaf in part.flax)
+        used = [leaf if leaf == scale else join(path, leaf) for leaf in names]
         if used:
             dtype = leaves[used[0]].dtype
             found |= {join(bare, name): (shape, dtype) for name, shape in rule.torch_shapes(own).items()}

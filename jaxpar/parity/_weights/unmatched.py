@@ -143,6 +143,11 @@ def _complaint(
         if names:
             lines.append(f"  {heading}")
             lines += _listed("    ", list(names), partial(_with_nearest, names, other))
+    if any("parametrizations." in name for name in torch):
+        lines.append(
+            "  torch computes a weight from its parametrizations. torch.nn.utils.parametrize."
+            "remove_parametrizations makes it one tensor; linen.WeightNorm and jaxpar.nn.WeightNorm have two."
+        )
     entries, _ = suggest(pairing, torch, flax)
     if entries:
         shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])
