@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..._rulebook import Rule
 from ..._typing import Shape
@@ -15,28 +16,67 @@ PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")
 Signature = frozenset[tuple[str, Shape]]
 
 
+Calls = tuple[Mapping[str, int], Mapping[str, int]]
+"""The first call of every layer: by torch's bare paths, and by Flax's paths."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Layers of one kind and shape that are left over, as many here as there.
+
+    Attributes:
+      torch, flax: the layers' paths; those of the same place are guessed to be the same.
+      reasons: of each guess.
+    """
+
+    torch: tuple[str, ...]
+    flax: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
 def suggest(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Entries for a mapping, and the reason for each.
 
-    Layers are paired if there are as many of their kind left over here as there.
-
     Args:
       torch, flax: the names and leaves that are left over.
     """
+    return entries(groups(pairing, torch, flax), pairing)
+
+
+def groups(
+    pairing: Pairing, torch: Sequence[str], flax: Sequence[str], calls: Calls | None = None
+) -> list[Group]:
+    """Layers are paired if there are as many of their kind left over here as there.
+
+    Args:
+      torch, flax: the names and leaves that are left over.
+      calls: the order to go by, if it is known; else that of definition.
+    """
     here, there = _flax_layers(pairing, flax), _torch_layers(pairing, torch)
-    pairs: dict[str, str] = {}
-    reasons: dict[str, str] = {}
+    found = []
     for signature in dict.fromkeys(there.values()):
         ours = [path for path, s in here.items() if s == signature]
         theirs = [path for path, s in there.items() if s == signature]
         if len(ours) != len(theirs):
             continue  # order says nothing where one of them is missing, and it is not known which
+        if calls:
+            theirs, ours = (
+                sorted(paths, key=lambda path: order.get(path, len(order)))
+                for paths, order in zip((theirs, ours), calls, strict=True)
+            )
         sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
-        for mine, yours, why in _paired(ours, theirs):
-            pairs[yours] = mine
-            reasons[yours] = f"guessed: {why} with {sizes}"
+        mine, yours, why = zip(*_paired(ours, theirs), strict=True)
+        found.append(Group(yours, mine, tuple(f"guessed: {each} with {sizes}" for each in why)))
+    return found
+
+
+def entries(found: Iterable[Group], pairing: Pairing) -> tuple[dict[str, str], dict[str, str]]:
+    """Entries for a mapping, shortened, and the reason for each."""
+    found = list(found)
+    pairs = {yours: mine for g in found for yours, mine in zip(g.torch, g.flax, strict=True)}
+    reasons = {yours: why for g in found for yours, why in zip(g.torch, g.reasons, strict=True)}
     short = _shortened(pairs, pairing)
     return short, {key: reasons.get(key, "guessed, from what is below it") for key in short}
 
@@ -51,7 +91,7 @@ def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]
         yours = [path for path in theirs if _role(path) == word]
         if mine and len(mine) == len(yours):
             for i, pair in enumerate(zip(mine, yours, strict=True), 1):
-                yield *pair, f"{word} number {i} of {len(mine)}"
+                yield *pair, f"{last(pair[1])} number {i} of {len(mine)}"
             ours = [path for path in ours if path not in mine]
             theirs = [path for path in theirs if path not in yours]
     for i, pair in enumerate(zip(ours, theirs, strict=True), 1):
