@@ -172,6 +172,8 @@ def test_four_linears_are_one_attention(kind, out):
     torch.manual_seed(0)
     net = Net()
     assert parity.compare(net, ours, X, mapping=found).same
+    state = parity.to_torch(Attention(), mapping=found, numpy=True)
+    assert state.keys() == net.state_dict().keys()
     wrong = dict(found) | {"attn.q_proj": "attn.key", "attn.k_proj": "attn.query"}
     assert parity.compare(net, ours, X, mapping=wrong).same is False
 
