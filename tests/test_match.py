@@ -140,3 +140,107 @@ def test_an_example_needs_two_models():
         parity.match(Flax(), Torch().state_dict(), example=X)
     with pytest.raises(TypeError, match="this one has shapes"):
         parity.match(nnx.eval_shape(Flax), Torch(), example=X)
+
+
+class Dense(linen.Module):
+    """A layer that jaxpar does not know, with its kernel either way."""
+
+    features: int
+    turned: bool
+
+    @linen.compact
+    def __call__(self, x):
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", linen.initializers.normal(), shape if self.turned else shape[::-1])
+        bias = self.param("bias", linen.initializers.zeros, (self.features,))
+        return x @ (kernel if self.turned else kernel.T) + bias
+
+
+class Norm(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        scale = self.param("scale", linen.initializers.ones, (x.shape[-1],))
+        return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+class OwnNet(linen.Module):
+    turned: bool
+    width: int = 4
+    names: tuple = ("late", "early", "norm")
+
+    @linen.compact
+    def __call__(self, x):
+        late, early, norm = self.names
+        x = Norm(name=norm)(jnp.tanh(Dense(self.width, self.turned, name=early)(x)))
+        return Dense(4, self.turned, name=late)(x)
+
+
+class TorchNorm(tn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = tn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class TorchOwn(tn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.late, self.early, self.norm = tn.Linear(width, 4), tn.Linear(4, width), TorchNorm(width)
+
+    def forward(self, x):
+        return self.late(self.norm(torch.tanh(self.early(x))))
+
+
+@pytest.mark.parametrize("names", [("late", "early", "norm"), ("a", "b", "c")])
+@pytest.mark.parametrize("width", [4, 6])
+@pytest.mark.parametrize("turned", [True, False])
+def test_how_the_arrays_of_unknown_layers_lie_is_tried(turned, width, names):
+    theirs, ours = TorchOwn(width), OwnNet(turned, width, names)
+    found = parity.match(ours, theirs, example=X)
+    if names[0] == "a" and not turned and width != 4:
+        assert "torch late.weight (4, 6)" in found.unmatched  # neither its name nor its sizes say anything
+        return
+    assert not found.unmatched, repr(found)
+    assert found.notes[0].startswith("tried: with random weights the outputs agree")
+    assert len(found.notes) == 1
+    late, early, norm = names
+    kernels = {"late.weight": f"{late}.kernel", "early.weight": f"{early}.kernel"}
+    want = {key: parity.transposed(place, (1, 0)) if turned else place for key, place in kernels.items()}
+    want |= {"norm.weight": f"{norm}.scale"}
+    assert {key: place for key, place in found.items() if "." in key} == want
+    assert parity.compare(theirs, ours, X, mapping=found).same
+
+
+def test_without_an_example_a_square_array_is_ambiguous():
+    found = parity.match(OwnNet(False), TorchOwn(), inputs=(X,))
+    assert found["late.weight"] == parity.transposed("late.kernel", (1, 0))
+    assert "which may as well lie as (0, 1)" in found.reasons["late.weight"]
+    found = parity.match(OwnNet(False, 6), TorchOwn(6), inputs=(X,))
+    assert found["late.weight"] == "late.kernel"
+    assert "whose sizes fit in no other way" in found.reasons["late.weight"]
+
+
+class TorchNorms(tn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x, self.y = tn.LayerNorm(4), tn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.y(torch.tanh(self.x(x)))
+
+
+class Norms(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        first = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="z_first")
+        second = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="a_second")
+        return second(jnp.tanh(first(x)))
+
+
+def test_layers_as_new_are_told_apart():
+    """Both have ones and zeros; with these any order would fit."""
+    found = parity.match(Norms(), TorchNorms(), example=X)
+    assert dict(found) == {"x": "z_first", "y": "a_second"}
+    assert len(found.notes) == 1

@@ -117,12 +117,13 @@ def test_help_imports_neither_jax_nor_torch():
 
 
 def test_a_spec_says_what_is_left_out(tmp_path):
-    buffer = 'def torch_module():\n    net = torch.nn.Linear(4, 8)\n    net.register_buffer("table", torch.ones(1))'
-    spec = f"""
+    spec = """
 import numpy as np, torch
 from flax import nnx
 
-{buffer}
+def torch_module():
+    net = torch.nn.Linear(4, 8)
+    net.register_buffer("table", torch.ones(1))
     return net
 
 flax_module = nnx.Linear(4, 8, rngs=nnx.Rngs(0))

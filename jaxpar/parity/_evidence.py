@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -33,6 +33,8 @@ from ._weights.source import source_of
 from ._weights.suggest import Calls, Group
 from ._weights.tree import FlaxModule, tree_of
 
+Attempt = tuple[Sequence[Group], tuple[int, ...]]
+"""Groups, and for each array that may lie in several ways the number of one."""
 FITS = 1e-6
 """Outputs that are nearer than this agree. Another order of random weights moves them by far more."""
 MOST_ORDERS, MOST_EXCHANGES = 64, 64
@@ -147,27 +149,42 @@ def tried(
     if first.unmatched:
         return guesses.mapping(notes=("the guesses were not tried, because some names are unmatched",))
 
-    def error(groups: Sequence[Group]) -> float:
-        return trial.error(guesses.mapping(groups), **ignoring)
+    def error(attempt: Attempt) -> float:
+        return trial.error(guesses.mapping(attempt[0], choices=attempt[1]), **ignoring)
 
     errors: list[float] = []
-    for groups in itertools.islice(_orders(plain.groups, guesses.groups), MOST_ORDERS):
-        errors.append(error(groups))
+    for attempt in itertools.islice(_attempts(plain.groups, guesses), MOST_ORDERS):
+        errors.append(error(attempt))
         if errors[-1] <= FITS:
-            return guesses.mapping(groups, tuple(_notes(groups, errors, error)))
-    said = f"tried in {len(errors)} orders, and none fits: the outputs are {min(errors):.2g} apart or more"
+            notes = tuple(_notes(guesses, attempt, errors, error))
+            return guesses.mapping(attempt[0], notes, attempt[1])
+    said = f"tried in {len(errors)} ways, and none fits: the outputs are {min(errors):.2g} apart or more"
     return guesses.mapping(notes=(f"{said}. The models differ, or a guess is wrong",))
 
 
-def _notes(groups: Sequence[Group], errors: Sequence[float], error: Any) -> Iterator[str]:
+def _attempts(named: Sequence[Group], guesses: Guesses) -> Iterator[Attempt]:
+    """Each order, with each way in which single arrays may lie."""
+    for groups in _orders(named, guesses.groups):
+        ways = [range(len(turn.axes)) for turn in guesses.turns(groups)]
+        yield from ((groups, choices) for choices in itertools.product(*ways))
+
+
+def _notes(
+    guesses: Guesses, fitting: Attempt, errors: Sequence[float], error: Callable[[Attempt], float]
+) -> Iterator[str]:
     """That the guesses fit, and which of them other guesses could replace."""
+    groups, choices = fitting
     yield f"tried: with random weights the outputs agree, {errors[-1]:.2g} apart"
     exchanges = list(_exchanges(groups))
     for names, other in exchanges[:MOST_EXCHANGES]:
-        if error(other) <= FITS:
+        if error((other, choices)) <= FITS:
             yield f"ambiguous: {' and '.join(names)} may be exchanged, and the outputs stay the same"
     if len(exchanges) > MOST_EXCHANGES:
         yield f"{len(exchanges) - MOST_EXCHANGES} of {len(exchanges)} exchanges were not tried"
+    for i, turn in enumerate(guesses.turns(groups)):
+        other_way = (*choices[:i], 1 - choices[i], *choices[i + 1 :])
+        if len(turn.axes) > 1 and error((groups, other_way)) <= FITS:
+            yield f"ambiguous: {turn.pairs[0][0]} may lie as {turn.axes[1 - choices[i]]} as well"
 
 
 def _orders(named: Sequence[Group], called: Sequence[Group]) -> Iterator[Sequence[Group]]:

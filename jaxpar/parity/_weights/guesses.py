@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .fusion import View
-from .mapping import Entries, Mapping
-from .pairing import pair
+from .mapping import Entries, Mapping, Place, Plain
+from .pairing import Pairing, pair
 from .source import Source
 from .suggest import Calls, Group, entries, groups
 from .tree import Tree
+from .turns import Turn, turns
 from .unmatched import ignored
 
 
@@ -39,16 +40,34 @@ class Guesses:
         left = self._pairing.left_in_torch(), self._pairing.left_in_flax()
         self.groups = groups(self._pairing, *left, calls)
 
-    def mapping(self, chosen: Iterable[Group] | None = None, notes: tuple[str, ...] = ()) -> Mapping:
-        """With these groups, or as they were guessed first."""
-        found, reasons = entries(self.groups if chosen is None else chosen, self._pairing)
+    def turns(self, chosen: Iterable[Group] | None = None) -> list[Turn]:
+        """Single arrays that are left over when the groups' layers are paired."""
+        return turns(self._paired(entries(self.groups if chosen is None else chosen, self._pairing)[0]))
+
+    def mapping(
+        self,
+        chosen: Iterable[Group] | None = None,
+        notes: tuple[str, ...] = (),
+        choices: Sequence[int] | None = None,
+    ) -> Mapping:
+        """With these groups, or as they were guessed first; and with a choice for each of their turns."""
+        found: dict[str, Place]
+        found, reasons = entries(self.groups if chosen is None else chosen, self._pairing)  # type: ignore[assignment]
         seen = self._seen
+        known = turns(self._paired(found))
+        for turn, choice in zip(known, choices or [0] * len(known), strict=True):
+            found |= turn.entries(choice)
+            reasons |= dict.fromkeys((torch for torch, _ in turn.pairs), turn.reason(choice))
         # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
-        final = pair(seen.tree, seen.source, {**found, **seen.entries}, self._no_flax)
+        final = self._paired(found)
         left = [f"torch {name} {seen.source.shapes[name]}" for name in final.left_in_torch()]
         left += [f"flax  {leaf} {seen.tree.leaves[leaf].shape}" for leaf in final.left_in_flax()]
         unmatched = (*self._faults, *final.faults, *left)
         return Mapping({**self.known, **found}, reasons, unmatched, notes)
+
+    def _paired(self, found: Plain) -> Pairing:
+        seen = self._seen
+        return pair(seen.tree, seen.source, {**found, **seen.entries}, self._no_flax)
 
     def bare(self, path: str) -> str:
         """A torch path without the words of wrappers."""

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..._rulebook import Rule
 from ..._typing import Shape
+from .mapping import Place
 from .pairing import Pairing
 from .paths import inside, last, owner
+from .turns import torch_form, turns
 
 PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")
 """Names of torch's MultiheadAttention."""
@@ -36,13 +38,16 @@ class Group:
 
 def suggest(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, Place], dict[str, str]]:
     """Entries for a mapping, and the reason for each.
 
     Args:
       torch, flax: the names and leaves that are left over.
     """
-    return entries(groups(pairing, torch, flax), pairing)
+    found, reasons = entries(groups(pairing, torch, flax), pairing)
+    turned = turns(pairing)
+    places = {**found, **{name: place for turn in turned for name, place in turn.entries().items()}}
+    return places, reasons | {name: turn.reason() for turn in turned for name, _ in turn.pairs}
 
 
 def groups(
@@ -54,7 +59,10 @@ def groups(
       torch, flax: the names and leaves that are left over.
       calls: the order to go by, if it is known; else that of definition.
     """
-    here, there = _flax_layers(pairing, flax), _torch_layers(pairing, torch)
+    # Layers that are paired already have single arrays left over, which `turns` is for.
+    alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
+    here = _flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
+    there = _torch_layers(pairing, [name for name in torch if name not in alone])
     found = []
     for signature in dict.fromkeys(there.values()):
         ours = [path for path, s in here.items() if s == signature]
@@ -161,7 +169,7 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
         (leaf for leaf in tree.leaves if leaf in left), key=lambda leaf: order.get(owner(leaf), 0)
     ):
         found.setdefault(owner(leaf), frozenset())
-        found[owner(leaf)] |= {(last(leaf), tree.leaves[leaf].shape)}
+        found[owner(leaf)] |= {torch_form(last(leaf), tree.leaves[leaf].shape)}
     return found
 
 
