@@ -114,3 +114,23 @@ def test_help_imports_neither_jax_nor_torch():
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert "Compare a torch model and a Flax model" in ended.stdout
+
+
+def test_a_spec_says_what_is_left_out(tmp_path):
+    spec = """
+import numpy as np, torch
+from flax import nnx
+
+def torch_module():
+    net = torch.nn.Linear(4, 8)
+    net.register_buffer("table", torch.ones(1))
+    return net
+
+flax_module = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+inputs = np.random.RandomState(0).randn(6, 4)
+"""
+    refused = parity(tmp_path, spec=spec)
+    assert refused.exit_code != 0
+    ended = parity(tmp_path, spec=spec + 'ignore_torch = ["table"]\n')
+    assert ended.exit_code == 0, ended.output
+    assert "left out, and not compared: torch's table" in " ".join(ended.output.split())

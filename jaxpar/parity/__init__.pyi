@@ -8,6 +8,7 @@ from ._comparison import Comparison as Comparison
 from ._comparison import require_same as require_same
 from ._files import read_weights as read_weights
 from ._files import write_weights as write_weights
+from ._match import match as match
 from ._record import check as check
 from ._record import record as record
 from ._result import Cause as Cause
@@ -19,7 +20,6 @@ from ._weights import Mapping as Mapping
 from ._weights import concatenated as concatenated
 from ._weights import flattened as flattened
 from ._weights import load_torch as load_torch
-from ._weights import match as match
 from ._weights import split as split
 from ._weights import stacked as stacked
 from ._weights import to_torch as to_torch

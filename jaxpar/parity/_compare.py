@@ -204,13 +204,18 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
     _check_determinism(pair, sides, request.batch(1), findings)
-    findings.notes += [*pair.links.left_out(), *sides.candidate.net.notes]
+    findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
     if level is Level.SEMANTIC:
         return _levels.semantic(sides, request.batch, request.steps, findings)
     if level is Level.NUMERIC:
         return _levels.numeric(sides, request.batch, request.steps, findings)
     trajectory = _levels.resynchronised if request.resync else _levels.free
     return trajectory(sides, request.batch, request.steps, findings)
+
+
+def _said(mapping: Entries | None) -> list[str]:
+    """What `match` said of its guesses: a verdict is worth no more than the mapping."""
+    return [f"mapping: {note}" for note in getattr(mapping, "notes", ())]
 
 
 def _check_determinism(pair: Pair, sides: Sides[TorchSide], batch: Batch, findings: Findings) -> None:

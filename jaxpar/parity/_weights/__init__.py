@@ -7,8 +7,8 @@
     links.to_torch(leaves)            # both ways also for gradients: gradient=True
 
 `tree` (Flax) and `source` (torch) are what is there, `names` and `mapping` say where torch's names lead,
-`pairing` pairs them, `unmatched` raises or suggests for the rest. On top are the public verbs `load_torch`,
-`to_torch` and `match`, one file each.
+`fusion` shows pairing layers that are one here and several there as if they were not, `pairing` pairs them,
+`unmatched` raises for the rest, `guesses` guesses. On top are the public verbs `load_torch` and `to_torch`.
 """
 
 from .load_torch import links_of as links_of
@@ -22,4 +22,3 @@ from .mapping import transposed as transposed
 from .pairing import Link as Link
 from .pairing import Links as Links
 from .to_torch import to_torch as to_torch
-from .unmatched import match as match

@@ -48,7 +48,7 @@ class View:
         self._bare = unwrapped(there.tensors, there.kinds)
         self._torch_paths: dict[str, str] = {}
         self._flax_paths: dict[str, str] = {}
-        self._kinds = dict(there.kinds)
+        self._kinds, self._modules = dict(there.kinds), dict(there.modules)
         names = [*self._bare.values(), *self._bare]
         entries = list(expanded(mapping, names, [*here.names, *here.leaves]))
         # Flax first: how long torch's pieces are is read off the layers that they become.
@@ -142,8 +142,11 @@ class View:
         except ValueError:
             wanted = [None]  # leaves that are not as the layer's own class makes them
         axis = place.axis
-        if all(each is not None and -len(each) <= axis < len(each) for each in wanted):
-            return tuple(each[axis] for each in wanted if each is not None)
+        shapes_of = [each for each in wanted if each is not None and -len(each) <= axis < len(each)]
+        # The other way around for a weight (in, out), as transformers' Conv1D has it.
+        for sizes in ([s[axis] for s in shapes_of], [s[::-1][axis] for s in shapes_of]):
+            if len(sizes) == count and sum(sizes) == shape[axis]:
+                return tuple(sizes)
         return (shape[axis] // count if -len(shape) <= axis < len(shape) else 0,) * count
 
     def _wanted(self, place: Place, rest: str) -> Shape | None:
@@ -188,6 +191,7 @@ class View:
             below = inside(path, theirs)
             if below is not None:
                 self._kinds[join(ours, below)] = kinds
+                self._modules[join(ours, below)] = self.there.modules[path]
 
     def _seen_source(self) -> Source:
         if not self.torch:
@@ -203,7 +207,11 @@ class View:
             elif name not in used:
                 tensors[name] = tensor
         return dataclasses.replace(
-            self.there, tensors=tensors, kinds=self._kinds, tied=tuple(self._ties(tensors))
+            self.there,
+            tensors=tensors,
+            kinds=self._kinds,
+            modules=self._modules,
+            tied=tuple(self._ties(tensors)),
         )
 
     def _ties(self, tensors: Mapping[str, object]) -> Iterator[tuple[str, ...]]:

@@ -21,8 +21,14 @@ Names = dict[str, tuple[Shape, Any]]
 """Shapes and element types by torch name."""
 
 
-def names(here: Tree, mapping: Entries, plain: Callable[[Outline, Plain], Names]) -> Names:
+def names(
+    here: Tree, mapping: Entries, ignored: set[str], plain: Callable[[Outline, Plain, set[str]], Names]
+) -> Names:
     """The names that `plain` finds for entries without fusions, put together as the fusions say.
+
+    Args:
+      ignored: Flax paths that are left out, with all below them.
+      plain: called with the model as torch has it, entries without fusions, and what is left out there.
 
     Raises:
       MatchError: pieces that fit nothing.
@@ -33,9 +39,10 @@ def names(here: Tree, mapping: Entries, plain: Callable[[Outline, Plain], Names]
     for key, place in _expanded(tree, stacks):
         assert isinstance(place, Stacked)
         try:
-            tree, *_ = unstacked(tree, tree.real_path(place.path), place.axis)
+            tree, _, paths = unstacked(tree, tree.real_path(place.path), place.axis)
         except ValueError as error:
             raise MatchError(f"to_torch: mapping: {key!r}: {place!r}: {error}.") from None
+        ignored |= {new for new, old in paths.items() if any(inside(old, n) is not None for n in ignored)}
         keys = {key: ""} if isinstance(key, str) else {each: str(i) for i, each in enumerate(key)}
         entries |= {each: join(place.path, number) for each, number in keys.items()}
     # Patterns are looked for among the layers as torch has them, so after what is stacked has been unstacked.
@@ -46,7 +53,7 @@ def names(here: Tree, mapping: Entries, plain: Callable[[Outline, Plain], Names]
     }
     for key, place in fusions:
         entries |= _seen_entries(tree, key, place)
-    found = plain(tree, entries)
+    found = plain(tree, entries, ignored)
     for key, place in fusions:
         found = dict(_real(found, key, place))
     return found

@@ -236,6 +236,7 @@ class Mapping(collections.abc.Mapping):
       entries: torch prefix to Flax path.
       reasons: for each key, why it is there.
       unmatched: lines about what is left over on either side.
+      notes: lines about what became of the guesses when they were tried, the ambiguous ones above all.
     """
 
     def __init__(
@@ -243,8 +244,10 @@ class Mapping(collections.abc.Mapping):
         entries: Entries,
         reasons: collections.abc.Mapping[str, str] | None = None,
         unmatched: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
     ):
-        self.entries, self.reasons, self.unmatched = dict(entries), dict(reasons or {}), unmatched
+        self.entries, self.reasons = dict(entries), dict(reasons or {})
+        self.unmatched, self.notes = unmatched, notes
 
     def __getitem__(self, name: str | tuple[str, ...]) -> Place:
         return self.entries[name]
@@ -260,5 +263,5 @@ class Mapping(collections.abc.Mapping):
             f"    {key!r}: {place!r}," + (f"  # {self.reasons[key]}" if key in self.reasons else "")
             for key, place in self.entries.items()
         ]
-        left = [f"    # {line}" for line in self.unmatched]
+        left = [f"    # {line}" for line in (*self.unmatched, *self.notes)]
         return "\n".join(["{", *lines, *left, "}"]) if lines or left else "{}"

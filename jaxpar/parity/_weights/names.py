@@ -11,6 +11,8 @@ from .source import Source
 from .tree import Outline
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
+PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original([01])$")
+"""What torch's weight_norm makes of a name. Nothing else of torch has an original1."""
 COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
 """What torch.compile puts before the names of the module in it."""
 
@@ -31,6 +33,7 @@ class Names:
         self.raw = {bare: raw for raw, bare in self.bare.items()}
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
         self.tree = tree
+        self._flax = set(tree.names.values())
         self.entries = {self._bare_key(key): place for key, place in entries.items()}
         self._targets = {key: self._named(place) for key, place in self.entries.items()}
         self.below: dict[str, list[str]] = {path: [] for path in self.kinds}
@@ -54,9 +57,9 @@ class Names:
         """The Flax name that a bare name leads to, and whether the mapping says so."""
         found = self.entry(name)
         if found is None:
-            return torch_like(name), False
+            return self._weight_norm(torch_like(name)), False
         key = found[0]
-        return torch_like(join(self._targets[key], inside(name, key) or "")), True
+        return self._weight_norm(torch_like(join(self._targets[key], inside(name, key) or ""))), True
 
     def leading_to(self, path: str) -> list[str]:
         """The bare names and paths that lead to a Flax path: those that the mapping names, or those of
@@ -71,6 +74,11 @@ class Names:
         """Whether a name leads where the path above it does, and not somewhere of its own."""
         key = self.entry(name)
         return key is None or key[0] in prefixes(above)
+
+    def _weight_norm(self, target: str) -> str:
+        """torch's older names of a magnitude and a direction, where Flax has these."""
+        older = PARAMETRIZED.sub(lambda found: found[1] + ("_g", "_v")[int(found[2])], target)
+        return older if older in self._flax else target
 
     def _named(self, place: Place) -> str:
         """What the Flax path of an entry is called without wrappers."""

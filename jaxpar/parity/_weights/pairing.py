@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from ..._rulebook import Part, Rule, same
-from . import stacks
+from . import layouts, stacks
 from .mapping import Flattened, Place, Plain, Transposed
 from .names import Names
 from .paths import inside, join, last, owner
+from .probe import linear_layout
 from .source import Source
 from .tree import Leaf, Outline
 
@@ -127,6 +128,7 @@ class Pairing:
       repeats, surplus: as in Links.
       faults: sentences about pairs that belong together and do not fit.
       tensors, leaves: the names that are used up.
+      probed: how layers of an unknown class lay out their weight, where they were tried.
     """
 
     tree: Outline
@@ -139,6 +141,7 @@ class Pairing:
     faults: list[str] = dataclasses.field(default_factory=list)
     tensors: set[str] = dataclasses.field(default_factory=set)
     leaves: set[str] = dataclasses.field(default_factory=set)
+    probed: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     def links(self) -> Links:
         ties = {name: tuple(o for o in group if o != name) for group in self.source.tied for name in group}
@@ -247,8 +250,9 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         if names.raw[name] not in pairing.tensors and names.follows(name, bare)
     }
     place, used = names.entries.get(bare), False
-    for part in rule.parts_of_torch(there):
-        if not _kind_fits(pairing, bare, rule, part, there):
+    for known in (*rule.parts_of_torch(there), *layouts.normed(rule.parts, there, pairing.tree, path)):
+        part = _in_torchs_layout(pairing, bare, rule, known, there)
+        if part is None:
             continue
         full = _with_full_names(part, there, path, pairing)
         if full and isinstance(place, Flattened) and part.torch == ("weight",):
@@ -261,28 +265,44 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         pairing.surplus |= {there[name]: value for name, value in rule.surplus.items() if name in there}
 
 
-def _kind_fits(pairing: Pairing, bare: str, rule: Rule, part: Part, there: Mapping[str, str]) -> bool:
-    """Whether torch's class, where it is known, lays this part out as the rule says.
+def _in_torchs_layout(
+    pairing: Pairing, bare: str, rule: Rule, part: Part, there: Mapping[str, str]
+) -> Part | None:
+    """The part as torch's class, where it is known, lays it out; None if that cannot be known.
 
     A class of another name may have a `weight` of another layout: transformers' Conv1D is (in, out). An
     array that is the same in both needs no layout.
     """
     kinds = pairing.names.kinds.get(bare)
-    if part.plain or kinds is None or set(kinds) & set(rule.kinds):
-        return True
+    if kinds is None or set(kinds) & set(rule.kinds):
+        return part
+    if any("." in name and not name.startswith("parametrizations.") for name in part.torch):
+        return (
+            None  # of a module inside, which stands for itself: an out_proj in an attention of the user's own
+        )
+    if part.plain:
+        return part
+    if part.torch in (("weight",), ("bias",)) and rule.torch == "Linear":
+        if bare not in pairing.probed:
+            module = pairing.source.modules.get(pairing.names.raw.get(bare, bare))
+            pairing.probed[bare] = linear_layout(module)
+        if layout := pairing.probed[bare]:
+            turn = layout == "in, out" and part.torch == ("weight",)
+            return layouts.turned(part) if turn else part
     names = ", ".join(there[name] for name in part.torch)
     pairing.faults.append(
         f"{names} belongs to torch's {kinds[0]}, which is no {rule.torch}, so how its axes lie is not known; "
         'say it in the mapping: {"' + there[part.torch[0]] + '": parity.transposed(path, axes)}'
     )
     pairing.tensors |= {there[name] for name in part.torch}
-    return False
+    return None
 
 
 def _with_full_names(part: Part, there: Mapping[str, str], path: str, pairing: Pairing) -> Part | None:
     """The part with full names; None if the Flax layer lacks such leaves, or they are ignored."""
     tree = pairing.tree
-    leaves = tuple(tree.first(join(path, leaf)) for leaf in part.flax)
+    # The scale of Linen's WeightNorm is the wrapper's, and stands there with its full path.
+    leaves = tuple(tree.first(leaf if "/" in leaf else join(path, leaf)) for leaf in part.flax)
     if not all(leaf in tree.leaves for leaf in leaves) or pairing.ignored & set(leaves):
         return None
     return dataclasses.replace(part, torch=tuple(there[name] for name in part.torch), flax=leaves)

@@ -35,6 +35,7 @@ class Source(Mapping):
       tied: groups of names of one and the same tensor.
       shares: whether `tied` is complete. It is for a module; a dict may hold copies of one tensor.
       label: what errors call it.
+      modules: the submodules by path, where `kinds` are known.
     """
 
     tensors: Mapping[str, Any]
@@ -42,6 +43,7 @@ class Source(Mapping):
     tied: tuple[tuple[str, ...], ...]
     shares: bool
     label: str
+    modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -80,11 +82,13 @@ def source_of(given: TorchWeights) -> Source:
     """
     loaded: Any = sys.modules.get("torch")
     if loaded is not None and isinstance(given, loaded.nn.Module):
+        modules = dict(given.named_modules(remove_duplicate=False))
         kinds = {
             path: tuple(kind.__name__ for kind in type(module).__mro__[:-1])
-            for path, module in given.named_modules(remove_duplicate=False)
+            for path, module in modules.items()
         }
-        return _checked(given.state_dict(), kinds, type(given).__name__)
+        source = _checked(given.state_dict(), kinds, type(given).__name__)
+        return dataclasses.replace(source, modules=modules)
     if isinstance(given, (str, os.PathLike)):
         return _checked(read_weights(given), {}, os.fspath(given))
     if isinstance(given, Mapping):

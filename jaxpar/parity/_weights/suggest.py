@@ -2,57 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..._rulebook import Rule
 from ..._typing import Shape
+from .mapping import Place
 from .pairing import Pairing
 from .paths import inside, last, owner
+from .turns import torch_form, turns
 
+PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")
+"""Names of torch's MultiheadAttention."""
 Signature = frozenset[tuple[str, Shape]]
+
+
+Calls = tuple[Mapping[str, int], Mapping[str, int]]
+"""The first call of every layer: by torch's bare paths, and by Flax's paths."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Layers of one kind and shape that are left over, as many here as there.
+
+    Attributes:
+      torch, flax: the layers' paths; those of the same place are guessed to be the same.
+      reasons: of each guess.
+    """
+
+    torch: tuple[str, ...]
+    flax: tuple[str, ...]
+    reasons: tuple[str, ...]
 
 
 def suggest(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, Place], dict[str, str]]:
     """Entries for a mapping, and the reason for each.
-
-    Layers are paired if there are as many of their kind left over here as there.
 
     Args:
       torch, flax: the names and leaves that are left over.
     """
-    here, there = _flax_layers(pairing, flax), _torch_layers(pairing, torch)
-    pairs: dict[str, str] = {}
-    reasons: dict[str, str] = {}
+    found, reasons = entries(groups(pairing, torch, flax), pairing)
+    turned = turns(pairing)
+    places = {**found, **{name: place for turn in turned for name, place in turn.entries().items()}}
+    return places, reasons | {name: turn.reason() for turn in turned for name, _ in turn.pairs}
+
+
+def groups(
+    pairing: Pairing, torch: Sequence[str], flax: Sequence[str], calls: Calls | None = None
+) -> list[Group]:
+    """Layers are paired if there are as many of their kind left over here as there.
+
+    Args:
+      torch, flax: the names and leaves that are left over.
+      calls: the order to go by, if it is known; else that of definition.
+    """
+    # Layers that are paired already have single arrays left over, which `turns` is for.
+    alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
+    here = _flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
+    there = _torch_layers(pairing, [name for name in torch if name not in alone])
+    found = []
     for signature in dict.fromkeys(there.values()):
         ours = [path for path, s in here.items() if s == signature]
         theirs = [path for path, s in there.items() if s == signature]
         if len(ours) != len(theirs):
             continue  # order says nothing where one of them is missing, and it is not known which
+        if calls:
+            theirs, ours = (
+                sorted(paths, key=lambda path: order.get(path, len(order)))
+                for paths, order in zip((theirs, ours), calls, strict=True)
+            )
         sizes = ", ".join(f"{name} {shape}" for name, shape in sorted(signature))
-        for mine, yours, why in _paired(ours, theirs):
-            pairs[yours] = mine
-            reasons[yours] = f"guessed: {why} with {sizes}"
+        mine, yours, why = zip(*_paired(ours, theirs), strict=True)
+        found.append(Group(yours, mine, tuple(f"guessed: {each} with {sizes}" for each in why)))
+    return found
+
+
+def entries(found: Iterable[Group], pairing: Pairing) -> tuple[dict[str, str], dict[str, str]]:
+    """Entries for a mapping, shortened, and the reason for each."""
+    found = list(found)
+    pairs = {yours: mine for g in found for yours, mine in zip(g.torch, g.flax, strict=True)}
+    reasons = {yours: why for g in found for yours, why in zip(g.torch, g.reasons, strict=True)}
     short = _shortened(pairs, pairing)
     return short, {key: reasons.get(key, "guessed, from what is below it") for key in short}
 
 
 def _paired(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Those with the same last word first, then the rest, in order."""
+    """Those with the same last word, or another word for the same, first; then the rest, in order."""
     if len(ours) == 1:
         yield ours[0], theirs[0], "the only one"
         return
-    for word in dict.fromkeys(last(path) for path in theirs):
-        mine = [path for path in ours if last(path) == word]
-        yours = [path for path in theirs if last(path) == word]
-        if len(mine) == len(yours):
+    for word in dict.fromkeys(_role(path) for path in theirs):
+        mine = [path for path in ours if _role(path) == word]
+        yours = [path for path in theirs if _role(path) == word]
+        if mine and len(mine) == len(yours):
             for i, pair in enumerate(zip(mine, yours, strict=True), 1):
-                yield *pair, f"{word} number {i} of {len(mine)}"
+                yield *pair, f"{last(pair[1])} number {i} of {len(mine)}"
             ours = [path for path in ours if path not in mine]
             theirs = [path for path in theirs if path not in yours]
     for i, pair in enumerate(zip(ours, theirs, strict=True), 1):
         yield *pair, f"number {i} of {len(ours)}"
+
+
+ROLES = {
+    "query": "query q q_proj q_lin to_q wq query_proj linear_q q_linear",
+    "key": "key k k_proj k_lin to_k wk key_proj linear_k k_linear",
+    "value": "value v v_proj v_lin to_v wv value_proj linear_v v_linear",
+    "out": "out o o_proj out_proj out_lin to_out wo output_proj linear_out out_linear",
+}
+"""Words for the four projections of an attention."""
+ROLE = {word: role for role, words in ROLES.items() for word in words.split()}
+
+
+def _role(path: str) -> str:
+    return ROLE.get(last(path), last(path))
 
 
 def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
@@ -85,8 +150,11 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
     tree = pairing.tree
     left = set(leaves)
     found: dict[str, Signature] = {}
+    packed = any(PACKED.search(name) for name in pairing.left_in_torch())
     for path in tree.layers:
         rule = tree.rule(path)
+        if rule and rule.torch == "MultiheadAttention" and not packed:
+            continue  # torch has none, so its four projections are layers of their own
         prefix = path + "." if path else ""
         below = {leaf[len(prefix) :] for leaf in left if leaf.startswith(prefix)}
         if rule and below:
@@ -95,9 +163,13 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
             if made:
                 found[path] = frozenset((n, s) for n, s in made.items() if n != "num_batches_tracked")
                 left -= {prefix + leaf for part in rule.parts_of_flax(shapes) for leaf in part.flax}
-    for leaf in (leaf for leaf in tree.leaves if leaf in left):
+    # Linen and nnx.eval_shape sort the leaves by name; layers are in the order of calls or of definition.
+    order = {path: i for i, path in enumerate(tree.layers)}
+    for leaf in sorted(
+        (leaf for leaf in tree.leaves if leaf in left), key=lambda leaf: order.get(owner(leaf), 0)
+    ):
         found.setdefault(owner(leaf), frozenset())
-        found[owner(leaf)] |= {(last(leaf), tree.leaves[leaf].shape)}
+        found[owner(leaf)] |= {torch_form(last(leaf), tree.leaves[leaf].shape)}
     return found
 
 

@@ -12,7 +12,7 @@ from ..._rulebook import Rule
 from ..._typing import Shape
 from ...errors import UninitializedError
 from .._tensors import tensor_of
-from . import implied, stacks
+from . import implied, layouts, stacks
 from .copying import aligned_copy, on_all_cores
 from .mapping import Entries, Plain, Transposed, path_of
 from .pairing import Links, leaf_part
@@ -86,7 +86,7 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) ->
 def implied_source(here: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
     """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
     left_out = {name for each in ignored for name in (each, here.real_path(each))}
-    found = implied.names(here, mapping or {}, lambda tree, entries: _torch_names(tree, entries, left_out))
+    found = implied.names(here, mapping or {}, left_out, _torch_names)
     tensors = {
         ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
         for name, (shape, dtype) in found.items()
@@ -111,9 +111,17 @@ def _torch_names(here: Outline, mapping: Plain, ignored: set[str]) -> dict[str, 
             empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
             found[key] = (part.back([empty])[0].shape, leaves[path].dtype)
             left.discard(path)
+    targets = {here.real_path(path_of(place) or "") for place in mapping.values()}
     for path, bare, rule in _layers(here, mapping):
-        own = {inside(leaf, path) or "": shapes[leaf] for leaf in below.get(path, ()) if leaf in left}
-        used = [join(path, leaf) for part in rule.parts_of_flax(own) for leaf in part.flax]
+        # What the mapping sends elsewhere is not this layer's: four Linears are no MultiheadAttention.
+        apart = {target for target in targets if target != path and inside(target, path)}
+        inner = [leaf for leaf in below.get(path, ()) if not apart & set(prefixes(leaf))]
+        own = {inside(leaf, path) or "": shapes[leaf] for leaf in inner if leaf in left}
+        rule = layouts.implied_rule(rule, here, path)
+        scale = layouts.scale_of(here, path)
+        own |= {scale: shapes[scale]} if scale in left else {}
+        names = (leaf for part in rule.parts_of_flax(own) for leaf in part.flax)
+        used = [leaf if leaf == scale else join(path, leaf) for leaf in names]
         if used:
             dtype = leaves[used[0]].dtype
             found |= {join(bare, name): (shape, dtype) for name, shape in rule.torch_shapes(own).items()}

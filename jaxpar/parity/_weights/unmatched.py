@@ -1,4 +1,4 @@
-"""Unmatched: complete links, or a MatchError that lists both sides' leftovers; `match` suggests a mapping."""
+"""Unmatched: complete links, or a MatchError that lists both sides' leftovers."""
 
 from __future__ import annotations
 
@@ -7,55 +7,19 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as MappingABC
 from functools import partial
-from typing import Any
 
 from ..._typing import Shape
 from ...errors import MatchError
 from .fusion import View
-from .mapping import Entries, Mapping, Plain, path_of
+from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
-from .source import Source, TorchWeights, source_of
+from .source import Source
 from .suggest import suggest
-from .tree import FlaxModule, Tree, tree_of
+from .tree import Tree
 
 SHOWN = 12
 """Lines of each list in an error."""
-
-
-def match(
-    flax_module: FlaxModule,
-    torch_module: TorchWeights,
-    *,
-    mapping: Entries | None = None,
-    inputs: Sequence[Any] | None = None,
-    kwargs: MappingABC[str, Any] | None = None,
-) -> Mapping:
-    """A mapping to start from, where torch's names and Flax's paths disagree.
-
-    Names that agree are not in it. Leftovers of both sides are paired by the order of layers of the same
-    kind and shape, if there are as many here as there; each such line is a guess and says so. Look at it,
-    edit it, and pass it to `load_torch`, which never guesses.
-
-    Args:
-      flax_module: an NNX module, or a Linen module with `inputs`.
-      torch_module: a torch module, a state_dict, or a path.
-      mapping: what is known already; it is part of the result.
-      inputs, kwargs: arguments of one call of a Linen module; shapes are enough.
-
-    Returns:
-      A Mapping: a dict that prints as one, with what stays unmatched as comments.
-    """
-    there, here = source_of(torch_module), tree_of(flax_module, inputs, kwargs)
-    known = dict(mapping or {})
-    seen = View(here, there, known)
-    pairing = pair(seen.tree, seen.source, seen.entries)
-    entries, reasons = suggest(pairing, pairing.left_in_torch(), pairing.left_in_flax())
-    # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
-    final = pair(seen.tree, seen.source, {**entries, **seen.entries})
-    left = [f"torch {name} {seen.source.shapes[name]}" for name in final.left_in_torch()]
-    left += [f"flax  {leaf} {seen.tree.leaves[leaf].shape}" for leaf in final.left_in_flax()]
-    return Mapping({**known, **entries}, reasons, (*seen.faults, *final.faults, *left))
 
 
 def complete_links(
@@ -73,8 +37,8 @@ def complete_links(
         an ignore list fits nothing.
     """
     entries = dict(mapping or {})
-    no_torch, unknown_t = _ignored(there.tensors, ignore_torch, "ignore_torch")
-    no_flax, unknown_f = _ignored(here.leaves, ignore_flax, "ignore_flax")
+    no_torch, unknown_t = ignored(there.tensors, ignore_torch, "ignore_torch")
+    no_flax, unknown_f = ignored(here.leaves, ignore_flax, "ignore_flax")
     seen = View(here, there.without(no_torch), entries)
     pairing = pair(seen.tree, seen.source, seen.entries, seen.seen_leaves(no_flax))
     torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
@@ -102,7 +66,7 @@ def _unknown_entries(pairing: Pairing, entries: Plain) -> Iterable[str]:
                 yield f"mapping: the Flax model has no {path!r}{_like(path, here.names)}"
 
 
-def _ignored(known: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
+def ignored(known: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
     """The names below the given ones, and what is wrong with these."""
     if isinstance(patterns, str):
         return set(), [f"{option} is a list of names; write [{patterns!r}]"]
@@ -143,6 +107,11 @@ def _complaint(
         if names:
             lines.append(f"  {heading}")
             lines += _listed("    ", list(names), partial(_with_nearest, names, other))
+    if any("parametrizations." in name for name in torch):
+        lines.append(
+            "  torch computes a weight from its parametrizations. torch.nn.utils.parametrize."
+            "remove_parametrizations makes it one tensor; linen.WeightNorm and jaxpar.nn.WeightNorm have two."
+        )
     entries, _ = suggest(pairing, torch, flax)
     if entries:
         shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])

@@ -1,0 +1,244 @@
+"""Evidence: guesses of which layer is which are tried by running both models.
+
+torch's weights are replaced by random ones first: new layers have the same ones and zeros, and any order of
+them would fit. The outputs agree if every guess is right, or if it makes no difference to them. So each pair
+of guesses is exchanged as well, and where the outputs stay the same the guess is called ambiguous.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from flax import nnx
+
+from ..errors import MatchError
+from ._divergence.search import relative_error
+from ._exactness import exact
+from ._sides.flax_side import FlaxSide
+from ._sides.task import Batch, Layout, Task
+from ._sides.torch_side import TorchSide
+from ._weights import Links, links_of
+from ._weights import Mapping as Found
+from ._weights.guesses import Guesses
+from ._weights.mapping import Entries
+from ._weights.source import source_of
+from ._weights.suggest import Calls, Group
+from ._weights.tree import FlaxModule, tree_of
+
+Attempt = tuple[Sequence[Group], tuple[int, ...]]
+"""Groups, and for each array that may lie in several ways the number of one."""
+FITS = 1e-6
+"""Outputs that are nearer than this agree. Another order of random weights moves them by far more."""
+MOST_ORDERS, MOST_EXCHANGES = 64, 64
+SMALL = 4
+"""Layers of which all orders are tried; of more only neighbours are exchanged."""
+
+
+class Trial:
+    """Both models on one example in float64, torch's with random weights.
+
+    Attributes:
+      outputs: torch's.
+      calls: the order of first calls in both models.
+    """
+
+    def __init__(
+        self,
+        flax_module: FlaxModule,
+        torch_module: Any,
+        example: Any,
+        layout: str | tuple[str, str] | Layout,
+        torch_kwargs: Mapping[str, Any] | None,
+        flax_kwargs: Mapping[str, Any] | None,
+    ):
+        if not isinstance(torch_module, torch.nn.Module):
+            raise TypeError(
+                f"parity.match: an example is for two models; {type(torch_module).__name__} cannot be called."
+            )
+        self.flax_module, self.torch_module = flax_module, _shaken(torch_module)
+        self.task = Task(
+            training=False,
+            layout=Layout.parse(layout),
+            torch_kwargs=dict(torch_kwargs or {}),
+            flax_kwargs=dict(flax_kwargs or {}),
+        )
+        given = example if isinstance(example, (tuple, list)) else (example,)
+        self.batch = Batch(tuple(x.numpy() if hasattr(x, "detach") else np.asarray(x) for x in given))
+        self.inputs = tuple(self.task.layout.inputs(x) for x in self.batch.inputs)
+        self.tree = tree_of(flax_module, self.inputs, self.task.flax_kwargs)
+        with exact():
+            self.side = self._side()
+            self.outputs, self.calls = self._run_torch(), self._flax_calls()
+
+    def orders(self, bare: Any) -> Calls:
+        """The calls by the names that guesses are made by."""
+        there, here = self.calls
+        return {bare(path): i for path, i in there.items()}, here
+
+    def error(self, entries: Entries, ignore_torch: Iterable[str], ignore_flax: Iterable[str]) -> float:
+        """How far the outputs are apart with this mapping; infinite where it is none."""
+        try:
+            links = links_of(
+                self.flax_module,
+                self.torch_module,
+                mapping=entries,
+                ignore_torch=ignore_torch,
+                ignore_flax=ignore_flax,
+                inputs=self.inputs,
+                kwargs=self.task.flax_kwargs,
+                function="parity.match",
+            )
+        except MatchError:
+            return np.inf
+        with exact():
+            reference = TorchSide(self.torch_module, links, self.task, "float64")
+            side = self.side.restarted()
+            side.load(reference.weights(), reference.state())
+            ours = side.step(self.batch, keep=False).outputs
+        common = [name for name in self.outputs if name in ours]
+        return max((relative_error(ours[name], self.outputs[name]) for name in common), default=np.inf)
+
+    def _side(self) -> FlaxSide:
+        variables = None
+        if not isinstance(self.flax_module, nnx.Module):
+            shapes = jax.eval_shape(self._init)
+            variables = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
+        elif any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
+            raise TypeError("parity.match: an example is for a Flax module with values; this one has shapes.")
+        return FlaxSide(self.flax_module, self.task, "float64", variables)
+
+    def _init(self) -> Any:
+        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
+        return self.flax_module.init(rngs, *self.inputs, **self.task.flax_kwargs)
+
+    def _run_torch(self) -> dict[str, np.ndarray]:
+        self._order: dict[str, int] = {}
+        side = TorchSide(self.torch_module, Links((), {}), self.task, "float64")
+        return side.step(self.batch, _noting(side.module, self._order), forward_only=True).outputs
+
+    def _flax_calls(self) -> Calls:
+        order: dict[str, int] = {}
+
+        def note(path: str, layer: Any, call: Any, args: tuple, kwargs: dict) -> Any:
+            order.setdefault(path, len(order))
+            return call(*args, **kwargs)
+
+        side = self.side
+        inputs = tuple(side.array(x) for x in self.inputs)
+        jax.eval_shape(lambda *x: side.net.apply(side.parameters, side.rest, x, (), note)[0], *inputs)
+        return self._order, order
+
+
+def tried(
+    trial: Trial, known: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
+) -> Found:
+    """The mapping whose outputs agree, with notes on what was tried."""
+    ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
+    there = source_of(trial.torch_module)
+    plain = Guesses(trial.tree, there, known, **ignoring)
+    guesses = Guesses(trial.tree, there, known, **ignoring, calls=trial.orders(plain.bare))
+    first = guesses.mapping()
+    if first.unmatched:
+        return guesses.mapping(notes=("the guesses were not tried, because some names are unmatched",))
+
+    def error(attempt: Attempt) -> float:
+        return trial.error(guesses.mapping(attempt[0], choices=attempt[1]), **ignoring)
+
+    errors: list[float] = []
+    for attempt in itertools.islice(_attempts(plain.groups, guesses), MOST_ORDERS):
+        errors.append(error(attempt))
+        if errors[-1] <= FITS:
+            notes = tuple(_notes(guesses, attempt, errors, error))
+            return guesses.mapping(attempt[0], notes, attempt[1])
+    said = f"tried in {len(errors)} ways, and none fits: the outputs are {min(errors):.2g} apart or more"
+    return guesses.mapping(notes=(f"{said}. The models differ, or a guess is wrong",))
+
+
+def _attempts(named: Sequence[Group], guesses: Guesses) -> Iterator[Attempt]:
+    """Each order, with each way in which single arrays may lie."""
+    for groups in _orders(named, guesses.groups):
+        ways = [range(len(turn.axes)) for turn in guesses.turns(groups)]
+        yield from ((groups, choices) for choices in itertools.product(*ways))
+
+
+def _notes(
+    guesses: Guesses, fitting: Attempt, errors: Sequence[float], error: Callable[[Attempt], float]
+) -> Iterator[str]:
+    """That the guesses fit, and which of them other guesses could replace."""
+    groups, choices = fitting
+    yield f"tried: with random weights the outputs agree, {errors[-1]:.2g} apart"
+    exchanges = list(_exchanges(groups))
+    for names, other in exchanges[:MOST_EXCHANGES]:
+        if error((other, choices)) <= FITS:
+            yield f"ambiguous: {' and '.join(names)} may be exchanged, and the outputs stay the same"
+    if len(exchanges) > MOST_EXCHANGES:
+        yield f"{len(exchanges) - MOST_EXCHANGES} of {len(exchanges)} exchanges were not tried"
+    for i, turn in enumerate(guesses.turns(groups)):
+        other_way = (*choices[:i], 1 - choices[i], *choices[i + 1 :])
+        if len(turn.axes) > 1 and error((groups, other_way)) <= FITS:
+            yield f"ambiguous: {turn.pairs[0][0]} may lie as {turn.axes[1 - choices[i]]} as well"
+
+
+def _orders(named: Sequence[Group], called: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """In the order of calls, in the order of definition, and then with one group in another order."""
+    yield called
+    if named != called:
+        yield named
+    for i, group in enumerate(called):
+        if 1 < len(group.flax) <= SMALL:
+            others = [list(order) for order in itertools.permutations(group.flax)][1:]
+        else:
+            others = [other for _, other in _neighbours(group.flax)]
+        for other in others:
+            yield [*called[:i], _with(group, other), *called[i + 1 :]]
+
+
+def _exchanges(groups: Sequence[Group]) -> Iterator[tuple[tuple[str, str], Sequence[Group]]]:
+    for i, group in enumerate(groups):
+        for place, other in _neighbours(group.flax):
+            yield group.torch[place : place + 2], [*groups[:i], _with(group, other), *groups[i + 1 :]]  # type: ignore[misc]
+
+
+def _neighbours(paths: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    for i in range(len(paths) - 1):
+        yield i, [*paths[:i], paths[i + 1], paths[i], *paths[i + 2 :]]
+
+
+def _with(group: Group, flax: Iterable[str]) -> Group:
+    return Group(group.torch, tuple(flax), group.reasons)
+
+
+def _shaken(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy with random weights, of the size of the old ones."""
+    mine = copy.deepcopy(module).to("cpu")
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in mine.parameters():
+            if tensor.is_floating_point() and tensor.numel():
+                size = tensor.square().mean().sqrt().clamp(0.05, 1.0)
+                noise = torch.randn(tensor.shape, generator=random, dtype=torch.float64)
+                tensor.add_((0.5 * size * noise).to(tensor.dtype))
+    return mine
+
+
+@contextmanager
+def _noting(module: torch.nn.Module, order: dict[str, int]) -> Iterator[None]:
+    """Fills in the order of first calls."""
+
+    def note(path: str, layer: torch.nn.Module, args: tuple) -> None:
+        order.setdefault(path, len(order))
+
+    hooks = [layer.register_forward_pre_hook(partial(note, path)) for path, layer in module.named_modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

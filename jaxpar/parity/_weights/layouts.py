@@ -1,0 +1,85 @@
+"""Layouts: parts of a layer whose torch side is no plain layer: weight norm, weights that lie the other way.
+
+The rulebook knows torch's classes. Where torch's class is another one, or has its weight parametrized, this
+says how its tensors become the same Flax leaves; and where nobody can know, that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ..._rulebook import Part, Rule
+from .mapping import Transposed
+from .paths import join, last, owner
+from .tree import Outline
+
+DIRECTIONS = {
+    "parametrizations.weight.original1": "parametrizations.weight.original0",
+    "weight_v": "weight_g",
+}
+"""What torch's weight_norm makes of a weight, today and in older forms: direction, magnitude."""
+
+
+def normed(parts: Iterable[Part], there: Mapping[str, str], tree: Outline, path: str) -> list[Part]:
+    """The parts of a layer with weight norm in torch, and Linen's WeightNorm around it in Flax.
+
+    Args:
+      parts: of the layer's rule.
+      there: torch's names in the layer.
+      path: of the Flax layer.
+    """
+    direction = next((name for name in DIRECTIONS if name in there), None)
+    weight = next((part for part in parts if part.torch == ("weight",)), None)
+    scale = scale_of(tree, path)
+    if direction is None or weight is None or scale is None:
+        return []
+    magnitude = Part(
+        (DIRECTIONS[direction],), (scale,), _one_axis, lambda g: (_many_axes(g, weight, tree, path),)
+    )
+    return [dataclasses.replace(weight, torch=(direction,)), magnitude]
+
+
+def scale_of(tree: Outline, path: str) -> str | None:
+    """The magnitude in a WeightNorm of Linen, which stands beside or above the layer that it holds."""
+    end = f"{last(path)}/kernel/scale"
+    return next(
+        (
+            leaf
+            for leaf in tree.leaves
+            if last(leaf) == end and owner(path) in (owner(leaf), owner(owner(leaf)))
+        ),
+        None,
+    )
+
+
+def _one_axis(magnitude: np.ndarray) -> tuple[np.ndarray]:
+    """(O, 1, ...) to (O,)."""
+    if magnitude.shape[1:] != (1,) * (magnitude.ndim - 1) or not magnitude.ndim:
+        raise ValueError("torch normalises over another axis than the first")
+    return (magnitude.reshape(-1),)
+
+
+def _many_axes(scale: np.ndarray, weight: Part, tree: Outline, path: str) -> np.ndarray:
+    dimensions = len(tree.leaves[join(path, weight.flax[0])].shape)
+    return scale.reshape(-1, *(1,) * (dimensions - 1))
+
+
+def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
+    """The rule of a layer as torch would have it, with weight norm where Linen's WeightNorm is around it."""
+    today = next(iter(DIRECTIONS))
+    parts = normed(rule.parts, {today: today}, tree, path)
+    rest = tuple(part for part in rule.parts if part.torch != ("weight",))
+    return dataclasses.replace(rule, parts=(*rest, *parts)) if parts else rule
+
+
+def turned(part: Part) -> Part:
+    """The part of a weight (out, in), for one that lies (in, out)."""
+    place = Transposed("", (1, 0))
+    return dataclasses.replace(
+        part,
+        to_flax=lambda w: part.to_flax(place.to_flax(w)),
+        to_torch=lambda k: tuple(place.to_torch(w) for w in part.to_torch(k)),
+    )

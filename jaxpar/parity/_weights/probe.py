@@ -1,0 +1,48 @@
+"""Probe: how a torch layer of an unknown class lays out its weight, by running a copy of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+
+def linear_layout(layer: Any) -> str | None:
+    """ "out, in" for a torch module that computes x @ weight.T + bias, "in, out" for x @ weight + bias.
+
+    transformers' Conv1D is of the second kind. None for any other module, and where it cannot be run.
+    """
+    import torch
+
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+        return None
+    try:
+        mine = copy.deepcopy(layer).to("cpu", torch.float64).eval()
+        random = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            # Weights of its own: both layouts are the same for an identity, or for zeros.
+            for tensor in mine.parameters():
+                tensor.copy_(torch.rand(tensor.shape, generator=random, dtype=torch.float64) + 0.5)
+            rows, columns = weight.shape
+            forms = {"in, out": (rows, mine.weight), "out, in": (columns, mine.weight.T)}
+            fitting = [name for name, form in forms.items() if _is(mine, *form, random)]
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
+        return None
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
+    """Whether the layer multiplies by the matrix and adds its bias."""
+    import torch
+
+    x = torch.randn((2, 3, width), generator=random, dtype=torch.float64)
+    bias = getattr(layer, "bias", None)
+    try:
+        wanted, got = x @ matrix + (bias if isinstance(bias, torch.Tensor) else 0), layer(x)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
+        return False
+    return (
+        isinstance(got, torch.Tensor)
+        and got.shape == wanted.shape
+        and torch.allclose(got, wanted, 1e-9, 1e-9)
+    )

@@ -1,0 +1,95 @@
+"""Turns: arrays of Flax layers without a rule, under another name than torch's: the same, or with other axes?
+
+Only their sizes are known. Where these allow two ways, as for a square matrix, nobody can say which it is
+without running the models, and the guess is ambiguous.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ..._typing import Shape
+from .mapping import Place, Transposed
+from .pairing import Pairing
+from .paths import last, owner
+
+NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+"""What Flax's usual words are in torch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """The arrays of one name in all layers of one class, which lie alike.
+
+    Attributes:
+      pairs: torch's name and Flax's leaf.
+      axes: how they may lie, the likelier first; as for `transposed`.
+      kind: of the Flax layer.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    axes: tuple[tuple[int, ...], ...]
+    kind: str
+
+    def entries(self, choice: int = 0) -> dict[str, Place]:
+        axes = self.axes[choice]
+        if axes == tuple(range(len(axes))):
+            return dict(self.pairs)
+        return {torch: Transposed(flax, axes) for torch, flax in self.pairs}
+
+    def reason(self, choice: int = 0) -> str:
+        shared = f"guessed: as all {last(self.pairs[0][1])} of {self.kind}"
+        if len(self.axes) == 1:
+            return f"{shared}, whose sizes fit in no other way"
+        return f"{shared}, which may as well lie as {self.axes[1 - choice]}"
+
+
+def turns(pairing: Pairing) -> list[Turn]:
+    """What is left over in layers that are paired: one array here and one there."""
+    found: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    ways: dict[tuple[str, str, str], list[set[tuple[int, ...]]]] = {}
+    for torch, flax in _lone(pairing):
+        shapes = pairing.source.shapes[torch], pairing.tree.leaves[flax].shape
+        axes = possible(*shapes)
+        layer = pairing.tree.layers.get(owner(flax))
+        key = type(layer).__name__, last(flax), last(torch)
+        if axes:
+            found.setdefault(key, []).append((torch, flax))
+            ways.setdefault(key, []).append(set(axes))
+    made = []
+    for key, pairs in found.items():
+        # One array that is not square says how the square ones of its class lie.
+        shared = set.intersection(*ways[key])
+        if shared:
+            made.append(Turn(tuple(pairs), tuple(sorted(shared, reverse=True)), key[0]))
+    return made
+
+
+def possible(torch: Shape, flax: Shape) -> list[tuple[int, ...]]:
+    """The axes in which torch's array may lie in Flax: as a kernel, or as it is."""
+    n = len(torch)
+    ways = [(*range(2, n), 1, 0), tuple(range(n))] if n > 1 else [(0,) * n]
+    return [axes for axes in ways if len(flax) == n and tuple(torch[a] for a in axes) == flax]
+
+
+def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
+    """A guess of what torch calls an array of a Flax layer without a rule, and of its shape."""
+    n = len(shape)
+    turned = leaf == "kernel" and n > 1
+    return NAMES.get(leaf, leaf), (shape[-1], shape[-2], *shape[:-2]) if turned else shape
+
+
+def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:
+    """Of each pair of layers the one array that is left over, if there is one on either side."""
+    names, tree = pairing.names, pairing.tree
+    left_torch = [names.bare[raw] for raw in pairing.left_in_torch()]
+    left_flax = pairing.left_in_flax()
+    for path in tree.layers:
+        ours = [leaf for leaf in left_flax if owner(leaf) == path]
+        if tree.rule(path) or len(ours) != 1:
+            continue
+        for bare in names.leading_to(path):
+            theirs = [name for name in left_torch if owner(name) == bare]
+            if len(theirs) == 1:
+                yield names.raw[theirs[0]], ours[0]
