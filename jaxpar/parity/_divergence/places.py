@@ -39,7 +39,8 @@ class Place:
 
 def in_order(places: list[Place]) -> tuple[Divergence, ...]:
     """In the order of computation, those first that change the outputs."""
-    most = max((place.moved for place in places), default=0.0)
+    # Infinite is what could not be measured, or is NaN; it must not make all others small.
+    most = max((place.moved for place in places if math.isfinite(place.moved)), default=0.0)
     large = [place.divergence for place in places if place.moved > 0 and place.moved >= SHARE * most]
     return (*large, *(place.divergence for place in places if place.divergence not in large))
 
@@ -128,9 +129,13 @@ class Places:
 
     def _after_all(self, previous: LayerCall | None, name: str) -> Place:
         forward = self.forward
-        ours, theirs = forward.replay.outputs.get(name), self.outputs[name]
+        ours, theirs, apart = (
+            forward.replay.outputs.get(name),
+            self.outputs.get(name),
+            self._output_apart(name),
+        )
         found: list[Found] = []
-        if ours is not None:
+        if ours is not None and theirs is not None:
 
             def watch(departure: Departure) -> Named:
                 seen, _ = forward.rerun(self.departure | departure)
@@ -142,7 +147,7 @@ class Places:
         where = f"Every layer agrees, and the output {name} does not: look after {last}."
         causes = tuple(each.cause for each in found)
         path = previous.path if previous else ""
-        return Place(Divergence(path, last, "after the last layer", where, causes), math.inf)
+        return Place(Divergence(path, last, "after the last layer", where, causes), apart)
 
     def _causes_between(
         self,

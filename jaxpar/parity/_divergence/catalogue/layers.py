@@ -115,10 +115,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def activation(op: Op) -> Iterator[Variation]:
-    right = op.name
-    if op.name == "gelu":  # Flax's default is the approximation, torch's is not
-        right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
     for name, other in ACTIVATIONS.items():
+        right = op.name
+        if name.startswith("gelu") and op.name == "gelu":
+            # Flax's default is the approximation, torch's is not.
+            right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
         yield applying(f"{right} (it acts as {name})", partial(_of_the_input, other))
 
 

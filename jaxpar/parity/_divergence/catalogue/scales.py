@@ -26,10 +26,10 @@ def roots(sizes: Iterable[int]) -> dict[str, float]:
 
 
 def in_words(scale: float, sizes: Iterable[int]) -> str:
-    """A scale as people write it, `1 / the root of 64`, or as a number."""
-    for words, value in {"1": 1.0, **roots(sizes)}.items():
-        if math.isclose(scale, value, rel_tol=1e-12):
-            return words
+    """A scale as a number, and as people write it: `0.125, 1 / the root of 64`."""
+    for words, value in roots(sizes).items():
+        if "root" in words and math.isclose(scale, value, rel_tol=1e-12):
+            return f"{scale:.6g}, {words}"
     return f"{scale:.6g}"
 
 
