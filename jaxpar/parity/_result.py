@@ -51,13 +51,15 @@ class LayerResult:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """The first layer that differs though it is given the reference's inputs.
+    """A place that differs though it is given the reference's inputs: a layer, or the code in front of it.
 
     Attributes:
       reference, candidate, kind: as in `LayerResult`.
       where: a sentence: which layer, in which direction, at which step.
       causes: what makes it equal, the best first; empty if the catalogue has nothing.
       layers: all layers replayed, in the order in which the reference runs them.
+      others: every other place that differs by itself, those first that change the outputs. They have
+        neither layers nor others.
     """
 
     reference: str
@@ -66,6 +68,7 @@ class Divergence:
     where: str
     causes: tuple[Cause, ...] = ()
     layers: tuple[LayerResult, ...] = ()
+    others: tuple[Divergence, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""The first divergence: which layer differs although it is given the reference's inputs, and why.
+"""Divergence: every place that differs although it is given the reference's inputs, and why.
 
     torch_trace ──► inputs and outputs of every layer, the functions called ──┐
-                                                                              ├─► find ─► Divergence
+                                                                              ├─► places ─► Divergence
     flax_replay ──► each layer of Flax on these inputs ───────────────────────┤
-    search ───────► torch with one call changed (catalogue), until it is Flax ┘
+    search ───────► torch, departing in one thing, until it is Flax ──────────┘
 
-`forward` finds the place in the forward pass, `weights` and `optimizers` elsewhere; `catalogue` knows what
-may be wrong, and `search` tries it. Everything is done in float64, where a layer is either the same or not.
+`forward` holds both passes; `losses`, `weights` and `optimizers` look elsewhere. `catalogue`, `exchanges` and
+`arrays` know what may be wrong, and `search` tries it. Everything is done in float64, where a layer is either
+the same or not.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from .._result import Divergence, Result
 from ..measuring import Difference, Kind, Outcome
 from . import optimizers, weights
 from .forward import Forward
+from .losses import loss_divergence
+from .places import Places, in_order
 
 
 def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
-    """The first place where the models differ, in the order of computation; None if float64 shows none.
+    """The places where the models differ, those first that change the outputs; None if float64 shows none.
 
     Weights come first, if each model has its own; then layers and the code between them; the loss;
-    gradients, where the last layer that differs is the first of the backward pass; the update.
+    gradients, where the last layer that differs is the first of the backward pass; the update; last what
+    leaves the outputs alone.
     """
     step = min((row.difference.step for row in compared.different), default=1)
     different = [row.difference for row in compared.different if row.difference.step == step]
@@ -35,14 +39,20 @@ def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
         return weights.divergence(pair, different)
     # In the order of computation: every later place inherits what an earlier one got wrong.
     forward = Forward(pair, batches, step)
-    found = forward.divergence()
-    if found is None and Kind.LOSS in kinds:
-        found = forward.loss_divergence()
-    if found is None and kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
-        found = _backward(forward, different)
-    if found is None and kinds & {Kind.UPDATE, Kind.WEIGHT}:
-        found = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise)
-    return None if found is None else dataclasses.replace(found, layers=forward.layers)
+    places = list(Places(forward))
+    found = list(in_order(places))
+    later: Divergence | None = None
+    if not any(place.moved for place in places):
+        if Kind.LOSS in kinds:
+            later = loss_divergence(forward)
+        elif kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
+            later = _backward(forward, different)
+        elif kinds & {Kind.UPDATE, Kind.WEIGHT}:
+            later = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise)
+    found = [later, *found] if later else found
+    if not found:
+        return None
+    return dataclasses.replace(found[0], layers=forward.layers, others=tuple(found[1:]))
 
 
 def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._typing import PyTree, Shape
+from ..._upstream import get_opaque_trace_state
 from .._sides.flax_attention import softmax_in_float64
 from .._sides.flax_side import FlaxSide, named_leaves
 from .._sides.task import Batch, Named
@@ -34,14 +35,15 @@ class Replay:
     """What Flax's layers did with the reference's inputs.
 
     Attributes:
-      inputs: the first array that each call was about to be given.
+      inputs: the arrays that each call was about to be given, by their numbers: the first, and the real ones
+        behind it. Of integers one row stands for many.
       results: the first array that each call returned, from the reference's inputs.
       outputs: of the model.
       state: after the call.
       missing: calls that Flax did not make, or whose arrays do not fit; each with the reason.
     """
 
-    inputs: dict[Key, Both]
+    inputs: dict[Key, dict[int, Both]]
     results: dict[Key, Both]
     outputs: Named
     state: Named
@@ -78,8 +80,9 @@ class _Forcing:
 
     def __init__(self, references: Mapping, channels_last: Mapping[Key, bool], missing: dict[Key, str]):
         self.references, self.channels_last, self.missing = references, channels_last, missing
+        self.trace = get_opaque_trace_state(convention="nnx")
         self.counts: dict[str, int] = {}
-        self.inputs: dict[Key, tuple] = {}
+        self.inputs: dict[Key, dict[int, tuple]] = {}
         self.results: dict[Key, tuple] = {}
 
     def __call__(
@@ -89,29 +92,41 @@ class _Forcing:
         key = path, nth
         if key not in self.references:
             return call(*args, **kwargs)
+        if get_opaque_trace_state(convention="nnx") != self.trace:
+            # What is seen there is one row, or belongs to a program of its own, and must not leave it.
+            self.missing[key] = "called inside of vmap, scan, remat or another transformation"
+            return call(*args, **kwargs)
         given, returned = self.references[key]
-        forced = _replaced(args, given, self.channels_last[key])
+        last = self.channels_last[key]
+        # Layers that are called by keyword alone have torch's order of arguments too.
+        arrays = args or tuple(kwargs.values())
+        forced = _replaced(arrays, given, last)
         if forced is None:
-            self.missing[key] = _misfit("is given", args, given)
+            self.missing[key] = _misfit("is given", arrays, given)
             return call(*args, **kwargs)
         self.missing.pop(key, None)
-        self.inputs[key] = args[0], forced[0]
-        outputs = call(*forced, **kwargs)
+        self.inputs[key] = _pairs(arrays, given, last)
+        outputs = call(*forced, **kwargs) if args else call(**dict(zip(kwargs, forced, strict=True)))
         leaves, structure = jax.tree.flatten(outputs)
-        replaced = _replaced(leaves, returned, self.channels_last[key])
+        rows = _is_whole(arrays[0])
+        replaced = _replaced(leaves, returned, last, rows)
         if replaced is None:
             self.missing[key] = _misfit("returns", leaves, returned)
             return outputs
-        self.results[key] = leaves[0], replaced[0]
+        both = together(leaves[0], returned[0], last, rows)
+        assert both, "what was replaced fits"
+        self.results[key] = both
         return jax.tree.unflatten(structure, replaced)
 
 
-def _replaced(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -> list[Any] | None:
+def _replaced(
+    ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool, rows: bool = False
+) -> list[Any] | None:
     """Our arrays with theirs in their places; None if the first does not fit."""
     placed = list(ours)  # what the reference has not, such as a flag, stays Flax's own
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if hasattr(mine, "shape"):
-            fitting = fit(other, mine.shape, channels_last)
+            fitting = fit(other, mine.shape, channels_last, rows or _is_whole(mine))
             if fitting is not None:
                 placed[i] = jnp.asarray(fitting, mine.dtype)
             elif i == 0:
@@ -119,8 +134,41 @@ def _replaced(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -
     return placed if theirs and ours and hasattr(ours[0], "shape") else None
 
 
-def fit(array: Array, shape: Shape, channels_last: bool) -> Array | None:
-    """The array in the layout of a shape: as it is, channels at the end, or time and batch swapped."""
+def _pairs(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -> dict[int, tuple]:
+    """Our arrays and theirs, by number. Behind the first, masks of the frameworks mean different things."""
+    found = {}
+    for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        if hasattr(mine, "shape") and (i == 0 or jnp.issubdtype(mine.dtype, jnp.floating)):
+            both = together(mine, other, channels_last, rows=i == 0 and _is_whole(mine))
+            if both is not None:
+                found[i] = both
+    return found
+
+
+def _is_whole(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def together(mine: Array, other: Array, channels_last: bool, rows: bool) -> tuple[Array, Array] | None:
+    """Our array, and theirs in its layout; where one row stands for many, both with all the rows.
+
+    None if they do not fit, even so.
+    """
+    exactly = fit(other, mine.shape, channels_last)
+    if exactly is not None:
+        return mine, exactly
+    if not rows or fit(other, mine.shape, channels_last, rows) is None:
+        return None
+    mine, other = jnp.broadcast_arrays(mine, other)
+    return mine, other
+
+
+def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> Array | None:
+    """The array in the layout of a shape: as it is, channels at the end, or time and batch swapped.
+
+    Args:
+      rows: whether one row may stand for many, as positions that are the same in every row.
+    """
     if channels_last and array.ndim > 2:
         array = jnp.moveaxis(array, 1, -1)
         return array if array.shape == shape else None
@@ -129,7 +177,30 @@ def fit(array: Array, shape: Shape, channels_last: bool) -> Array | None:
     # torch's recurrent layers have time first, unless they were told otherwise.
     if array.ndim > 2 and jnp.swapaxes(array, 0, 1).shape == shape:
         return jnp.swapaxes(array, 0, 1)
-    return None
+    return _with_rows(array, shape) if rows else None
+
+
+def _with_rows(array: Array, shape: Shape) -> Array | None:
+    """[S, ...], [1, S, ...] and [B, S, ...] in each other's shape; of many rows the first."""
+    if array.ndim == len(shape) + 1:
+        return array[0] if array.shape[1:] == shape else None
+    if array.ndim + 1 == len(shape):
+        array = array[None]
+    if array.ndim != len(shape) or array.shape[1:] != shape[1:] or 1 not in (len(array), shape[0]):
+        return None
+    return array[:1] if shape[0] == 1 else jnp.broadcast_to(array, shape)
+
+
+def unfit(ours: np.ndarray, shape: Shape, channels_last: bool) -> np.ndarray | None:
+    """Flax's array in torch's layout, of such a shape there; the way back from `fit`."""
+    if channels_last and ours.ndim > 2:
+        ours = np.moveaxis(ours, -1, 1)
+    for array in (ours, ours.swapaxes(0, 1) if ours.ndim > 2 else ours):
+        if array.shape == shape:
+            return array
+    if ours.ndim == len(shape) + 1 and ours.shape[1:] == shape:
+        return ours[0]
+    return ours[:1] if ours.ndim == len(shape) and (1, *ours.shape[1:]) == shape else None
 
 
 def _misfit(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> str:

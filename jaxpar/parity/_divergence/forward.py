@@ -1,21 +1,21 @@
-"""Forward: both models' layers side by side on the reference's inputs, and the first that differs."""
+"""Forward: both models' layers side by side on the reference's inputs, and torch once more, departing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cached_property, partial
 
 import numpy as np
+import torch
 
 from .._levels import Batches
 from .._pair import Pair
-from .._result import Cause, Divergence, LayerResult
+from .._result import LayerResult
 from .._sides.task import Named, Seen
 from .._weights import Link
-from .flax_replay import Key, fit, replay
-from .search import EQUAL, causes, relative_error
-from .torch_trace import Change, LayerCall, Op, Trace, watched
+from .flax_replay import Both, Key, replay, together, unfit
+from .search import EQUAL, relative_error
+from .torch_trace import Departure, Enough, LayerCall, Nth, Op, Trace, watched
 
 
 class Forward:
@@ -23,7 +23,8 @@ class Forward:
 
     Attributes:
       links: the layers that are replayed, by torch path: those with a rule in the rulebook.
-      before: torch's weights and buffers before the pass.
+      trace, seen: of torch's own pass.
+      replay: Flax's layers on the inputs that torch's had.
     """
 
     def __init__(self, pair: Pair, batches: Batches, step: int):
@@ -34,131 +35,140 @@ class Forward:
         for earlier in range(1, step):
             self.reference.step(batches(earlier))
         self.candidate = pair.candidate(self.reference)
-        module = self.reference.module
-        # Clones, because BatchNorm writes its statistics in place.
-        self.before = {name: x.clone() for name, x in module.state_dict().items()}
-        self.seen = self.reference.step(self.batch, watched(module, self.links, self.trace, keep=True))
-        calls = {self._key(call): (call, _channels_last(self.links[call.path])) for call in self.trace.calls}
+        self.module = self.reference.module
+        # Clones, because BatchNorm writes its statistics in place. Not all buffers are in a state_dict.
+        self._before = {name: x.detach().clone() for name, x in self._tensors().items()}
+        self.seen = self.reference.step(self.batch, watched(self.module, self.links, self.trace, keep=True))
+        calls = {self.key(call): (call, self.channels_last(call)) for call in self.trace.calls}
         self.replay = replay(self.candidate, self.batch, self.seen.masks, calls)
+        self._forced = Departure(returned={call.key: call.outputs for call in self.trace.calls})
 
     @cached_property
     def layers(self) -> tuple[LayerResult, ...]:
         """Every call, in torch's order."""
         return tuple(self._result(call) for call in self.trace.calls)
 
-    def divergence(self) -> Divergence | None:
-        """The first place of the forward pass that differs; None if there is none."""
-        previous: LayerCall | None = None
-        for call, result in zip(self.trace.calls, self.layers, strict=True):
-            key = self._key(call)
-            # What arrives comes first: a layer's own result is from the reference's inputs in any case.
-            if key in self.replay.inputs and relative_error(*self.replay.inputs[key]) > EQUAL:
-                return self._between(previous, call)
-            if key in self.replay.results and not result.same:
-                return self._inside(call, result)
-            previous = call
-        for name, wanted in self.seen.outputs.items():
-            if relative_error(self.replay.outputs.get(name, np.empty(0)), wanted) > EQUAL:
-                return self._after_all(previous, name)
-        return None
+    def flax(self, call: LayerCall) -> str:
+        return self.links[call.path].flax
 
-    def loss_divergence(self) -> Divergence:
-        flax = self.candidate.step(self.batch, self.seen.masks, keep=False).loss
-        found = self._causes(self.trace.ops[self.trace.model_ops :], lambda seen, trace: seen.loss, flax)
-        return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", found)
+    def key(self, call: LayerCall) -> Key:
+        return self.flax(call), call.nth
+
+    def channels_last(self, call: LayerCall) -> bool:
+        rule = self.links[call.path].rule
+        return bool(rule and rule.channels == "last")
+
+    def ops(self, call: LayerCall) -> list[Op]:
+        """The functions that a layer called."""
+        return self.trace.ops[call.first : call.last]
+
+    def ops_between(self, start: int, end: int) -> list[Op]:
+        """The functions in a range that no layer called."""
+        inside = {i for call in self.trace.calls for i in range(call.first, call.last)}
+        return [op for op in self.trace.ops[start:end] if op.index not in inside]
+
+    def arriving(self, call: LayerCall) -> dict[int, Both]:
+        """What Flax was about to give the layer, and what torch gave it, by the number of the array."""
+        return self.replay.inputs.get(self.key(call), {})
+
+    def rerun(
+        self, departure: Departure, until: tuple[Nth, str] | None = None, forced: bool = True
+    ) -> tuple[Seen | None, Trace]:
+        """Forward and loss once more from the same start, without a backward pass.
+
+        Args:
+          until: where to stop; what is seen is None then.
+          forced: whether layers return what they returned at first, as Flax's do in the replay. Then what
+            arrives at a layer depends on the code between the layers alone, as it does there.
+        """
+        self._restore()
+        trace = Trace()
+        departure = self._forced | departure if forced else departure
+        watching = watched(self.module, self.links, trace, departure, until)
+        try:
+            return self.reference.step(self.batch, watching, forward_only=True), trace
+        except Enough:
+            return None, trace
+
+    def outputs_of(self, call: LayerCall, departure: Departure) -> Named:
+        """The first array that the layer returns in another run, in Flax's layout."""
+        _, trace = self.rerun(departure, (call.key, "outputs"))
+        again = trace.call(call.key)
+        return self._like(call, again.outputs[0], self.replay.results[self.key(call)]) if again else {}
+
+    def given_to(self, call: LayerCall, place: int, departure: Departure) -> Named:
+        """An array that arrives at the layer in another run, in Flax's layout."""
+        _, trace = self.rerun(departure, (call.key, "inputs"))
+        again = trace.call(call.key)
+        return self.arrived(call, again, place) if again else {}
+
+    def arrived(self, call: LayerCall, again: LayerCall, place: int) -> Named:
+        """An array of another run's call, in Flax's layout."""
+        return self._like(call, again.inputs[place], self.arriving(call)[place])
+
+    def _like(self, call: LayerCall, array: np.ndarray, both: Both) -> Named:
+        found = together(both[0], array, self.channels_last(call), rows=True)
+        if found is None or found[0].shape != both[0].shape:
+            return {}
+        return {"": np.asarray(found[1])}
+
+    def moved(self, departure: Departure) -> float:
+        """How far the model's outputs go, relatively, in an unforced run with this departure."""
+        try:
+            seen, _ = self.rerun(departure, forced=False)
+        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
+            return math.inf
+        if seen is None:
+            return math.inf
+        errors = (relative_error(x, self.seen.outputs[name]) for name, x in seen.outputs.items())
+        return max(errors, default=0.0)
+
+    def with_flax_inputs(self, call: LayerCall, place: int) -> Departure | None:
+        """The layer is given Flax's array; None where that has another shape than torch's."""
+        ours = self.arriving(call)[place][0]
+        array = unfit(ours, call.inputs[place].shape, self.channels_last(call))
+        return None if array is None else Departure(given={call.key: (place, array)})
+
+    def with_flax_outputs(self, call: LayerCall) -> Departure | None:
+        """The layer returns Flax's array; None where that has another shape than torch's."""
+        ours = self.replay.results[self.key(call)][0]
+        array = unfit(ours, call.outputs[0].shape, self.channels_last(call))
+        return None if array is None else Departure(returned={call.key: [array]})
+
+    def states(self, call: LayerCall) -> Named:
+        """Flax's state of the layer after the pass."""
+        prefix = f"{self.flax(call)}." if self.flax(call) else ""
+        names = (name for name in self.seen.state if name.startswith(prefix))
+        return {name: self.replay.state[name] for name in names if name in self.replay.state}
+
+    def state_apart(self, name: str) -> float:
+        return relative_error(self.replay.state[name], self.seen.state[name])
 
     def _result(self, call: LayerCall) -> LayerResult:
-        link, key = self.links[call.path], self._key(call)
-        kind = type(self.reference.module.get_submodule(call.path)).__name__
-        found = partial(LayerResult, call.path, link.flax, kind)
+        key = self.key(call)
+        kind = type(self.module.get_submodule(call.path)).__name__
+        found = partial(LayerResult, call.path, self.flax(call), kind)
         if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
             return found(math.inf, False, f"not replayed: {self.replay.missing.get(key, '')}")
         relative = relative_error(*self.replay.results[key])
-        state = max(map(self._state_apart, self._states(link)), default=0.0)
+        state = max(map(self.state_apart, self.states(call)), default=0.0)
         if relative <= EQUAL < state:
-            return found(state, False, "its state differs")
+            return found(state, False, STATE)
         return found(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
-    def _states(self, link: Link) -> list[str]:
-        names = [name for name in self.seen.state if name.startswith(f"{link.flax}.") or not link.flax]
-        return [name for name in names if name in self.replay.state]
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
 
-    def _state_apart(self, name: str) -> float:
-        return relative_error(self.replay.state[name], self.seen.state[name])
-
-    def _inside(self, call: LayerCall, result: LayerResult) -> Divergence:
-        ops = self.trace.ops[call.first : call.last]
-        if result.note == "its state differs":
-            names = self._states(self.links[call.path])
-            flax = {name: self.replay.state[name] for name in names}
-            found = self._causes(ops, lambda seen, trace: seen.state, flax)
-            words = " and ".join(name.rpartition(".")[2] for name in names if self._state_apart(name) > EQUAL)
-            what = f"gives the same outputs, and its {words} differs afterwards"
-        else:
-            ours = self.replay.results[self._key(call)][0]
-            found = self._causes(ops, partial(self._first_array, call, "outputs", ours), {"": ours})
-            what = "differs although it is given the same inputs"
-        where = f"{result.candidate or 'The model'} ({result.kind}) {what}: {result.relative:.2g} relative."
-        return Divergence(call.path, result.candidate, result.kind, where, found)
-
-    def _between(self, previous: LayerCall | None, call: LayerCall) -> Divergence:
-        ours, theirs = self.replay.inputs[self._key(call)]
-        arriving = partial(self._first_array, call, "inputs", ours)
-        found = self._causes_between(previous, call.first, arriving, {"": ours})
-        flax = self.links[call.path].flax
-        after = self.links[previous.path].flax if previous else "the model's inputs"
-        where = (
-            f"Everything before {flax} agrees, and what arrives there does not "
-            f"({relative_error(ours, theirs):.2g}): look between {after} and {flax}."
-        )
-        kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
-        return Divergence(call.path, flax, kind, where, found)
-
-    def _after_all(self, previous: LayerCall | None, name: str) -> Divergence:
-        flax = {name: self.replay.outputs[name]} if name in self.replay.outputs else {}
-        found = self._causes_between(previous, self.trace.model_ops, lambda seen, trace: seen.outputs, flax)
-        last = self.links[previous.path].flax if previous else "the inputs"
-        where = f"Every layer agrees, and the output {name} does not: look after {last}."
-        return Divergence(previous.path if previous else "", last, "after the last layer", where, found)
-
-    def _causes_between(
-        self, previous: LayerCall | None, end: int, look: Look, flax: Named
-    ) -> tuple[Cause, ...]:
-        """In the ops since the previous layer, or else in all before `end` that no layer made.
-
-        What arrives through a residual was made before the layer in between.
-        """
-        found = self._causes(self.trace.ops[previous.last if previous else 0 : end], look, flax)
-        if found:
-            return found
-        inside = {i for call in self.trace.calls for i in range(call.first, call.last)}
-        return self._causes([op for op in self.trace.ops[:end] if op.index not in inside], look, flax)
-
-    def _causes(self, ops: list[Op], look: Look, flax: Named) -> tuple[Cause, ...]:
-        return causes(ops, lambda changes: look(*self._rerun(changes)), flax)
-
-    def _key(self, call: LayerCall) -> Key:
-        return self.links[call.path].flax, call.nth
-
-    def _first_array(self, call: LayerCall, which: str, like: np.ndarray, seen: Seen, trace: Trace) -> Named:
-        """The first array of the call's inputs or outputs, in Flax's layout."""
-        again = trace.call(call.path, call.nth)
-        arrays = getattr(again, which) if again else []
-        fitting = fit(arrays[0], like.shape, _channels_last(self.links[call.path])) if arrays else None
-        return {} if fitting is None else {"": np.asarray(fitting)}
-
-    def _rerun(self, changes: dict[int, Change]) -> tuple[Seen, Trace]:
-        """Forward and loss once more from the same start, without a backward pass."""
-        self.reference.module.load_state_dict(self.before)
+    def _restore(self) -> None:
         self.reference.steps = self.step - 1
-        trace = Trace()
-        watching = watched(self.reference.module, self.links, trace, changes)
-        return self.reference.step(self.batch, watching, forward_only=True), trace
+        for name, x in self._tensors().items():
+            before = self._before.get(name)
+            if before is not None and before.shape == x.shape and not torch.equal(before, x):
+                x.detach().copy_(before)
 
 
-Look = Callable[[Seen, Trace], Named]
-"""The arrays of a run of torch that Flax's are to be held against."""
+STATE = "its state differs"
 
 
 def _layers(pair: Pair) -> dict[str, Link]:
@@ -170,7 +180,3 @@ def _layers(pair: Pair) -> dict[str, Link]:
         if link.rule and not below:
             found[link.torch] = link
     return found
-
-
-def _channels_last(link: Link) -> bool:
-    return bool(link.rule and link.rule.channels == "last")

@@ -1,57 +1,131 @@
-"""The search for a cause: torch with one call made wrongly, until it gives what Flax gave.
+"""The search for a cause: torch, departing from itself in one thing, until it gives what Flax gave.
 
 A cause is named only if torch's own answer proves it. Nothing is assumed about Flax's code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from .._result import Cause
 from .._sides.task import Named
-from .catalogue import Variation, variations
-from .torch_trace import Change, Op
+from .catalogue import Variation, anything_wrong, variations
+from .torch_trace import Departure, Op
 
-Watch = Callable[[dict[int, Change]], Named]
-"""Runs torch with these calls changed; returns the arrays that Flax's are held against."""
+Watch = Callable[[Departure], Named]
+"""Runs torch with this departure; returns the arrays that Flax's are held against."""
 
 EQUAL = 1e-10
-MOST = 400
-"""Runs of the model at most; a window of many calls has many variations."""
+MOST = 600
+"""Runs of the model for one place at most; a window of many calls has many variations."""
+LONGEST = 2000
+"""Runs for all places together."""
 
 
-def causes(ops: Iterable[Op], watch: Watch, flax: Named) -> tuple[Cause, ...]:
-    """The changes of one call that make torch equal to Flax, the best first."""
-    found: list[Cause] = []
-    for index, variation in list(itertools.islice(_all(ops), MOST)):
-        try:
-            # The user did not make the wrong call, and is not to be warned of it. Python's filters and
-            # torch's generator belong to the process; both are restored after every run.
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-                changed = watch({index: variation.change})
-        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
-            continue  # a wrong way that torch refuses is not what Flax did
-        errors = [relative_error(changed[name], x) for name, x in flax.items() if name in changed]
-        relative = max(errors, default=math.inf)
+class Trial(NamedTuple):
+    """A departure, and in words what is right and what it does instead."""
+
+    text: str
+    departure: Departure
+
+
+class Found(NamedTuple):
+    """A trial that made torch equal to Flax. `departure` is empty where no run of torch was needed."""
+
+    cause: Cause
+    departure: Departure = Departure()
+
+
+@dataclasses.dataclass
+class Search:
+    """Searches of one comparison: they share a number of runs, and what was found is tried first."""
+
+    left: int = LONGEST
+    known: set[str] = dataclasses.field(default_factory=set)
+
+    def first(self, stages: Iterable[Iterable[Trial]], watch: Watch, flax: Named) -> list[Found]:
+        """Every trial of the first stage in which one explains Flax's arrays, the best first."""
+        allowed = min(MOST, self.left)
+        for stage in stages:
+            trials = list(itertools.islice(stage, allowed))
+            again = [trial for trial in trials if trial.text in self.known]
+            for each in (again, trials):
+                allowed, self.left = allowed - len(each), self.left - len(each)
+                if found := _explaining(each, watch, flax):
+                    self.known |= {one.cause.text for one in found}
+                    return found
+        return []
+
+
+def _explaining(trials: list[Trial], watch: Watch, flax: Named) -> list[Found]:
+    found = []
+    for trial in trials:
+        relative = _apart(trial, watch, flax)
         if relative <= EQUAL:
-            found.append(Cause(variation.text, relative))
+            found.append(Found(Cause(trial.text, relative), trial.departure))
     # The same mistake in several calls is one cause; the call that explains most stands for it.
-    best = {cause.text: cause for cause in sorted(found, key=lambda cause: -cause.relative)}
-    return tuple(sorted(best.values(), key=lambda cause: cause.relative))
+    best = {each.cause.text: each for each in sorted(found, key=lambda each: -each.cause.relative)}
+    return sorted(best.values(), key=lambda each: each.cause.relative)
 
 
-def _all(ops: Iterable[Op]) -> Iterator[tuple[int, Variation]]:
-    for op in ops:
-        try:
-            yield from ((op.index, variation) for variation in variations(op))
-        except (TypeError, KeyError, IndexError, AttributeError, ValueError, RuntimeError):
-            continue  # called in a way that the catalogue does not know
+def _apart(trial: Trial, watch: Watch, flax: Named) -> float:
+    try:
+        # The user did not make the wrong call, and is not to be warned of it. Python's filters and
+        # torch's generator belong to the process; both are restored after every run.
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            changed = watch(trial.departure)
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AttributeError):
+        return math.inf  # a wrong way that torch refuses is not what Flax did
+    errors = [relative_error(changed[name], x) for name, x in flax.items() if name in changed]
+    return max(errors, default=math.inf)
+
+
+def known_mistakes(ops: Sequence[Op]) -> Iterator[list[Trial]]:
+    """The catalogue's variations of these calls: one call at a time, then all calls of a kind together."""
+    yield from _of(ops, variations)
+
+
+def any_mistakes(ops: Sequence[Op]) -> Iterator[list[Trial]]:
+    """What may be wrong with the result of any call: its place, its scale, its order, its type."""
+    yield from _of(ops, anything_wrong)
+
+
+Catalogue = Callable[[Sequence[Op], int], Iterator[Variation]]
+
+
+def _of(ops: Sequence[Op], catalogue: Catalogue) -> Iterator[list[Trial]]:
+    alike: dict[str, Departure] = {}
+    single = []
+    for index, variation in _all(ops, catalogue):
+        departure = Departure({index: variation.change})
+        single.append(Trial(variation.text, departure))
+        alike[variation.text] = alike.get(variation.text, Departure()) | departure
+    yield single
+    # A function that splits heads wrongly does so for query, key and value.
+    yield [Trial(text, departure) for text, departure in alike.items() if len(departure.changes) > 1]
+
+
+def _all(ops: Sequence[Op], catalogue: Catalogue) -> Iterator[tuple[int, Variation]]:
+    # The last first: what is wrong earlier has mostly been found at an earlier place.
+    for place, op in reversed([*enumerate(ops)]):
+        found = catalogue(ops, place)
+        while True:
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    variation = next(found, None)
+            except (TypeError, KeyError, IndexError, AttributeError, ValueError, RuntimeError):
+                break  # called in a way that the catalogue does not know
+            if variation is None:
+                break
+            yield op.index, variation
 
 
 def relative_error(c: np.ndarray, r: np.ndarray) -> float:

@@ -1,31 +1,35 @@
-"""Watching torch: what went into each layer and came out, which functions were called, and a run with one
-of these calls changed.
+"""Watching torch: what went into each layer and came out, which functions were called, and runs that depart
+from it.
 
-The changed call is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by torch
-itself, and the answer is held against what Flax computed. Hooks sit on the compared copy alone, and the mode
-that sees the functions belongs to this thread.
+A departure is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by torch itself,
+and the answer is held against what Flax computed. Hooks sit on the compared copy alone, and the mode that
+sees the functions belongs to this thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import jax
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ..._typing import PyTree
 from .._sides.torch_side import named_leaves, to_numpy
+from .._tensors import tensor_of
 
 Function = Callable[..., PyTree]
 Change = Callable[[Function, tuple, dict], PyTree]
 """What to do instead of function(*args, **kwargs)."""
+Nth = tuple[str, int]
+"""A call of a layer: its torch path, and how many calls of it came before."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Op:
     """One call of a torch function, by its place in the run."""
 
@@ -33,19 +37,20 @@ class Op:
     function: Function
     args: tuple
     kwargs: dict
+    result: PyTree = None
 
     @property
     def name(self) -> str:
         return getattr(self.function, "__name__", str(self.function))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class LayerCall:
     """One call of a layer.
 
     Attributes:
       nth: how many calls of the same layer came before.
-      inputs, outputs: its arrays in torch's layout.
+      inputs, outputs: its arrays in torch's layout; the outputs are the layer's own.
       first, last: the ops that it made are range(first, last).
     """
 
@@ -56,6 +61,10 @@ class LayerCall:
     first: int
     last: int = -1
 
+    @property
+    def key(self) -> Nth:
+        return self.path, self.nth
+
 
 @dataclasses.dataclass
 class Trace:
@@ -65,26 +74,64 @@ class Trace:
     calls: list[LayerCall] = dataclasses.field(default_factory=list)
     ops: list[Op] = dataclasses.field(default_factory=list)
 
-    def call(self, path: str, nth: int) -> LayerCall | None:
-        return next((call for call in self.calls if (call.path, call.nth) == (path, nth)), None)
+    def call(self, key: Nth) -> LayerCall | None:
+        return next((call for call in self.calls if call.key == key), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """In what a run departs from torch's own.
+
+    Attributes:
+      changes: what is done instead of a call, by index of op.
+      exchanged: layers by path, each called in the place of the other.
+      given: what a layer's call is given instead, by the number of its input.
+      returned: what it returns instead, or rather its first arrays.
+    """
+
+    changes: Mapping[int, Change] = dataclasses.field(default_factory=dict)
+    exchanged: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    given: Mapping[Nth, tuple[int, np.ndarray]] = dataclasses.field(default_factory=dict)
+    returned: Mapping[Nth, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+
+    def __or__(self, other: Departure) -> Departure:
+        mine, theirs = (vars(each) for each in (self, other))
+        return Departure(**{name: {**mine[name], **theirs[name]} for name in mine})
+
+
+class Enough(Exception):
+    """What was asked for has been seen; the rest of the run is not needed."""
 
 
 class _Ops(TorchFunctionMode):
     """Numbers the calls, keeps them, and changes some of them."""
 
-    def __init__(self, trace: Trace, changes: dict[int, Change], keep: bool):
+    def __init__(self, trace: Trace, changes: Mapping[int, Change], keep: bool):
         super().__init__()
         self.trace, self.changes, self.keep, self.count = trace, changes, keep, 0
+        self.paused = False
 
     def __torch_function__(
         self, function: Function, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
+        if self.paused:
+            return function(*args, **kwargs)
         index, self.count = self.count, self.count + 1
-        if self.keep:
-            self.trace.ops.append(Op(index, function, args, kwargs))
         change = self.changes.get(index)
-        return change(function, args, kwargs) if change else function(*args, **kwargs)
+        result = change(function, args, kwargs) if change else function(*args, **kwargs)
+        if self.keep:
+            self.trace.ops.append(Op(index, function, args, kwargs, result))
+        return result
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """What watching itself calls is none of the model's."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
 
 
 @contextmanager
@@ -92,30 +139,20 @@ def watched(
     module: torch.nn.Module,
     paths: Iterable[str],
     trace: Trace,
-    changes: dict[int, Change] | None = None,
+    departure: Departure | None = None,
+    until: tuple[Nth, str] | None = None,
     keep: bool = False,
 ) -> Iterator[None]:
     """Fills a trace while the module runs.
 
     Args:
       paths: of the layers whose arrays are wanted.
-      changes: by index of op.
+      until: a layer's call and "inputs" or "outputs": Enough is raised when they are known.
       keep: whether the ops are kept, with references to their tensors.
     """
-    ops = _Ops(trace, changes or {}, keep)
-    counts: dict[str, int] = {}
-    open_calls: list[LayerCall] = []
-
-    def enter(path: str, layer: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        nth = counts[path] = counts.get(path, -1) + 1
-        arrays = [to_numpy(x) for x in named_leaves((args, kwargs)).values()]
-        # Copies: what a layer is given may be changed in place later.
-        open_calls.append(LayerCall(path, nth, arrays, [], ops.count))
-        trace.calls.append(open_calls[-1])
-
-    def leave(path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
-        call = open_calls.pop()
-        call.outputs, call.last = [to_numpy(x) for x in named_leaves(output).values()], ops.count
+    departure = departure or Departure()
+    ops = _Ops(trace, departure.changes, keep)
+    layers = _Layers(trace, departure, until, ops)
 
     def finish(layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         trace.model_ops = ops.count
@@ -123,8 +160,73 @@ def watched(
     with ExitStack() as stack:
         for path in paths:
             layer = module.get_submodule(path)
-            stack.callback(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True).remove)
-            stack.callback(layer.register_forward_hook(partial(leave, path)).remove)
+            stack.callback(
+                layer.register_forward_pre_hook(partial(layers.enter, path), with_kwargs=True).remove
+            )
+            stack.callback(layer.register_forward_hook(partial(layers.leave, path)).remove)
         stack.callback(module.register_forward_hook(finish).remove)
         stack.enter_context(ops)
         yield
+
+
+class _Layers:
+    """Notes the calls of layers, and gives and returns what the departure says."""
+
+    def __init__(self, trace: Trace, departure: Departure, until: tuple[Nth, str] | None, ops: _Ops):
+        self.trace, self.departure, self.until, self.ops = trace, departure, until, ops
+        self.counts: dict[str, int] = {}
+        self.open: list[LayerCall] = []
+
+    def enter(self, path: str, layer: torch.nn.Module, args: tuple, kwargs: dict) -> tuple | None:
+        path = self.departure.exchanged.get(path, path)
+        nth = self.counts[path] = self.counts.get(path, -1) + 1
+        with self.ops.pause():
+            # Copies: what a layer is given may be changed in place later.
+            arrays = [to_numpy(x) for x in named_leaves((args, kwargs)).values()]
+            self.open.append(LayerCall(path, nth, arrays, [], self.ops.count))
+            self.trace.calls.append(self.open[-1])
+            if self.until == ((path, nth), "inputs"):
+                raise Enough
+            instead = self.departure.given.get((path, nth))
+            return None if instead is None else _given((args, kwargs), *instead)
+
+    def leave(self, path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> PyTree | None:
+        call = self.open.pop()
+        with self.ops.pause():
+            call.outputs, call.last = [to_numpy(x) for x in named_leaves(output).values()], self.ops.count
+            if self.until == (call.key, "outputs"):
+                raise Enough
+            arrays = self.departure.returned.get(call.key)
+            return None if arrays is None else _returned(output, call.outputs, arrays)
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def _given(call: tuple, place: int, array: np.ndarray) -> tuple:
+    """The arguments with another array in one of their tensors, by its number among them."""
+    leaves, structure = jax.tree.flatten(call, is_leaf=_is_tensor)
+    index = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)][place]
+    old = leaves[index]
+    new = tensor_of(np.array(array, order="C")).to(old.dtype).reshape(old.shape)
+    if old.grad_fn is not None:
+        try:
+            # In place, so that a residual that goes around the layer takes it too.
+            old.detach().copy_(new)
+            return call
+        except RuntimeError:
+            pass  # of an expanded tensor, whose elements share their memory
+    leaves[index] = new
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _returned(output: PyTree, own: list[np.ndarray], arrays: list[np.ndarray]) -> PyTree:
+    """The output with these arrays in its tensors; None where that changes nothing."""
+    leaves, structure = jax.tree.flatten(output, is_leaf=_is_tensor)
+    places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
+    different = False
+    for i, mine, array in zip(places, own, arrays, strict=False):
+        if mine.shape == array.shape and not np.array_equal(mine, array, equal_nan=mine.dtype.kind == "f"):
+            leaves[i], different = tensor_of(np.array(array, order="C")).to(leaves[i].dtype), True
+    return jax.tree.unflatten(structure, leaves) if different else None

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from .._pair import Pair
 from .._result import Cause, Divergence
 from ..measuring import Difference
+from .arrays import blocks
 from .catalogue.variation import orders
 from .search import EQUAL, relative_error
+
+MOST_SORTED = 128
+"""Heads of a layer."""
 
 
 def divergence(pair: Pair, different: list[Difference]) -> Divergence:
     """The first leaf that differs, with weights='own'."""
     name = different[0].name
     reference = pair.reference("float64")
-    theirs, ours = reference.weights()[name], pair.candidate(reference).weights()[name]
+    every = reference.weights()
+    theirs, ours = every[name], pair.candidate(reference).weights()[name]
     link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
     # The search is over arrangements of Flax's own elements: equal shapes hide most of them.
     fitting = ((text, x) for text, x in _rearranged(ours) if x.shape == theirs.shape)
-    found = (Cause(text, relative_error(x, theirs)) for text, x in fitting)
+    found = [Cause(text, relative_error(x, theirs)) for text, x in fitting]
+    found += [
+        Cause(f"it holds torch's {name} (it holds torch's {other})", relative_error(ours, x))
+        for other, x in every.items()
+        if other != name
+    ]
     causes = tuple(sorted((c for c in found if c.relative <= EQUAL), key=lambda c: c.relative))
     where = f"The weights of {len(different)} leaves are not torch's; the first is {name}."
     return Divergence(link.torch, link.flax, link.rule.torch if link.rule else "", where, causes)
@@ -34,14 +44,32 @@ def _rearranged(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield f"axis {axis} is reversed", np.flip(x, axis)
         for count in (2, 3, 4):
             if x.shape[axis] % count == 0:
-                yield from _blocks(x, axis, count)
+                yield from _in_order(x, axis, orders(count))
+        yield from blocks(x, axis)
+        yield from _sorted(x, axis)
     if x.ndim > 2:
         yield "its spatial axes are reversed", np.flip(x, tuple(range(x.ndim - 2)))
     yield "its sign is turned", -x
 
 
-def _blocks(x: np.ndarray, axis: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
-    parts = np.split(x, count, axis)
-    for order in orders(count):
-        text = f"the {count} blocks of axis {axis} are taken in order {order}"
+def _in_order(
+    x: np.ndarray, axis: int, orders: Iterable[tuple[int, ...]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for order in orders:
+        parts = np.split(x, len(order), axis)
+        text = f"the {len(order)} blocks of axis {axis} are taken in order {order}"
         yield text, np.concatenate([parts[i] for i in order], axis)
+
+
+def _sorted(x: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Heads and experts whose names were sorted as texts: 0, 1, 10, 11, 2."""
+    length = x.shape[axis]
+    for count in range(11, min(length, MOST_SORTED) + 1):
+        if length % count == 0:
+            as_texts = sorted(range(count), key=str)
+            back = tuple(as_texts.index(i) for i in range(count))
+            for _, array in _in_order(x, axis, [back]):
+                yield (
+                    f"the {count} blocks of axis {axis} are in order (they are sorted as texts: 0, 1, 10)",
+                    array,
+                )

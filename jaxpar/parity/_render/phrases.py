@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from .._result import Result
+from .._result import Divergence, Result
 from ..measuring import Difference, Judged, Level, Number, Outcome
 
 QUESTIONS = {
@@ -16,6 +16,10 @@ QUESTIONS = {
     Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
 }
 ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
+PLACES = 5
+"""Places beside the first that are described; the others are listed."""
+LISTED = 8
+"""Names in a list; the others are counted."""
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold, not even escaped, and HTML should not."""
 
@@ -66,16 +70,37 @@ def summary(comparison: Result) -> str:
 
 
 def divergence(comparison: Result) -> list[str]:
-    """The first layer that differs, and what would make it equal; empty if there is none."""
+    """The places that differ by themselves, and what would make them equal; empty if there is none."""
     d = comparison.divergence
     if d is None:
         return []
+    lines = [f"First divergence: {_pair(d)} ({d.kind}).", d.where, *_causes(d)]
+    named = {cause.text for cause in d.causes}
+    alike = [other for other in d.others if named & {cause.text for cause in other.causes}]
+    if alike:
+        lines.append(f"The same cause {_count(len(alike), 'more time')}: {_listed(map(_pair, alike))}.")
+    rest = [other for other in d.others if other not in alike]
+    for other in rest[:PLACES]:
+        lines += [f"Another divergence: {_pair(other)} ({other.kind}).", other.where, *_causes(other)]
+    if len(rest) > PLACES:
+        lines.append(f"Other divergences, {len(rest) - PLACES} more: {_listed(map(_pair, rest[PLACES:]))}.")
+    return lines
+
+
+def _pair(d: Divergence) -> str:
     pair = layer(d.reference)
-    if d.reference != d.candidate:
-        pair = f"{pair} in torch, {layer(d.candidate)} in Flax"
-    causes = [f"Likely cause: it is {cause}." for cause in d.causes]
+    return pair if d.reference == d.candidate else f"{pair} in torch, {layer(d.candidate)} in Flax"
+
+
+def _causes(d: Divergence) -> list[str]:
     unknown = "The catalogue of known causes has nothing that makes it equal."
-    return [f"First divergence: {pair} ({d.kind}).", d.where, *(causes or [unknown])]
+    return [f"Likely cause: it is {cause}." for cause in d.causes] or [unknown]
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
+    return "; ".join(every[:LISTED]) + more
 
 
 def layer(path: str) -> str:

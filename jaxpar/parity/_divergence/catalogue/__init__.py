@@ -2,16 +2,20 @@
 
 An entry is a function from an `Op` to `Variation`s. A variation runs torch's function the wrong way; if torch
 then gives what Flax gave, its text says what Flax should have done. To add one, write an entry in the file
-that the function belongs to, and name the function here.
+that the function belongs to, and name the function here. What has no entry falls to `anything`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..torch_trace import Op
-from . import layers, losses, sequences, shapes
+from . import axes, layers, losses, masks, positions, scales, sequences, shapes
+from .anything import anything
 from .variation import Entry, Variation
+from .written import by_hand
+
+__all__ = ["Variation", "anything_wrong", "variations"]
 
 ACTIVATIONS = (
     "relu", "relu_", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "leaky_relu_", "elu", "selu", "celu",
@@ -33,6 +37,27 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     shapes.interpolate: ("interpolate",),
     shapes.flatten: ("flatten",),
     shapes.reshape: ("view", "reshape"),
+    axes.heads: ("view", "reshape", "flatten", "unflatten"),
+    axes.moved: ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t"),
+    axes.reduced: (
+        "mean", "sum", "amax", "amin", "max", "min", "prod", "norm", "cumsum", "logsumexp", "argmax",
+        "normalize",
+    ),
+    axes.spread: ("var", "std"),
+    axes.repeated: ("repeat_interleave", "repeat", "tile"),
+    axes.norm_axis: ("layer_norm", "rms_norm"),
+    positions.counted: ("arange", "cumsum"),
+    positions.difference: ("sub", "__rsub__"),
+    positions.negated: ("neg",),
+    masks.triangle: ("tril", "triu"),
+    masks.comparison: tuple(
+        f"{under}{name}{under}" for under in ("", "__") for name in ("lt", "le", "gt", "ge", "eq", "ne")
+    ),
+    masks.both: ("__and__", "__or__", "logical_and", "logical_or", "bitwise_and", "bitwise_or"),
+    masks.inverted: ("__invert__", "logical_not", "bitwise_not"),
+    masks.filled: ("masked_fill", "masked_fill_"),
+    masks.chosen: ("where",),
+    scales.factor: ("mul", "mul_", "__mul__", "__rmul__", "div", "div_", "__truediv__"),
     shapes.pieces: ("chunk", "split", "unbind"),
     shapes.concatenation: ("cat", "concat"),
     shapes.binary: (
@@ -41,6 +66,7 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     ),
     shapes.reduction: ("mean", "sum"),
     shapes.product: ("matmul", "bmm", "__matmul__"),
+    scales.product: ("matmul", "bmm", "__matmul__", "einsum"),
     sequences.attention: ("scaled_dot_product_attention",),
     sequences.multi_head_attention: ("multi_head_attention_forward",),
     sequences.recurrent: ("lstm", "gru", "rnn_tanh", "rnn_relu"),
@@ -53,14 +79,25 @@ NAMES: dict[Entry, tuple[str, ...]] = {
 }  # fmt: skip
 """By entry: the names of the torch functions that it is about."""
 
-ENTRIES = {name: entry for entry, names in NAMES.items() for name in names}
+ENTRIES: dict[str, list[Entry]] = {}
+for _entry, _names in NAMES.items():
+    for _name in _names:
+        ENTRIES.setdefault(_name, []).append(_entry)
+
 REMOVABLE = {"softmax", "layer_norm", "batch_norm", *ACTIVATIONS}
 """Functions that a port may leave out without a change of shapes."""
 
 
-def variations(op: Op) -> Iterator[Variation]:
-    """All known wrong ways to call this function; none for a function that is not in the catalogue."""
-    if op.name in ENTRIES:
-        yield from ENTRIES[op.name](op)
+def variations(ops: Sequence[Op], place: int) -> Iterator[Variation]:
+    """All known wrong ways to make the call ops[place]; none for a function that is not in the catalogue."""
+    op = ops[place]
+    for entry in ENTRIES.get(op.name, ()):
+        yield from entry(op)
     if op.name in REMOVABLE:
         yield from layers.identity(op)
+    yield from by_hand(ops, place, frozenset(ACTIVATIONS))
+
+
+def anything_wrong(ops: Sequence[Op], place: int) -> Iterator[Variation]:
+    """What may be wrong with the result of any call."""
+    yield from anything(ops[place])

@@ -94,6 +94,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "leaky_relu(negative_slope=0.01)": F.leaky_relu,
     "leaky_relu(negative_slope=0.2)": lambda x: F.leaky_relu(x, 0.2),
     "leaky_relu(negative_slope=0.1)": lambda x: F.leaky_relu(x, 0.1),
+    "leaky_relu(negative_slope=0.3)": lambda x: F.leaky_relu(x, 0.3),
+    "leaky_relu(negative_slope=0.05)": lambda x: F.leaky_relu(x, 0.05),
     "elu": F.elu,
     "selu": F.selu,
     "celu": F.celu,
@@ -103,6 +105,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hard_swish": F.hardswish,
     "hard_sigmoid": F.hardsigmoid,
     "hard_tanh": F.hardtanh,
+    "relu squared": lambda x: torch.relu(x) ** 2,
+    "log_sigmoid": F.logsigmoid,
+    "soft_sign": F.softsign,
     "clip(x / 6 + 0.5, 0, 1)": lambda x: torch.clamp(x / 6 + 0.5, 0, 1),
     "clip(0.2 * x + 0.5, 0, 1)": lambda x: torch.clamp(0.2 * x + 0.5, 0, 1),
     "no activation": lambda x: x,
@@ -110,10 +115,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def activation(op: Op) -> Iterator[Variation]:
-    right = op.name
-    if op.name == "gelu":  # Flax's default is the approximation, torch's is not
-        right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
     for name, other in ACTIVATIONS.items():
+        right = op.name
+        if name.startswith("gelu") and op.name == "gelu":
+            # Flax's default is the approximation, torch's is not.
+            right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
         yield applying(f"{right} (it acts as {name})", partial(_of_the_input, other))
 
 
@@ -151,6 +157,7 @@ def linear(op: Op) -> Iterator[Variation]:
         yield calling("the kernel is the transpose of torch's weight (it is not transposed)", weight=weight.T)
     if given.get("bias") is not None:
         yield calling("the bias is added (it is not)", bias=None)
+        yield calling("the bias is added once (it is added twice)", bias=2 * given["bias"])
     for count in (2, 3, 4):
         for order in orders(count) if weight.shape[0] % count == 0 else ():
             text = f"the {count} blocks of the kernel are in torch's order (they are in order {order})"

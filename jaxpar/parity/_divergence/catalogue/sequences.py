@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
+from . import masks
+from .scales import roots
 from .variation import Given, Variation, acting_as, applying, arguments_of, calling, orders, reordered
 
 
 def attention(op: Op) -> Iterator[Variation]:
     """scaled_dot_product_attention."""
     given = arguments_of(op)
-    causal, mask, size = given.get("is_causal", False), given.get("attn_mask"), given["query"].shape[-1]
+    query, key = given["query"], given["key"]
+    causal, mask, size = given.get("is_causal", False), given.get("attn_mask"), query.shape[-1]
     yield from acting_as("is_causal", causal, [not causal], attn_mask=None)
     yield from _masks("attn_mask", mask)
     right = given.get("scale") or size**-0.5
-    for name, scale in (("1", 1.0), ("1 / size", 1 / size), ("the root of the size", size**0.5)):
-        yield calling(f"scores are scaled by {right:.4g} (they are scaled by {name})", scale=scale)
-    if not causal and mask is None:
-        yield applying(
-            "softmax runs over the keys (it runs over the queries)",
-            lambda q, k, v, *args, **kwargs: (q @ k.transpose(-1, -2) * right).softmax(-2) @ v,
-        )
+    width = size * query.shape[1]
+    scales = {"1": 1.0, "1 / size": 1 / size, "the root of the size": size**0.5}
+    for name, scale in {**scales, **roots((size, width, key.shape[-2]))}.items():
+        if scale != right:
+            yield calling(f"scores are scaled by {right:.4g} (they are scaled by {name})", scale=scale)
+    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
+    if causal:
+        for text, change in masks.changes(seen.tril()):
+            yield calling(text, is_causal=False, attn_mask=change(seen.tril()))
+    yield from masks.of_attention("attn_mask", op)
+    yield applying(
+        "softmax runs over the keys (it runs over the queries)",
+        partial(_over_queries, right, seen.tril() if causal else mask),
+    )
+
+
+def _over_queries(
+    scale: float,
+    mask: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *args: object,
+    **kwargs: object,
+) -> torch.Tensor:
+    scores = q @ k.mT * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-2) @ v
 
 
 def multi_head_attention(op: Op) -> Iterator[Variation]:
     given = arguments_of(op)
     yield from _masks("attn_mask", given["attn_mask"])
+    yield from masks.of_attention("attn_mask", op)
     yield from _masks("key_padding_mask", given["key_padding_mask"])
     if given["in_proj_weight"] is not None:
         for order in orders(3):

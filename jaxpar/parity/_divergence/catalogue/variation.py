@@ -80,7 +80,9 @@ def recalling(text: str, change: Callable[[Given], Given]) -> Variation:
 
     def again(function: Function, args: tuple, kwargs: Given) -> PyTree:
         given = arguments(function, args, kwargs)
-        return function(**{**given, **change(given)})
+        # The first by its place: a method of a tensor takes it in no other way.
+        first, *others = {**given, **change(given)}.items()
+        return function(first[1], **dict(others))
 
     return Variation(text, again)
 

@@ -1,0 +1,49 @@
+"""Anything: what may be wrong with the result of a call that has no entry of its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ..torch_trace import Op
+from . import axes, masks, positions, scales
+from .variation import Variation, afterwards
+
+SILENT = {"size", "dim", "numel", "__len__", "item", "stride", "is_floating_point", "requires_grad_"}
+
+
+def anything(op: Op) -> Iterator[Variation]:
+    """Of integers the place, of masks what they let through, of floats axes, order, scale and type."""
+    x = op.result
+    if op.name in SILENT or not isinstance(x, torch.Tensor) or x.ndim == 0 or x.numel() < 2:
+        return
+    for a, b in axes.equal(x):
+        text = f"the result of {op.name} has torch's axes (axes {a} and {b} are swapped)"
+        yield afterwards(text, partial(torch.transpose, dim0=a, dim1=b))
+    if x.dtype == torch.bool:
+        for text, change in masks.changes(x):
+            yield afterwards(text, change)
+        yield afterwards(f"the result of {op.name} is torch's (it is inverted)", torch.logical_not)
+    elif not x.is_floating_point():
+        yield from positions.shifted(op)
+    else:
+        yield from _of_floats(op, x)
+
+
+def _of_floats(op: Op, x: torch.Tensor) -> Iterator[Variation]:
+    for words, scale in scales.roots(x.shape[-1:]).items():
+        text = f"the result of {op.name} is not scaled (it is multiplied by {words})"
+        yield afterwards(text, partial(operator.mul, scale))
+    for axis in range(x.ndim):
+        if x.shape[axis] > 1:
+            text = f"the result of {op.name} has torch's order (it is reversed along axis {axis})"
+            yield afterwards(text, partial(torch.flip, dims=(axis,)))
+            for by in (1, -1):
+                text = f"the result of {op.name} has torch's places (it is rolled by {by} along axis {axis})"
+                yield afterwards(text, partial(torch.roll, shifts=by, dims=axis))
+    if not torch.equal(x.float().to(x.dtype), x):
+        text = f"the result of {op.name} keeps float64 (it is rounded to float32, as a table that was saved)"
+        yield afterwards(text, lambda y: y.float().to(y.dtype))

@@ -1,0 +1,80 @@
+"""Scales: the root of a size that attention divides by and embeddings multiply by, missing or another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+from numbers import Real
+
+import torch
+
+from ..torch_trace import Function, Op
+from .variation import Given, Variation, afterwards
+
+
+def roots(sizes: Iterable[int]) -> dict[str, float]:
+    """What people scale by, in words, the likely ones first."""
+    found: dict[str, float] = {}
+    sizes = [n for n in dict.fromkeys(sizes) if n > 1]
+    for n in sizes:
+        found |= {f"1 / the root of {n}": n**-0.5, f"the root of {n}": n**0.5}
+    for n in sizes:
+        found |= {f"1 / {n}": 1 / n, str(n): float(n)}
+    return found | {"2": 2.0, "1 / 2": 0.5, "-1": -1.0}
+
+
+def in_words(scale: float, sizes: Iterable[int]) -> str:
+    """A scale as a number, and as people write it: `0.125, 1 / the root of 64`."""
+    for words, value in roots(sizes).items():
+        if "root" in words and math.isclose(scale, value, rel_tol=1e-12):
+            return f"{scale:.6g}, {words}"
+    return f"{scale:.6g}"
+
+
+def sizes_of(*tensors: object) -> list[int]:
+    """The lengths of axes from the last to the first, then the products of two, as heads x size."""
+    found = [n for x in tensors if isinstance(x, torch.Tensor) for n in reversed(x.shape)]
+    found = list(dict.fromkeys(found))
+    return found + [a * b for a, b in itertools.combinations(found, 2)]
+
+
+def product(op: Op) -> Iterator[Variation]:
+    """The scores of attention, or the logits of a tied table: not scaled in torch."""
+    if not isinstance(op.result, torch.Tensor):
+        return
+    tensors = [x for x in op.args if isinstance(x, torch.Tensor)]
+    width = [n for x in tensors[:2] for n in (x.shape[-1], x.shape[-1] * x.shape[-3] if x.ndim > 2 else 0)]
+    for words, scale in roots(width).items():
+        text = f"the product is not scaled (it is multiplied by {words})"
+        yield afterwards(text, partial(torch.mul, torch.tensor(scale, dtype=op.result.dtype)))
+
+
+def factor(op: Op) -> Iterator[Variation]:
+    """x * scale and x / scale, with a number."""
+    numbers = [i for i, x in enumerate(op.args[:2]) if isinstance(x, Real) or _is_number(x)]
+    if len(numbers) != 1 or len(op.args) < 2:
+        return
+    (place,) = numbers
+    divided = "div" in op.name
+    if divided and place == 0:
+        return
+    right = float(op.args[place])
+    other = op.args[1 - place]
+    shown = f"1 / {right:.6g}" if divided else f"{right:.6g}"
+    for words, scale in roots([*sizes_of(other), round(right**2), round(right**-2) if right else 0]).items():
+        value = 1 / scale if divided else scale
+        if not math.isclose(value, right):
+            text = f"the scale is {shown} (it is {words})"
+            yield Variation(text, partial(_with, place, value))
+    if right not in (0.0, 1.0):
+        yield Variation(f"the scale is {shown} (it is left out)", partial(_with, place, 1.0))
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.ndim == 0 and not x.requires_grad
+
+
+def _with(place: int, value: float, function: Function, args: tuple, kwargs: Given) -> torch.Tensor:
+    return function(*(value if i == place else x for i, x in enumerate(args)), **kwargs)

@@ -1,0 +1,65 @@
+"""Activations that a model writes by hand: found by their values, whatever functions they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from ..torch_trace import Function, Op
+from .layers import ACTIVATIONS
+from .variation import Given, Variation
+
+REACH = 16
+"""Calls back to where the argument may be; the tanh form of gelu takes eight."""
+SAMPLE = 64
+
+
+def by_hand(ops: Sequence[Op], end: int, direct: frozenset[str]) -> Iterator[Variation]:
+    """The wrong activations for ops[end], if it returns a known activation of an earlier tensor.
+
+    Args:
+      direct: names of functions that are activations themselves, and have an entry.
+    """
+    op = ops[end]
+    y = op.result
+    if op.name in direct or not _is_real(y):
+        return
+    seen: set[int] = set()
+    for earlier in reversed(ops[max(0, end - REACH) : end + 1]):
+        for x in (*earlier.args, earlier.result if earlier is not op else None):
+            if _is_real(x) and x.shape == y.shape and x is not y and id(x) not in seen:
+                seen.add(id(x))
+                yield from _others(x.detach(), y.detach())
+
+
+def _is_real(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 3
+
+
+def _others(x: torch.Tensor, y: torch.Tensor) -> Iterator[Variation]:
+    sample = slice(None, None, max(1, x.numel() // SAMPLE))
+    given, wanted = x.flatten()[sample], y.flatten()[sample]
+    for name, function in ACTIVATIONS.items():
+        # Of the identity every function would be one by hand.
+        if name == "no activation" or not _close(function(given), wanted):
+            continue
+        if not _close(function(x), y):
+            continue
+        kept = x.clone()
+        for other, wrong in ACTIVATIONS.items():
+            if other != name and not _close(wrong(kept), y):
+                text = f"{name}, written by hand (it acts as {other})"
+                yield Variation(text, partial(_instead, wrong, kept))
+        return
+
+
+def _instead(
+    wrong: Function, x: torch.Tensor, function: Function, args: tuple, kwargs: Given
+) -> torch.Tensor:
+    return wrong(x)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a - b).abs().max() <= 1e-12 * b.abs().max().clamp(1e-30))

@@ -1,0 +1,131 @@
+"""Exchanges: one layer in the place of another, or with its weights, or none at all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from ..._typing import PyTree
+from .._tensors import tensor_of
+from .arrays import blocks
+from .forward import Forward
+from .search import Trial
+from .torch_trace import Change, Departure, Function, LayerCall, Op
+
+RECENT = 6
+"""Calls of layers in front of a place that may be in each other's."""
+
+
+def exchanges(forward: Forward, call: LayerCall | None, inside: bool = False) -> Iterator[list[Trial]]:
+    """What may be wrong with which layer is called.
+
+    Args:
+      call: of the layer in front of which something differs; None for the model's outputs.
+      inside: whether the layer itself differs.
+    """
+    if inside and call is not None:
+        yield [*_weights_of_others(forward, call)]
+        return
+    calls = forward.trace.calls
+    before = calls[: calls.index(call)] if call is not None else calls
+    recent = before[-RECENT:]
+    yield [*_in_the_place_of_another(forward, recent, call)]
+    yield [*_left_out(forward, recent)]
+    yield [*_rearranged(forward, recent[-3:])]
+    start = before[-1].last if before else 0
+    end = call.first if call is not None else forward.trace.model_ops
+    yield [*_other_operands(forward, forward.trace.ops[start:end], recent)]
+
+
+def _in_the_place_of_another(
+    forward: Forward, recent: list[LayerCall], call: LayerCall | None
+) -> Iterator[Trial]:
+    pairs = [*itertools.combinations(recent, 2)]
+    if call is not None:
+        pairs += [(call, other) for other in forward.trace.calls]
+    seen: set[frozenset[str]] = set()
+    for a, b in pairs:
+        names = frozenset((a.path, b.path))
+        if len(names) == 2 and names not in seen and _alike(forward, a, b):
+            seen.add(names)
+            text = (
+                f"{forward.flax(a)} and {forward.flax(b)} are where torch has them (they are exchanged, "
+                "in the calls or in the mapping)"
+            )
+            yield Trial(text, Departure(exchanged={a.path: b.path, b.path: a.path}))
+
+
+def _alike(forward: Forward, a: LayerCall, b: LayerCall) -> bool:
+    """Whether their shapes do not tell them apart."""
+    if [x.shape for x in a.outputs] != [x.shape for x in b.outputs]:
+        return False
+    shapes = ({name: x.shape for name, x in _parameters(forward, call).items()} for call in (a, b))
+    return next(shapes) == next(shapes)
+
+
+def _parameters(forward: Forward, call: LayerCall) -> dict[str, torch.Tensor]:
+    return dict(forward.module.get_submodule(call.path).named_parameters())
+
+
+def _weights_of_others(forward: Forward, call: LayerCall) -> Iterator[Trial]:
+    mine = _parameters(forward, call)
+    for path, link in forward.links.items():
+        theirs = dict(forward.module.get_submodule(path).named_parameters())
+        shapes = {name: x.shape for name, x in theirs.items()}
+        if path != call.path and shapes and shapes == {name: x.shape for name, x in mine.items()}:
+            instead = {id(mine[name]): theirs[name] for name in mine}
+            changes: dict[int, Change] = {op.index: partial(_with, instead) for op in forward.ops(call)}
+            yield Trial(f"it has its own weights (it has those of {link.flax})", Departure(changes))
+
+
+def _with(instead: dict[int, torch.Tensor], function: Function, args: tuple, kwargs: dict) -> PyTree:
+    def other(x: object) -> object:
+        return instead.get(id(x), x)
+
+    return function(*map(other, args), **{name: other(x) for name, x in kwargs.items()})
+
+
+def _left_out(forward: Forward, recent: list[LayerCall]) -> Iterator[Trial]:
+    for call in recent:
+        if call.inputs and call.outputs and call.inputs[0].shape == call.outputs[0].shape:
+            text = f"{forward.flax(call)} is applied (what it is given is used as it is)"
+            yield Trial(text, Departure(returned={call.key: [call.inputs[0]]}))
+
+
+def _rearranged(forward: Forward, recent: list[LayerCall]) -> Iterator[Trial]:
+    """What a layer returns, read in another order: heads and their size, parts and heads."""
+    for call in recent:
+        if call.outputs and call.outputs[0].ndim > 1:
+            for text, array in blocks(call.outputs[0], call.outputs[0].ndim - 1):
+                words = f"what {forward.flax(call)} returns: {text}"
+                yield Trial(words, Departure(returned={call.key: [array]}))
+
+
+SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
+
+
+def _other_operands(forward: Forward, ops: list[Op], recent: list[LayerCall]) -> Iterator[Trial]:
+    """A residual that is taken from elsewhere, as behind the norm instead of in front of it."""
+    for op in ops:
+        if op.name not in SUMS or not isinstance(op.result, torch.Tensor):
+            continue
+        for call in recent:
+            for array, what in ((call.inputs[:1], "is given"), (call.outputs[:1], "returns")):
+                if array and array[0].shape == tuple(op.result.shape) and array[0].dtype.kind == "f":
+                    text = f"the sum has torch's operands (one is what {forward.flax(call)} {what})"
+                    for place in (0, 1):
+                        change = partial(_operand, place, array[0])
+                        yield Trial(text, Departure({op.index: change}))
+        yield Trial(
+            "the second operand is added once (it is added twice)",
+            Departure({op.index: lambda function, args, kwargs: args[0] + 2 * args[1]}),
+        )
+
+
+def _operand(place: int, array: np.ndarray, function: Function, args: tuple, kwargs: dict) -> PyTree:
+    other = tensor_of(np.array(array, order="C")).to(args[0].dtype)
+    return args[1 - place] + other

@@ -1,0 +1,23 @@
+"""Outputs agree and losses do not: torch's loss with one call changed, until it is Flax's."""
+
+from __future__ import annotations
+
+from .._result import Divergence
+from .._sides.task import Named
+from .forward import Forward
+from .search import Search, any_mistakes, known_mistakes
+from .torch_trace import Departure
+
+
+def loss_divergence(forward: Forward) -> Divergence:
+    """The loss, with what would make torch's equal to Flax's."""
+
+    def watch(departure: Departure) -> Named:
+        seen, _ = forward.rerun(departure)
+        return seen.loss if seen else {}
+
+    flax = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).loss
+    ops, search = forward.trace.ops[forward.trace.model_ops :], Search()
+    found = search.first(known_mistakes(ops), watch, flax) or search.first(any_mistakes(ops), watch, flax)
+    causes = tuple(each.cause for each in found)
+    return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", causes)

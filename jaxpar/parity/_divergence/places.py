@@ -1,0 +1,230 @@
+"""Places: where the forward passes differ by themselves, and why.
+
+A layer whose result differs although it is given the reference's inputs is such a place, and so is the code
+in front of a layer. What differs there also reaches later layers through a residual. So torch is made wrong
+in the same way, by the cause if one is found, else by Flax's own array, and only what still differs is
+another place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from .._result import Divergence
+from .._sides.task import Named
+from .arrays import made_of
+from .exchanges import exchanges
+from .forward import STATE, Forward
+from .search import EQUAL, Found, Search, Watch, any_mistakes, known_mistakes, relative_error
+from .torch_trace import Departure, LayerCall, Trace
+
+SHARE = 1e-2
+"""A place that moves the outputs by less than this part of what another one does comes behind it."""
+CLOSE = 40
+"""Functions before a place whose known mistakes are tried before layers are exchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A place that differs by itself; `moved` is how far it moves torch's outputs, relatively."""
+
+    divergence: Divergence
+    moved: float
+
+
+def in_order(places: list[Place]) -> tuple[Divergence, ...]:
+    """In the order of computation, those first that change the outputs."""
+    # Infinite is what could not be measured, or is NaN; it must not make all others small.
+    most = max((place.moved for place in places if math.isfinite(place.moved)), default=0.0)
+    large = [place.divergence for place in places if place.moved > 0 and place.moved >= SHARE * most]
+    return (*large, *(place.divergence for place in places if place.divergence not in large))
+
+
+class Places:
+    """The places of one forward pass; iterate over it once.
+
+    Attributes:
+      departure: what makes torch as wrong as Flax between the layers.
+      expected: the run of torch with it.
+    """
+
+    def __init__(self, forward: Forward):
+        self.forward, self.search = forward, Search()
+        self.departure = Departure()
+        self.expected, self.outputs = forward.trace, forward.seen.outputs
+
+    def __iter__(self) -> Iterator[Place]:
+        previous: LayerCall | None = None
+        for call, result in zip(self.forward.trace.calls, self.forward.layers, strict=True):
+            different = self._arriving_apart(call)
+            if different:
+                yield self._between(previous, call, max(different, key=lambda place: different[place]))
+            # Its own result is from the reference's inputs in any case.
+            if self.forward.key(call) in self.forward.replay.results and not result.same:
+                yield self._inside(call, result.relative, result.note == STATE)
+            previous = call
+        for name in self.forward.seen.outputs:
+            if self._output_apart(name) > EQUAL:
+                yield self._after_all(previous, name)
+
+    # ------------------------------------------------------------------------------------- a layer itself
+
+    def _inside(self, call: LayerCall, relative: float, of_state: bool) -> Place:
+        forward, flax = self.forward, self.forward.flax(call)
+        kind = type(forward.module.get_submodule(call.path)).__name__
+        if of_state:
+            wanted = forward.states(call)
+            words = [name.rpartition(".")[2] for name in wanted if forward.state_apart(name) > EQUAL]
+            found = self.search.first(known_mistakes(forward.ops(call)), self._states, wanted)
+            what, moved = f"gives the same outputs, and its {' and '.join(words)} differs afterwards", 0.0
+        else:
+            ours, theirs = forward.replay.results[forward.key(call)]
+            found = self._causes_inside(call, ours, theirs)
+            what = "differs although it is given the same inputs"
+            moved = self._moved(forward.with_flax_outputs(call))
+        where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
+        return Place(Divergence(call.path, flax, kind, where, tuple(each.cause for each in found)), moved)
+
+    def _causes_inside(self, call: LayerCall, ours: np.ndarray, theirs: np.ndarray) -> list[Found]:
+        ops = self.forward.ops(call)
+        watch = partial(self.forward.outputs_of, call)
+        return (
+            self.search.first([*known_mistakes(ops)], watch, {"": ours})
+            or self.search.first(exchanges(self.forward, call, inside=True), watch, {"": ours})
+            or made_of(ours, theirs)
+            or self.search.first(any_mistakes(ops), watch, {"": ours})
+        )
+
+    def _states(self, departure: Departure) -> Named:
+        seen, _ = self.forward.rerun(departure)
+        return seen.state if seen else {}
+
+    # --------------------------------------------------------------------------------- between the layers
+
+    def _between(self, previous: LayerCall | None, call: LayerCall, place: int) -> Place:
+        forward, flax = self.forward, self.forward.flax(call)
+        ours, _ = forward.arriving(call)[place]
+        theirs = forward.arrived(call, self.expected.call(call.key) or call, place).get("", ours)
+        relative = relative_error(ours, theirs)
+
+        def watch(departure: Departure) -> Named:
+            return forward.given_to(call, place, self.departure | departure)
+
+        found = self._causes_between(previous, call, watch, ours, theirs)
+        instead = forward.with_flax_inputs(call, place)
+        self._depart(found, instead)
+        after = forward.flax(previous) if previous else "the model's inputs"
+        where = (
+            f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g}): "
+            f"look between {after} and {flax}.{self._unseen(previous, call)}"
+        )
+        kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
+        causes = tuple(each.cause for each in found)
+        return Place(Divergence(call.path, flax, kind, where, causes), self._moved(instead))
+
+    def _after_all(self, previous: LayerCall | None, name: str) -> Place:
+        forward = self.forward
+        ours, theirs, apart = (
+            forward.replay.outputs.get(name),
+            self.outputs.get(name),
+            self._output_apart(name),
+        )
+        found: list[Found] = []
+        if ours is not None and theirs is not None:
+
+            def watch(departure: Departure) -> Named:
+                seen, _ = forward.rerun(self.departure | departure)
+                return {"": seen.outputs[name]} if seen else {}
+
+            found = self._causes_between(previous, None, watch, ours, theirs)
+            self._depart(found, None)
+        last = forward.flax(previous) if previous else "the inputs"
+        where = f"Every layer agrees, and the output {name} does not: look after {last}."
+        causes = tuple(each.cause for each in found)
+        path = previous.path if previous else ""
+        return Place(Divergence(path, last, "after the last layer", where, causes), apart)
+
+    def _causes_between(
+        self,
+        previous: LayerCall | None,
+        call: LayerCall | None,
+        watch: Watch,
+        ours: np.ndarray,
+        theirs: np.ndarray,
+    ) -> list[Found]:
+        """In the ops since the previous layer, or else in all before it that no layer made.
+
+        What arrives through a residual was made before the layer in between.
+        """
+        forward, flax = self.forward, {"": ours}
+        end = call.first if call else forward.trace.model_ops
+        near = forward.trace.ops[previous.last if previous else 0 : end]
+        far = forward.ops_between(0, end)
+        return (
+            self.search.first(known_mistakes(near), watch, flax)
+            or self.search.first(known_mistakes(far[-CLOSE:]), watch, flax)
+            or self.search.first(exchanges(forward, call), watch, flax)
+            or self.search.first(known_mistakes(far[:-CLOSE]), watch, flax)
+            or made_of(ours, theirs)
+            or self.search.first(any_mistakes(near), watch, flax)
+            or self.search.first(any_mistakes(far), watch, flax)
+        )
+
+    def _depart(self, found: list[Found], instead: Departure | None) -> None:
+        """Goes on with what leaves the fewest places: one of the causes, or Flax's own array."""
+        ways = [each.departure for each in found if each.departure != Departure()]
+        ways += [instead] if instead is not None else []
+        runs = []
+        for way in ways:
+            departure = self.departure | way
+            seen, trace = self.forward.rerun(departure)
+            if seen is not None:
+                runs.append((departure, trace, seen.outputs))
+        if runs:
+            best = min(runs, key=lambda run: self._places_left(run[1], run[2]))
+            self.departure, self.expected, self.outputs = best
+
+    def _places_left(self, trace: Trace, outputs: Named) -> int:
+        before = self.expected, self.outputs
+        self.expected, self.outputs = trace, outputs
+        try:
+            layers = sum(bool(self._arriving_apart(call)) for call in self.forward.trace.calls)
+            return layers + sum(self._output_apart(name) > EQUAL for name in outputs)
+        finally:
+            self.expected, self.outputs = before
+
+    def _arriving_apart(self, call: LayerCall) -> dict[int, float]:
+        """The arrays that arrive at a layer of Flax and are not those of torch's run, with how far."""
+        again = self.expected.call(call.key)
+        found = {}
+        for place, (ours, _) in self.forward.arriving(call).items():
+            theirs = self.forward.arrived(call, again, place).get("") if again else None
+            error = math.inf if theirs is None else relative_error(ours, theirs)
+            if error > EQUAL:
+                found[place] = error
+        return found
+
+    def _output_apart(self, name: str) -> float:
+        if name not in self.outputs:
+            return math.inf
+        return relative_error(self.forward.replay.outputs.get(name, np.empty(0)), self.outputs[name])
+
+    def _moved(self, departure: Departure | None) -> float:
+        return math.inf if departure is None else self.forward.moved(departure)
+
+    def _unseen(self, previous: LayerCall | None, call: LayerCall) -> str:
+        """What stands in front of a layer and could not be replayed."""
+        calls = self.forward.trace.calls
+        before = calls[: calls.index(call)]
+        unknown: list[str] = []
+        for each in reversed(before):
+            note = self.forward.replay.missing.get(self.forward.key(each))
+            if note is None:
+                break
+            unknown.insert(0, f" {self.forward.flax(each)} is on the way and was not replayed: {note}.")
+        return "".join(unknown)
