@@ -1,7 +1,8 @@
 """The command line: from arguments to calls to exit codes, and nothing else.
 
 Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
-Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by Ctrl-C.
+Exit codes: 0 the same (or simply done), 1 different, 2 no answer: misuse, or an error whatever it is,
+130 stopped by Ctrl-C. Paths and options are checked before anything runs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import click
 
 from .._devices.virtual import virtual_devices
 from .._version import __version__
-from ..errors import JaxparError, MatchError
+from ..errors import MatchError, SpecError
 from .demo.settings import Fault, Settings
+from .ending import leave, plain_ending
+from .values import Finite, Output, check_outputs
 
 
 def main() -> None:
@@ -27,22 +29,9 @@ def main() -> None:
     cli(prog_name="jaxpar")
 
 
-@contextmanager
-def plain_ending() -> Iterator[None]:
-    """Decorates a command: expected errors end in a line instead of a traceback."""
-    try:
-        yield
-    except JaxparError as error:
-        click.echo(f"jaxpar: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt as stop:
-        click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
-        sys.exit(130)
-
-
 AT_LEAST_1 = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
-OUTPUT = click.Path(dir_okay=False, writable=True)
+SECONDS = Finite(min=0, min_open=True)
+OUTPUT = Output()
 Command = Callable[..., Any]
 
 
@@ -108,7 +97,7 @@ def demo(
         click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(report.text(result))
-    sys.exit(1 if result.reference and not result.comparison.same else 0)
+    leave(1 if result.reference and not result.comparison.same else 0)
 
 
 @cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
@@ -135,7 +124,7 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
 
     SPEC is a Python file that defines torch_module, flax_module and inputs, and whatever else of the
     arguments of jaxpar.parity.compare it needs: loss, optimizer, steps, layout, mapping. The exit code
-    is 0 if both are the same, 1 if they differ, and 2 if the question cannot be asked.
+    is 0 if both are the same, 1 if they differ, and 2 if there is no verdict, whatever the reason.
 
     \b
       jaxpar parity spec.py
@@ -144,18 +133,23 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
     """
     if options["record"] and options["check"]:
         raise click.UsageError("--record writes what --check reads; choose one.")
+    if options["check"]:
+        for name in ("level", "steps", "replicas"):
+            if options[name] is not None:
+                raise click.UsageError(f"--{name} and --check: the record says which; leave --{name} out.")
+    check_outputs(spec, options)
     if devices:
         start_devices(devices)
     elif (replicas := options["replicas"] or 1) > 1:
         virtual_devices(replicas)  # where there are GPUs, JAX prefers them
     from .parity import run
 
-    sys.exit(run(spec, **options))
+    leave(run(spec, **options))
 
 
 @cli.command(short_help="Convert a file of weights, to another kind or another layout.")
 @click.argument("source", metavar="IN", type=click.Path())
-@click.argument("target", metavar="OUT", type=click.Path())
+@click.argument("target", metavar="OUT", type=OUTPUT)
 @click.option(
     "--key", metavar="NAME", help="Where a checkpoint holds its state_dict, with dots between words."
 )
@@ -201,7 +195,7 @@ RATES = {
 def rates_options(command: Command) -> Command:
     for name, what in reversed(RATES.items()):
         shown = "that of the device"
-        rate = click.FloatRange(min=0, min_open="latency" not in name)
+        rate = Finite(min=0, min_open="latency" not in name)
         command = click.option(f"--{name}", type=rate, metavar="X", show_default=shown, help=what)(command)
     return command
 
@@ -212,12 +206,8 @@ def rates_options(command: Command) -> Command:
 @rates_options
 @click.option("--per-host", type=AT_LEAST_1, metavar="N", show_default="8", help="Devices of a host.")
 @click.option("--up-to", type=AT_LEAST_1, metavar="N", default=1024, help="Devices at most.")
-@click.option(
-    "--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Part of the peak rates."
-)
-@click.option(
-    "--overlap", type=click.FloatRange(0, 1), default=0.0, help="Part of the exchange beside computation."
-)
+@click.option("--efficiency", type=Finite(0, 1, min_open=True), default=1.0, help="Part of the peak rates.")
+@click.option("--overlap", type=Finite(0, 1), default=0.0, help="Part of the exchange beside computation.")
 @click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @plain_ending()
@@ -236,10 +226,11 @@ def estimate(spec: str, **options: Any) -> None:
     start_devices(None)  # several, to see what they exchange
     from .estimate import run
 
+    check_outputs(spec, options)
     try:
         run(spec, **options)
     except ImportError as error:
-        raise click.ClickException(str(error)) from None
+        raise SpecError(str(error)) from None
 
 
 @cli.command(
