@@ -61,6 +61,13 @@ def test_demo_help_names_the_defaults_and_hides_the_faults() -> None:
         (["demo", "--devices", "0"], "Invalid value for '--devices': 0 is not in the range x>=1"),
         (["demo", "--devices", "many"], "'many' is not a valid integer range"),
         (["demo", "--batch-size", "0"], "Invalid value for '--batch-size'"),
+        (["launch", "-n", "1", "--step-timeout", "nan", "x.py"], "nan is not a finite number"),
+        (["launch", "-n", "1", "--grace", "NaN", "x.py"], "NaN is not a finite number"),
+        (["launch", "-n", "1", "--grace", "inf", "x.py"], "inf is not a finite number"),
+        (["estimate", "x.py", "--efficiency", "nan"], "nan is not a finite number"),
+        (["estimate", "x.py", "--flops", "nan"], "nan is not a finite number"),
+        (["estimate", "x.py", "--png", "nowhere/x.png"], "there is no folder"),
+        (["devices", "--watch", "nan"], "nan is not a finite number"),
         (["demo", "--plant", "frost"], "'frost' is not one of 'batch-norm', 'loss', 'order', 'whole-batch'"),
     ],
 )

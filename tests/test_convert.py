@@ -117,7 +117,7 @@ MISUSE = {
     "damaged": (["damaged.safetensors", "b.pt"], 2, "jaxpar: damaged.safetensors: "),
     "more than weights": (["checkpoint.pt", "b.safetensors"], 2, "model cannot be written: dict is no array"),
     "an unknown ending": (["good.safetensors", "b.npz"], 2, "b.npz: .npz is unknown"),
-    "no folder": (["good.safetensors", "nowhere/b.pt"], 2, "No such file or directory"),
+    "no folder": (["good.safetensors", "nowhere/b.pt"], 2, "nowhere/b.pt: there is no folder"),
     "a spec alone": (["good.safetensors", "b.pt", "--spec", "spec.py"], 2, "--spec and --to belong together"),
     "no spec": (["good.safetensors", "b.pt", "--spec", "no.py", "--to", "flax"], 2, "there is no such file"),
     "other weights": (

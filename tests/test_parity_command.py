@@ -98,6 +98,64 @@ def test_misuse_says_what_and_where(tmp_path, spec, options, message):
     assert message in ended.output
 
 
+RAISES = SPEC.replace("return self.b(self.a(x))", "raise RuntimeError('out of memory')")
+LEAVES = SPEC.replace("return self.b(self.a(x))", "raise SystemExit(0)")
+NO_VERDICT = {
+    "a model that raises": (RAISES, "out of memory"),
+    "a model that leaves": (LEAVES, "SystemExit: 0"),
+    "a spec that leaves": ("raise SystemExit(0)", "SystemExit: 0\n  line 1: raise SystemExit(0)"),
+    "a function of the spec that leaves": (
+        SPEC.replace("torch.manual_seed(0)", "raise SystemExit(0)"),
+        "torch_module(): SystemExit: 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_VERDICT)
+def test_without_a_verdict_the_code_is_2(tmp_path, what):
+    spec, message = NO_VERDICT[what]
+    ended = parity(tmp_path, spec=spec)
+    assert ended.exit_code == 2, ended.output
+    assert message in ended.output
+
+
+UNREADABLE = "this spec was run"
+MISUSED = {
+    "no folder for the page": (["--html", "{}/nope/r.html"], "there is no folder"),
+    "no folder for JUnit": (["--junit", "{}/nope/r.xml"], "there is no folder"),
+    "no folder for the record": (["--record", "{}/nope/r.safetensors"], "there is no folder"),
+    "a folder as a file": (["--html", "{}"], "is a directory"),
+    "a record of another kind": (["--record", "{}/r.npz"], "a record ends in .safetensors"),
+    "one file twice": (["--html", "{}/r", "--junit", "{}/./r"], "would write over --html"),
+    "a record's other file": (["--record", "{}/r.safetensors", "--html", "{}/r.json"], "write over"),
+    "the spec": (["--html", "{}/spec.py"], "would write over the spec"),
+    "what a record says": (["--check", "{}/r.safetensors", "--level", "numeric"], "leave --level out"),
+    "steps of a record": (["--check", "{}/r.safetensors", "--steps", "3"], "leave --steps out"),
+    "an optimizer": (["--optimizer", "adamm"], "it is none of"),
+}
+
+
+@pytest.mark.parametrize("what", MISUSED)
+def test_paths_and_options_are_checked_before_anything_runs(tmp_path, what):
+    options, message = MISUSED[what]
+    spec = f"raise RuntimeError('{UNREADABLE}')"
+    ended = parity(tmp_path, *(option.format(tmp_path) for option in options), spec=spec)
+    assert (ended.exit_code, UNREADABLE in ended.output) == (2, False), ended.output
+    assert message in " ".join(ended.output.split())
+    assert (tmp_path / "spec.py").read_text() == spec
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", ["1e-5", "1e-6"])
+def test_a_verdict_that_cannot_be_printed_is_none(tmp_path, epsilon):
+    (tmp_path / "spec.py").write_text(SPEC.replace("EPSILON", epsilon))
+    command = [sys.executable, "-m", "jaxpar", "parity", str(tmp_path / "spec.py"), "--json"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ended.returncode == 2, ended.stderr
+    assert "No space left on device" in ended.stderr
+
+
 def test_no_such_file():
     ended = CliRunner().invoke(cli, ["parity", "nowhere.py"])
     assert ended.exit_code == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -96,8 +98,7 @@ def test_a_grown_ratio_fails_below_the_bound(tmp_path):
     beside = path.with_suffix(".json")
     manifest = json.loads(beside.read_text())
     assert all(ratio is None or ratio < 100 for *_, ratio in manifest["ratios"])
-    manifest["policy"]["growth"] = 0.0  # as if every ratio had been 0
-    beside.write_text(json.dumps(manifest))
+    _change(path, policy=manifest["policy"] | {"growth": 0.0})  # as if every ratio had been 0
     found = parity.check(path, Flax())
     assert any("has grown" in row.reason for row in found.different)
 
@@ -123,24 +124,71 @@ def record(tmp_path_factory):
         (lambda p: p.with_suffix(".json").unlink(), "there is no such file"),
         (lambda p: p.with_suffix(".json").write_text("{"), "cannot be read"),
         (lambda p: p.with_suffix(".json").write_text("{}"), "is not a record"),
+        (lambda p: p.with_suffix(".json").write_text("[" * 60_000), "cannot be read"),
+        (lambda p: p.with_suffix(".json").write_bytes(b"\xff"), "cannot be read"),
         (lambda p: _change(p, version=99), "it is of version 99"),
+        (lambda p: _change(p, version=1), "it is of version 1"),
+        (lambda p: _change(p, policy=7), "its policy is int, not dict"),
+        (lambda p: _change(p, ratios=[["output", "", 1]]), "ratios make no sense"),
+        (lambda p: _change(p, steps="2"), "its steps is str, not int"),
+        (lambda p: _change(p, level="high"), "make no sense: 'high'"),
         (lambda p: _change(p, steps=None), "steps is missing"),
         (lambda p: _change(p, policy={"relative": 1}), "other bounds"),
     ],
 )
 def test_a_damaged_record_is_refused(record, tmp_path, damage, message):
-    path = tmp_path / record.name
-    path.write_bytes(record.read_bytes())
-    path.with_suffix(".json").write_text(record.with_suffix(".json").read_text())
+    path = _copy(record, tmp_path)
     damage(path)
     with pytest.raises(FileError, match=message):
         parity.check(path, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
 
 
 def _change(path, **fields):
+    """Other fields under a seal of their own, as another version might write them."""
     beside = path.with_suffix(".json")
     manifest = json.loads(beside.read_text()) | fields
-    beside.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}))
+    manifest = {name: value for name, value in manifest.items() if value is not None and name != "seal"}
+    sealed = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    beside.write_text(json.dumps(manifest | {"seal": sealed}))
+
+
+def _edits():
+    """A record's fields, each with another value."""
+    looser = {"overrides": [["*", 1.0]]}
+    yield "policy", lambda before: before | looser
+    yield "policy", lambda before: before | {"relative": 1e-9}
+    yield "noise", lambda before: before | {"kernel": "said to be noise"}
+    yield "ratios", lambda before: [[*row[:3], 100.0] for row in before]
+    yield "level", lambda _: "numeric"
+    yield "dtype", lambda _: "float32"
+    yield "steps", lambda _: 2
+    yield "training", lambda before: not before
+    yield "seed", lambda before: before + 1
+    yield "subject", lambda before: f"{before}!"
+    yield "environment", lambda before: before | {"jax": "0"}
+
+
+@pytest.mark.parametrize(("field", "edit"), list(_edits()))
+def test_a_record_that_was_edited_is_refused(record, tmp_path, field, edit):
+    path = _copy(record, tmp_path)
+    beside = path.with_suffix(".json")
+    manifest = json.loads(beside.read_text())
+    beside.write_text(json.dumps(manifest | {field: edit(manifest[field])}))
+    with pytest.raises(FileError, match="was changed after"):
+        parity.check(path, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+
+
+def test_a_record_may_be_laid_out_in_another_way(record, tmp_path):
+    path = _copy(record, tmp_path)
+    beside = path.with_suffix(".json")
+    beside.write_text(json.dumps(json.loads(beside.read_text()), sort_keys=True, indent=4))
+    assert parity.check(path, nnx.Linear(3, 2, rngs=nnx.Rngs(0))).same
+
+
+def _copy(record, folder):
+    for file in (record, record.with_suffix(".json")):
+        shutil.copy(file, folder)
+    return folder / record.name
 
 
 def test_misuse(record, tmp_path):

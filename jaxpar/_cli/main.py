@@ -1,17 +1,16 @@
 """The command line: from arguments to calls to exit codes, and nothing else.
 
 Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
-Exit codes: 0 the same (or simply done), 1 different, 2 misuse, 130 stopped by Ctrl-C.
+Exit codes: 0 the same (or simply done), 1 different, 2 no answer: misuse, or an error whatever it is,
+130 stopped by Ctrl-C. Paths and options are checked before anything runs.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ import click
 
 from .._devices.virtual import virtual_devices
 from .._version import __version__
-from ..errors import JaxparError, MatchError
+from ..errors import MatchError, SpecError
 from .demo.settings import Fault, Settings
+from .ending import leave, plain_ending
+from .values import Finite, Output, check_outputs
 
 
 def main() -> None:
@@ -28,36 +29,9 @@ def main() -> None:
     cli(prog_name="jaxpar")
 
 
-@contextmanager
-def plain_ending() -> Iterator[None]:
-    """Decorates a command: expected errors end in a line instead of a traceback."""
-    try:
-        yield
-    except JaxparError as error:
-        click.echo(f"jaxpar: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt as stop:
-        click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
-        sys.exit(130)
-
-
 AT_LEAST_1 = click.IntRange(min=1)
-
-
-class Finite(click.FloatRange):
-    """A range that NaN, which compares with nothing, and infinity are outside of."""
-
-    name = "float range"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
 SECONDS = Finite(min=0, min_open=True)
-OUTPUT = click.Path(dir_okay=False, writable=True)
+OUTPUT = Output()
 Command = Callable[..., Any]
 
 
@@ -123,7 +97,7 @@ def demo(
         click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(report.text(result))
-    sys.exit(1 if result.reference and not result.comparison.same else 0)
+    leave(1 if result.reference and not result.comparison.same else 0)
 
 
 @cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
@@ -150,7 +124,7 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
 
     SPEC is a Python file that defines torch_module, flax_module and inputs, and whatever else of the
     arguments of jaxpar.parity.compare it needs: loss, optimizer, steps, layout, mapping. The exit code
-    is 0 if both are the same, 1 if they differ, and 2 if the question cannot be asked.
+    is 0 if both are the same, 1 if they differ, and 2 if there is no verdict, whatever the reason.
 
     \b
       jaxpar parity spec.py
@@ -159,18 +133,23 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
     """
     if options["record"] and options["check"]:
         raise click.UsageError("--record writes what --check reads; choose one.")
+    if options["check"]:
+        for name in ("level", "steps", "replicas"):
+            if options[name] is not None:
+                raise click.UsageError(f"--{name} and --check: the record says which; leave --{name} out.")
+    check_outputs(spec, options)
     if devices:
         start_devices(devices)
     elif (replicas := options["replicas"] or 1) > 1:
         virtual_devices(replicas)  # where there are GPUs, JAX prefers them
     from .parity import run
 
-    sys.exit(run(spec, **options))
+    leave(run(spec, **options))
 
 
 @cli.command(short_help="Convert a file of weights, to another kind or another layout.")
 @click.argument("source", metavar="IN", type=click.Path())
-@click.argument("target", metavar="OUT", type=click.Path())
+@click.argument("target", metavar="OUT", type=OUTPUT)
 @click.option(
     "--key", metavar="NAME", help="Where a checkpoint holds its state_dict, with dots between words."
 )
@@ -247,10 +226,11 @@ def estimate(spec: str, **options: Any) -> None:
     start_devices(None)  # several, to see what they exchange
     from .estimate import run
 
+    check_outputs(spec, options)
     try:
         run(spec, **options)
     except ImportError as error:
-        raise click.ClickException(str(error)) from None
+        raise SpecError(str(error)) from None
 
 
 @cli.command(

@@ -25,11 +25,15 @@ def run(
     check: str | None,
     **chosen: Any,
 ) -> int:
-    """The exit code: 0 the same, 1 different, 130 stopped. `chosen` overrides what the spec says."""
+    """The exit code: 0 the same, 1 different, 130 stopped; without a verdict it raises.
+
+    `chosen` overrides what the spec says.
+    """
+    both = read_optimizer(optimizer) if optimizer else None
     given = read_spec(spec, ("flax_module",) if check else NEEDED)
     given |= {name: value for name, value in chosen.items() if value is not None}
-    if optimizer:
-        given["optimizer"] = read_optimizer(optimizer)
+    if both:
+        given["optimizer"] = both
     stopped = False
     try:
         comparison = _checked(check, given) if check else _compared(given, record)
@@ -37,7 +41,7 @@ def run(
         if stop.comparison is None:
             raise
         comparison, stopped = stop.comparison, True
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError, SystemExit) as error:
         raise failed(spec, "", error) from error
     if html:
         comparison.save_html(html)

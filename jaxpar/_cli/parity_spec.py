@@ -41,7 +41,7 @@ def _built(path: str, name: str, given: Any) -> Any:
         return given
     try:
         return given()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(path, f"{name}(): ", error) from error
 
 

@@ -28,7 +28,7 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     sys.path.insert(0, folder)  # as Python does for a script
     try:
         defined = runpy.run_path(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit(0) would be read as "the same"
         raise failed(path, "", error) from error
     finally:
         sys.path.remove(folder)
@@ -38,13 +38,13 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
     return defined
 
 
-def failed(path: str, what: str, error: Exception) -> SpecError:
+def failed(path: str, what: str, error: Exception | SystemExit) -> SpecError:
     """An error in the file, or about what it says, as a SpecError with the file's line."""
     kind = "" if isinstance(error, JaxparError) else f"{type(error).__name__}: "
     return SpecError(f"{path}: {what}{kind}{error}{_line(path, error)}")
 
 
-def _line(path: str, error: Exception) -> str:
+def _line(path: str, error: Exception | SystemExit) -> str:
     """The last line of the file that was running."""
     if isinstance(error, SyntaxError):
         return f"\n  line {error.lineno}: {(error.text or '').strip()}"

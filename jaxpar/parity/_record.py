@@ -41,14 +41,18 @@ if TYPE_CHECKING:
     from ._request import Arrays, Request
 
 FORMAT = "jaxpar parity record"
-VERSION = 1
+VERSION = 2
+Ratios = dict[tuple[Kind, str, int], float | None]
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 """The attributes of Seen that are kept, in its order."""
 FIELDS = {
-    *("level", "dtype", "steps", "replicas", "training", "seed", "loss", "optimizer", "noise", "ratios"),
-    *("sha256", "subject", "environment", "policy"),
+    **dict.fromkeys(("level", "dtype", "subject", "sha256", "seal"), str),
+    **dict.fromkeys(("steps", "replicas", "seed"), int),
+    **dict.fromkeys(("training", "loss", "optimizer"), bool),
+    **dict.fromkeys(("environment", "policy", "noise"), dict),
+    "ratios": list,
 }
-"""What the .json has beside its format and version."""
+"""What the .json has beside its format and version, and of which type."""
 
 
 def record(
@@ -95,6 +99,7 @@ def record(
     write_weights(target, contiguous, metadata={"format": FORMAT})
     manifest = _manifest(comparison, request, findings.noise, _digest(target))
     manifest["ignored"] = sorted(pair.links.ignored)
+    manifest["seal"] = _seal(manifest)
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return comparison
 
@@ -130,9 +135,8 @@ def check(
     target = _target(path)
     manifest = _read_manifest(target)
     arrays = read_weights(target)
-    level = Level(manifest["level"])
-    overrides = tuple(map(tuple, manifest["policy"]["overrides"]))
-    policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
+    policy, ratios = _bounds(manifest, target)
+    level = policy.level
     for name, what in (("loss", loss), ("optimizer", optimizer)):
         if manifest[name] != (what is not None):
             made = "with" if manifest[name] else "without"
@@ -156,7 +160,6 @@ def check(
         run = _levels.numeric if numeric else _levels.semantic
         for _ in run(sides, partial(_batch, arrays), manifest["steps"], findings):
             pass  # all that is asked for is in findings
-    ratios = {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
     # safetensors files are ordered by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
     findings.differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
@@ -279,6 +282,18 @@ def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | Non
         yield d.kind.value, d.name, d.step, max(both, default=None)
 
 
+def _bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
+    """The bounds that the record was made with, and each row's ratio in the order of computation."""
+    try:
+        overrides = tuple((str(pattern), float(bound)) for pattern, bound in manifest["policy"]["overrides"])
+        level = Level(manifest["level"])
+        policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
+        return policy, {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
+    except (ValueError, TypeError) as error:
+        beside = target.with_suffix(".json")
+        raise FileError(f"{beside}: its level, policy or ratios make no sense: {error}.") from None
+
+
 def _read_manifest(target: Path) -> dict[str, Any]:
     """Raises FileError for whatever is wrong with the two files."""
     beside = target.with_suffix(".json")
@@ -286,7 +301,7 @@ def _read_manifest(target: Path) -> dict[str, Any]:
         manifest = json.loads(beside.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(f"{beside}: there is no such file; make the record with parity.record.") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise FileError(f"{beside}: it cannot be read: {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise FileError(f"{beside}: it is not a record of parity.record.")
@@ -294,13 +309,28 @@ def _read_manifest(target: Path) -> dict[str, Any]:
         raise FileError(
             f"{beside}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
         )
-    if missing := FIELDS - manifest.keys():
+    if missing := FIELDS.keys() - manifest.keys():
         raise FileError(f"{beside}: {', '.join(sorted(missing))} is missing.")
+    for name, kind in FIELDS.items():
+        if type(manifest[name]) is not kind:
+            found = type(manifest[name]).__name__
+            raise FileError(f"{beside}: its {name} is {found}, not {kind.__name__}.")
+    if manifest["seal"] != _seal(manifest):
+        raise FileError(
+            f"{beside}: it was changed after parity.record wrote it. A record's bounds are those of the "
+            "comparison that made it; to get others, make it again with policy=... ."
+        )
     if manifest["policy"].keys() != {field.name for field in dataclasses.fields(Policy)}:
         raise FileError(f"{beside}: its policy has other bounds: {sorted(manifest['policy'])}.")
     if not target.is_file() or _digest(target) != manifest["sha256"]:
         raise FileError(f"{target}: it is missing, or not the file that {beside.name} was written for.")
     return manifest
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """A digest of what the .json says, not of its bytes: spaces and the order of keys are free."""
+    said = {name: value for name, value in manifest.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
