@@ -216,10 +216,10 @@ def test_how_the_arrays_of_unknown_layers_lie_is_tried(turned, width, names):
 def test_without_an_example_a_square_array_is_ambiguous():
     found = parity.match(OwnNet(False), TorchOwn(), inputs=(X,))
     assert found["late.weight"] == parity.transposed("late.kernel", (1, 0))
-    assert "which may as well lie as (0, 1)" in found.reasons["late.weight"]
+    assert "ambiguous: axes (0, 1) fit as well" in found.reasons["late.weight"]
     found = parity.match(OwnNet(False, 6), TorchOwn(6), inputs=(X,))
     assert found["late.weight"] == "late.kernel"
-    assert "whose sizes fit in no other way" in found.reasons["late.weight"]
+    assert "for every kernel of Dense: no other axes fit" in found.reasons["late.weight"]
 
 
 class TorchNorms(tn.Module):
@@ -244,3 +244,23 @@ def test_layers_as_new_are_told_apart():
     found = parity.match(Norms(), TorchNorms(), example=X)
     assert dict(found) == {"x": "z_first", "y": "a_second"}
     assert len(found.notes) == 1
+
+
+class Deep(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        for i in range(3):
+            x = jnp.tanh(Dense(4, True, name=f"fc_{i}")(x))
+        return x
+
+
+def test_arrays_alike_but_for_a_number_are_one_line():
+    theirs = tn.ModuleDict({"fc": tn.ModuleList([tn.Linear(4, 4) for _ in range(3)])})
+    found = parity.match(Deep(), theirs, inputs=(X,))
+    assert dict(found) == {"fc.*.weight": parity.transposed("fc_*.kernel", (1, 0))}
+    variables = parity.load_torch(Deep(), theirs, inputs=(X,), mapping=found, lossy=True)
+    assert np.array_equal(variables["params"]["fc_2"]["kernel"], theirs["fc"][2].weight.detach().numpy().T)
+    # A pattern would mean the first as well, which is known to be another.
+    known = {"fc.0.weight": parity.transposed("fc_0.kernel", (0, 1))}
+    found = parity.match(Deep(), theirs, inputs=(X,), mapping=known)
+    assert found.keys() == {"fc.0.weight", "fc.1.weight", "fc.2.weight"}

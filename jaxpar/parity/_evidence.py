@@ -31,7 +31,7 @@ from ._weights.guesses import Guesses
 from ._weights.mapping import Entries
 from ._weights.source import source_of
 from ._weights.suggest import Calls, Group
-from ._weights.tree import FlaxModule, tree_of
+from ._weights.tree import FlaxModule, Variables, tree_of
 
 Attempt = tuple[Sequence[Group], tuple[int, ...]]
 """Groups, and for each array that may lie in several ways the number of one."""
@@ -74,8 +74,9 @@ class Trial:
         self.batch = Batch(tuple(x.numpy() if hasattr(x, "detach") else np.asarray(x) for x in given))
         self.inputs = tuple(self.task.layout.inputs(x) for x in self.batch.inputs)
         self.tree = tree_of(flax_module, self.inputs, self.task.flax_kwargs)
+        variables = self._variables()
         with exact():
-            self.side = self._side()
+            self.side = FlaxSide(flax_module, self.task, "float64", variables)
             self.outputs, self.calls = self._run_torch(), self._flax_calls()
 
     def orders(self, bare: Any) -> Calls:
@@ -106,14 +107,13 @@ class Trial:
         common = [name for name in self.outputs if name in ours]
         return max((relative_error(ours[name], self.outputs[name]) for name in common), default=np.inf)
 
-    def _side(self) -> FlaxSide:
-        variables = None
+    def _variables(self) -> Variables | None:
+        """Of a Linen module: zeros in the types that the user's own settings give."""
         if not isinstance(self.flax_module, nnx.Module):
-            shapes = jax.eval_shape(self._init)
-            variables = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
-        elif any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
+            return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._init))
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
             raise TypeError("parity.match: an example is for a Flax module with values; this one has shapes.")
-        return FlaxSide(self.flax_module, self.task, "float64", variables)
+        return None
 
     def _init(self) -> Any:
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from .fusion import View
 from .mapping import Entries, Mapping, Place, Plain
 from .pairing import Pairing, pair
+from .patterns import expanded, shortened
 from .source import Source
 from .suggest import Calls, Group, entries, groups
 from .tree import Tree
@@ -51,19 +52,21 @@ class Guesses:
         choices: Sequence[int] | None = None,
     ) -> Mapping:
         """With these groups, or as they were guessed first; and with a choice for each of their turns."""
-        found: dict[str, Place]
-        found, reasons = entries(self.groups if chosen is None else chosen, self._pairing)  # type: ignore[assignment]
+        found, reasons = entries(self.groups if chosen is None else chosen, self._pairing)
+        turned: dict[str, Place] = {}
         seen = self._seen
         known = turns(self._paired(found))
         for turn, choice in zip(known, choices or [0] * len(known), strict=True):
-            found |= turn.entries(choice)
-            reasons |= dict.fromkeys((torch for torch, _ in turn.pairs), turn.reason(choice))
+            short = shortened(turn.entries(choice), seen.source.tensors)
+            turned |= short
+            reasons |= dict.fromkeys(short, turn.reason(choice))
         # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
-        final = self._paired(found)
+        plain = dict(expanded(turned, list(seen.source.tensors), ()))
+        final = self._paired({**found, **plain})  # type: ignore[dict-item]
         left = [f"torch {name} {seen.source.shapes[name]}" for name in final.left_in_torch()]
         left += [f"flax  {leaf} {seen.tree.leaves[leaf].shape}" for leaf in final.left_in_flax()]
         unmatched = (*self._faults, *final.faults, *left)
-        return Mapping({**self.known, **found}, reasons, unmatched, notes)
+        return Mapping({**self.known, **found, **turned}, reasons, unmatched, notes)
 
     def _paired(self, found: Plain) -> Pairing:
         seen = self._seen

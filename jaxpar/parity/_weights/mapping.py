@@ -8,7 +8,7 @@
      "qkv": parity.split(0, ("query", "key", "value")),   # one layer in torch, three in Flax
      ("gate", "up"): parity.concatenated(0, "gate_up"),   # two in torch, one in Flax
      "layers": parity.stacked("layers"),                  # a list in torch, one scanned layer in Flax
-     "h.*.mlp.c_fc": "h.*.mlp.fc"}                        # each * is one word, the same on both sides
+     "h.*.mlp.c_fc": "h_*.mlp.fc"}                        # each * is the same on both sides
 
 The longest key that fits a name decides.
 """

@@ -1,10 +1,10 @@
-"""Patterns: `*` in a mapping stands for one word, the same on both sides: {"h.*.mlp.c_fc": "h.*.mlp.fc"}."""
+"""Patterns: `*` in a mapping is a word or a part of one, the same on both sides: {"h.*.c_fc": "h_*.fc"}."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .mapping import Concatenated, Entries, Place, Split
@@ -53,7 +53,7 @@ def _first(place: Place) -> str:
 
 
 def _matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    found = re.compile(r"\.".join("([^.]+)" if w == "*" else re.escape(w) for w in pattern.split(".")))
+    found = re.compile("([^.]+)".join(map(re.escape, pattern.split("*"))))
     for name in names:
         match = found.match(name)
         if match and name[match.end() :][:1] in ("", "."):
@@ -64,7 +64,7 @@ def _filled(value: Any, words: tuple[str, ...]) -> Any:
     """A key or a place with the words in the places of its `*`, in order."""
     if isinstance(value, str):
         left = iter(words)
-        return ".".join(next(left, "*") if word == "*" else word for word in value.split("."))
+        return re.sub(r"\*", lambda _: next(left, "*"), value)
     if isinstance(value, (tuple, list)):
         return tuple(_filled(each, words) for each in value)
     if isinstance(value, Split):
@@ -72,3 +72,31 @@ def _filled(value: Any, words: tuple[str, ...]) -> Any:
     if isinstance(value, Concatenated):
         return dataclasses.replace(value, place=_filled(value.place, words))
     return dataclasses.replace(value, path=_filled(value.path, words))
+
+
+def shortened(entries: Mapping[str, Place], torch: Iterable[str]) -> dict[str, Place]:
+    """Entries that are one but for the numbers in them as one pattern, where it means them and nothing else.
+
+    Args:
+      torch: torch's names and paths.
+    """
+    groups: dict[tuple[str, str], dict[str, Place]] = {}
+    for key, place in entries.items():
+        numbers = re.findall(r"\d+", key)
+        same = numbers and re.findall(r"\d+", _first(place)) == numbers
+        group = (re.sub(r"\d+", "*", key), repr(_starred(place))) if same else (key, repr(place))
+        groups.setdefault(group, {})[key] = place
+    names = list(torch)
+    short: dict[str, Place] = {}
+    for (pattern, _), alike in groups.items():
+        place = _starred(next(iter(alike.values())))
+        meant = len(alike) > 1 and dict(expanded({pattern: place}, names, ())) == alike
+        short |= {pattern: place} if meant else alike
+    return short
+
+
+def _starred(place: Any) -> Any:
+    """A path, or what holds one, with a `*` for every number."""
+    if isinstance(place, str):
+        return re.sub(r"\d+", "*", place)
+    return dataclasses.replace(place, path=re.sub(r"\d+", "*", place.path))

@@ -39,10 +39,10 @@ class Turn:
         return {torch: Transposed(flax, axes) for torch, flax in self.pairs}
 
     def reason(self, choice: int = 0) -> str:
-        shared = f"guessed: as all {last(self.pairs[0][1])} of {self.kind}"
+        shared = f"guessed for every {last(self.pairs[0][1])} of {self.kind}"
         if len(self.axes) == 1:
-            return f"{shared}, whose sizes fit in no other way"
-        return f"{shared}, which may as well lie as {self.axes[1 - choice]}"
+            return f"{shared}: no other axes fit"
+        return f"{shared}, ambiguous: axes {self.axes[1 - choice]} fit as well"
 
 
 def turns(pairing: Pairing) -> list[Turn]:
