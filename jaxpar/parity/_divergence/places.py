@@ -52,15 +52,21 @@ class Places:
 
     Attributes:
       departure: what makes torch as wrong as Flax between the layers.
-      expected: the run of torch with it.
+      expected, outputs: the run of torch with it.
+      first: whether none was found yet.
     """
 
     def __init__(self, forward: Forward):
         self.forward, self.search = forward, Search(len(forward.trace.ops))
-        self.departure = Departure()
+        self.first, self.departure = True, Departure()
         self.expected, self.outputs = forward.trace, forward.seen.outputs
 
     def __iter__(self) -> Iterator[Place]:
+        for place in self._all():
+            self.first = False
+            yield place
+
+    def _all(self) -> Iterator[Place]:
         previous: LayerCall | None = None
         for call, result in zip(self.forward.trace.calls, self.forward.layers, strict=True):
             different = self._arriving_apart(call)
@@ -125,10 +131,10 @@ class Places:
         instead = forward.with_flax_inputs(call, place)
         self._depart(found, instead)
         after = forward.flax(previous) if previous else "the model's inputs"
-        where = (
-            f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g}): "
-            f"look between {after} and {flax}.{self._unseen(previous, call)}"
-        )
+        what = f"What arrives at {flax} is wrong by itself ({relative:.2g})"
+        if self.first:
+            what = f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g})"
+        where = f"{what}: look between {after} and {flax}.{self._unseen(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = tuple(each.cause for each in found)
         return Place(Divergence(call.path, flax, kind, where, causes), self._moved(instead))
@@ -156,7 +162,12 @@ class Places:
             found = self._causes_between(previous, None, watch, quick, ours, theirs)
             self._depart(found, None)
         last = forward.flax(previous) if previous else "the inputs"
-        where = f"Every layer agrees, and the output {name} does not: look after {last}."
+        what = (
+            f"Every layer agrees, and the output {name} does not"
+            if self.first
+            else (f"The output {name} is wrong by itself")
+        )
+        where = f"{what}: look after {last}."
         causes = tuple(each.cause for each in found)
         path = previous.path if previous else ""
         return Place(Divergence(path, last, "after the last layer", where, causes), apart)
@@ -203,7 +214,10 @@ class Places:
         runs = []
         for way in ways:
             departure = self.departure | way
-            seen, trace = self.forward.rerun(departure, keep=True)
+            try:
+                seen, trace = self.forward.rerun(departure, keep=True)
+            except Exception:
+                continue  # torch cannot go on so, as with an index behind the end of its table
             if seen is not None:
                 runs.append((departure, trace, seen.outputs))
         if runs:
@@ -238,7 +252,7 @@ class Places:
     def _moved(self, departure: Departure | None) -> float:
         return math.inf if departure is None else self.forward.moved(departure)
 
-    def _unseen(self, previous: LayerCall | None, call: LayerCall) -> str:
+    def _unseen(self, call: LayerCall) -> str:
         """What stands in front of a layer and could not be replayed."""
         calls = self.forward.trace.calls
         before = calls[: calls.index(call)]

@@ -100,8 +100,9 @@ class _Runs:
                     return math.inf
                 self.taken += 1
                 return self._error(self.watch(departure))
-        except WRONG:
-            return math.inf  # a wrong way that torch refuses is not what Flax did
+        except Exception:
+            # A wrong way that torch refuses is not what Flax did; the model may refuse by any error.
+            return math.inf
 
     def _is_excluded(self, departure: Departure) -> bool:
         if self.quick is None:
@@ -114,10 +115,6 @@ class _Runs:
     def _error(self, changed: Named) -> float:
         errors = [relative_error(changed[name], x) for name, x in self.flax.items() if name in changed]
         return max(errors, default=math.inf)
-
-
-WRONG = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AttributeError)
-"""What torch raises if a function cannot be called so."""
 
 
 def _explaining(trials: list[Trial], runs: _Runs) -> list[Found]:
