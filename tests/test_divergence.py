@@ -386,3 +386,22 @@ def test_a_mapping_that_exchanges_layers():
     )
     assert not found.same
     assert "exchanged, in the calls or in the mapping" in texts(found.divergence)[0]
+
+
+def test_an_index_that_torch_would_refuse():
+    """JAX takes the last row for an index behind the end; torch cannot go on with it."""
+    found = parity.compare(Positions(), FlaxPositions((5,), lambda n: jnp.arange(n) + 100), TOKENS)
+    assert found.divergence.candidate == "places"
+    assert "shifted by 100" in texts(found.divergence)[0]
+
+
+def test_a_model_that_refuses_what_it_is_not_used_to():
+    class Strict(Blocks):
+        def forward(self, x):
+            y = super().forward(x)
+            assert y.abs().max() < 100, "not a value of mine"
+            return y
+
+    found = parity.compare(Strict(), FlaxBlocks(wrong=lambda x: 1000 * x), X).divergence
+    assert found.candidate == "norms.1"
+    assert "multiplied by 1000" in texts(found)[0]

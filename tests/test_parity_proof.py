@@ -48,6 +48,11 @@ EVERYDAY = {
     "label smoothing over the other classes",
     "l2_loss with its 1/2",
     "AdamW, optax's weight_decay",
+    "tanh's gelu by hand, exact",
+    "positions from 1, in [B, S]",
+    "window, one key more",
+    "query, key and value by head",
+    "two linear layers exchanged",
 }
 """One of each kind; `-m slow` has all."""
 

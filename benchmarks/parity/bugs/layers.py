@@ -115,8 +115,8 @@ BUGS = [
     Bug("Dropout without 1/(1-p)", PICTURE, replaced("drop", Unscaled), "divided by 1 - rate"),
     Bug("square kernel transposed", SEQUENCE, replaced("down", layer(Turned)), "transpose"),
     Bug("bias not used", SEQUENCE, replaced("down", layer(Bare)), "the bias is added"),
-    Bug("bias used twice", SEQUENCE, replaced("down", layer(Twice))),
-    Bug("positions off by one", SEQUENCE, changed("", first=1)),
+    Bug("bias used twice", SEQUENCE, replaced("down", layer(Twice)), "added once"),
+    Bug("positions off by one", SEQUENCE, changed("", first=1), "shifted by 1"),
     Bug("padding_idx with a gradient", SEQUENCE, changed("", padding=None)),
     Bug("residual dropped", SEQUENCE, changed("", residual=False), "left out"),
 ]

@@ -71,11 +71,11 @@ def swapped(q, k):
 
 BUGS = [
     Bug("mask polarity", MASKED, changed("", inverted=True), "polarity"),
-    Bug("query and key swapped", SEQUENCE, changed("attention", weights=swapped)),
-    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise)),
-    Bug("scale of the whole width", SEQUENCE, attending(scale=8)),
+    Bug("query and key swapped", SEQUENCE, changed("attention", weights=swapped), "exchanged"),
+    Bug("heads split crosswise", SEQUENCE, changed("attention", split=crosswise), "(size, heads)"),
+    Bug("scale of the whole width", SEQUENCE, attending(scale=8), "the root of 8"),
     Bug("no scale", SEQUENCE, attending(scale=1), "scaled by 1)"),
-    Bug("softmax over queries", SEQUENCE, attending(axis=-2)),
+    Bug("softmax over queries", SEQUENCE, attending(axis=-2), "over the queries"),
     Bug("no causal mask", SEQUENCE, attending(causal=False), "is_causal=True"),
     Bug("norm after the residual", SEQUENCE, flax(NormLast)),
     Bug("LSTM gates in another order", LSTM, replaced("rnn", layer(Gates)), "torch's order"),

@@ -12,7 +12,9 @@ from .._levels import Batches
 from .._pair import Pair
 from .._result import LayerResult
 from .._sides.task import Named, Seen
+from .._sides.torch_side import to_numpy
 from .._weights import Link
+from .dataflow import Dataflow, quick
 from .flax_replay import Both, Key, replay, together, unfit
 from .search import EQUAL, relative_error
 from .torch_trace import Departure, Enough, LayerCall, Nth, Op, Trace, watched
@@ -62,17 +64,16 @@ class Forward:
         """The functions that a layer called."""
         return self.trace.ops[call.first : call.last]
 
-    def ops_between(self, start: int, end: int) -> list[Op]:
-        """The functions in a range that no layer called."""
-        inside = {i for call in self.trace.calls for i in range(call.first, call.last)}
-        return [op for op in self.trace.ops[start:end] if op.index not in inside]
-
     def arriving(self, call: LayerCall) -> dict[int, Both]:
         """What Flax was about to give the layer, and what torch gave it, by the number of the array."""
         return self.replay.inputs.get(self.key(call), {})
 
     def rerun(
-        self, departure: Departure, until: tuple[Nth, str] | None = None, forced: bool = True
+        self,
+        departure: Departure,
+        until: tuple[Nth, str] | None = None,
+        forced: bool = True,
+        keep: bool = False,
     ) -> tuple[Seen | None, Trace]:
         """Forward and loss once more from the same start, without a backward pass.
 
@@ -80,11 +81,12 @@ class Forward:
           until: where to stop; what is seen is None then.
           forced: whether layers return what they returned at first, as Flax's do in the replay. Then what
             arrives at a layer depends on the code between the layers alone, as it does there.
+          keep: whether the ops are kept.
         """
         self._restore()
         trace = Trace()
         departure = self._forced | departure if forced else departure
-        watching = watched(self.module, self.links, trace, departure, until)
+        watching = watched(self.module, self.links, trace, departure, until, keep)
         try:
             return self.reference.step(self.batch, watching, forward_only=True), trace
         except Enough:
@@ -95,6 +97,12 @@ class Forward:
         _, trace = self.rerun(departure, (call.key, "outputs"))
         again = trace.call(call.key)
         return self._like(call, again.outputs[0], self.replay.results[self.key(call)]) if again else {}
+
+    def quickly(self, flow: Dataflow, call: LayerCall, place: int, which: str, departure: Departure) -> Named:
+        """The same of inputs or outputs, without a run of the model, where that can be had."""
+        found = quick(flow, call, place, which, departure)
+        both = self.arriving(call)[place] if which == "inputs" else self.replay.results[self.key(call)]
+        return self._like(call, to_numpy(found[0]), both) if found else {}
 
     def given_to(self, call: LayerCall, place: int, departure: Departure) -> Named:
         """An array that arrives at the layer in another run, in Flax's layout."""
@@ -116,8 +124,8 @@ class Forward:
         """How far the model's outputs go, relatively, in an unforced run with this departure."""
         try:
             seen, _ = self.rerun(departure, forced=False)
-        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
-            return math.inf
+        except Exception:
+            return math.inf  # the model cannot go on with Flax's array
         if seen is None:
             return math.inf
         errors = (relative_error(x, self.seen.outputs[name]) for name, x in seen.outputs.items())

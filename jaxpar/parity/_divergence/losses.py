@@ -17,7 +17,7 @@ def loss_divergence(forward: Forward) -> Divergence:
         return seen.loss if seen else {}
 
     flax = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).loss
-    ops, search = forward.trace.ops[forward.trace.model_ops :], Search()
+    ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops))
     found = search.first(known_mistakes(ops), watch, flax) or search.first(any_mistakes(ops), watch, flax)
     causes = tuple(each.cause for each in found)
     return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", causes)

@@ -17,10 +17,12 @@ import numpy as np
 
 from .._result import Divergence
 from .._sides.task import Named
+from .._sides.torch_side import to_numpy
 from .arrays import made_of
+from .dataflow import Dataflow
 from .exchanges import exchanges
 from .forward import STATE, Forward
-from .search import EQUAL, Found, Search, Watch, any_mistakes, known_mistakes, relative_error
+from .search import EQUAL, Found, Quick, Search, Trial, Watch, any_mistakes, known_mistakes, relative_error
 from .torch_trace import Departure, LayerCall, Trace
 
 SHARE = 1e-2
@@ -50,15 +52,21 @@ class Places:
 
     Attributes:
       departure: what makes torch as wrong as Flax between the layers.
-      expected: the run of torch with it.
+      expected, outputs: the run of torch with it.
+      first: whether none was found yet.
     """
 
     def __init__(self, forward: Forward):
-        self.forward, self.search = forward, Search()
-        self.departure = Departure()
+        self.forward, self.search = forward, Search(len(forward.trace.ops))
+        self.first, self.departure = True, Departure()
         self.expected, self.outputs = forward.trace, forward.seen.outputs
 
     def __iter__(self) -> Iterator[Place]:
+        for place in self._all():
+            self.first = False
+            yield place
+
+    def _all(self) -> Iterator[Place]:
         previous: LayerCall | None = None
         for call, result in zip(self.forward.trace.calls, self.forward.layers, strict=True):
             different = self._arriving_apart(call)
@@ -91,13 +99,15 @@ class Places:
         return Place(Divergence(call.path, flax, kind, where, tuple(each.cause for each in found)), moved)
 
     def _causes_inside(self, call: LayerCall, ours: np.ndarray, theirs: np.ndarray) -> list[Found]:
-        ops = self.forward.ops(call)
+        ops, flax = self.forward.ops(call), {"": ours}
         watch = partial(self.forward.outputs_of, call)
+        flow = Dataflow(self.forward.trace, call.last, inside=call)
+        quick = partial(self.forward.quickly, flow, call, 0, "outputs")
         return (
-            self.search.first([*known_mistakes(ops)], watch, {"": ours})
-            or self.search.first(exchanges(self.forward, call, inside=True), watch, {"": ours})
+            self.search.first(known_mistakes(ops), watch, flax, quick)
+            or self.search.first(exchanges(self.forward, call, inside=True), watch, flax, quick)
             or made_of(ours, theirs)
-            or self.search.first(any_mistakes(ops), watch, {"": ours})
+            or self.search.first(any_mistakes(ops), watch, flax, quick)
         )
 
     def _states(self, departure: Departure) -> Named:
@@ -109,20 +119,22 @@ class Places:
     def _between(self, previous: LayerCall | None, call: LayerCall, place: int) -> Place:
         forward, flax = self.forward, self.forward.flax(call)
         ours, _ = forward.arriving(call)[place]
-        theirs = forward.arrived(call, self.expected.call(call.key) or call, place).get("", ours)
+        theirs = forward.arrived(call, self._again(call), place).get("", ours)
         relative = relative_error(ours, theirs)
 
         def watch(departure: Departure) -> Named:
             return forward.given_to(call, place, self.departure | departure)
 
-        found = self._causes_between(previous, call, watch, ours, theirs)
+        flow = Dataflow(self.expected, self._again(call).first)
+        quick = partial(forward.quickly, flow, call, place, "inputs")
+        found = self._causes_between(previous, call, watch, quick, ours, theirs)
         instead = forward.with_flax_inputs(call, place)
         self._depart(found, instead)
         after = forward.flax(previous) if previous else "the model's inputs"
-        where = (
-            f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g}): "
-            f"look between {after} and {flax}.{self._unseen(previous, call)}"
-        )
+        what = f"What arrives at {flax} is wrong by itself ({relative:.2g})"
+        if self.first:
+            what = f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g})"
+        where = f"{what}: look between {after} and {flax}.{self._unseen(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = tuple(each.cause for each in found)
         return Place(Divergence(call.path, flax, kind, where, causes), self._moved(instead))
@@ -141,10 +153,21 @@ class Places:
                 seen, _ = forward.rerun(self.departure | departure)
                 return {"": seen.outputs[name]} if seen else {}
 
-            found = self._causes_between(previous, None, watch, ours, theirs)
+            flow = Dataflow(self.expected, self.expected.model_ops)
+
+            def quick(departure: Departure) -> Named:
+                seen = flow.after(departure, self.expected.outputs[name])
+                return {} if seen is None else {"": forward.reference.task.layout.outputs(to_numpy(seen))}
+
+            found = self._causes_between(previous, None, watch, quick, ours, theirs)
             self._depart(found, None)
         last = forward.flax(previous) if previous else "the inputs"
-        where = f"Every layer agrees, and the output {name} does not: look after {last}."
+        what = (
+            f"Every layer agrees, and the output {name} does not"
+            if self.first
+            else (f"The output {name} is wrong by itself")
+        )
+        where = f"{what}: look after {last}."
         causes = tuple(each.cause for each in found)
         path = previous.path if previous else ""
         return Place(Divergence(path, last, "after the last layer", where, causes), apart)
@@ -154,6 +177,7 @@ class Places:
         previous: LayerCall | None,
         call: LayerCall | None,
         watch: Watch,
+        quick: Quick,
         ours: np.ndarray,
         theirs: np.ndarray,
     ) -> list[Found]:
@@ -161,19 +185,27 @@ class Places:
 
         What arrives through a residual was made before the layer in between.
         """
-        forward, flax = self.forward, {"": ours}
-        end = call.first if call else forward.trace.model_ops
-        near = forward.trace.ops[previous.last if previous else 0 : end]
-        far = forward.ops_between(0, end)
+        trace, flax = self.expected, {"": ours}
+        end = self._again(call).first if call else trace.model_ops
+        near = trace.ops[self._again(previous).last if previous else 0 : end]
+        inside = {i for each in trace.calls for i in range(each.first, each.last)}
+        far = [op for op in trace.ops[:end] if op.index not in inside]
+
+        def first(stages: Iterator[list[Trial]]) -> list[Found]:
+            return self.search.first(stages, watch, flax, quick)
+
         return (
-            self.search.first(known_mistakes(near), watch, flax)
-            or self.search.first(known_mistakes(far[-CLOSE:]), watch, flax)
-            or self.search.first(exchanges(forward, call), watch, flax)
-            or self.search.first(known_mistakes(far[:-CLOSE]), watch, flax)
+            first(known_mistakes(near))
+            or first(known_mistakes(far[-CLOSE:]))
+            or first(exchanges(self.forward, call))
+            or first(known_mistakes(far[:-CLOSE]))
             or made_of(ours, theirs)
-            or self.search.first(any_mistakes(near), watch, flax)
-            or self.search.first(any_mistakes(far), watch, flax)
+            or first(any_mistakes(near))
+            or first(any_mistakes(far))
         )
+
+    def _again(self, call: LayerCall) -> LayerCall:
+        return self.expected.call(call.key) or call
 
     def _depart(self, found: list[Found], instead: Departure | None) -> None:
         """Goes on with what leaves the fewest places: one of the causes, or Flax's own array."""
@@ -182,7 +214,10 @@ class Places:
         runs = []
         for way in ways:
             departure = self.departure | way
-            seen, trace = self.forward.rerun(departure)
+            try:
+                seen, trace = self.forward.rerun(departure, keep=True)
+            except Exception:
+                continue  # torch cannot go on so, as with an index behind the end of its table
             if seen is not None:
                 runs.append((departure, trace, seen.outputs))
         if runs:
@@ -217,7 +252,7 @@ class Places:
     def _moved(self, departure: Departure | None) -> float:
         return math.inf if departure is None else self.forward.moved(departure)
 
-    def _unseen(self, previous: LayerCall | None, call: LayerCall) -> str:
+    def _unseen(self, call: LayerCall) -> str:
         """What stands in front of a layer and could not be replayed."""
         calls = self.forward.trace.calls
         before = calls[: calls.index(call)]

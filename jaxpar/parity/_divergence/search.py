@@ -18,16 +18,22 @@ import torch
 from .._result import Cause
 from .._sides.task import Named
 from .catalogue import Variation, anything_wrong, variations
+from .dataflow import Unknown
 from .torch_trace import Departure, Op
 
 Watch = Callable[[Departure], Named]
 """Runs torch with this departure; returns the arrays that Flax's are held against."""
 
+Quick = Callable[[Departure], Named]
+"""The same without a run of the model, where that can be had; Unknown where it cannot."""
+
 EQUAL = 1e-10
-MOST = 600
-"""Runs of the model for one place at most; a window of many calls has many variations."""
-LONGEST = 2000
-"""Runs for all places together."""
+TRIALS = 3000
+"""For one place at most; a window of many calls has many variations."""
+OPS = 60_000
+"""Functions called in runs of the whole model, for one place at most; for all places three times as many."""
+FEWEST = 40
+"""Runs for one place that even a deep model has."""
 
 
 class Trial(NamedTuple):
@@ -44,48 +50,82 @@ class Found(NamedTuple):
     departure: Departure = Departure()
 
 
-@dataclasses.dataclass
 class Search:
-    """Searches of one comparison: they share a number of runs, and what was found is tried first."""
+    """Searches of one comparison: they share a number of runs, and what was found is tried first.
 
-    left: int = LONGEST
-    known: set[str] = dataclasses.field(default_factory=set)
+    Args:
+      length: functions that a run of the model calls.
+    """
 
-    def first(self, stages: Iterable[Iterable[Trial]], watch: Watch, flax: Named) -> list[Found]:
+    def __init__(self, length: int):
+        self.most = max(FEWEST, OPS // max(length, 1))
+        self.left = 3 * self.most
+        self.known: set[str] = set()
+
+    def first(
+        self, stages: Iterable[Iterable[Trial]], watch: Watch, flax: Named, quick: Quick | None = None
+    ) -> list[Found]:
         """Every trial of the first stage in which one explains Flax's arrays, the best first."""
-        allowed = min(MOST, self.left)
-        for stage in stages:
-            trials = list(itertools.islice(stage, allowed))
-            again = [trial for trial in trials if trial.text in self.known]
-            for each in (again, trials):
-                allowed, self.left = allowed - len(each), self.left - len(each)
-                if found := _explaining(each, watch, flax):
-                    self.known |= {one.cause.text for one in found}
-                    return found
-        return []
+        runs = _Runs(min(self.most, self.left), watch, quick, flax)
+        try:
+            for stage in stages:
+                trials = list(itertools.islice(stage, TRIALS))
+                again = [trial for trial in trials if trial.text in self.known]
+                for each in (again, trials):
+                    if found := _explaining(each, runs):
+                        self.known |= {one.cause.text for one in found}
+                        return found
+            return []
+        finally:
+            self.left -= runs.taken
 
 
-def _explaining(trials: list[Trial], watch: Watch, flax: Named) -> list[Found]:
+@dataclasses.dataclass
+class _Runs:
+    """Runs of the model, as many as there may be."""
+
+    most: int
+    watch: Watch
+    quick: Quick | None
+    flax: Named
+    taken: int = 0
+
+    def apart(self, departure: Departure) -> float:
+        """How far torch is from Flax then."""
+        try:
+            # The user did not make the wrong call, and is not to be warned of it. Python's filters and
+            # torch's generator belong to the process; both are restored after every run.
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+                if self._is_excluded(departure) or self.taken == self.most:
+                    return math.inf
+                self.taken += 1
+                return self._error(self.watch(departure))
+        except Exception:
+            # A wrong way that torch refuses is not what Flax did; the model may refuse by any error.
+            return math.inf
+
+    def _is_excluded(self, departure: Departure) -> bool:
+        if self.quick is None:
+            return False
+        try:
+            return self._error(self.quick(departure)) > EQUAL
+        except Unknown:
+            return False
+
+    def _error(self, changed: Named) -> float:
+        errors = [relative_error(changed[name], x) for name, x in self.flax.items() if name in changed]
+        return max(errors, default=math.inf)
+
+
+def _explaining(trials: list[Trial], runs: _Runs) -> list[Found]:
     found = []
     for trial in trials:
-        relative = _apart(trial, watch, flax)
+        relative = runs.apart(trial.departure)
         if relative <= EQUAL:
             found.append(Found(Cause(trial.text, relative), trial.departure))
     # The same mistake in several calls is one cause; the call that explains most stands for it.
     best = {each.cause.text: each for each in sorted(found, key=lambda each: -each.cause.relative)}
     return sorted(best.values(), key=lambda each: each.cause.relative)
-
-
-def _apart(trial: Trial, watch: Watch, flax: Named) -> float:
-    try:
-        # The user did not make the wrong call, and is not to be warned of it. Python's filters and
-        # torch's generator belong to the process; both are restored after every run.
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            changed = watch(trial.departure)
-    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AttributeError):
-        return math.inf  # a wrong way that torch refuses is not what Flax did
-    errors = [relative_error(changed[name], x) for name, x in flax.items() if name in changed]
-    return max(errors, default=math.inf)
 
 
 def known_mistakes(ops: Sequence[Op]) -> Iterator[list[Trial]]:

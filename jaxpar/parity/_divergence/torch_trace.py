@@ -52,6 +52,7 @@ class LayerCall:
       nth: how many calls of the same layer came before.
       inputs, outputs: its arrays in torch's layout; the outputs are the layer's own.
       first, last: the ops that it made are range(first, last).
+      given, returned: the tensors themselves, in a run that keeps its ops.
     """
 
     path: str
@@ -60,6 +61,8 @@ class LayerCall:
     outputs: list[np.ndarray]
     first: int
     last: int = -1
+    given: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    returned: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     @property
     def key(self) -> Nth:
@@ -71,6 +74,7 @@ class Trace:
     """One forward pass and its loss. The first `model_ops` ops belong to the model, the rest to the loss."""
 
     model_ops: int = 0
+    outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     calls: list[LayerCall] = dataclasses.field(default_factory=list)
     ops: list[Op] = dataclasses.field(default_factory=list)
 
@@ -156,6 +160,8 @@ def watched(
 
     def finish(layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         trace.model_ops = ops.count
+        with ops.pause():
+            trace.outputs = named_leaves(output) if keep else {}
 
     with ExitStack() as stack:
         for path in paths:
@@ -182,9 +188,11 @@ class _Layers:
         nth = self.counts[path] = self.counts.get(path, -1) + 1
         with self.ops.pause():
             # Copies: what a layer is given may be changed in place later.
-            arrays = [to_numpy(x) for x in named_leaves((args, kwargs)).values()]
-            self.open.append(LayerCall(path, nth, arrays, [], self.ops.count))
-            self.trace.calls.append(self.open[-1])
+            given = list(named_leaves((args, kwargs)).values())
+            call = LayerCall(path, nth, [to_numpy(x) for x in given], [], self.ops.count)
+            call.given = given if self.ops.keep else []
+            self.open.append(call)
+            self.trace.calls.append(call)
             if self.until == ((path, nth), "inputs"):
                 raise Enough
             instead = self.departure.given.get((path, nth))
@@ -193,11 +201,16 @@ class _Layers:
     def leave(self, path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> PyTree | None:
         call = self.open.pop()
         with self.ops.pause():
-            call.outputs, call.last = [to_numpy(x) for x in named_leaves(output).values()], self.ops.count
+            returned = list(named_leaves(output).values())
+            call.outputs, call.last = [to_numpy(x) for x in returned], self.ops.count
+            call.returned = returned if self.ops.keep else []
             if self.until == (call.key, "outputs"):
                 raise Enough
             arrays = self.departure.returned.get(call.key)
-            return None if arrays is None else _returned(output, call.outputs, arrays)
+            instead = None if arrays is None else _returned(output, call.outputs, arrays)
+            if instead is not None and self.ops.keep:
+                call.returned = list(named_leaves(instead).values())
+            return instead
 
 
 def _is_tensor(x: object) -> bool:

@@ -1,0 +1,108 @@
+"""Dataflow: of a run of torch that was watched, only the functions that a departure reaches, called again.
+
+A model runs for as long as it is deep, and most causes that are tried are wrong. Here one costs a few calls.
+What this finds is only a candidate: a run of the whole model decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from ..._typing import PyTree
+from .._tensors import tensor_of
+from .torch_trace import Departure, LayerCall, Op, Trace
+
+
+class Unknown(Exception):
+    """Something is changed in place, so what a function was given cannot be had any more."""
+
+
+class Dataflow:
+    """The functions that no layer called, up to a place; layers return what they returned.
+
+    Args:
+      inside: of this layer's call the functions instead.
+    """
+
+    def __init__(self, trace: Trace, end: int, inside: LayerCall | None = None):
+        self.trace = trace
+        skipped = {i for call in trace.calls for i in range(call.first, call.last)}
+        within = range(inside.first, inside.last) if inside else ()
+        self.ops = [
+            op for op in trace.ops[:end] if (op.index in within if inside else op.index not in skipped)
+        ]
+        self._reads = [[id(x) for x in tensors((op.args, op.kwargs))] for op in self.ops]
+        self._safe = not any(_in_place(op) for op in self.ops)
+
+    def after(self, departure: Departure, wanted: torch.Tensor) -> torch.Tensor | None:
+        """A tensor of the run as it is with the departure; None if that does not reach it.
+
+        Raises:
+          Unknown: a function works in place.
+        """
+        if not self._safe or departure.given:
+            raise Unknown
+        instead = dict(self._returned(departure))
+        for op, reads in zip(self.ops, self._reads, strict=True):
+            change = departure.changes.get(op.index)
+            if change is None and not any(each in instead for each in reads):
+                continue
+            args, kwargs = _with((op.args, op.kwargs), instead)
+            result = change(op.function, args, kwargs) if change else op.function(*args, **kwargs)
+            old, new = tensors(op.result), tensors(result)
+            instead |= {id(x): y for x, y in zip(old, new, strict=False)}
+        return instead.get(id(wanted))
+
+    def _returned(self, departure: Departure) -> Iterator[tuple[int, torch.Tensor]]:
+        for call in self.trace.calls:
+            other = departure.exchanged.get(call.path)
+            partner = self.trace.call((other, call.nth)) if other else None
+            arrays = partner.outputs if partner else departure.returned.get(call.key, ())
+            for tensor, array in zip(call.returned, arrays, strict=False):
+                yield id(tensor), tensor_of(array.copy()).to(tensor.dtype)
+
+
+def tensors(tree: PyTree) -> list[torch.Tensor]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, torch.Tensor))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _with(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
+    def leaf(x: object) -> object:
+        return instead.get(id(x), x) if isinstance(x, torch.Tensor) else x
+
+    if isinstance(tree, dict):
+        return {name: _with(x, instead) for name, x in tree.items()}
+    if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
+        return type(tree)(_with(x, instead) for x in tree)
+    return leaf(tree)
+
+
+def _in_place(op: Op) -> bool:
+    """By torch's names: add_, __iadd__, __setitem__."""
+    name = op.name
+    marked = name.endswith("_") and not name.endswith("__")
+    return (
+        marked
+        or (name.startswith("__i") and name != "__invert__")
+        or name == "__setitem__"
+        or "out" in op.kwargs
+    )
+
+
+def quick(
+    flow: Dataflow, call: LayerCall, place: int, which: str, departure: Departure
+) -> Sequence[torch.Tensor]:
+    """The array of a layer's call with the departure, without a run; empty if it is not reached."""
+    path = departure.exchanged.get(call.path, call.path)
+    same = flow.trace.call((path, call.nth))
+    if same is None:
+        return []
+    wanted = (same.given if which == "inputs" else same.returned)[place]
+    found = flow.after(departure, wanted)
+    # An exchanged layer is given what arrives at its partner, changed or not.
+    return [found] if found is not None else [wanted] if path != call.path else []
