@@ -18,7 +18,7 @@ from .torch_trace import Departure, LayerCall, Op, Trace
 
 
 class Unknown(Exception):
-    """Something is changed in place, so what a function was given cannot be had any more."""
+    """A function works in place or draws random numbers, or the place is further on: only a run can tell."""
 
 
 class Dataflow:
@@ -29,7 +29,7 @@ class Dataflow:
     """
 
     def __init__(self, trace: Trace, end: int, inside: LayerCall | None = None):
-        self.trace = trace
+        self.trace, self.end = trace, end
         skipped = {i for call in trace.calls for i in range(call.first, call.last)}
         within = range(inside.first, inside.last) if inside else ()
         self.ops = [
@@ -42,7 +42,7 @@ class Dataflow:
         """A tensor of the run as it is with the departure; None if that does not reach it.
 
         Raises:
-          Unknown: a function works in place.
+          Unknown: a function works in place, or draws random numbers.
         """
         if not self._safe or departure.given:
             raise Unknown
@@ -52,7 +52,10 @@ class Dataflow:
             if change is None and not any(each in instead for each in reads):
                 continue
             args, kwargs = _with((op.args, op.kwargs), instead)
+            before = torch.random.get_rng_state()
             result = change(op.function, args, kwargs) if change else op.function(*args, **kwargs)
+            if not torch.equal(before, torch.random.get_rng_state()):
+                raise Unknown  # it would draw other numbers than in the model's own order
             old, new = tensors(op.result), tensors(result)
             instead |= {id(x): y for x, y in zip(old, new, strict=False)}
         return instead.get(id(wanted))
@@ -102,6 +105,8 @@ def quick(
     same = flow.trace.call((path, call.nth))
     if same is None:
         return []
+    if same.first > flow.end:
+        raise Unknown
     wanted = (same.given if which == "inputs" else same.returned)[place]
     found = flow.after(departure, wanted)
     # An exchanged layer is given what arrives at its partner, changed or not.
