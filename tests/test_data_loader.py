@@ -231,6 +231,10 @@ SAMPLES = {
     "lists": [[1, [2.0, "x"]], [2, [3.0, "y"]]],
     "ranges": [range(3), range(3)],
     "empty tuples": [(), ()],
+    "a NumPy and a Python float": [np.float32(1), 1.5],
+    "a NumPy and a Python int": [np.int8(1), 300],
+    "an int and a NumPy float": [1, np.float32(1.5)],
+    "an int and a complex": [1, 2j],
     "deques": [collections.deque([1, 2]), collections.deque([3, 4])],
 }
 
@@ -701,7 +705,9 @@ BAD = {
     "array of objects": lambda d: d.default_collate([np.array([{}])]),
     "lists of other lengths": lambda d: d.default_collate([[1], [1, 2]]),
     "other keys": lambda d: d.default_collate([{"a": 1}, {"b": 1}]),
+    "another key": lambda d: d.default_collate([{"a": 1, "b": 1}, {"a": 1}]),
     "65 bits": lambda d: d.default_collate([2**63]),
+    "65 bits beside an int64": lambda d: d.default_collate([np.int64(1), 2**63]),
     "other shapes": lambda d: d.default_collate([np.zeros(2), np.zeros(3)]),
     "other axes": lambda d: d.default_collate([np.zeros(2), np.zeros((1, 2))]),
     "tensor and int": lambda d: d.default_collate([torch.zeros(2), 3]),
@@ -721,7 +727,7 @@ def test_refused_as_torch_refuses(case):
 CLASSES = {  # torch's texts name its own classes, or what it has not
     "timeout": (lambda d: iter(d.DataLoader(ROWS, timeout=3)), "timeout == 0"),
     "generator": (lambda d: list(d.DataLoader(ROWS, shuffle=True, generator=3)), "jaxpar.random.Generator"),
-    "int and text": (lambda d: d.default_collate([1, "a"]), "begins with an int holds a str"),
+    "int and text": (lambda d: d.default_collate([1, "a"]), "sample 0 is a number and sample 1 a str"),
     "dates": (lambda d: d.default_collate([np.array(["2020"], "M8[D]")]), "datetime64"),
 }
 
@@ -783,3 +789,29 @@ def test_a_number_beside_something_else_is_refused(first, second):
         jaxpar.data.default_collate([first, second])
     with pytest.raises(TypeError, match="default_collate"):
         jaxpar.data.default_collate([{"x": first}, {"x": second}])
+
+
+def test_samples_of_other_kinds_are_refused():
+    Point = collections.namedtuple("Point", "x y")
+    for first, second in [
+        ((1, 2), None),
+        ({"a": 1}, 3),
+        ((1, 2), {3: 0, 4: 0}),
+        ([1, 2], "ab"),
+        (Point(1, 2), None),
+    ]:
+        with pytest.raises(TypeError, match=r"default_collate: sample 0 is a .* and sample 1 a "):
+            jaxpar.data.default_collate([first, second])
+    with pytest.raises(RuntimeError, match="equal size"):
+        jaxpar.data.default_collate([Point(1, 2), (1,)])
+
+
+def test_what_torch_drops_is_refused():
+    """A key that the first sample has not; a mask."""
+    assert set(data.default_collate([{"a": 1}, {"a": 1, "b": 2}])) == {"a"}
+    with pytest.raises(KeyError, match=r"sample 0 has the keys .'a'. and sample 1 has .'a', 'b'."):
+        jaxpar.data.default_collate([{"a": 1}, {"a": 1, "b": 2}])
+    masked = np.ma.masked_array([1.0, 2.0], mask=[True, False])
+    assert data.default_collate([masked]).tolist() == [[1.0, 2.0]]
+    with pytest.raises(TypeError, match="sample 0 is a masked array"):
+        jaxpar.data.default_collate([masked])

@@ -116,3 +116,17 @@ def test_an_index_of_a_host_array_beyond_the_table(index, x64):
                 IndexError, match=f"index out of range in self: {index} of a table with 4 rows"
             ):
                 f(np.array([[1, index]]), table)
+        with pytest.raises(IndexError, match=f"embedding_renorm: index out of range in self: {index}"):
+            F.embedding_renorm(np.array([1, index]), table, 1.0)
+        with pytest.raises(IndexError, match=f"index out of range in self: {index}"):
+            F.embedding(np.int64(index), table)
+
+
+def test_indices_that_are_no_array():
+    with pytest.raises(TypeError, match="Expected 'indices' to be integers; but got a list"):
+        F.embedding([1, 2], jnp.ones((4, 2)))
+
+
+def test_an_offset_beyond_jaxs_integers():
+    with jax.enable_x64(False), pytest.raises(ValueError, match=f"input's length 3 but got {2**32 + 1}"):
+        F.embedding_bag(np.array([1, 2, 3]), jnp.ones((4, 2), jnp.float32), np.array([0, 2**32 + 1, 2]))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from comparing import assert_equal_numbers
 
+from jaxpar import errors
 from jaxpar.nn import functional as F
 
 torch = pytest.importorskip("torch")
@@ -222,7 +223,40 @@ def test_bad_calls_of_ctc(name):
 
 
 @pytest.mark.parametrize("wide", [2**40, 2**32 + 1, -(2**33)])
-@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss, F.multi_margin_loss])
-def test_a_class_beyond_jaxs_integers_is_out_of_bounds(loss, wide):
-    with jax.enable_x64(False), pytest.raises(IndexError, match=f"Target {wide} is out of bounds"):
-        loss(jnp.zeros((2, 3), jnp.float32), np.array([1, wide]))
+@pytest.mark.parametrize("held", [np.array, list, tuple])
+def test_a_class_beyond_jaxs_integers_is_out_of_bounds(wide, held):
+    scores, classes = jnp.zeros((2, 3), jnp.float32), held([1, wide])
+    with jax.enable_x64(False):
+        for loss in (F.cross_entropy, F.nll_loss):
+            with pytest.raises(IndexError, match=f"Target {wide} is out of bounds"):
+                loss(scores, classes)
+        with pytest.raises(IndexError, match=f"Target {wide} is out of bounds"):
+            F.cross_entropy(scores[0], np.int64(wide))
+        with pytest.raises(RuntimeError, match="target out of range"):
+            F.multi_margin_loss(scores, classes)
+        with pytest.raises(RuntimeError, match="target has a label outside of -1 to 2"):
+            F.multilabel_margin_loss(scores, held([[wide, -1, -1]] * 2))
+
+
+def test_signs_and_values_beyond_jaxs_integers():
+    x, wide = jnp.ones((2, 3), jnp.float32), np.full((2, 3), 2**32 + 1)
+    with jax.enable_x64(False):
+        for signed in (
+            lambda: F.cosine_embedding_loss(x, x, wide[:, 0]),
+            lambda: F.soft_margin_loss(x, wide),
+        ):
+            with pytest.raises(IndexError, match=f"Target {2**32 + 1} is out of bounds"):
+                signed()
+        for loss in (F.mse_loss, F.l1_loss, F.poisson_nll_loss, lambda x, t: F.gaussian_nll_loss(x, t, x)):
+            with pytest.raises(errors.RangeError, match=f"target holds the integer {2**32 + 1}"):
+                loss(x, wide)
+
+
+def test_labels_and_lengths_of_ctc_beyond_jaxs_integers():
+    scores, wide = jnp.zeros((5, 1, 3), jnp.float32), 2**32 + 1
+    with jax.enable_x64(False):
+        with pytest.raises(IndexError, match=f"Target {wide} is out of bounds"):
+            F.ctc_loss(scores, np.array([[wide]]), np.array([5]), np.array([1]))
+        for name, lengths in {"input_lengths": ([wide], [1]), "target_lengths": ([5], [wide])}.items():
+            with pytest.raises(RuntimeError, match=f"Expected {name} to be lengths, but got value {wide}"):
+                F.ctc_loss(scores, np.array([[1]]), *map(np.array, lengths))

@@ -151,3 +151,18 @@ def test_the_gradient_of_a_root_of_a_negative_number(p):
     torch.nn.functional.lp_pool1d(theirs[None], float(p), 2).sum().backward()
     ours = jax.grad(lambda v: F.lp_pool(v[None, :, None], p, 2).sum())(jnp.asarray(v))
     np.testing.assert_allclose(ours, theirs.grad, rtol=1e-14)
+
+
+@pytest.mark.parametrize("index", [4, -1, 2**32 + 1])
+def test_an_index_outside_of_what_is_unpooled(index):
+    """Raises for a host array, as in torch; of an array of JAX it is dropped, and has no gradient."""
+    x = jnp.ones((1, 2, 1), jnp.float32)
+    with jax.enable_x64(False):
+        with pytest.raises(
+            RuntimeError, match=rf"invalid max index: {index} \(output volumes are of size 4\)"
+        ):
+            F.max_unpool(x, np.array([[[0], [index]]]), (2,))
+        if index < 5:
+            y, pull = jax.vjp(lambda x: F.max_unpool(x, jnp.array([[[0], [index]]]), (2,)), x)
+            assert y.reshape(-1).tolist() == [1, 0, 0, 0]
+            assert pull(jnp.ones_like(y))[0].reshape(-1).tolist() == [1, 0]

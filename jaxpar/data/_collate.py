@@ -20,6 +20,7 @@ Batch: TypeAlias = Any
 """Whatever a collate function makes of samples."""
 
 _MESSAGE = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
+_KINDS = "default_collate: sample 0 is a {} and sample {} a {}."
 
 
 def default_collate(batch: Sequence[Sample]) -> Batch:
@@ -34,30 +35,32 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
     | a list, a tuple | a list of batches |
 
     Raises:
-      RuntimeError: arrays of different shapes, lists of different lengths. TypeError: anything else,
-        and arrays of text or objects. ValueError: an int of more than 64 bits.
+      RuntimeError: arrays of different shapes, lists of different lengths. KeyError: dicts of different
+        keys. TypeError: anything else, samples of different kinds, arrays of text or objects, masked arrays.
+        ValueError: an int of more than 64 bits.
 
-    torch counterpart: `torch.utils.data.default_collate`, with arrays in place of tensors.
+    torch counterpart: `torch.utils.data.default_collate`, with arrays in place of tensors. It drops a key
+    that the first sample has not, and a mask.
     """
     first = batch[0]
     if isinstance(first, (str, bytes)):
         return batch
     if isinstance(first, (np.bool_, np.number)):
-        return np.array(_numbers(batch))
+        return _numbers(batch)
     if is_array_like(first):
         return _stack(batch)
     if isinstance(first, float):
-        return np.array(_numbers(batch), np.float64)
+        return _numbers(batch, np.dtype(np.float64))
     if isinstance(first, int):
-        return _integers(batch)
+        return _numbers(batch)
     if isinstance(first, Mapping):
+        _check_keys(first, batch)
         return _mapping(first, lambda key: default_collate([sample[key] for sample in batch]))
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(default_collate, zip(*batch, strict=False)))
     if isinstance(first, Sequence):
-        if any(len(sample) != len(first) for sample in batch):
-            raise RuntimeError("each element in list of batch should be of equal size")
-        return _sequence(first, [default_collate(column) for column in zip(*batch, strict=True)])
+        columns = _columns(first, batch)
+        if isinstance(first, tuple) and hasattr(first, "_fields"):
+            return type(first)(*columns)
+        return _sequence(first, columns)
     raise TypeError(_MESSAGE.format(type(first)))
 
 
@@ -93,6 +96,11 @@ def _stack(batch: Sequence[Sample]) -> np.ndarray:
     for i, x in enumerate(batch):
         if not is_array_like(x):
             raise TypeError(f"expected Tensor as element {i} in argument 0, but got {type(x).__name__}")
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                f"default_collate: sample {i} is a masked array, whose mask would be lost. Fill it: "
+                "x.filled(0)."
+            )
     arrays = [np.asarray(x) for x in batch]
     for i, x in enumerate(arrays):
         if not is_numeric(x.dtype):
@@ -111,29 +119,53 @@ def _common(dtypes: set[np.dtype]) -> np.dtype:
     return np.result_type(*(floating or dtypes))
 
 
-def _numbers(batch: Sequence[Sample]) -> Sequence[Sample]:
-    """The batch, if all samples are numbers: NumPy would read text, and take None for NaN."""
+def _numbers(batch: Sequence[Sample], dtype: np.dtype | None = None) -> np.ndarray:
+    """torch.tensor of a list of numbers. NumPy alone would read text, and take None for NaN."""
     for i, x in enumerate(batch):
-        if not isinstance(x, (int, float, complex, np.bool_, np.number)):
+        if not (isinstance(x, (int, float, complex)) or _is_scalar(x)):
             raise TypeError(
                 f"default_collate: sample 0 is a number and sample {i} a {type(x).__name__}: {x!r:.40}. "
                 "Fill in what is missing, or leave the row out."
             )
-    return batch
+    dtype = dtype or _common({_dtype_of(x) for x in batch})
+    if dtype.kind == "i" and not all(-(2**63) <= x < 2**63 for x in batch):
+        raise ValueError("Overflow when unpacking long long")
+    return np.array(batch, dtype)
 
 
-def _integers(batch: Sequence[Sample]) -> np.ndarray:
-    """torch.tensor of a list that starts with an int: a float in it makes it float32."""
-    if all(isinstance(x, (bool, np.bool_)) for x in batch):
-        return np.array(batch, np.bool_)
-    if any(isinstance(x, float) for x in batch):
-        return np.array(_numbers(batch), np.float32)
-    for x in batch:
-        if not isinstance(x, (int, np.integer)):
-            raise TypeError(f"default_collate: a batch that begins with an int holds a {type(x).__name__}")
-        if not -(2**63) <= x < 2**63:
-            raise ValueError("Overflow when unpacking long long")
-    return np.array(batch, np.int64)
+def _is_scalar(x: object) -> bool:
+    return is_array_like(x) and np.ndim(x) == 0 and is_numeric(np.asarray(x).dtype)
+
+
+def _dtype_of(number: Any) -> np.dtype:
+    """A Python float is a float32 to torch.tensor, NumPy's scalars are what they are."""
+    if hasattr(number, "dtype"):
+        return np.asarray(number).dtype
+    kinds = {bool: np.bool_, int: np.int64, float: np.float32, complex: np.complex64}
+    return np.dtype(next(dtype for kind, dtype in kinds.items() if isinstance(number, kind)))
+
+
+def _check_keys(first: Mapping[Any, Any], batch: Sequence[Sample]) -> None:
+    """torch drops a key that the first sample has not."""
+    for i, sample in enumerate(batch):
+        if not isinstance(sample, Mapping):
+            raise TypeError(_KINDS.format(type(first).__name__, i, type(sample).__name__))
+        missing = [key for key in first if key not in sample]
+        if missing:
+            raise KeyError(missing[0])
+        if len(sample) != len(first):
+            raise KeyError(
+                f"default_collate: sample 0 has the keys {list(first)} and sample {i} has {list(sample)}."
+            )
+
+
+def _columns(first: Sequence[Any], batch: Sequence[Sample]) -> list[Batch]:
+    for i, sample in enumerate(batch):
+        if not isinstance(sample, Sequence) or isinstance(sample, (str, bytes)):
+            raise TypeError(_KINDS.format(type(first).__name__, i, type(sample).__name__))
+        if len(sample) != len(first):
+            raise RuntimeError("each element in list of batch should be of equal size")
+    return [default_collate(column) for column in zip(*batch, strict=True)]
 
 
 def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Batch]) -> Batch:

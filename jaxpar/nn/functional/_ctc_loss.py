@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._reduction import check_reduction, reduce
+from ._reduction import check_reduction, reduce, wrapped
+from ._reduction import targets as classes
 
 
 def ctc_loss(
@@ -41,7 +42,7 @@ def ctc_loss(
 
     Raises:
       RuntimeError: shapes that do not fit, or a blank that is not a class; outside of `jax.jit` also
-      lengths beyond T or S.
+      lengths beyond T or S. IndexError: a label on the host that JAX would wrap to another.
 
     torch counterpart: `torch.nn.functional.ctc_loss`. As there, the gradient assumes that log_probs is
     the result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is
@@ -57,7 +58,7 @@ def ctc_loss(
         raise RuntimeError("blank must be in label range")
     steps = _lengths(input_lengths, B, "input_lengths")
     counts = _lengths(target_lengths, B, "target_lengths")
-    labels = _padded(jnp.asarray(targets), counts, B, batched)
+    labels = _padded(classes(targets), counts, B, batched)
     _check_lengths(steps, T, "input_lengths")
     _check_lengths(counts, labels.shape[1], "target_lengths")
     loss = _negative_log_likelihood(zero_infinity, blank, x, labels, steps, counts)
@@ -67,6 +68,9 @@ def ctc_loss(
 
 
 def _lengths(lengths: ArrayLike, B: int, name: str) -> jax.Array:
+    worst = wrapped(lengths)
+    if worst is not None:
+        raise RuntimeError(f"Expected {name} to be lengths, but got value {worst}")
     lengths = jnp.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise RuntimeError(f"{name} must be integral")

@@ -58,7 +58,6 @@ def embedding(
     return y
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def embedding_renorm(
     x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: float = 2.0
 ) -> jax.Array:
@@ -69,15 +68,21 @@ def embedding_renorm(
 
     torch counterpart: `torch.embedding_renorm_`, which `torch.nn.functional.embedding` calls.
     """
+    _check_indices("embedding_renorm", x, embedding.shape[0])
+    return _renormed(x, embedding, max_norm, norm_type)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _renormed(x: jax.Array, embedding: jax.Array, max_norm: float, norm_type: float) -> jax.Array:
     rows = _take_rows(x, embedding)
     norm = jnp.linalg.norm(rows, norm_type, axis=-1, keepdims=True)
     shorter = jnp.where(norm > max_norm, rows * (max_norm / (norm + 1e-7)), rows)
     return embedding.at[_index(x, embedding)].set(shorter, mode="drop")
 
 
-@embedding_renorm.defjvp
+@_renormed.defjvp
 def _(max_norm: float, norm_type: float, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    return embedding_renorm(*primals, max_norm, norm_type), tangents[1]
+    return _renormed(*primals, max_norm, norm_type), tangents[1]
 
 
 def _take_rows(x: jax.Array, embedding: jax.Array) -> jax.Array:
@@ -184,10 +189,10 @@ def _check_call(
         # Under jit there are no values to look at.
         if offsets[0] != 0:
             raise ValueError(f"offsets[0] has to be 0, but got {offsets[0]}")
-        if offsets[-1] > x.size:
-            raise ValueError(
-                f"offsets[-1] can not be greater than input's length {x.size} but got {offsets[-1]}"
-            )
+        # On the host all are looked at: JAX would wrap one of 64 bits to another.
+        last = offsets.max() if isinstance(offsets, np.ndarray) else offsets[-1]
+        if last > x.size:
+            raise ValueError(f"offsets[-1] can not be greater than input's length {x.size} but got {last}")
     if per_sample_weights is None:
         return
     if mode != "sum":
@@ -212,10 +217,12 @@ def _largest(rows: jax.Array, counted: jax.Array, bags: jax.Array, B: int) -> ja
 
 
 def _check_indices(function: str, x: jax.Array | np.ndarray, rows: int) -> None:
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise TypeError(f"{function}: Expected 'indices' to be integers; but got {x.dtype} instead.")
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        got = dtype or f"a {type(x).__name__}"
+        raise TypeError(f"{function}: Expected 'indices' to be integers; but got {got} instead.")
     # An array of JAX may still be computed, and to look at it would be to wait. On the host the look is
     # cheap, and needed: an index of 64 bits would wrap to another row.
-    if isinstance(x, np.ndarray) and x.size and (x.min() < 0 or x.max() >= rows):
+    if isinstance(x, np.ndarray | np.generic) and x.size and (x.min() < 0 or x.max() >= rows):
         bad = x[(x < 0) | (x >= rows)].flat[0]
         raise IndexError(f"{function}: index out of range in self: {bad} of a table with {rows} rows.")

@@ -59,7 +59,7 @@ def soft_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: str = "m
     torch counterpart: `torch.nn.functional.soft_margin_loss`; it is infinite where exp overflows, as
     there. Source: aten/src/ATen/native/Loss.cpp.
     """
-    return reduce(jnp.log1p(jnp.exp(-jnp.asarray(target) * input)), reduction)
+    return reduce(jnp.log1p(jnp.exp(-targets(target) * input)), reduction)
 
 
 def multilabel_soft_margin_loss(
@@ -102,7 +102,7 @@ def multi_margin_loss(
     torch counterpart: `torch.nn.functional.multi_margin_loss`.
     Source: aten/src/ATen/native/LossMultiMargin.cpp.
     """
-    target = targets(target)
+    target = targets(target, RuntimeError, "target out of range")
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     if weight is not None and np.ndim(weight) != 1:
@@ -136,10 +136,10 @@ def multilabel_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: st
     Source: aten/src/ATen/native/LossMultiLabelMargin.cpp.
     """
     check_reduction(reduction)
-    target = targets(target)
+    C = input.shape[-1]
+    target = targets(target, RuntimeError, f"target has a label outside of -1 to {C - 1}")
     if input.ndim not in (1, 2) or target.shape != input.shape:
         raise RuntimeError(f"inconsistent target size: {target.shape} for input of size: {input.shape}")
-    C = input.shape[-1]
     if not isinstance(target, jax.core.Tracer) and not ((target >= -1) & (target < C)).all():
         raise RuntimeError(f"target has a label outside of -1 to {C - 1}")
     read = jnp.cumsum(target == -1, axis=-1) == 0

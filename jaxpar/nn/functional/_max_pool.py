@@ -136,8 +136,8 @@ def max_unpool(
     Args:
       x: [..., *T, C]. With plain numbers as options it is [N, *T, C].
       indices: from `max_pool(..., return_indices=True)`, of x's shape. Where two windows found the
-        same element, each of them gets the gradient, as in torch. An index outside of the output is
-        dropped; torch raises.
+        same element, each of them gets the gradient, as in torch. An index outside of the output raises
+        in a host array, as in torch, and is dropped in an array of JAX.
       kernel_size, stride, padding: those of the pool.
       output_size: the spatial sizes of the result, if not (t - 1) stride - 2 padding + kernel_size.
 
@@ -146,6 +146,7 @@ def max_unpool(
 
     Raises:
       ValueError: shapes that differ; an output size a stride or more away from the default one.
+      RuntimeError: see indices.
 
     torch counterpart: `torch.nn.functional.max_unpool1d/2d/3d`. Source: torch/nn/functional.py,
     _unpool_output_size; ATen/native/cpu/MaxUnpoolKernel.cpp.
@@ -156,7 +157,18 @@ def max_unpool(
             "max_unpool: Expected shape of indices to be same as that of the input tensor "
             f"({x.shape}) but got indices tensor with shape: {indices.shape}."
         )
-    return _max_unpool(x, indices, _unpooled_sizes(x.shape[-1 - len(over) : -1], over, output_size))
+    sizes = _unpooled_sizes(x.shape[-1 - len(over) : -1], over, output_size)
+    _check_places(indices, math.prod(sizes))
+    return _max_unpool(x, indices, sizes)
+
+
+def _check_places(indices: jax.Array | np.ndarray, volume: int) -> None:
+    """Of host arrays only: JAX would wrap an index of 64 bits, and to look at its own arrays is to wait."""
+    if isinstance(indices, np.ndarray) and indices.size and (indices.min() < 0 or indices.max() >= volume):
+        bad = indices[(indices < 0) | (indices >= volume)].flat[0]
+        raise RuntimeError(
+            f"max_unpool: Found an invalid max index: {bad} (output volumes are of size {volume})"
+        )
 
 
 def _unpooled_sizes(
@@ -178,6 +190,8 @@ def _unpooled_sizes(
 @functools.partial(jax.jit, static_argnums=(2,), inline=True)
 def _max_unpool(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
     batch, C = x.shape[: -1 - len(sizes)], x.shape[-1]
+    # JAX would count a negative index from the end.
+    indices = jnp.where(indices < 0, math.prod(sizes), indices)
     values, places = (a.reshape(math.prod(batch), -1, C) for a in (x, indices))
     empty = jnp.zeros((math.prod(batch), math.prod(sizes), C), x.dtype)
     row, _, channel = jnp.indices(places.shape, sparse=True)
@@ -190,6 +204,7 @@ def _unpool_forward(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) ->
 
 def _unpool_backward(sizes: tuple[int, ...], indices: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
     batch, C = indices.shape[: -1 - len(sizes)], indices.shape[-1]
+    indices = jnp.where(indices < 0, math.prod(sizes), indices)
     dy, places = (a.reshape(math.prod(batch), -1, C) for a in (dy, indices))
     return jnp.take_along_axis(dy, places, 1, mode="fill", fill_value=0).reshape(indices.shape), None
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ...errors import RangeError
+
 
 def reduce(loss: jax.Array, reduction: str) -> jax.Array:
     """The losses as they are, their mean or their sum."""
@@ -35,7 +37,7 @@ def clamp_min(x: jax.Array, least: float) -> jax.Array:
 
 def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Two arrays of one shape and type; broadcasting warns, in torch's words."""
-    input, target = jnp.asarray(input), jnp.asarray(target)
+    input, target = values(input, "input"), values(target, "target")
     if input.shape != target.shape:
         warnings.warn(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}). This "
@@ -48,17 +50,41 @@ def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.
     return jnp.broadcast_to(input.astype(dtype), shape), jnp.broadcast_to(target.astype(dtype), shape)
 
 
-def targets(target: ArrayLike) -> jax.Array:
-    """A loss's targets as an array of JAX.
+def targets(target: ArrayLike, error: type[Exception] = IndexError, text: str = "") -> jax.Array:
+    """A loss's classes or signs as an array of JAX.
 
-    Raises IndexError for a class of a host array that has no place in JAX's integers, which would wrap it to
+    Raises `error`, torch's for a class that there is not, where JAX would wrap a number on the host to
     another class.
     """
-    if isinstance(target, np.ndarray | int | list) and not isinstance(target, bool):
-        host = np.asarray(target)
-        if host.dtype.kind in "iu" and host.size:
-            limits = np.iinfo(jax.dtypes.canonicalize_dtype(host.dtype))
-            for worst in (host.min(), host.max()):
-                if not limits.min <= worst <= limits.max:
-                    raise IndexError(f"Target {worst} is out of bounds.")
+    worst = wrapped(target)
+    if worst is not None:
+        raise error(text or f"Target {worst} is out of bounds.")
     return jnp.asarray(target)
+
+
+def values(x: ArrayLike, name: str) -> jax.Array:
+    """Numbers as an array of JAX. Raises RangeError for an integer that JAX would wrap."""
+    worst = wrapped(x)
+    if worst is not None:
+        raise RangeError(
+            f"{name} holds the integer {worst}, which JAX would wrap to 32 bits. Turn jax_enable_x64 on, or "
+            "pass floats."
+        )
+    return jnp.asarray(x)
+
+
+def wrapped(x: ArrayLike) -> int | None:
+    """The first integer on the host, of the smallest and the largest, that JAX would wrap to another one.
+
+    An array of JAX has been wrapped or it has not; to look at it would be to wait.
+    """
+    if isinstance(x, bool) or not isinstance(x, np.ndarray | np.generic | int | list | tuple):
+        return None
+    if isinstance(x, list | tuple) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        return None
+    host = np.asarray(x)
+    if host.dtype.kind not in "iu" or not host.size:
+        return None
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(host.dtype))
+    extremes = int(host.min()), int(host.max())
+    return next((n for n in extremes if not limits.min <= n <= limits.max), None)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._reduction import absolute, broadcast_pair, check_reduction, clamp_min, reduce
+from ._reduction import absolute, broadcast_pair, check_reduction, clamp_min, reduce, values
 
 
 def l1_loss(
@@ -130,7 +130,7 @@ def kl_div(
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition.",
             stacklevel=2,
         )
-    target = jnp.asarray(target)
+    target = values(target, "target")
     if log_target:
         loss = jnp.exp(target) * (target - input)
     else:
@@ -160,7 +160,7 @@ def poisson_nll_loss(
     torch counterpart: `torch.nn.functional.poisson_nll_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """
     check_reduction(reduction)
-    target = jnp.asarray(target)
+    target = values(target, "target")
     loss = jnp.exp(input) - target * input if log_input else input - target * jnp.log(input + eps)
     if full:
         large = target > 1
@@ -203,5 +203,5 @@ def gaussian_nll_loss(
     if var.ndim != input.ndim or differing not in ([], [1]):
         raise ValueError("var is of incorrect size")
     var = var + jax.lax.stop_gradient(clamp_min(var, eps) - var)
-    loss = 0.5 * (jnp.log(var) + jnp.square(input - jnp.asarray(target)) / var)
+    loss = 0.5 * (jnp.log(var) + jnp.square(input - values(target, "target")) / var)
     return reduce(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ._cross_entropy import SMALLEST
-from ._reduction import absolute, clamp_min, reduce
+from ._reduction import absolute, clamp_min, reduce, targets
 
 
 def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1e-8) -> jax.Array:
@@ -96,7 +96,7 @@ def cosine_embedding_loss(
     torch counterpart: `torch.nn.functional.cosine_embedding_loss`. Its cosine adds 1e-12 to the squares,
     which `cosine_similarity` does not. Source: aten/src/ATen/native/Loss.cpp.
     """
-    target = jnp.asarray(target)
+    target = targets(target)
     if target.ndim > 1:
         raise RuntimeError("0D or 1D target tensor expected, multi-target not supported")
     if input1.ndim != target.ndim + 1:
