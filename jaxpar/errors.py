@@ -66,16 +66,18 @@ class DimError(JaxparError, IndexError):
 
 
 class LeafError(JaxparError, TypeError):
-    """A leaf that no device can hold: text, Python objects, another library's tensor.
+    """A leaf that no device can hold: text, Python objects, another library's tensor, NumPy's masked arrays,
+    long doubles and numbers in another machine's byte order.
 
-    Cure: leave it out of the batch, or turn it into numbers first (`tensor.numpy()`).
+    Cure: leave it out of the batch, or turn it into numbers first (`tensor.numpy()`, `array.filled(0)`).
     """
 
 
 class RangeError(JaxparError, OverflowError):
-    """A host integer does not fit the type that JAX would give it.
+    """A host number does not fit the type that JAX would give it.
 
-    Cause: `2**40` in an int64 array while `jax_enable_x64` is off; JAX itself would wrap it to 0.
+    Cause: `2**40` in an int64 array while `jax_enable_x64` is off; JAX itself would wrap it to 0, and make
+    infinity of 1e300 in a float64 array.
     Cure: `jax.config.update("jax_enable_x64", True)`, or smaller numbers.
     """
 
@@ -152,7 +154,7 @@ class ParametersError(JaxparError, RuntimeError):
 class BatchError(JaxparError, ValueError):
     """A batch without rows, or with another structure than the batches before it.
 
-    Cause: a dict with a key more than at the first step; an empty last batch.
+    Cause: a dict with a key more than at the first step; an empty last batch: its mean loss is NaN.
     Cure: give every batch the same structure; leave empty ones out.
     """
 

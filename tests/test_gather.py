@@ -179,3 +179,24 @@ def test_dim_out_of_range():
 
 def test_nothing():
     raises([], errors.GatherError, "no outputs")
+
+
+def test_deleted_outputs():
+    """JAX would say so without a path, or end the process."""
+    gone = jnp.ones((2, 3))
+    gone.delete()
+    with pytest.raises(
+        errors.DeletedError, match=r"gather: outputs\[1\]\['y'\] \(float64\[2, 3\]\) was donated"
+    ):
+        jaxpar.gather([{"y": jnp.ones((2, 3))}, {"y": gone}])
+    shards = jaxpar.scatter({"y": np.ones((4, 3))}, [0, 1])
+    shards.tree["y"].delete()
+    with pytest.raises(
+        errors.DeletedError, match=r"gather: outputs\['y'\] \(float64\[2, 2, 3\]\) was donated"
+    ):
+        jaxpar.gather(shards)
+
+
+def test_outputs_that_no_device_holds():
+    with pytest.raises(errors.LeafError, match=r"gather: outputs\[0\] is >f8, whose byte order"):
+        jaxpar.gather([np.ones((2, 3), ">f8")] * 2)

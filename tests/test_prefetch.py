@@ -174,7 +174,8 @@ def test_batches_of_torch_and_others(devices):
     (got,) = prefetch([tree], devices[:4])
     assert {k: v for k, v in got.items() if k != "x"} == {k: v for k, v in tree.items() if k != "x"}
     assert got["thing"] is marker
-    with jax.enable_x64(False):
+    said = pytest.warns(UserWarning, match="prefetch: batch is float64 and becomes float32")
+    with jax.enable_x64(False), said:
         (got,) = prefetch([X], devices[:4])
     assert got.dtype == np.float32  # the caller's setting, not that of the process
 

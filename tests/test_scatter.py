@@ -308,4 +308,41 @@ def test_a_float_that_would_become_infinite(value):
     with jax.enable_x64(False):
         with pytest.raises(errors.RangeError, match=r"inputs is float64 .* make infinity of them in float32"):
             jaxpar.scatter(np.array([1.0, np.inf, np.nan, value]), [0, 1])
-        jaxpar.scatter(np.array([1.0, np.inf, np.nan, 3e38]), [0, 1])  # what is infinite may stay so
+        jaxpar.scatter(np.array([1.0, np.inf, np.nan, 3e38], "f4"), [0, 1])
+        with pytest.warns(UserWarning, match="becomes float32"):
+            jaxpar.scatter({f"finite {value}": np.array([1.0, np.inf, np.nan, 3e38])}, [0, 1])
+        with pytest.raises(
+            errors.RangeError, match=r"inputs\.imag is float64 .* make infinity of them in float32"
+        ):
+            jaxpar.scatter(np.array([1.0, 1j * value]), [0, 1])
+
+
+def test_a_float_that_is_narrowed_is_said_once_for_each_leaf():
+    batch = {"said once": np.ones(4), "not": np.ones(4, np.float32), "int": np.ones(4, np.int64)}
+    with jax.enable_x64(False):
+        with pytest.warns(UserWarning, match="becomes float32") as said:
+            jaxpar.scatter(batch, [0, 1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            jaxpar.scatter(batch, [0, 1])
+    (one,) = said
+    assert str(one.message) == (
+        "scatter: inputs['said once'] is float64 and becomes float32, because jax_enable_x64 is off. Turn it "
+        "on, or convert before: inputs['said once'].astype(np.float32)."
+    )
+
+
+FORMS = {
+    "longdouble": (np.ones(4, np.longdouble), r"long double.* inputs\.astype\(np\.float64\)"),
+    "clongdouble": (np.ones(4, np.clongdouble), r"long double.* inputs\.astype\(np\.complex128\)"),
+    "big-endian": (np.ones(4, ">f4"), r"inputs is >f4, whose byte order .*newbyteorder"),
+    "masked": (np.ma.masked_array([1.0, 2.0], mask=[True, False]), r"masked array.* inputs\.filled\(0\)"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_numpy_holds_and_no_device(form):
+    array, text = FORMS[form]
+    for send in (lambda: jaxpar.scatter(array, [0, 1]), lambda: jaxpar.to(array, 1)):
+        with pytest.raises(errors.LeafError, match=text.replace("inputs", "(inputs|x)")):
+            send()

@@ -451,6 +451,36 @@ def test_an_overflow_halves_the_scale_and_leaves_the_update_out():
 def test_precision_is_a_floating_type():
     with pytest.raises(TypeError, match="compute must be a floating type, not int8"):
         jaxpar.Precision("int8")
+    with pytest.raises(TypeError, match="compute must be a floating type, not 'single precision'"):
+        jaxpar.Precision("single precision")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"loss_scale": "1"}, TypeError, "loss_scale must be a number, not '1'"),
+        ({"loss_scale": np.nan}, ValueError, "loss_scale must be finite and above 0, not nan"),
+        ({"loss_scale": 0}, ValueError, "loss_scale must be finite and above 0, not 0"),
+        ({"growth_interval": 1.5}, TypeError, "growth_interval must be a whole number, not 1.5"),
+        ({"growth_interval": 0}, ValueError, "growth_interval must be finite and above 0"),
+    ],
+)
+def test_numbers_of_a_precision(given, error, text):
+    with pytest.raises(error, match=f"Precision: {text}"):
+        jaxpar.Precision("float16", **given)
+
+
+@pytest.mark.parametrize("given", ["bfloat16", jnp.bfloat16])
+def test_a_type_is_no_precision(given):
+    net, optimizer = pair(plain)
+    for function, make in {
+        "train_step": lambda: jaxpar.train_step(net, optimizer, mse, precision=given),
+        "eval_step": lambda: jaxpar.eval_step(net, precision=given),
+    }.items():
+        with pytest.raises(
+            TypeError, match=f"{function}: precision must be a jaxpar.Precision, not '?bfloat16"
+        ):
+            make()
 
 
 # ----------------------------------------------------------------------------------- evaluation
@@ -468,7 +498,83 @@ def test_eval_step_is_the_module_in_evaluation_mode(kind, B):
     close([number], [((np.asarray(got) - Y[:B]) ** 2).mean()])
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_empty_batch_in_evaluation(kind):
+    """Rows and sums are torch's; a mean is not a number, and is said."""
+    net, _ = pair(kind)
+    assert jaxpar.eval_step(net)(X[:0]).shape == (0, 1)
+    assert jaxpar.eval_step(net, lambda net, x: net(x).sum())(X[:0]) == 0
+    with pytest.raises(
+        errors.BatchError, match=r"eval_step: batch\[0\] has shape \(0, 3\): .* result\['loss'\]"
+    ):
+        jaxpar.eval_step(net, lambda net, x, y: {"loss": mse(net, x, y)})(X[:0], Y[:0])
+
+
+class Table(nnx.Module):
+    def __init__(self):
+        self.table = nnx.Param(jnp.ones((3, 2), jnp.float32))
+
+    def __call__(self, ids):
+        return self.table[...][ids]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_an_evaluation_refuses(kind):
+    evaluate = jaxpar.eval_step(kind(Table()))
+    gone = jnp.zeros(4, int)
+    gone.delete()
+    refused = {
+        r"eval_step: batch\[0\] \(int64\[4\]\) was donated": (errors.DeletedError, gone),
+        r"eval_step: batch\[0\] is >i8, whose byte order": (errors.LeafError, np.zeros(4, ">i8")),
+        r"eval_step: batch\[0\] is a masked array": (
+            errors.LeafError,
+            np.ma.masked_array([0, 1], [True, False]),
+        ),
+    }
+    for text, (error, batch) in refused.items():
+        with pytest.raises(error, match=text):
+            evaluate(batch)
+    with jax.enable_x64(False):
+        assert evaluate(np.array([0, 1, 2, 0], np.int64)).shape == (4, 2)
+        with pytest.raises(errors.RangeError, match=r"eval_step: batch\[0\] is int64 with values from 0 to"):
+            evaluate(np.array([0, 1, 2, 2**32 + 1]))
+
+
+def test_a_deleted_module_in_evaluation():
+    for kind in KINDS:
+        net = kind(Table())
+        for x in jax.tree.leaves(nnx.state(net)):
+            x.delete()
+        with pytest.raises(errors.DeletedError, match=r"eval_step: module\.(module\.)?table .* was donated"):
+            jaxpar.eval_step(net)(np.zeros(4, int))
+
+
 # ----------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_batch_is_looked_at(kind):
+    """Also one of a shape that was there before: JAX would read row 1."""
+    with jax.enable_x64(False):
+        net = kind(Table())
+        step = jaxpar.train_step(net, optimizer_of(net), lambda net, ids: net(ids).sum())
+        step(np.array([0, 1, 2, 0]))
+        with pytest.raises(errors.RangeError, match=r"train_step: batch\[0\] is int64 with values from 0 to"):
+            step(np.array([0, 1, 2, 2**32 + 1]))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_parameter_of_integers(kind):
+    class Counting(Net):
+        def __init__(self):
+            super().__init__()
+            self.count = nnx.Param(jnp.zeros((), int))
+
+    net = kind(Counting())
+    with pytest.raises(errors.OptimizerError, match=r"(module\.)?count is a Param of int64, .* no gradient"):
+        jaxpar.train_step(net, optimizer_of(net), mse)
+    wrt = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("count")))  # the cure that it names
+    jaxpar.train_step(net, nnx.Optimizer(net, optax.sgd(0.1), wrt=wrt), mse)(X, Y)
+
+
 def test_the_third_shape_is_warned_of():
     net, optimizer = pair(plain)
     step = jaxpar.train_step(net, optimizer, mse)

@@ -20,7 +20,7 @@ from jaxpar import comm_hooks
 from jaxpar._parallel.programs import Programs
 from jaxpar._training.compiled_step import compiled
 from jaxpar.comm_hooks.message import SMALL, Message
-from jaxpar.errors import DeviceError, GradientError, LossError, ParametersError, StagedError
+from jaxpar.errors import BatchError, DeviceError, GradientError, LossError, ParametersError, StagedError
 from jaxpar.nn import BatchNorm, SyncBatchNorm
 
 N, NEAR = 4, 1e-12
@@ -517,3 +517,27 @@ def test_copies_have_no_gradients_waiting():
     with net.no_sync():
         net.value_and_grad(square)(X, Y)
     assert_close(copy.deepcopy(net).value_and_grad(square)(X, Y), expected, NEAR)
+
+
+def test_an_empty_batch_is_refused():
+    """torch's loss is NaN beside gradients of zero. `train_step` refuses it, too."""
+    x, y = X[:0], Y[:0]
+
+    def mse(net, x, y):
+        return ((net(x) - y) ** 2).mean()
+
+    weights = jnp.ones((3, 2))
+    function = jaxpar.DistributedDataParallel(lambda w, x: x @ w, range(N))
+    module = linen.Dense(2)
+    dense = jaxpar.DistributedDataParallel(module, range(N))
+    variables = dense.init(jax.random.key(0), X)
+    calls = [
+        lambda: jaxpar.DistributedDataParallel(Net(), range(N)).value_and_grad(mse)(x, y),
+        lambda: function.value_and_grad(mse)(weights, x, y),
+        lambda: dense.value_and_grad(mse)(variables, x, y),
+    ]
+    for call in calls:
+        with pytest.raises(
+            BatchError, match=r"value_and_grad: batch\[0\] has shape \(0, 3\): the batch is empty"
+        ):
+            call()

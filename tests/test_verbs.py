@@ -176,3 +176,17 @@ def test_replicas_with_a_list_of_inputs():
 def test_unknown_backend():
     with pytest.raises(ValueError, match="backend='gloo' is unknown; there are 'shard_map', 'pmap'"):
         jaxpar.parallel_apply(jaxpar.replicate(Net(), [0, 1]), jaxpar.scatter(X, [0, 1]), backend="gloo")
+
+
+def test_deleted_inputs_of_parallel_apply():
+    net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    shards = jaxpar.scatter((np.ones((4, 3)),), [0, 1])
+    shards.tree[0].delete()
+    with pytest.raises(
+        errors.DeletedError, match=r"parallel_apply: inputs\[0\] \(float64\[2, 2, 3\]\) was donated"
+    ):
+        jaxpar.parallel_apply(jaxpar.replicate(net, [0, 1]), shards)
+    gone = jnp.ones((2, 3))
+    gone.delete()
+    with pytest.raises(errors.DeletedError, match=r"parallel_apply: kwargs_tup\[1\]\['inputs'\]"):
+        jaxpar.parallel_apply([net, net], [(), ()], [{"inputs": jnp.ones((2, 3))}, {"inputs": gone}])

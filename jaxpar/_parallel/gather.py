@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._tree import has_tracers, is_array, is_real, is_staged, paths
+from .._tree import LazyPaths, check_alive, check_leaves, has_tracers, is_array, is_real, is_staged, paths
 from .._typing import DeviceLike, PyTree, Shape, TreeDef
 from .._upstream import concrete
 from ..errors import DimError, GatherError, GatherTypeError
@@ -44,7 +44,8 @@ def gather(
     Raises:
       GatherError: shapes, dtypes, dict keys or structures that do not fit together.
       GatherTypeError: outputs that are neither arrays nor None.
-      DimError: outputs without axis `dim`.
+      DimError: outputs without axis `dim`. DeletedError: a donated array.
+      LeafError, RangeError: a host array that no device can hold.
 
     torch counterpart: `torch.nn.parallel.gather` (docs/semantics.md section 1.5).
     """
@@ -57,6 +58,7 @@ def gather(
 def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None) -> PyTree:
     """The pieces as one tree on `target`; None leaves them where they are."""
     stacks, _, treedef = separate(shards.tree)
+    check_alive(stacks, LazyPaths(("outputs", shards.tree)), "gather")
     placement, dim = shards.placement, shards.placement.dim
     for shapes, name in zip(shards.shapes, paths(shards.tree, "outputs"), strict=True):
         _check_shapes(shapes, dim, name)
@@ -136,6 +138,9 @@ def _gather_list(outputs: list[PyTree], target_device: DeviceLike | None, dim: i
     for i, other in enumerate(outputs):
         _check_form(outputs[0], other, i)
     names = paths(outputs[0], "outputs")
+    leaves, named = jax.tree.leaves(outputs), LazyPaths(("outputs", outputs))
+    check_alive(leaves, named, "gather")
+    check_leaves(leaves, named, "gather")
     columns = list(zip(*map(jax.tree.leaves, outputs), strict=True))
     for pieces, name in zip(columns, names, strict=True):
         _check_pieces(pieces, dim, name)

@@ -13,7 +13,7 @@ import jax
 from flax import linen, nnx
 
 from .._devices import devices as _devices
-from .._tree import is_array, is_real, is_staged
+from .._tree import LazyPaths, check_alive, is_array, is_real, is_staged
 from .._typing import DeviceLike, PyTree
 from ..errors import CountError
 from . import program as _program
@@ -51,12 +51,14 @@ def parallel_apply(
       eagerly on its own device.
 
     Raises:
-      CountError: as many inputs, keyword arguments and devices as modules are needed.
+      CountError: as many inputs, keyword arguments and devices as modules are needed. DeletedError: a donated
+        array.
       Whatever a module raises, with a note that names the replica and the device.
 
     torch counterpart: `torch.nn.parallel.parallel_apply` (docs/semantics.md section 1.4).
     """
     _check_counts(len(modules), inputs, kwargs_tup, devices)
+    _check_alive(inputs=inputs, kwargs_tup=kwargs_tup)
     if not isinstance(modules, Replicas):
         return _one_by_one(modules, inputs, kwargs_tup, devices)
     if not isinstance(inputs, Shards):
@@ -88,6 +90,11 @@ def _check_counts(m: int, inputs: Any, kwargs_tup: Any, devices: Any) -> None:
     for what, given in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
         if given is not None and len(given) != m:
             raise CountError(f"The number of modules {m} is not equal to the number of {what} {len(given)}")
+
+
+def _check_alive(**given: Any) -> None:
+    trees = {name: each.tree if isinstance(each, Shards) else each for name, each in given.items()}
+    check_alive(jax.tree.leaves(list(trees.values())), LazyPaths(*trees.items()), "parallel_apply")
 
 
 def _names(placement: Placement) -> str:

@@ -78,13 +78,20 @@ class ObjectArrays:
 
     Args:
       placement: where they belong; None leaves them where they are.
+      function: what raises, for errors.
 
     Attributes:
       clean: whether the arrays that were read last are those that were written last.
     """
 
-    def __init__(self, thing: nnx.Module, placement: Placement | None, world: World = ALONE):
-        self.thing, self.placement, self.world = thing, placement, world
+    def __init__(
+        self,
+        thing: nnx.Module,
+        placement: Placement | None,
+        world: World = ALONE,
+        function: str = "train_step",
+    ):
+        self.thing, self.placement, self.world, self._function = thing, placement, world, function
         self.clean = False
         self.view: NNXView = view_nnx(thing)
         self._held: list[Any] = []  # what the object holds since the last write
@@ -94,10 +101,10 @@ class ObjectArrays:
         """The arrays on this process's devices."""
         self.view = view = view_nnx(self.thing)
         if self.placement is not None:
-            values = view.values(self.placement)
+            values = view.values(self.placement, self._function)
         else:
             values = view.held()
-            check_alive(values, view.names, "train_step")
+            check_alive(values, view.names, self._function)
         self.clean = len(self._held) == len(values) and all(map(operator.is_, self._held, values))
         return values
 
@@ -131,8 +138,9 @@ class ModuleArrays(ObjectArrays, Arrays):
         placement: Placement | None,
         world: World,
         known: dict[Any, Any],
+        function: str = "train_step",
     ):
-        super().__init__(module, placement, world)
+        super().__init__(module, placement, world, function)
         self._net, self._wrt, self._known = net, Static(wrt), known
 
     @property

@@ -1,4 +1,8 @@
-"""batch: what is said of batches before any of them is used."""
+"""batch: what is said of batches before any of them is used.
+
+Under torch a batch that is wrong fails in the operation that it reaches first. Here that is one compiled
+program, which would say neither which leaf nor, of a class that JAX wraps to another, anything at all.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 
 import jax
 
-from .._tree import check_alive, check_leaf, is_array, paths
+from .._tree import LazyPaths, check_alive, check_leaves, is_array
 from .._typing import TreeDef
 from ..errors import BatchError
 
@@ -33,10 +37,11 @@ class Batches:
                 f"train_step: the batch's structure changed: {self._form} at the first step, {form} now. "
                 "Give every batch the same containers, keys and Nones."
             )
+        check_batch(args, kwargs, leaves, "train_step")
         shapes = tuple((x.shape, x.dtype) if is_array(x) else None for x in leaves)
         if shapes not in self._shapes:
-            self._see(args, kwargs, leaves, shapes)
-        check_alive(leaves, _Lazy(args, kwargs), "train_step")
+            check_rows(args, kwargs, "train_step")
+            self._see(shapes)
         return form, shapes
 
     def remember(self, form: TreeDef, shapes: tuple) -> None:
@@ -44,11 +49,7 @@ class Batches:
         self._form = form
         self._shapes.add(shapes)
 
-    def _see(self, args: tuple, kwargs: dict[str, Any], leaves: list, shapes: Any) -> None:
-        for leaf, name in zip(leaves, _names(args, kwargs), strict=True):
-            check_leaf(leaf, name, "train_step")
-            if is_array(leaf) and leaf.size == 0:
-                raise BatchError(f"train_step: {name} has shape {tuple(leaf.shape)}: the batch is empty.")
+    def _see(self, shapes: Any) -> None:
         if len(self._shapes) == MANY - 1:
             warnings.warn(
                 f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and every "
@@ -57,15 +58,28 @@ class Batches:
             )
 
 
-class _Lazy:
-    """Names that are made only for an error."""
-
-    def __init__(self, args: tuple, kwargs: dict[str, Any]):
-        self._tree = args, kwargs
-
-    def __getitem__(self, i: int) -> str:
-        return _names(*self._tree)[i]
+def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str) -> None:
+    """Raises LeafError, RangeError, DeletedError; looks at the values of those host arrays alone that JAX
+    would narrow."""
+    names = LazyPaths(("batch", args), ("batch", kwargs))
+    check_leaves(leaves, names, function)
+    check_alive(leaves, names, function)
 
 
-def _names(args: tuple, kwargs: dict[str, Any]) -> list[str]:
-    return paths(args, "batch") + paths(kwargs, "batch")
+def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """The first array without elements, as `path has shape`; None if there is none."""
+    for i, leaf in enumerate(jax.tree.leaves((args, kwargs))):
+        if is_array(leaf) and leaf.size == 0:
+            names = LazyPaths(("batch", args), ("batch", kwargs))
+            return f"{names[i]} has shape {tuple(leaf.shape)}"
+    return None
+
+
+def check_rows(args: tuple, kwargs: dict[str, Any], function: str) -> None:
+    """Raises BatchError: a mean of no losses is not a number, and the gradients would be zero beside it."""
+    found = empty(args, kwargs)
+    if found is not None:
+        raise BatchError(
+            f"{function}: {found}: the batch is empty. Leave it out; processes that have fewer batches than "
+            "others train inside of join()."
+        )

@@ -29,6 +29,7 @@ from ..distributed.check_replicas import check_replicas
 from ..errors import GradientError, ParametersError, StagedError
 from .agreement import SameRows
 from .arrays import Arrays, FunctionArrays, LinenArrays, ModuleArrays
+from .batches import check_rows
 from .engine import Engine
 from .engine_state import EngineState
 from .initial_sync import NOTHING_TO_TRAIN, settle
@@ -202,6 +203,7 @@ class _Distributed:
         """The loss (with aux), the gradients or None, and what the module changed."""
         if not arrays.parameters:
             raise ParametersError(NOTHING_TO_TRAIN)
+        check_rows(batch, kwargs, "value_and_grad")
         state = self.engine_state
         _check_staged(self.world, state)
         work = ReplicaWork(Objective(loss_fn, has_aux), self.world, state, self.backend, state.programs)
@@ -255,7 +257,7 @@ class _NNXDistributed(_Distributed, nnx.Module):
     def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
         """The wrapped module's, of which `wrt` says what is trained."""
         world, known = self.world, self.engine_state.structures
-        return ModuleArrays(self, self.module, wrt, world.local, world, known)
+        return ModuleArrays(self, self.module, wrt, world.local, world, known, "DistributedDataParallel")
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's outputs for this process's rows. No other process takes part, and no gradient flows.
@@ -280,7 +282,8 @@ class _NNXDistributed(_Distributed, nnx.Module):
           `f(*batch) -> (loss, gradients)`, with aux `((loss, aux), gradients)`. Gradients are an `nnx.State`
           with the structure of `nnx.state(net, wrt)`, for `optimizer.update(net, gradients)`.
 
-        Raises (when called): LossError, and as `scatter`.
+        Raises (when called): LossError; BatchError for an empty batch, of which torch's loss is NaN; and as
+        `scatter`.
 
         torch counterpart: forward, loss and `loss.backward()` (docs/semantics.md rows D4, D5).
         """

@@ -10,20 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._parallel.shards import combine
+from .._tree import is_real, paths
 from .._typing import PyTree, Static, TreeDef
+from ..errors import BatchError
 from .agreement import Agreement, Alone
 from .arrays import Arrays, ModuleArrays
+from .batches import check_batch, empty
 from .compiled_step import Own, Program, Result
 from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
 from .engine_state import EngineState
-from .precision import Precision
+from .precision import Precision, check_precision
 from .work import Whole, WholeBatch, placement_of
 from .world import ALONE
 
@@ -42,21 +46,41 @@ def eval_step(
       A function that gives the tree for the whole batch; of a DistributedDataParallel, for this process's
       rows. Results stay on the device.
 
+    Raises (when called):
+      LeafError, RangeError, DeletedError: as `train_step`. BatchError: the batch is empty, and the result
+      holds a NaN, as the mean of no rows is. Of an empty batch alone the result is waited for.
+
     torch counterpart: `net.eval()` and `torch.no_grad()`.
     """
     if not isinstance(net, nnx.Module):
         raise TypeError(f"eval_step: net must be an nnx.Module, not {type(net).__name__}.")
     placement = net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
+    check_precision(precision, "eval_step")
     run = _call if function is None else function
-    arrays = ModuleArrays(net, net, nnx.Nothing(), placement, ALONE, {})
+    arrays = ModuleArrays(net, net, nnx.Nothing(), placement, ALONE, {}, "eval_step")
     state = EngineState(Alone())
     state.own = Own()  # an evaluation keeps nothing
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
-        return engine.step(batch, kwargs).aux
+        check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")
+        outputs = engine.step(batch, kwargs).aux
+        found = empty(batch, kwargs)
+        if found is not None:
+            _check_numbers(outputs, found)
+        return outputs
 
     return evaluate
+
+
+def _check_numbers(outputs: PyTree, found: str) -> None:
+    """Of an empty batch, rows and sums are right and a mean is not a number, which torch returns."""
+    for leaf, name in zip(jax.tree.leaves(outputs), paths(outputs, "result"), strict=True):
+        if is_real(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and jnp.isnan(leaf).any():
+            raise BatchError(
+                f"eval_step: {found}: the batch is empty, and {name}, of shape {leaf.shape}, is not a "
+                "number. Leave the batch out, or return sums and divide at the end."
+            )
 
 
 def _call(net: Callable[..., PyTree], *batch: PyTree, **kwargs: PyTree) -> PyTree:

@@ -7,6 +7,7 @@ of the step, and the layers compute in what they get; statistics of BatchNorm an
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,8 @@ class Precision:
       growth_interval: in steps.
 
     Raises:
-      TypeError: `compute` is no floating type.
+      TypeError: `compute` is no floating type; numbers that are none. ValueError: numbers that are not finite
+        and above 0.
 
     torch counterpart: `torch.amp.autocast` with `GradScaler`, whose numbers these are.
     """
@@ -37,9 +39,9 @@ class Precision:
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
-        dtype = jnp.dtype(self.compute)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"Precision: compute must be a floating type, not {dtype}.")
+        dtype = _floating(self.compute)
+        _check_positive("loss_scale", self.loss_scale, (int, float))
+        _check_positive("growth_interval", self.growth_interval, (int,))
         object.__setattr__(self, "compute", dtype)
         if dtype == jnp.float16 and self.loss_scale is None:
             object.__setattr__(self, "loss_scale", 65536.0)
@@ -51,3 +53,32 @@ class Precision:
     def _cast(self, x: PyTree) -> PyTree:
         floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(self.compute) if floating else x
+
+
+def _floating(dtype: DTypeLike) -> jnp.dtype:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(f"Precision: compute must be a floating type, not {found or repr(dtype)}.")
+    return found
+
+
+def _check_positive(name: str, number: object, kinds: tuple[type, ...]) -> None:
+    if name == "loss_scale" and number is None:
+        return
+    if not isinstance(number, kinds) or isinstance(number, bool):
+        what = "a whole number" if kinds == (int,) else "a number"
+        raise TypeError(f"Precision: {name} must be {what}, not {number!r}.")
+    if not 0 < number < math.inf:
+        raise ValueError(f"Precision: {name} must be finite and above 0, not {number}.")
+
+
+def check_precision(precision: object, function: str) -> None:
+    if precision is not None and not isinstance(precision, Precision):
+        shown = repr(precision) if isinstance(precision, str) else getattr(precision, "__name__", precision)
+        raise TypeError(
+            f"{function}: precision must be a jaxpar.Precision, not {shown}; write "
+            'precision=jaxpar.Precision("bfloat16").'
+        )

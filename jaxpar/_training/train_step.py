@@ -27,7 +27,7 @@ from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
 from .nonfinite import NONE, Reports
-from .precision import Precision
+from .precision import Precision, check_precision
 from .step_state import counts, restore, saved
 from .throttle import Throttle
 from .update import update_of
@@ -87,6 +87,7 @@ def train_step(
         raise ValueError(f"train_step: accumulate must be a positive int, not {accumulate!r}.")
     if on_nonfinite not in ("raise", "skip", "ignore"):
         raise ValueError(f"train_step: on_nonfinite={on_nonfinite!r} must be 'raise', 'skip' or 'ignore'.")
+    check_precision(precision, "train_step")
     return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
+from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._tree import is_real
 from .._typing import PyTree
 from ..errors import OptimizerError
@@ -165,6 +165,23 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
     return None
 
 
+def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
+    """A state for a parameter that gets no gradient is why an optimizer does not fit, if there is one.
+
+    torch.nn.Parameter raises when such a one is made; an nnx.Param holds anything.
+    """
+    wanted = nnx.filterlib.to_predicate(optimizer.wrt)
+    trained = net.parameters(optimizer.wrt)
+    for i, (path, leaf) in enumerate(zip(net.definition.paths, net.leaves, strict=True)):
+        if i not in trained and wanted(path, leaf):
+            name, dtype = ".".join(map(str, path)), leaf[...].dtype
+            raise OptimizerError(
+                f"train_step: {name} is a {type(leaf).__name__} of {dtype}, which has no gradient: only "
+                "floating arrays are trained. Make it another kind of nnx.Variable, nnx.BatchStat for one, "
+                f'or leave it out: wrt=nnx.All(nnx.Param, nnx.Not(nnx.PathContains("{path[-1]}"))).'
+            )
+
+
 def update_of(
     net: nnx.Module, optimizer: nnx.Optimizer, accumulate: int, on_nonfinite: str, precision: Precision | None
 ) -> Update:
@@ -196,6 +213,7 @@ def update_of(
     if wrong is None and not parameters:
         wrong = "nothing in the module is trained by it"
     if wrong is not None:
+        _refuse_integers(split, optimizer)
         raise OptimizerError(
             f"train_step: the optimizer was not made for this {type(net).__name__}: {wrong}. Make it from "
             "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."

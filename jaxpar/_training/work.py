@@ -163,7 +163,7 @@ class WholeBatch:
     """A batch that goes to the devices as one; a DataParallel cuts it in the program."""
 
     def __init__(self, placement: Placement | None):
-        self._send = sender(placement) if placement is not None else lambda arrays: arrays
+        self._send = sender(placement, checked=True) if placement is not None else lambda arrays: arrays
 
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
         arrays, statics, form = separate((args, kwargs))

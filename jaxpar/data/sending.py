@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._devices import devices as _devices
 from .._parallel.placement import Placement, place
-from .._tree import check_leaf, is_real, paths
+from .._tree import LazyPaths, check_leaves, is_real
 from .._typing import REPLICA, DeviceLike, PyTree
 from ._collate import is_array_like
 
@@ -24,44 +24,53 @@ Send = Callable[[PyTree], PyTree]
 Put = Callable[[jax.Array | np.ndarray], jax.Array]
 
 
-def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None) -> Send:
-    """A function from a batch to the same batch on the devices; all devices if None."""
+def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, checked: bool = False) -> Send:
+    """A function from a batch to the same batch on the devices; all devices if None.
+
+    `checked`: its caller has looked at the leaves.
+    """
     if isinstance(placement, (str, int, jax.Device)):
-        return _to_one(_devices.device(placement))
+        return _to_one(_devices.device(placement), checked)
     where = place(placement, function="prefetch")
     if not where.devices:
         first = jax.devices()[0]
-        return functools.partial(_send, first, lambda x: jax.device_put(_unshared(x, first)))
+        return functools.partial(_send, first, checked, lambda x: jax.device_put(_unshared(x, first)))
     if where.N == 1:
-        return _to_one(where.devices[0])
+        return _to_one(where.devices[0], checked)
     along = functools.cache(lambda axis: NamedSharding(where.mesh, PartitionSpec(*[None] * axis, REPLICA)))
-    return functools.partial(_send, where.devices[0], lambda x: _spread(x, where, along))
+    return functools.partial(_send, where.devices[0], checked, lambda x: _spread(x, where, along))
 
 
-def _to_one(device: jax.Device) -> Send:
-    return functools.partial(_send, device, lambda x: _whole(x, device, [device]))
+def _to_one(device: jax.Device, checked: bool) -> Send:
+    return functools.partial(_send, device, checked, lambda x: _whole(x, device, [device]))
 
 
-def _send(device: jax.Device, put: Put, batch: PyTree) -> PyTree:
+def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
     """Waits for the copies, so that the host's arrays may be written to again.
 
     CPU devices get copies made beforehand and are not waited for: their threads are busy with earlier steps.
     """
     leaves, form = jax.tree.flatten(batch)
-    names = paths(batch, "batch") if any(not is_real(leaf) for leaf in leaves) else leaves
-    sent = [_put(leaf, name, put) for leaf, name in zip(leaves, names, strict=True)]
+    if not checked:
+        leaves = [_host_array(leaf) for leaf in leaves]
+        check_leaves(leaves, LazyPaths(("batch", batch)), "prefetch")
+    sent = [_put(leaf, put) for leaf in leaves]
     if device.platform != "cpu":
         moved = zip(sent, leaves, strict=True)
         jax.block_until_ready([x for x, leaf in moved if is_real(x) and x is not leaf])
     return jax.tree.unflatten(form, sent)
 
 
-def _put(leaf: PyTree, name: str, put: Put) -> PyTree:
+def _host_array(leaf: PyTree) -> PyTree:
+    """A torch tensor, which JAX does not convert, as an array of NumPy; anything else as it is."""
+    if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) or not is_array_like(leaf):
+        return leaf
+    return np.asarray(leaf)
+
+
+def _put(leaf: PyTree, put: Put) -> PyTree:
     if isinstance(leaf, jax.Array):
         return put(leaf)
-    if is_array_like(leaf) and not isinstance(leaf, np.generic):
-        leaf = np.asarray(leaf)  # a torch tensor, which JAX does not convert
-    check_leaf(leaf, name, "prefetch")
     if not isinstance(leaf, np.ndarray):
         return leaf
     return put(leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False))

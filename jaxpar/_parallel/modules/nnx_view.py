@@ -109,9 +109,9 @@ class NNXView:
         pairs = zip(self.leaves, self.are_variables, strict=True)
         return [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
 
-    def values(self, placement: Placement) -> list:
+    def values(self, placement: Placement, function: str = "DataParallel") -> list:
         values = self.held()
-        check_alive(values, self.names, "DataParallel")
+        check_alive(values, self.names, function)
         if placement is self._placement and all(map(operator.is_, values, self._placed)):
             return values
         if is_staged():
