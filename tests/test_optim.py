@@ -418,7 +418,21 @@ def test_a_rate_of_another_type_is_refused():
 
 
 @pytest.mark.parametrize(
-    "name", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "adamax"]
+    "name",
+    [
+        "sgd",
+        "adam",
+        "adamw",
+        "rmsprop",
+        "adagrad",
+        "adadelta",
+        "nadam",
+        "radam",
+        "adamax",
+        "asgd",
+        "adafactor",
+        "rprop",
+    ],
 )
 def test_every_injected_hyperparameter_may_be_set_later(name):
     tx = optax.inject_hyperparams(getattr(optim, name))(lr=20.0)
@@ -427,3 +441,66 @@ def test_every_injected_hyperparameter_may_be_set_later(name):
     state.hyperparams["lr"] = jnp.asarray(1.25)
     tx.update({"w": jnp.ones(2)}, state, {"w": jnp.ones(2)})
     assert state.hyperparams["lr"] == 1.25
+
+
+NUMBERS = [
+    ("sgd", "dampening"),
+    ("adadelta", "rho"),
+    ("asgd", "lambd"),
+    ("asgd", "alpha"),
+    ("asgd", "t0"),
+    ("adafactor", "lr"),
+    ("adafactor", "beta2_decay"),
+    ("adafactor", "d"),
+    ("adafactor", "weight_decay"),
+    ("lbfgs", "tolerance_grad"),
+    ("lbfgs", "tolerance_change"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "name"), NUMBERS)
+def test_every_number_of_an_optimizer_is_looked_at(optimizer, name):
+    """torch takes some of these and computes with them, or raises in the middle of a step."""
+    for wrong in ("0.1", None, [0.1]):
+        with pytest.raises(TypeError, match=f"{name} must be a number, an array or a schedule, not "):
+            getattr(optim, optimizer)(**{name: wrong})
+    if name == "t0":  # a number of steps
+        return
+    with pytest.raises(TypeError, match=f"{name} is an array of int64, .* write {name}=1.0"):
+        getattr(optim, optimizer)(**{name: jnp.array(1)})
+
+
+PAIRS = [(name, "betas") for name in ("adam", "adamw", "nadam", "radam", "adamax")]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"), [*PAIRS, ("rprop", "etas"), ("rprop", "step_sizes"), ("adafactor", "eps")]
+)
+def test_every_pair_of_an_optimizer_is_looked_at(optimizer, name):
+    make = getattr(optim, optimizer)
+    for wrong in ((0.9,), (0.1, 0.2, 0.3), 0.9, "ab", None):
+        with pytest.raises(TypeError, match=f"{name} must be a pair"):
+            make(**{name: wrong})
+    for wrong in ((0.9, "0.99"), (0.9, None), ("0.9", 0.99)):
+        with pytest.raises(TypeError, match=rf"{name}\[[01]\] must be a number"):
+            make(**{name: wrong})
+    with pytest.raises(TypeError, match=rf"{name}\[0\] is an array of int64"):
+        make(**{name: (jnp.array(0), 0.9)})
+
+
+def test_an_injected_rate_that_is_set_to_an_integer():
+    """As a number it becomes the floating array that it replaces; as an array of integers it is refused."""
+    g = {"w": jnp.ones(2)}
+    tx = optax.inject_hyperparams(optim.adafactor)(lr=1.0)
+    with pytest.raises(TypeError, match=r"write lr=1\.0 and not lr=1"):
+        optax.inject_hyperparams(optim.adafactor)(lr=1).init(g)
+    state = tx.init(g)
+    state.hyperparams["lr"] = jnp.asarray(1)
+    with pytest.raises(TypeError, match="lr is an array of int64"):
+        tx.update(g, state, g)
+
+
+def test_counts_of_lbfgs():
+    for name in ("max_iter", "max_eval", "history_size"):
+        with pytest.raises(TypeError, match=f"{name} must be a whole number, not 1.5"):
+            optim.lbfgs(**{name: 1.5})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import optax
 
-from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative, is_number
+from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative, check_numbers, is_number
 from ._leafwise import gradient_stages, scale_by_lr
 
 
@@ -26,6 +26,7 @@ def adadelta(
     torch counterpart: `torch.optim.Adadelta`. Source: torch/optim/adadelta.py.
     """
     check_nonnegative(lr=lr)
+    check_numbers(rho=rho)
     if is_number(rho) and not 0 <= rho <= 1:
         raise ValueError(f"Invalid rho value: {rho}")
     check_nonnegative(eps=eps, weight_decay=weight_decay)

@@ -6,7 +6,7 @@ correspond to them: `dims` says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,6 +18,7 @@ from ._hyperparameters import (
     Scalar,
     ScalarOrSchedule,
     as_float,
+    check_numbers,
     is_number,
     is_zero,
     new_counter,
@@ -72,6 +73,10 @@ def adafactor(
 
     torch counterpart: `torch.optim.Adafactor`. Source: torch/optim/_adafactor.py.
     """
+    if not isinstance(eps, Sequence) or isinstance(eps, str) or len(eps) != 2:
+        raise TypeError(f"eps must be a pair, of None or a number and a number, not {eps!r}.")
+    check_numbers(lr=lr, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay)
+    check_numbers(**{f"eps[{i}]": bound for i, bound in enumerate(eps) if i or bound is not None})
     names = ("Learning rate", "epsilon1", "epsilon2", "weight_decay", "Clipping threshold d")
     for name, value, least in zip(names, (lr, *eps, weight_decay, d), (0, 0, 0, 0, 1), strict=True):
         if is_number(value) and not value >= least:

@@ -14,6 +14,7 @@ from ._hyperparameters import (
     ScalarOrSchedule,
     as_float,
     check_nonnegative,
+    check_numbers,
     new_counter,
     require_params,
     value_at,
@@ -58,6 +59,8 @@ def asgd(
     float64; here they are float64 under x64. Source: torch/optim/asgd.py.
     """
     check_nonnegative(lr=lr, weight_decay=weight_decay)
+    # t0 counts steps, so it may be an array of integers.
+    check_numbers(lambd=lambd, alpha=alpha, t0=as_float(t0) if isinstance(t0, jax.Array) else t0)
 
     def init(params):
         return ASGDState(

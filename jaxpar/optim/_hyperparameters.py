@@ -38,10 +38,19 @@ def is_zero(value: object) -> bool:
 
 
 def check_nonnegative(**values: ScalarOrSchedule) -> None:
-    """Torch's refusal of negative numbers, in torch's words.
+    """Torch's refusal of negative numbers, in torch's words; of arrays and schedules only the type is looked
+    at."""
+    check_numbers(**values)
+    for name, value in values.items():
+        if is_number(value) and not value >= 0:
+            raise ValueError(f"Invalid {SPELLED.get(name, name + ' value')}: {value}")
 
-    Of arrays and schedules only the type is looked at. `optax.inject_hyperparams` makes an array of a number,
-    of its type: a rate of 1.25 written over a whole 20 would become 1.
+
+def check_numbers(**values: ScalarOrSchedule) -> None:
+    """Refuses text, None, and arrays of integers.
+
+    `optax.inject_hyperparams` makes an array of a number, of its type: a rate of 1.25 written over a whole 20
+    would become 1.
     """
     for name, value in values.items():
         if not (is_number(value) or callable(value) or isinstance(value, jax.Array | np.ndarray)):
@@ -51,11 +60,17 @@ def check_nonnegative(**values: ScalarOrSchedule) -> None:
                 f"{name} is an array of {value.dtype}, which would cut values set later to whole numbers: "
                 f"where optax.inject_hyperparams reads it, write {name}=1.0 and not {name}=1."
             )
-        if is_number(value) and not value >= 0:
-            raise ValueError(f"Invalid {SPELLED.get(name, name + ' value')}: {value}")
+
+
+def check_pair(name: str, values: Sequence[ScalarOrSchedule]) -> None:
+    """Refuses what is not two numbers."""
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 2:
+        raise TypeError(f"{name} must be a pair of numbers, not {values!r}.")
+    check_numbers(**{f"{name}[{i}]": value for i, value in enumerate(values)})
 
 
 def check_betas(betas: Sequence[ScalarOrSchedule]) -> None:
+    check_pair("betas", betas)
     for i, beta in enumerate(betas):
         if is_number(beta) and not 0 <= beta < 1:
             raise ValueError(f"Invalid beta parameter at index {i}: {beta}")

@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from ._hyperparameters import ScalarOrSchedule, check_nonnegative, new_counter, require_params, value_at
+from ._hyperparameters import (
+    ScalarOrSchedule,
+    check_nonnegative,
+    check_numbers,
+    new_counter,
+    require_params,
+    value_at,
+)
 from ._leafwise import refuse_complex
 from ._strong_wolfe import Point, strong_wolfe
 
@@ -100,6 +107,10 @@ def lbfgs(
     line search. Source: torch/optim/lbfgs.py.
     """
     check_nonnegative(lr=lr)
+    check_numbers(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
+    for name, count in (("max_iter", max_iter), ("max_eval", max_eval), ("history_size", history_size)):
+        if not isinstance(count, int) and not (name == "max_eval" and count is None):
+            raise TypeError(f"{name} must be a whole number, not {count!r}.")
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
     max_eval = max_iter * 5 // 4 if max_eval is None else max_eval

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import optax
 
 from .._typing import PyTree
-from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative, is_number, new_counter, value_at
+from ._hyperparameters import (
+    Scalar,
+    ScalarOrSchedule,
+    check_nonnegative,
+    check_pair,
+    is_number,
+    new_counter,
+    value_at,
+)
 from ._leafwise import chain, gradient_stages, leafwise, zeros
 
 
@@ -43,6 +51,8 @@ def rprop(
     torch counterpart: `torch.optim.Rprop`. Source: torch/optim/rprop.py.
     """
     check_nonnegative(lr=lr)
+    check_pair("etas", etas)
+    check_pair("step_sizes", step_sizes)
     if all(map(is_number, etas)) and not 0 < etas[0] < 1 < etas[1]:
         raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
 

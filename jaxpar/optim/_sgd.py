@@ -13,6 +13,7 @@ from ._hyperparameters import (
     Scalar,
     ScalarOrSchedule,
     check_nonnegative,
+    check_numbers,
     is_number,
     is_zero,
     new_counter,
@@ -52,6 +53,7 @@ def sgd(
     torch counterpart: `torch.optim.SGD`. `optax.sgd` has no dampening. Source: torch/optim/sgd.py.
     """
     check_nonnegative(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    check_numbers(dampening=dampening)
     if nesterov and ((is_number(momentum) and momentum <= 0) or (is_number(dampening) and dampening != 0)):
         raise ValueError("Nesterov momentum requires a momentum and zero dampening")
     stages = gradient_stages(weight_decay, maximize)
