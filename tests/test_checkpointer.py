@@ -600,6 +600,23 @@ def test_whatever_stops_a_write_is_named_and_leaves_nothing(error, tmp_path, mon
         assert checkpointer.save(1, tree=1)
 
 
+def test_the_process_limit_of_a_file_is_no_full_disk(tmp_path):
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(0, tree=0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            with pytest.raises(
+                CheckpointError, match="which may write files of 10,000 bytes: ulimit -f"
+            ) as caught:
+                checkpointer.save(1, tree=np.ones(100_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "disk is full" not in str(caught.value)
+
+
 def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch):
     checkpointer = Checkpointer(tmp_path)
     with monkeypatch.context() as patched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -164,6 +165,11 @@ SAFETENSORS = {
     "offsets below zero": (header({"a": entry(offsets=(-24, 0))}), "it is damaged"),
     "a huge shape": (header({"a": entry((1 << 40, 1 << 40))}), "it is damaged"),
     "a shape whose product wraps to fit": (header({"a": entry((1 << 33, 1 << 31, 6))}), "it is damaged"),
+    "a huge shape without elements": (
+        header({"a": entry((0, 1 << 62), (0, 0))}, b""),
+        r"a has the shape \[0, 46",
+    ),
+    "an axis beyond 63 bits": (header({"a": entry((0, 1 << 63), (0, 0))}, b""), r"a has the shape \[0, 92"),
     "a shape below zero": (header({"a": entry((-2, -3))}), "it is damaged"),
     "a shape of text": (header({"a": entry("ab")}), "it is damaged"),
     "an unknown type": (header({"a": entry(dtype="F99")}), "it is damaged"),
@@ -248,7 +254,10 @@ TORCH = {
         saved({"a": Touch(mark)}, _use_new_zipfile_serialization=False),
         "it holds more than tensors",
     ),
-    "a whole module": lambda mark: (saved(torch.nn.Linear(2, 2)), r"Save module\.state_dict\(\) instead"),
+    "a whole module": lambda mark: (
+        saved(torch.nn.Linear(2, 2)),
+        r"tensors, torch\.nn\.modules\.linear\.Linear for one, .* save module\.state_dict\(\) .*\.safetensors\.$",
+    ),
     "cut off": lambda mark: (saved(GOOD_TENSORS)[:-200], r"damaged or cut off \(\d+ bytes\)"),
     "half": lambda mark: (saved(GOOD_TENSORS)[:700], "damaged or cut off"),
     "an old file cut off": lambda mark: (
@@ -374,6 +383,21 @@ def test_what_cannot_be_written_leaves_the_old_file(ending, tmp_path):
     assert os.listdir(tmp_path) == [path.name]
     with pytest.raises(OSError, match="No such file"):
         parity.write_weights(tmp_path / "nowhere" / path.name, GOOD)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pt"])
+def test_a_file_that_is_larger_than_the_process_may_write(ending, tmp_path):
+    import resource
+
+    path, limits = tmp_path / f"w{ending}", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            parity.write_weights(path, {"a": np.ones((100, 100))})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["__metadata__", 3])

@@ -100,7 +100,7 @@ class Store:
                 raise CheckpointError(self._full(step, arrays)) from None
             raise CheckpointError(
                 f"Checkpointer.save: step {step} could not be written to {self.directory}: "
-                f"{type(error).__name__}: {textwrap.shorten(str(error), 200)}. {self._kept()}"
+                f"{type(error).__name__}: {textwrap.shorten(str(error), 200)}{_limit(error)}. {self._kept()}"
             ) from None
         self._remove_oldest(step)
         reached(step)
@@ -127,6 +127,18 @@ class Store:
 
     def _kept(self) -> str:
         return f"Steps on disk: {', '.join(map(str, self.steps())) or 'none'}."
+
+
+def _limit(error: Exception) -> str:
+    """Whose limit a file is too large for, if it is this process's."""
+    if not isinstance(error, OSError) or error.errno != errno.EFBIG:
+        return ""
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most == resource.RLIM_INFINITY:
+        return " for this file system"
+    return f" for this process, which may write files of {most:,} bytes: ulimit -f"
 
 
 def _needed(arrays: Arrays) -> int:

@@ -82,7 +82,9 @@ def _from_address(method: str, world_size: int, rank: int) -> Start:
         port = where.port
     except ValueError as bad:
         raise GroupError(f"{error}{bad} in {method!r}") from None
-    if not port:
+    if port == 0:
+        raise GroupError(f"{error}port 0 in {method!r} is no port; write one from 1 to 65535.")
+    if port is None:
         raise GroupError(f"{error}port number missing in {method!r}; write tcp://host:port.")
     if not where.hostname:
         raise GroupError(f"{error}host name missing in {method!r}; write tcp://host:port.")
@@ -111,6 +113,11 @@ def _from_environment(world_size: int, rank: int, timeout: float) -> Start:
         found = _detected(timeout)
         return dataclasses.replace(found, local_rank=local_rank, local_size=local_size)
     port = _variable("MASTER_PORT", "MASTER_PORT")
+    if not 0 < port < 2**16:
+        raise GroupError(
+            f"init_process_group: MASTER_PORT is {port}, and a port is a number from 1 to 65535, the same on "
+            "all ranks. `jaxpar launch` and torchrun find a free one."
+        )
     if not os.environ.get("MASTER_ADDR"):
         raise _unset("MASTER_ADDR")
     return Start(rank, world_size, os.environ["MASTER_ADDR"].strip("[]"), _own(port), local_rank, local_size)

@@ -44,6 +44,10 @@ def written(name: str) -> Iterator[str]:
         with open(temporary, "rb+") as done:
             os.fsync(done.fileno())  # or a crash could leave the new name with no bytes
         os.replace(temporary, name)
+    except OSError as error:
+        if error.filename is None:  # a write's error names no file
+            error.filename = name
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)

@@ -94,7 +94,10 @@ def _array(path: str, name: str, entry: Mapping[str, Any], data: np.ndarray) -> 
     raw = data[begin:end]
     if dtype == np.bool_ and (raw > 1).any():
         raise FileError(f"{path}: {name} is BOOL and has bytes that are neither 0 nor 1.")
-    return np.asarray(raw).view(dtype).reshape(entry["shape"])
+    try:
+        return np.asarray(raw).view(dtype).reshape(entry["shape"])
+    except ValueError as error:  # without elements any size is one that the library lets through
+        raise FileError(f"{path}: {name} has the shape {entry['shape']}: {error}") from None
 
 
 def write(temporary: str, path: str, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,10 +24,11 @@ def read(path: str) -> Any:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        # torch's own text is an advice to switch the protection off.
         raise FileError(
-            f"{path}: it holds more than tensors, and jaxpar unpickles nothing else, because a pickle can "
-            f"run any code. Save module.state_dict() instead, best as .safetensors. torch: {_first(error)}"
-        ) from error
+            f"{path}: it holds more than tensors{_refused(error)}, and jaxpar unpickles nothing else, because "
+            "a pickle can run any code. Where it was made, save module.state_dict() instead, best as .safetensors."
+        ) from None
     except Exception as error:  # torch raises what its parts raise: zip, pickle, struct, C++
         raise FileError(
             f"{path}: torch cannot read it ({os.path.getsize(path)} bytes): {type(error).__name__}: "
@@ -41,7 +43,15 @@ def read(path: str) -> Any:
 
 def write(temporary: str, path: str, tensors: Mapping[str, Any]) -> None:
     torch = _torch(path)
-    torch.save({name: tensor_from(path, name, tensor) for name, tensor in tensors.items()}, temporary)
+    given = {name: tensor_from(path, name, tensor) for name, tensor in tensors.items()}
+    with open(temporary, "xb") as file:
+        try:
+            torch.save(given, file)
+        except RuntimeError as error:
+            # torch closes an archive that it could not write, and raises what comes of that instead.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def _torch(path: str) -> Any:
@@ -89,6 +99,12 @@ def _tensors(found: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]
     elif isinstance(found, (list, tuple)):
         for i, value in enumerate(found):
             yield from _tensors(value, torch, f"{path}[{i}]")
+
+
+def _refused(error: Exception) -> str:
+    """The class or function that torch met and does not call."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return f", {found[1]} for one" if found else ""
 
 
 def _first(error: Exception) -> str:
