@@ -520,7 +520,7 @@ def test_copies_have_no_gradients_waiting():
 
 
 def test_an_empty_batch_is_refused():
-    """torch's loss is NaN beside gradients of zero. `train_step` refuses it, too."""
+    """docs/semantics.md row D28: torch's loss is NaN beside gradients of zero."""
     x, y = X[:0], Y[:0]
 
     def mse(net, x, y):

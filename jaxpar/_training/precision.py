@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +42,9 @@ class Precision:
 
     def __post_init__(self) -> None:
         dtype = _floating(self.compute)
-        _check_positive("loss_scale", self.loss_scale, (int, float))
-        _check_positive("growth_interval", self.growth_interval, (int,))
+        if self.loss_scale is not None:
+            _check_positive("loss_scale", self.loss_scale, numbers.Real, "a number")
+        _check_positive("growth_interval", self.growth_interval, numbers.Integral, "a whole number")
         object.__setattr__(self, "compute", dtype)
         if dtype == jnp.float16 and self.loss_scale is None:
             object.__setattr__(self, "loss_scale", 65536.0)
@@ -65,13 +68,10 @@ def _floating(dtype: DTypeLike) -> jnp.dtype:
     return found
 
 
-def _check_positive(name: str, number: object, kinds: tuple[type, ...]) -> None:
-    if name == "loss_scale" and number is None:
-        return
-    if not isinstance(number, kinds) or isinstance(number, bool):
-        what = "a whole number" if kinds == (int,) else "a number"
+def _check_positive(name: str, number: Any, kind: type, what: str) -> None:
+    if not isinstance(number, kind) or isinstance(number, bool):
         raise TypeError(f"Precision: {name} must be {what}, not {number!r}.")
-    if not 0 < number < math.inf:
+    if not 0 < number < math.inf:  # type: ignore[operator]
         raise ValueError(f"Precision: {name} must be finite and above 0, not {number}.")
 
 

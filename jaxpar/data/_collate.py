@@ -133,7 +133,7 @@ def _numbers(batch: Sequence[Sample], dtype: np.dtype | None = None) -> np.ndarr
     return np.array(batch, dtype)
 
 
-def _is_scalar(x: object) -> bool:
+def _is_scalar(x: Any) -> bool:
     return is_array_like(x) and np.ndim(x) == 0 and is_numeric(np.asarray(x).dtype)
 
 

@@ -75,8 +75,8 @@ def adafactor(
     """
     if not isinstance(eps, Sequence) or isinstance(eps, str) or len(eps) != 2:
         raise TypeError(f"eps must be a pair, of None or a number and a number, not {eps!r}.")
-    check_numbers(lr=lr, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay)
-    check_numbers(**{f"eps[{i}]": bound for i, bound in enumerate(eps) if i or bound is not None})
+    bounds: dict[str, Any] = {f"eps[{i}]": bound for i, bound in enumerate(eps) if bound is not None or i}
+    check_numbers(lr=lr, beta2_decay=beta2_decay, d=d, weight_decay=weight_decay, **bounds)
     names = ("Learning rate", "epsilon1", "epsilon2", "weight_decay", "Clipping threshold d")
     for name, value, least in zip(names, (lr, *eps, weight_decay, d), (0, 0, 0, 0, 1), strict=True):
         if is_number(value) and not value >= least:

@@ -6,6 +6,7 @@ function, and the whole step, line search included, is one loop of the compiled 
 
 from __future__ import annotations
 
+import numbers
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -109,7 +110,7 @@ def lbfgs(
     check_nonnegative(lr=lr)
     check_numbers(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
     for name, count in (("max_iter", max_iter), ("max_eval", max_eval), ("history_size", history_size)):
-        if not isinstance(count, int) and not (name == "max_eval" and count is None):
+        if not isinstance(count, numbers.Integral) and not (name == "max_eval" and count is None):
             raise TypeError(f"{name} must be a whole number, not {count!r}.")
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")

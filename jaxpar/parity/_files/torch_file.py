@@ -26,8 +26,9 @@ def read(path: str) -> Any:
     except pickle.UnpicklingError as error:
         # torch's own text is an advice to switch the protection off.
         raise FileError(
-            f"{path}: it holds more than tensors{_refused(error)}, and jaxpar unpickles nothing else, because "
-            "a pickle can run any code. Where it was made, save module.state_dict() instead, best as .safetensors."
+            f"{path}: it holds more than tensors{_refused(error)}, and jaxpar unpickles nothing else, "
+            "because a pickle can run any code. Where it was made, save module.state_dict() instead, best as "
+            ".safetensors."
         ) from None
     except Exception as error:  # torch raises what its parts raise: zip, pickle, struct, C++
         raise FileError(
