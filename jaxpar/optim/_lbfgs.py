@@ -6,9 +6,9 @@ function, and the whole step, line search included, is one loop of the compiled 
 
 from __future__ import annotations
 
-import numbers
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 

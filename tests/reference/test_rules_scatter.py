@@ -399,3 +399,14 @@ def test_planted_scatter(monkeypatch: pytest.MonkeyPatch, fault: Any, law: Any, 
     monkeypatch.setattr(Copies, "scatter", fault)
     with pytest.raises(Fails):
         law(*arguments)
+
+
+def test_mean_loss_of_an_empty_batch() -> None:
+    # docs/semantics.md row D28
+    linear = nn.Linear(2, 5)
+    y = linear(torch.zeros(0, 2))
+    assert y.sum() == 0
+    loss = y.square().mean()
+    loss.backward()
+    assert torch.isnan(loss)
+    assert torch.equal(linear.weight.grad, torch.zeros(5, 2))
