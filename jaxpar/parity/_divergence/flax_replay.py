@@ -17,7 +17,7 @@ import numpy as np
 
 from ..._typing import PyTree, Shape
 from ..._upstream import get_opaque_trace_state
-from .._sides.flax_attention import softmax_in_float64
+from .._sides.flax_float64 import in_float64
 from .._sides.flax_side import FlaxSide, named_leaves
 from .._sides.task import Batch, Named
 from .._weights.tree import FlaxModule
@@ -69,7 +69,7 @@ def replay(
         outputs, after = side.net.apply(parameters, rest, inputs, masks, forcing)
         return forcing.inputs, forcing.results, named_leaves(outputs), side.net.named_rest(after)
 
-    compiled = jax.jit(softmax_in_float64(run))
+    compiled = jax.jit(in_float64(run))
     seen = compiled(side.parameters, side.rest, inputs, masks, references)
     given, returned, outputs, state = jax.tree.map(np.asarray, seen)
     return Replay(given, returned, outputs, state, missing)

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..._typing import PyTree
 from .._weights.tree import FlaxModule, Variables
-from .flax_attention import softmax_in_float64
+from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
 from .outputs import outputs_of
-from .task import Batch, Named, Seen, Task, factors
+from .task import Batch, Named, Seen, Task, factors, same
 
 
 class FlaxSide:
@@ -42,6 +42,7 @@ class FlaxSide:
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
         self.tx = task.optimizer[1] if task.optimizer else None
+        self._in_type = in_float64 if self.dtype == np.float64 else same
         # One program for the forward and backward pass and the update, as in training. The optimizer's state
         # is an argument, so all steps run the same program.
         self._step = jax.jit(self._compute)
@@ -49,7 +50,9 @@ class FlaxSide:
 
     def _start(self) -> None:
         self.parameters, self.rest = self.net.parameters, self.net.rest
-        self.opt_state = self.tx.init(self.parameters) if self.tx else ()
+        state = self.tx.init(self.parameters) if self.tx else ()
+        # In float64 a state that the optimizer keeps in another type would change its type with the first step.
+        self.opt_state = cast(state, self.dtype) if self.dtype == np.float64 else state
 
     def restarted(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
@@ -101,13 +104,16 @@ class FlaxSide:
 
         # Tokens and masks have no gradient, and JAX refuses to be asked for one.
         floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
-        gradient = jax.value_and_grad(softmax_in_float64(objective), (0, 1), has_aux=True)
+        gradient = jax.value_and_grad(self._in_type(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
         if self.tx:
-            updates, opt_state = self.tx.update(gradients[0], opt_state, parameters)
-            # As optax.apply_updates, for trees that hold NNX variables.
-            parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
+            parameters, opt_state = self._in_type(self._update)(gradients[0], opt_state, parameters)
         return loss, outputs, gradients, parameters, after, opt_state
+
+    def _update(self, gradients: PyTree, opt_state: PyTree, parameters: PyTree) -> tuple[PyTree, PyTree]:
+        updates, opt_state = self.tx.update(gradients, opt_state, parameters)
+        # As optax.apply_updates, for trees that hold NNX variables.
+        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates), opt_state
 
     def _leaves(self, outputs: PyTree) -> Arrays:
         """By name, while the step is traced: what a model returns need not be a pytree."""

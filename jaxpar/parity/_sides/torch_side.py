@@ -19,6 +19,10 @@ from .._weights import Links
 from .outputs import named, outputs_of
 from .task import Batch, Named, Seen, Task, factors
 from .torch_dropout import Capture
+from .torch_float64 import InFloat64, in_float64, widen_attributes
+
+TO = {"float64": "double", "float32": "float", "bfloat16": "bfloat16", "float16": "half"}
+"""Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
 
 
 class TorchSide:
@@ -31,8 +35,11 @@ class TorchSide:
     def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
         # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
-        self.module = copy.deepcopy(module).to("cpu", self.torch_dtype)
+        self.module = getattr(copy.deepcopy(module).to("cpu"), TO[dtype])()
         self.module.train(task.training)
+        self.is_wide = dtype == "float64"
+        if self.is_wide:
+            widen_attributes(self.module)
         self.links, self.task = links, task
         self.device = torch.device("cpu")
         self.steps = 0
@@ -50,7 +57,8 @@ class TorchSide:
         """
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
-        with self._wrapped() as net, seeded(self.task.seed + self.steps), Capture() as dropout:
+        wide = in_float64() if self.is_wide else nullcontext()
+        with self._wrapped() as net, seeded(self.task.seed + self.steps), wide, Capture() as dropout:
             inputs = [self._input(x) for x in batch.inputs]
             with observe or nullcontext():
                 outputs = net(*inputs, **self.task.torch_kwargs)
@@ -59,9 +67,9 @@ class TorchSide:
                 loss = self._loss(outputs, leaves, batch.targets)
             if loss.requires_grad and not forward_only:
                 loss.backward()
-        gradients = self._gradients()
-        if self.optimizer and not forward_only:
-            self.optimizer.step()
+            gradients = self._gradients()
+            if self.optimizer and not forward_only:
+                self.optimizer.step()
         self.steps += 1
         return Seen(
             outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
@@ -105,7 +113,8 @@ class TorchSide:
         # asks modules of torch for its devices, and torch has one number of threads for all.
         with torch_ref.pretend(self.task.replicas) as devices:
             self.device = devices.device
-            net = torch.nn.DataParallel(self.module.to(self.device), list(range(devices.count)))
+            module = self.module.to(self.device)
+            net = torch.nn.DataParallel(InFloat64(module) if self.is_wide else module, list(range(devices.count)))
             # Every replica is a thread already. With a pool for each of them steps can take seconds.
             torch.set_num_threads(1)
             try:
