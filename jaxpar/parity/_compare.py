@@ -26,6 +26,7 @@ from ._exactness import environment, exact
 from ._levels import Findings, Sides, Step
 from ._pair import Pair
 from ._request import Arrays, Request
+from ._rounded import explained
 from ._sides.task import Batch, Layout, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
 from ._weights.mapping import Entries
@@ -175,6 +176,8 @@ def run(
             findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.steps}")
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
+        if request.asked is Level.SEMANTIC:
+            compared = explained(pair, request.batch, compared)
         if compared.same or request.replicas > 1:
             return compared
         return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))

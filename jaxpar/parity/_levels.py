@@ -111,10 +111,10 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         if number == 1 and sides.single:
             findings.add_noise(reference.gradients, sides.single.step(batch).gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += _step_differences(candidate, reference, number)
+        findings.differences += step_differences(candidate, reference, number)
         if sides.candidate.tx:
             after = candidate.weights, reference.weights
-            findings.differences += _resolved_updates(before, after, number, findings.noise_elements)
+            findings.differences += resolved_updates(before, after, number, findings.noise_elements)
         # Adam makes steps of the learning rate even of noise. Statistics behind such a parameter would drift.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
         before = (sides.candidate.weights(), reference.weights)
@@ -129,7 +129,7 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         findings.add_noise(oracle.gradients, reference.gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += _step_differences(candidate, reference, number, oracle)
+        findings.differences += step_differences(candidate, reference, number, oracle)
         yield Step(number, batch, candidate, reference, oracle)
 
 
@@ -151,7 +151,7 @@ def resynchronised(
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)
         findings.add_noise(oracle.gradients, reference.gradients)
-        findings.differences += _step_differences(candidate, reference, number, oracle)
+        findings.differences += step_differences(candidate, reference, number, oracle)
         moves = [_moved(before, seen.weights) for seen in (candidate, reference, oracle)]
         findings.differences += _updates(moves, reference.weights, number, findings.noise_elements)
         error, own = (_distance(each, moves[2], findings) for each in moves[:2])
@@ -174,7 +174,7 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
         candidate = sides.candidate.step(batch, seen[0].masks)
         if number == 1:
             findings.add_noise(oracle.gradients, seen[0].gradients)
-            findings.differences += _step_differences(candidate, seen[0], number, oracle)
+            findings.differences += step_differences(candidate, seen[0], number, oracle)
         way = _moved(start, oracle.weights)
         error, *own = (_distance(_moved(start, each.weights), way, findings) for each in (candidate, *seen))
         errors.append((error, min(own), max(own)))
@@ -216,7 +216,7 @@ def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int 
     return next(outside, None)
 
 
-def _step_differences(
+def step_differences(
     candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None
 ) -> list[Difference]:
     """All that one step shows before the update, in the order of computation."""
@@ -227,7 +227,7 @@ def _step_differences(
     return found
 
 
-def _resolved_updates(
+def resolved_updates(
     before: tuple[Named, Named], after: tuple[Named, Named], step: int, left_out: Named
 ) -> list[Difference]:
     """The weights after the step, and those updates that are large enough to have digits.

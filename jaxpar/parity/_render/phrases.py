@@ -15,7 +15,7 @@ QUESTIONS = {
     Level.NUMERIC: "each one's error against a float64 oracle, the candidate's over the reference's own",
     Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
 }
-ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
+ORDER = (Outcome.DIFFERENT, Outcome.CONSTANTS, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
 PLACES = 5
 """Places beside the first that are described; the others are listed."""
 LISTED = 8
@@ -48,6 +48,11 @@ def headline(comparison: Result) -> str:
     if not comparison.same and comparison.curve is not None:
         step = comparison.curve.first_outside
         return f"Different at the {level} level: the trajectory leaves its envelope at step {step}"
+    if comparison.constants:
+        names = _listed(comparison.constants)
+        return (
+            f"The same at the {level} level up to float32 constants in {names}: all {_count(total, 'tensor')}"
+        )
     return f"The same at the {level} level: all {_count(total, 'tensor')}"
 
 
@@ -60,6 +65,8 @@ def summary(comparison: Result) -> str:
     found = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
     parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
+    if found[Outcome.CONSTANTS]:
+        parts.append(f"{found[Outcome.CONSTANTS]:,} up to float32 constants")
     if found[Outcome.WORSE]:
         parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
     if found[Outcome.NOISE]:

@@ -6,8 +6,8 @@ model would compute in any floating type, it computes in float64 here. torch's s
 
 JAX has no switch for it, and to replace JAX's functions for the length of a comparison would replace them for
 every thread of the process. So operations are changed while they are traced: a cast to float32 is one to
-float64, and `0.1 * x` behind it never sees another type. Bodies of jit, scan and cond are traced by themselves
-and do not pass by; the finished program is changed as well, and there a constant has been rounded already.
+float64, and `0.1 * x` behind it never sees another type. The bodies of jit, scan and cond are traced on their
+own and do not pass by; so the finished program is changed too, and there 0.1 has been rounded already.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..._upstream import (
     opened,
     rule_of_jvp,
 )
+from .constants import OURS, Constants
 
 R = TypeVar("R")
 Atom = Var | Literal
@@ -50,20 +51,28 @@ DIGITS = 6
 """A float32 constant that has so few decimal digits was written so by somebody."""
 
 
-def in_float64(function: Callable[..., R]) -> Callable[..., R]:
-    """`function`, with float64 wherever it would compute in a narrower floating type."""
+def in_float64(function: Callable[..., R], constants: Constants | None = None) -> Callable[..., R]:
+    """`function`, with float64 wherever it would compute in a narrower floating type.
+
+    Args:
+      constants: what becomes of arrays that had been rounded before.
+    """
+    constants = constants or Constants()
 
     def wide(*args: Any) -> R:
-        program, shapes = _traced(function, args)
-        outputs = jaxpr_as_fun(_Widening().program(program))(*map(_wide_array, jax.tree.leaves(args)))
+        program, shapes = _traced(function, args, constants)
+        program = _Widening(constants).program(program)
+        outputs = jaxpr_as_fun(program)(*map(_wide_tracer, jax.tree.leaves(args)))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return wide
 
 
-def _traced(function: Callable[..., Any], args: tuple) -> tuple[Any, Any]:
+def _traced(function: Callable[..., Any], args: tuple, constants: Constants) -> tuple[Any, Any]:
+    passage = _Passage(constants)
+
     def passing(*args: Any) -> Any:
-        with intercepted(_before, _after):
+        with intercepted(passage.before, passage.after):
             return function(*args)
 
     try:
@@ -77,16 +86,27 @@ def _traced(function: Callable[..., Any], args: tuple) -> tuple[Any, Any]:
 # ------------------------------------------------------------------------------ while it is being traced
 
 
-def _before(primitive: Primitive, args: Sequence[Any], params: dict) -> tuple[Sequence[Any], dict]:
-    if primitive.name in BITS:
-        return _narrowed(args, params), params
-    if any(_programs_in(value) for value in params.values()):
-        return args, params  # both were traced for these types; `_Widening` changes them together
-    return [_wide_array(x) for x in args], {name: _wide_param(value) for name, value in params.items()}
+class _Passage:
+    """Every operation passes here, and leaves in float64."""
 
+    def __init__(self, constants: Constants):
+        self.constants = constants
 
-def _after(result: Any) -> Any:
-    return [_wide_array(x) for x in result] if isinstance(result, (list, tuple)) else _wide_array(result)
+    def before(self, primitive: Primitive, args: Sequence[Any], params: dict) -> tuple[Sequence[Any], dict]:
+        if primitive.name in BITS:
+            return _narrowed(args, params), params
+        if any(_programs_in(value) for value in params.values()):
+            return args, params  # both were traced for these types; `_Widening` changes them together
+        params = {name: _wide_param(value) for name, value in params.items()}
+        return [self._wide(x) for x in args], params
+
+    def after(self, result: Any) -> Any:
+        return list(map(self._wide, result)) if isinstance(result, (list, tuple)) else self._wide(result)
+
+    def _wide(self, x: Any) -> Any:
+        if isinstance(x, jax.core.Tracer):
+            return _wide_tracer(x)
+        return self.constants(np.asarray(x)) if _dtype(x) in WIDE else x
 
 
 def _narrowed(args: Sequence[Any], params: dict) -> list[Any]:
@@ -95,11 +115,8 @@ def _narrowed(args: Sequence[Any], params: dict) -> list[Any]:
     return [jnp.asarray(x, jnp.float32) if size == 4 and _dtype(x) == np.float64 else x for x in args]
 
 
-def _wide_array(x: Any) -> Any:
-    wide = WIDE.get(_dtype(x))
-    if wide is None or not isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        return x
-    return jax.lax.convert_element_type(x, wide)
+def _wide_tracer(x: Any) -> Any:
+    return jax.lax.convert_element_type(x, WIDE[_dtype(x)]) if _dtype(x) in WIDE else x
 
 
 # --------------------------------------------------------------------------------- the finished program
@@ -109,7 +126,8 @@ class _Widening:
     """One pass over a program: every variable of a narrow type becomes one of a wide type, also in the
     programs that it runs. So they fit to each other as before."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
         self.known: dict[int, tuple[Any, Any]] = {}
         """The programs that have been met, by id, and what became of them: JAX compiles each once."""
 
@@ -126,10 +144,16 @@ class _Widening:
         if not body.changed:
             return program
         changed = jaxpr.replace(**fields, eqns=equations, outvars=[body.wide(x) for x in jaxpr.outvars])
-        consts = [np.asarray(x).astype(WIDE[_dtype(x)]) if _dtype(x) in WIDE else x for x in consts]
+        consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
         if jaxpr is not program:
             return program.replace(jaxpr=changed, consts=consts)
         return changed.replace(consts=consts) if consts else changed
+
+    def _constant(self, x: Any, var: Var, jaxpr: Jaxpr) -> Any:
+        if _dtype(x) not in WIDE or isinstance(x, jax.core.Tracer):
+            return _wide_tracer(x)
+        first = next((each for each in jaxpr.eqns if var in each.invars), None)
+        return self.constants(np.asarray(x), f"{_dtype(x)}{list(np.shape(x))} in {_line(first)}")
 
 
 class _Body:
@@ -215,6 +239,15 @@ def _written(value: Any) -> Any:
         return array
     short = float(str(array[()]))
     return short if float(f"{short:.{DIGITS}g}") == short else array
+
+
+def _line(equation: JaxprEqn | None) -> str:
+    """Where the user's code has it."""
+    traceback = equation.source_info.traceback if equation else None
+    for frame in traceback.frames if traceback else ():
+        if not any(f"/{package}/" in frame.file_name for package in OURS):
+            return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
+    return "the Flax module"
 
 
 def _programs_in(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..._typing import PyTree
 from .._weights.tree import FlaxModule, Variables
+from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
 from .outputs import outputs_of
@@ -26,6 +28,7 @@ class FlaxSide:
     Args:
       factors: of the default loss, in Flax's layout, where they are known already.
       ignored: paths of leaves that keep their own values and are not shown.
+      constants: in float64, what becomes of arrays that had been rounded before.
     """
 
     def __init__(
@@ -36,22 +39,34 @@ class FlaxSide:
         variables: Variables | None = None,
         factors: Named | None = None,
         ignored: Collection[str] = (),
+        constants: Constants | None = None,
     ):
         self.factors, self.ignored = factors, frozenset(ignored)
         self.sole: str | None = None
         self.task, self.dtype = task, jnp.dtype(dtype)
         self.net = flax_net(module, variables, task, dtype)
+        if constants and self.dtype == np.float64:
+            self._take(constants)
         self.tx = task.optimizer[1] if task.optimizer else None
-        self._in_type = in_float64 if self.dtype == np.float64 else same
+        self._in_type = partial(in_float64, constants=constants) if self.dtype == np.float64 else same
         # One program for the forward and backward pass and the update, as in training. The optimizer's state
         # is an argument, so all steps run the same program.
         self._step = jax.jit(self._compute)
         self._start()
 
+    def _take(self, constants: Constants) -> None:
+        """Leaves that keep their own values are constants, if they are float32's."""
+        net = self.net
+        named = {**net.named_parameters(net.parameters), **net.named_rest(net.rest)}
+        own = {path: np.asarray(named[path]) for path in self.ignored if path in named}
+        narrow = {path: x.astype(np.float32) for path, x in own.items() if x.dtype == np.float64}
+        values = {path: constants(x, path) for path, x in narrow.items() if np.array_equal(x, own[path])}
+        net.parameters, net.rest = net.filled(net.parameters, net.rest, values)
+
     def _start(self) -> None:
         self.parameters, self.rest = self.net.parameters, self.net.rest
         state = self.tx.init(self.parameters) if self.tx else ()
-        # In float64 a state that the optimizer keeps in another type would change its type with the first step.
+        # A state that the optimizer keeps in another type would change its type with the first step.
         self.opt_state = cast(state, self.dtype) if self.dtype == np.float64 else state
 
     def restarted(self) -> FlaxSide:

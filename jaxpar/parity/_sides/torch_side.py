@@ -10,36 +10,49 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 
 from ..._typing import PyTree
 from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
+from .constants import Constants
 from .outputs import named, outputs_of
 from .task import Batch, Named, Seen, Task, factors
 from .torch_dropout import Capture
-from .torch_float64 import InFloat64, in_float64, widen_attributes
+from .torch_float64 import InFloat64, in_float64, widen
 
-TO = {"float64": "double", "float32": "float", "bfloat16": "bfloat16", "float16": "half"}
+TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 """Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
 
 
 class TorchSide:
     """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16").
 
+    Args:
+      constants: in float64, what becomes of tensors that had been rounded before.
+
     Attributes:
       sole: where in the last outputs their only tensor was; None if there were several.
     """
 
-    def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        links: Links,
+        task: Task,
+        dtype: str,
+        constants: Constants | None = None,
+    ):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
         # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
-        self.module = getattr(copy.deepcopy(module).to("cpu"), TO[dtype])()
-        self.module.train(task.training)
-        self.is_wide = dtype == "float64"
-        if self.is_wide:
-            widen_attributes(self.module)
+        self.module = copy.deepcopy(module).to("cpu").train(task.training)
+        self.constants = (constants or Constants()) if dtype == "float64" else None
+        if self.constants:
+            widen(self.module, self.constants, {name for part in links.parts for name in part.torch})
+        else:
+            getattr(self.module, TO[dtype])()
         self.links, self.task = links, task
         self.device = torch.device("cpu")
         self.steps = 0
@@ -57,7 +70,7 @@ class TorchSide:
         """
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
-        wide = in_float64() if self.is_wide else nullcontext()
+        wide = in_float64(self.constants) if self.constants else nullcontext()
         with self._wrapped() as net, seeded(self.task.seed + self.steps), wide, Capture() as dropout:
             inputs = [self._input(x) for x in batch.inputs]
             with observe or nullcontext():
@@ -114,7 +127,8 @@ class TorchSide:
         with torch_ref.pretend(self.task.replicas) as devices:
             self.device = devices.device
             module = self.module.to(self.device)
-            net = torch.nn.DataParallel(InFloat64(module) if self.is_wide else module, list(range(devices.count)))
+            replica = InFloat64(module, self.constants) if self.constants else module
+            net = torch.nn.DataParallel(replica, list(range(devices.count)))
             # Every replica is a thread already. With a pool for each of them steps can take seconds.
             torch.set_num_threads(1)
             try:
@@ -124,7 +138,9 @@ class TorchSide:
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
         """A copy, in the side's type if the array is floating."""
-        tensor = tensor_of(np.array(x, order="C"))
+        wide = self.constants is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        # As an array: as a tensor it would be a constant that had been rounded before.
+        tensor = tensor_of(np.array(x, np.float64 if wide else x.dtype, order="C"))
         return tensor.to(self.device, self.torch_dtype if tensor.is_floating_point() else None)
 
     def _input(self, x: np.ndarray) -> torch.Tensor:

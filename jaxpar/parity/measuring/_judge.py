@@ -52,6 +52,8 @@ class Outcome(enum.Enum):
     SAME = "same"
     WORSE = "worse"
     """Within the bound, but the error is `Policy.warn` times the reference's own or more."""
+    CONSTANTS = "constants"
+    """Within what float32 constants explain, which were rounded before the comparison."""
     NOISE = "noise"
     """No verdict: the gradient is nothing but rounding."""
     DIFFERENT = "different"
