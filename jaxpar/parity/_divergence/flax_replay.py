@@ -17,8 +17,9 @@ import numpy as np
 
 from ..._typing import PyTree, Shape
 from ..._upstream import get_opaque_trace_state
+from .._sides.call import Call
 from .._sides.flax_attention import softmax_in_float64
-from .._sides.flax_side import FlaxSide, named_leaves
+from .._sides.flax_side import FlaxSide
 from .._sides.task import Batch, Named
 from .._weights.tree import FlaxModule
 from .torch_trace import LayerCall
@@ -62,15 +63,14 @@ def replay(
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
     missing = dict.fromkeys(calls, "not called in Flax")
-    inputs = tuple(side.array(side.task.layout.inputs(x)) for x in batch.inputs)
 
-    def run(parameters: PyTree, rest: PyTree, inputs: tuple, masks: tuple, references: PyTree) -> tuple:
+    def run(parameters: PyTree, rest: PyTree, call: Call, masks: tuple, references: PyTree) -> tuple:
         forcing = _Forcing(references, channels_last, missing)
-        outputs, after = side.net.apply(parameters, rest, inputs, masks, forcing)
-        return forcing.inputs, forcing.results, named_leaves(outputs), side.net.named_rest(after)
+        outputs, after = side.net.apply(parameters, rest, call, masks, forcing)
+        return forcing.inputs, forcing.results, side.leaves(outputs), side.net.named_rest(after)
 
     compiled = jax.jit(softmax_in_float64(run))
-    seen = compiled(side.parameters, side.rest, inputs, masks, references)
+    seen = compiled(side.parameters, side.rest, side.call(batch), masks, references)
     given, returned, outputs, state = jax.tree.map(np.asarray, seen)
     return Replay(given, returned, outputs, state, missing)
 

@@ -146,10 +146,12 @@ def watched(
     departure: Departure | None = None,
     until: tuple[Nth, str] | None = None,
     keep: bool = False,
+    outputs: Callable[[PyTree], dict[str, torch.Tensor]] = named_leaves,
 ) -> Iterator[None]:
     """Fills a trace while the module runs.
 
     Args:
+      outputs: names the tensors that the module returns.
       paths: of the layers whose arrays are wanted.
       until: a layer's call and "inputs" or "outputs": Enough is raised when they are known.
       keep: whether the ops are kept, with references to their tensors.
@@ -161,7 +163,7 @@ def watched(
     def finish(layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         trace.model_ops = ops.count
         with ops.pause():
-            trace.outputs = named_leaves(output) if keep else {}
+            trace.outputs = outputs(output) if keep else {}
 
     with ExitStack() as stack:
         for path in paths:
