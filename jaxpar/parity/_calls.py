@@ -1,8 +1,8 @@
 """Calls: what each side is called with, from the arguments of `compare` and `match`.
 
-    inputs ───────► torch's call ──────────────────────────────► Batch.theirs
-           └layout► Flax's call ──mode, dropout's stream───────► Batch.ours
-    torch_inputs, flax_inputs instead, where the two take different things
+inputs ───────► torch's call ──────────────────────────────► Batch.theirs
+       └layout► Flax's call ──mode, dropout's stream───────► Batch.ours
+torch_inputs, flax_inputs instead, where the two take different things
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from flax import linen
 
 from ._sides.call import AsArray, Call, to_array
-from ._sides.flax_mode import flags, stream, without_apply
+from ._sides.flax_mode import flags, of_init, stream
 from ._sides.task import Batch, Move, Task, same, to_channels_last
 from ._weights.tree import FlaxModule, Variables
 
@@ -79,7 +79,9 @@ class Calls:
         batch = self.batch(1)
         given = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
         told = flags(self.module, given[-1], self.task.training)
-        said = [f"Flax is called with {name}={value}, the mode of the comparison" for name, value in told.items()]
+        said = [
+            f"Flax is called with {name}={value}, the mode of the comparison" for name, value in told.items()
+        ]
         floating = [name for name, x in batch.theirs.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)]
         alone = [name for name in floating if name not in batch.common]
         if alone:
@@ -150,7 +152,6 @@ def shapes(module: linen.Module, call: Call) -> Any:
         streams = call.kwargs.get("rngs", {})
         streams = streams if isinstance(streams, dict) else {}
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0), **streams}
-        method = {"method": call.kwargs["method"]} if "method" in call.kwargs else {}
-        return module.init(rngs, *call.args, **without_apply(module, call.kwargs), **method)
+        return module.init(rngs, *call.args, **of_init(module, call.kwargs))
 
     return jax.eval_shape(init, call)

@@ -24,8 +24,8 @@ from ._calls import Calls as Given
 from ._calls import Inputs, Outputs, pairs_of, shapes, zeros
 from ._divergence.search import relative_error
 from ._exactness import exact
+from ._sides.flax_mode import of_init
 from ._sides.flax_side import FlaxSide
-from ._sides.flax_mode import without_apply
 from ._sides.task import Layout, Task
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
@@ -76,7 +76,7 @@ class Trial:
         self.batch = calls.batch(1)
         self.call: dict[str, Any] = {
             "inputs": self.batch.ours.args,
-            "kwargs": without_apply(flax_module, self.batch.ours.kwargs),
+            "kwargs": of_init(flax_module, self.batch.ours.kwargs),
         }
         variables = None if isinstance(flax_module, nnx.Module) else shapes(flax_module, self.batch.ours)
         self.tree = tree_of(flax_module, **self.call, variables=variables)

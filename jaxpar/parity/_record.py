@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import optax
     import torch
 
-    from ._pair import Pair
     from ._calls import Inputs
+    from ._pair import Pair
     from ._request import Request
 
 FORMAT = "jaxpar parity record"

@@ -16,7 +16,7 @@ from flax import linen
 from ._calls import Calls, Inputs, Outputs, pairs_of, zeros
 from ._pair import Pair
 from ._sides.call import to_array
-from ._sides.flax_mode import without_apply
+from ._sides.flax_mode import of_init
 from ._sides.task import Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
@@ -134,7 +134,7 @@ class Request:
             ignore_torch=self.ignore_torch,
             ignore_flax=self.ignore_flax,
             inputs=call.args,
-            kwargs=without_apply(module, call.kwargs),
+            kwargs=of_init(module, call.kwargs),
             variables=variables,
             function="parity.compare",
         )

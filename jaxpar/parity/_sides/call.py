@@ -75,7 +75,9 @@ class Call:
     form: Form = EMPTY
 
     @classmethod
-    def of(cls, inputs: Any, kwargs: Mapping[str, Any] | None = None, as_array: AsArray | None = None) -> Call:
+    def of(
+        cls, inputs: Any, kwargs: Mapping[str, Any] | None = None, as_array: AsArray | None = None
+    ) -> Call:
         """From one argument, a tuple or list of arguments by position, or a dict of those by keyword.
 
         Args:

@@ -24,7 +24,7 @@ IN_EVALUATION = ("deterministic", "use_running_average")
 DROPOUT = "rngs['dropout']"
 """The place in a call of the stream that a Linen module is given."""
 
-OF_APPLY = ("rngs", "mutable", "method", "capture_intermediates")
+RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermediates"
 """Arguments of `linen.Module.apply`, and not of the module."""
 
 
@@ -39,23 +39,34 @@ def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
 def stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
     """In training the random stream of dropout that a Linen module is given, where the call has none."""
     rngs = call.kwargs.get("rngs", {})
-    if not training or not isinstance(module, linen.Module) or not isinstance(rngs, dict) or "dropout" in rngs:
+    if (
+        not training
+        or not isinstance(module, linen.Module)
+        or not isinstance(rngs, dict)
+        or "dropout" in rngs
+    ):
         return {}
     return {"rngs": {**rngs, "dropout": np.asarray(jax.random.key_data(jax.random.key(0)))}}
 
 
-def without_apply(module: FlaxModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments that reach a Linen module's own code; of NNX all."""
+def of_init(module: FlaxModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a call that `init` takes as well."""
+    return _without(module, kwargs, (RNGS, MUTABLE, CAPTURE))
+
+
+def _without(module: FlaxModule, kwargs: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Of a Linen module; an NNX module may have arguments of these names itself."""
     if not isinstance(module, linen.Module):
         return dict(kwargs)
-    return {name: x for name, x in kwargs.items() if name not in OF_APPLY}
+    return {name: x for name, x in kwargs.items() if name not in names}
 
 
 def _missing(module: FlaxModule, args: tuple, kwargs: Mapping[str, Any], training: bool) -> dict[str, bool]:
     method = kwargs.get("method") if isinstance(module, linen.Module) else None
     function = getattr(type(module), method or "__call__") if not callable(method) else method
     signature = inspect.signature(function)
-    given = signature.bind_partial(module, *args, **without_apply(module, kwargs)).arguments
+    named = _without(module, kwargs, (RNGS, MUTABLE, METHOD, CAPTURE))
+    given = signature.bind_partial(module, *args, **named).arguments
     found = {}
     for name, parameter in signature.parameters.items():
         if name in given or name not in (*IN_TRAINING, *IN_EVALUATION):

@@ -46,9 +46,7 @@ class Returned:
     left_out: tuple[str, ...] = ()
 
 
-def outputs_of(
-    side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None
-) -> Outputs:
+def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None) -> Outputs:
     """All arrays in what a model returned, or those that were chosen.
 
     Args:
