@@ -53,9 +53,9 @@ class Calls:
     ):
         both, theirs, ours = (x is not None for x in inputs)
         if both == (theirs and ours):
-            said = "none of them" if not both else "all three"
+            said = "all three" if both else "none"
             raise TypeError(
-                f"parity.{function}: {said} of inputs, torch_inputs and flax_inputs is given. Give inputs "
+                f"parity.{function}: {said} of inputs, torch_inputs and flax_inputs are given. Give inputs "
                 "where both sides take the same, else torch_inputs and flax_inputs."
             )
         self.module, self.task, self.inputs, self.kwargs = module, task, inputs, kwargs
@@ -79,9 +79,7 @@ class Calls:
         batch = self.batch(1)
         given = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
         told = flags(self.module, given[-1], self.task.training)
-        said = [
-            f"Flax is called with {name}={value}, the mode of the comparison" for name, value in told.items()
-        ]
+        said = [f"Flax is called with {name}={value}, as the mode is" for name, value in told.items()]
         floating = [name for name, x in batch.theirs.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)]
         alone = [name for name in floating if name not in batch.common]
         if alone:

@@ -277,10 +277,10 @@ def _require_own_draws_without_effect(first: Seen, other: Seen) -> None:
         for name, x in getattr(first, part).items():
             if x.tobytes() != getattr(other, part)[name].tobytes():
                 raise MaskError(
-                    f"parity.compare: {f'{part} {name}'.strip()} of the Flax module depends on random numbers "
-                    "that it draws itself, outside of Dropout layers (make_rng, a key, an attention of its "
-                    "own), where torch's masks do not reach. Compare with training=False, set that rate to "
-                    "0, or drop with a Dropout layer."
+                    f"parity.compare: {f'{part} {name}'.strip()} of the Flax module depends on random "
+                    "numbers that it draws itself, outside of Dropout layers (make_rng, a key, an attention "
+                    "of its own), where torch's masks do not reach. Compare with training=False, set that "
+                    "rate to 0, or drop with a Dropout layer."
                 )
 
 

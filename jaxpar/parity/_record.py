@@ -238,7 +238,7 @@ def _batch(arrays: Named, calls: list[Calls], step: int) -> Batch:
 
 
 def _calls(manifest: Mapping[str, Any], target: Path, flax_kwargs: Mapping[str, Any] | None) -> list[Calls]:
-    """The form of the call of each step, and the keyword arguments that come in the place of recorded ones."""
+    """The form of each step's call, and the keyword arguments that come in the place of recorded ones."""
     given = Call.of((), flax_kwargs)
     try:
         forms = [read(said) for said in manifest["calls"]]

@@ -1,7 +1,7 @@
 """Call: what a model is called with, as arrays by their places and a form that holds everything else.
 
-torch and Flax models take arrays by position and by keyword, in dicts and tuples, beside `None`, flags, numbers
-and text. Only arrays are cast, laid out, nudged, differentiated and recorded. The rest is passed as it is, and
+torch and Flax models take arrays by position and by keyword, in dicts and tuples, beside `None`, flags,
+numbers and text. Only arrays are cast, laid out, nudged and differentiated. The rest is passed as it is, and
 belongs to the compiled program as the model's code does.
 """
 
@@ -88,18 +88,18 @@ class Call:
           TypeError: an object that is neither an array nor plain, or a keyword that is no text.
         """
         reader = _Reader(as_array or to_array)
-        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
         named = dict(inputs) if isinstance(inputs, Mapping) else {}
         if wrong := [key for key in [*named, *(kwargs or {})] if not isinstance(key, str)]:
             raise TypeError(
                 f"parity: inputs are a dict with the key {wrong[0]!r}, and its keys are the names of keyword "
                 "arguments. A dict that is itself the only argument is given as inputs=(it,)."
             )
+        positional = () if isinstance(inputs, Mapping) else _args(inputs)
+        args = tuple(reader.form(x, str(i)) for i, x in enumerate(positional))
         by_name = {key: reader.form(x, key) for key, x in named.items()}
         reader.any_object = True
         by_name |= {key: reader.form(x, key) for key, x in (kwargs or {}).items()}
-        positional = [reader.form(x, str(i)) for i, x in enumerate(args)] if not named and args else []
-        form = Container(tuple, (Container(tuple, tuple(positional)), _named(by_name)))
+        form = Container(tuple, (Container(tuple, args), _named(by_name)))
         return cls(reader.arrays, form)._pruned()
 
     @property
@@ -148,6 +148,10 @@ class Call:
     @classmethod
     def tree_unflatten(cls, form: tuple, arrays: tuple) -> Call:
         return cls(dict(zip(form[0], arrays, strict=True)), form[1])
+
+
+def _args(inputs: Any) -> tuple:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def to_array(x: Any, name: str) -> np.ndarray:
@@ -230,7 +234,7 @@ def _missing(form: Form) -> list[str]:
     return [kind for child in getattr(form, "children", ()) for kind in _missing(child)]
 
 
-# ------------------------------------------------------------------------------------ forms in a record's .json
+# ---------------------------------------------------------------------------------- forms in a record's .json
 
 
 def written(form: Form) -> Any:

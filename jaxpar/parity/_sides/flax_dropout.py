@@ -1,7 +1,7 @@
 """Dropout in Flax: masks from outside instead of drawn ones.
 
 Layers called Dropout and Flax's attentions take torch's masks. What draws with a key of its own, as
-`make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare` refuses it if its numbers matter.
+`make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare` refuses it where it matters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MASKED = "_masked_by_torch"
 
 
 class Injection:
-    """A handler that multiplies by the next mask wherever an active Dropout is called or an attention would drop."""
+    """A handler that multiplies by the next mask where an active Dropout or attention is called."""
 
     def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None):
         self.masks, self.used, self.otherwise = masks, 0, otherwise
@@ -135,8 +135,8 @@ def _of_attention(path: str, mask: jax.Array, shape: tuple[int, ...], layer: Fla
     """The mask for weights [..., heads, queries, keys]; torch may have batch and heads in one axis."""
     if layer.broadcast_dropout and math.prod(shape[:-2]) > 1:
         raise MaskError(
-            f"parity.compare: {path} draws one mask for all rows and heads (broadcast_dropout=True), and torch "
-            "one for each. Make it with broadcast_dropout=False, or compare with training=False."
+            f"parity.compare: {path} draws one mask for all rows and heads (broadcast_dropout=True), and "
+            "torch one for each. Make it with broadcast_dropout=False, or compare with training=False."
         )
     if mask.ndim == 3 and mask.shape[1:] == shape[-2:] and len(mask) == math.prod(shape[:-2]):
         return mask.reshape(shape)

@@ -1,7 +1,7 @@
 """The mode of a Flax model: the flag of its `__call__` that torch's `train()` and `eval()` stand for.
 
-An NNX module keeps the mode in its layers, and `train()` and `eval()` set it. Linen's modules, and NNX modules
-that are written like them, are told at each call.
+An NNX module keeps the mode in its layers, and `train()` and `eval()` set it. Linen's modules, and NNX
+modules that are written like them, are told at each call.
 """
 
 from __future__ import annotations
@@ -37,16 +37,14 @@ def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
 
 
 def stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
-    """In training the random stream of dropout that a Linen module is given, where the call has none."""
-    rngs = call.kwargs.get("rngs", {})
-    if (
-        not training
-        or not isinstance(module, linen.Module)
-        or not isinstance(rngs, dict)
-        or "dropout" in rngs
-    ):
+    """In training the random stream of dropout that a Linen module is given.
+
+    Also where the call has one: what is drawn from it must not matter, for it is not what torch draws.
+    """
+    rngs = call.kwargs.get(RNGS, {})
+    if not training or not isinstance(module, linen.Module) or not isinstance(rngs, dict):
         return {}
-    return {"rngs": {**rngs, "dropout": np.asarray(jax.random.key_data(jax.random.key(0)))}}
+    return {RNGS: {**rngs, "dropout": np.asarray(jax.random.key_data(jax.random.key(0)))}}
 
 
 def of_init(module: FlaxModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class FlaxSide:
         return loss, outputs, gradients, parameters, after, opt_state
 
     def leaves(self, outputs: PyTree) -> Arrays:
-        """The outputs that are compared, while the step is traced: what a model returns need not be a pytree."""
+        """The outputs that are compared, by name, while the step is traced: they need not be a pytree."""
         names = self.task.outputs
         chosen = None if names is None else {flax: torch for torch, flax in names.items()}
         found = outputs_of("the Flax module", outputs, is_array, chosen)
