@@ -336,6 +336,8 @@ FLAGS = {
     "deterministic": (LinenDeterministic, {"": "inner"}),
     "training": (NNXTraining, None),
 }
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("flag", FLAGS)
 def test_the_flag_follows_the_mode(flag, training):
@@ -540,7 +542,68 @@ def test_linens_dropout_takes_its_flag_by_position(train):
     assert found.same, found
 
 
-# ---------------------------------------------------------------------------- replicas, match, record, command
+class DrawingFromCall(DrawingNNX):
+    def __call__(self, x, train, rngs):
+        self.rngs = rngs
+        return super().__call__(x, train)
+
+
+def test_streams_that_are_given_with_the_call():
+    rngs = nnx.Rngs(dropout=3)
+    given = {"flax_kwargs": {"rngs": rngs}}
+    assert parity.compare(TorchDropout(0.0), DrawingFromCall(rate=0.0), X, **given).same
+    with pytest.raises(errors.MaskError, match="draws itself"):
+        parity.compare(TorchDropout(0.0), DrawingFromCall(), X, **given)
+    assert rngs.dropout.count[...] == 0
+
+
+# ------------------------------------------------------------------------------------------------ the replay
+
+
+class TorchCross(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        self.out = torch.nn.Linear(4, 4)
+
+    def forward(self, x, context, padding=None):
+        key, value = self.key(context), self.value(context) ** 2
+        given = {"value": value, "key": key, "query": x, "key_padding_mask": padding}
+        return self.out(self.attention(**given)[0])
+
+
+class FlaxCross(nnx.Module):
+    def __init__(self, bug=1.0):
+        rngs = nnx.Rngs(0)
+        self.key, self.value = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        self.out, self.bug = nnx.Linear(4, 4, rngs=rngs), bug
+
+    def __call__(self, x, context, padding=None):
+        key, value = self.key(context), self.bug * self.value(context) ** 2
+        mask = None if padding is None else ~padding[:, None, None, :]
+        return self.out(self.attention(x, inputs_v=value, mask=mask, inputs_k=key))
+
+
+CONTEXT = RANDOM.randn(3, 5, 4)
+PADDING = np.zeros((3, 5), bool)
+PADDING[1:, 3:] = True
+
+
+@pytest.mark.parametrize("padding", [None, PADDING])
+def test_layers_that_are_called_by_keyword_are_replayed(padding):
+    inputs = {"context": CONTEXT, "x": SEQUENCE, "padding": padding}
+    assert parity.compare(TorchCross(), FlaxCross(), inputs, training=False).same
+    found = parity.compare(TorchCross(), FlaxCross(bug=1.5), inputs, training=False).divergence
+    assert found.where.startswith("Everything before attention agrees, and what arrives there does not"), (
+        found
+    )
+    assert not found.others  # the attention itself is right
+    assert all(layer.same for layer in found.layers), found.layers
+
+
+# -------------------------------------------------------------------------- replicas, match, record, command
 
 
 @pytest.mark.parametrize("kind", ["NNX", "Linen"])

@@ -114,6 +114,10 @@ class Call:
         """With function(array) in the place of every array."""
         return Call({name: function(x) for name, x in self.arrays.items()}, self.form)
 
+    def map_kept(self, function: Callable[[Any], Any]) -> Call:
+        """With function(object) in the place of everything else."""
+        return Call(self.arrays, _map_kept(self.form, function))
+
     def with_arrays(self, arrays: Mapping[str, Any]) -> Call:
         """With these in their places."""
         return Call({**self.arrays, **arrays}, self.form)
@@ -220,6 +224,13 @@ def _filled(form: Form, arrays: Mapping[str, Any]) -> Any:
     if form.kind is dict:
         return dict(zip(form.keys, children, strict=True))
     return form.kind(*children) if hasattr(form.kind, "_fields") else form.kind(children)
+
+
+def _map_kept(form: Form, function: Callable[[Any], Any]) -> Form:
+    if isinstance(form, Container):
+        children = tuple(_map_kept(child, function) for child in form.children)
+        return Container(form.kind, children, form.keys)
+    return Kept(function(form.value)) if isinstance(form, Kept) else form
 
 
 def _places(form: Form) -> list[str]:

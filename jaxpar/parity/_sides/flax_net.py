@@ -129,13 +129,16 @@ class _NNXNet(FlaxNet):
     def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
         net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, rest, copy=True)
         with self._watching(net, handler):
+            # Streams that are given with the call count what is drawn; the user's own are left as they are.
+            call = call.map_kept(lambda x: nnx.clone(x) if isinstance(x, nnx.Rngs) else x)
             outputs = net(*call.args, **call.kwargs)
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param), graph=True))
         known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
 
     def draws(self, rest: PyTree, call: Call) -> bool:
-        return any(issubclass(variable.type, nnx.RngKey) for _, variable in nnx.to_flat_state(rest))
+        own = any(issubclass(variable.type, nnx.RngKey) for _, variable in nnx.to_flat_state(rest))
+        return own or _has_streams((call.args, call.kwargs))
 
     def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
         def leaf(variable: nnx.Variable) -> nnx.Variable:
@@ -143,7 +146,16 @@ class _NNXNet(FlaxNet):
                 return variable
             return variable.replace(_other_key(variable[...]))
 
-        return nnx.from_flat_state([(path, leaf(x)) for path, x in nnx.to_flat_state(rest)]), call
+        def reseeded(tree: PyTree) -> PyTree:
+            return nnx.from_flat_state([(path, leaf(x)) for path, x in nnx.to_flat_state(tree)])
+
+        def other(x: Any) -> Any:
+            if not isinstance(x, nnx.Rngs):
+                return x
+            definition, state = nnx.split(x)
+            return nnx.merge(definition, reseeded(state))
+
+        return reseeded(rest), call.map_kept(other)
 
     def named_parameters(self, tree: PyTree) -> Arrays:
         return {
@@ -171,6 +183,12 @@ class _NNXNet(FlaxNet):
 
     def _name(self, path: tuple) -> str:
         return ".".join(map(str, path[self.prefix :]))
+
+
+def _has_streams(tree: PyTree) -> bool:
+    return any(
+        isinstance(x, nnx.Rngs) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Rngs))
+    )
 
 
 def _other_key(key: jax.Array) -> jax.Array:
