@@ -288,7 +288,7 @@ def test_the_cause_is_found_where_the_only_output_is_in_a_tuple():
     ],
 )
 def test_a_name_that_is_not_there(outputs, message):
-    with pytest.raises(errors.LeafError, match=message):
+    with pytest.raises(ValueError, match=message):
         parity.compare(TorchOutputs(), FlaxOutputs(), X, outputs=outputs)
 
 

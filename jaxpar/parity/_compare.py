@@ -116,9 +116,9 @@ def compare(
 
     Raises:
       MatchError: leaves without a counterpart.
-      LeafError: a name in `outputs` that a model does not return.
       NotDeterministicError: a model gives two results for the same batch.
-      ValueError: arguments that contradict each other.
+      MaskError: dropout that torch's masks do not reach.
+      ValueError: arguments that contradict each other, or a name in `outputs` that is not there.
       Stopped: Ctrl-C; a KeyboardInterrupt with what was completed.
 
     No torch counterpart. The bounds are those of docs/comparison.md.

@@ -54,7 +54,8 @@ def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str
       chosen: this side's names, with all below them, and the names that they get; None are all.
 
     Raises:
-      LeafError: an object that holds arrays and is no container, or a name that is not there.
+      LeafError: an object that holds arrays and is no container.
+      ValueError: a name that is not there.
     """
     found = named(tree, is_array)
     if chosen is not None:
@@ -72,7 +73,7 @@ def _chosen(side: str, found: dict[str, Any], chosen: Mapping[str, str]) -> Outp
         exact = next((each for each in (name, f"[{name!r}]", f"[{name}]") if _below(found, each)), None)
         if exact is None:
             there = ", ".join(repr(each) for each in found) or "none"
-            raise LeafError(
+            raise ValueError(
                 f"parity.compare: {name!r} in outputs= is no output of {side}. It returns {there}; '' is an "
                 "array that stands alone."
             )
