@@ -27,7 +27,7 @@ from ._comparison import Comparison, require_same
 from ._exactness import environment, exact
 from ._files import read_weights, write_weights
 from ._levels import Findings, Sides, Step
-from ._sides.call import Call, Form, read, written
+from ._sides.call import Arguments, Call, read, written
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen, Task, same
 from ._weights.tree import FlaxModule, Variables
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 FORMAT = "jaxpar parity record"
 VERSION = 3
-Calls = tuple[Form, Call]
+Calls = tuple[Arguments, Call]
 Ratios = dict[tuple[Kind, str, int], float | None]
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 """The attributes of Seen that are kept, in its order."""

@@ -57,8 +57,21 @@ class Container:
 
 
 Form = Place | Kept | Container
-EMPTY = Container(tuple, (Container(tuple, ()), Container(dict, ())))
-"""The form of a call without arguments."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The forms of a call's arguments, by position and by keyword."""
+
+    args: Container = Container(tuple, ())
+    kwargs: Container = Container(dict, ())
+
+    def by_keyword(self) -> dict[str, Form]:
+        return dict(zip(self.kwargs.keys, self.kwargs.children, strict=True))
+
+    def each(self) -> dict[str, Form]:
+        """All arguments, those by position as `inputs[0]`."""
+        return {f"inputs[{i}]": form for i, form in enumerate(self.args.children)} | self.by_keyword()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -68,11 +81,11 @@ class Call:
 
     Attributes:
       arrays: by place: `0`, `1['mask']`, `pixel_values`.
-      form: of (args, kwargs).
+      form: of everything.
     """
 
     arrays: Mapping[str, Any] = field(default_factory=dict)
-    form: Form = EMPTY
+    form: Arguments = Arguments()
 
     @classmethod
     def of(
@@ -99,16 +112,15 @@ class Call:
         by_name = {key: reader.form(x, key) for key, x in named.items()}
         reader.any_object = True
         by_name |= {key: reader.form(x, key) for key, x in (kwargs or {}).items()}
-        form = Container(tuple, (Container(tuple, args), _named(by_name)))
-        return cls(reader.arrays, form)._pruned()
+        return cls(reader.arrays, Arguments(Container(tuple, args), _named(by_name)))._pruned()
 
     @property
     def args(self) -> tuple:
-        return self._whole()[0]
+        return _filled(self.form.args, self.arrays)
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        return self._whole()[1]
+        return _filled(self.form.kwargs, self.arrays)
 
     def map(self, function: Callable[[Any], Any]) -> Call:
         """With function(array) in the place of every array."""
@@ -116,7 +128,8 @@ class Call:
 
     def map_kept(self, function: Callable[[Any], Any]) -> Call:
         """With function(object) in the place of everything else."""
-        return Call(self.arrays, _map_kept(self.form, function))
+        args, kwargs = (_map_kept(form, function) for form in (self.form.args, self.form.kwargs))
+        return Call(self.arrays, Arguments(args, kwargs))
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Call:
         """With these in their places."""
@@ -124,26 +137,17 @@ class Call:
 
     def with_kwargs(self, other: Call) -> Call:
         """With the keyword arguments of another call, which win."""
-        args, mine = self.form.children  # type: ignore[union-attr]
-        theirs = other.form.children[1]  # type: ignore[union-attr]
-        both = dict(zip(mine.keys, mine.children, strict=True))
-        both |= dict(zip(theirs.keys, theirs.children, strict=True))
         arrays = {**self.arrays, **{k: x for k, x in other.arrays.items() if not k[:1].isdigit()}}
-        return Call(arrays, Container(tuple, (args, _named(both))))._pruned()
+        both = {**self.form.by_keyword(), **other.form.by_keyword()}
+        return Call(arrays, Arguments(self.form.args, _named(both)))._pruned()
 
     def missing(self) -> list[tuple[str, str]]:
         """Objects that a record could not hold, and of which type: by keyword, or `inputs[0]`."""
-        args, named = self.form.children  # type: ignore[union-attr]
-        each = [*zip((f"inputs[{i}]" for i in range(len(args.children))), args.children, strict=True)]
-        each += zip(named.keys, named.children, strict=True)
-        return [(name, kind) for name, form in each for kind in _missing(form)]
-
-    def _whole(self) -> Any:
-        return _filled(self.form, self.arrays)
+        return [(name, kind) for name, form in self.form.each().items() for kind in _missing(form)]
 
     def _pruned(self) -> Call:
         """Without arrays that have lost their place."""
-        places = set(_places(self.form))
+        places = {*_places(self.form.args), *_places(self.form.kwargs)}
         return Call({name: x for name, x in self.arrays.items() if name in places}, self.form)
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
@@ -191,15 +195,15 @@ class _Reader:
         if isinstance(x, Mapping):
             return _named({key: self.form(child, f"{name}[{key!r}]") for key, child in x.items()})
         if isinstance(x, (tuple, list)):
-            kind = type(x) if hasattr(x, "_fields") else list if isinstance(x, list) else tuple
+            kind: type = type(x) if hasattr(x, "_fields") else list if isinstance(x, list) else tuple
             return Container(kind, tuple(self.form(child, f"{name}[{i}]") for i, child in enumerate(x)))
         if is_array(x):
             self.arrays[name] = self.as_array(x, _said(name))
             return Place(name)
         if not self.any_object and not isinstance(x, NUMBERS):
-            kind = f"{type(x).__module__}.{type(x).__qualname__}"
+            name_of = f"{type(x).__module__}.{type(x).__qualname__}"
             raise TypeError(
-                f"parity: {_said(name)} is a {kind}, not an array of numbers, and no None, number or text. "
+                f"parity: {_said(name)} is a {name_of}, not an array of numbers, and no None, number or text. "
                 "Objects that are passed as they are go to torch_kwargs and flax_kwargs."
             )
         return Kept(x)
@@ -226,7 +230,7 @@ def _filled(form: Form, arrays: Mapping[str, Any]) -> Any:
     return form.kind(*children) if hasattr(form.kind, "_fields") else form.kind(children)
 
 
-def _map_kept(form: Form, function: Callable[[Any], Any]) -> Form:
+def _map_kept(form: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(form, Container):
         children = tuple(_map_kept(child, function) for child in form.children)
         return Container(form.kind, children, form.keys)
@@ -248,8 +252,25 @@ def _missing(form: Form) -> list[str]:
 # ---------------------------------------------------------------------------------- forms in a record's .json
 
 
-def written(form: Form) -> Any:
+def written(form: Arguments) -> list[Any]:
     """A form as JSON. Of an object that is not plain the type's name is left: it must be given again."""
+    return [_written(form.args), _written(form.kwargs)]
+
+
+def read(said: Any) -> Arguments:
+    """The form that `written` wrote.
+
+    Raises:
+      ValueError: something else.
+    """
+    try:
+        args, kwargs = map(_read, said)
+        return Arguments(args, kwargs)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no form of a call: {said!r}") from error
+
+
+def _written(form: Form) -> Any:
     if isinstance(form, Place):
         return {"array": form.name}
     if isinstance(form, Kept):
@@ -258,7 +279,7 @@ def written(form: Form) -> Any:
             return {"float": repr(value)}
         plain = value is None or type(value) in (bool, int, float, str)
         return {"value": value} if plain else {"given": type(value).__name__}
-    children = [written(child) for child in form.children]
+    children = [_written(child) for child in form.children]
     if form.kind is dict and all(type(key) in (str, int) for key in form.keys):
         return {"dict": [list(pair) for pair in zip(form.keys, children, strict=True)]}
     if form.kind in (tuple, list):
@@ -266,23 +287,15 @@ def written(form: Form) -> Any:
     return {"given": form.kind.__name__}
 
 
-def read(said: Any) -> Form:
-    """The form that `written` wrote.
-
-    Raises:
-      ValueError: something else.
-    """
-    try:
-        ((word, value),) = said.items()
-        if word == "array":
-            return Place(str(value))
-        if word == "dict":
-            return _named({key: read(child) for key, child in value})
-        if word in ("tuple", "list"):
-            return Container(tuple if word == "tuple" else list, tuple(map(read, value)))
-        return Kept({"value": lambda x: x, "float": float, "given": Missing}[word](value))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no form of a call: {said!r}") from error
+def _read(said: Any) -> Any:
+    ((word, value),) = said.items()
+    if word == "array":
+        return Place(str(value))
+    if word == "dict":
+        return _named({key: _read(child) for key, child in value})
+    if word in ("tuple", "list"):
+        return Container(tuple if word == "tuple" else list, tuple(map(_read, value)))
+    return Kept({"value": lambda x: x, "float": float, "given": Missing}[word](value))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str
 
 
 def _chosen(side: str, found: dict[str, Any], chosen: Mapping[str, str]) -> Outputs:
-    arrays, left_out = {}, set(found)
+    arrays: dict[str, Any] = {}
+    left_out = set(found)
     for name, common in chosen.items():
         exact = next((each for each in (name, f"[{name!r}]", f"[{name}]") if _below(found, each)), None)
         if exact is None:
