@@ -201,9 +201,9 @@ class _Reader:
             self.arrays[name] = self.as_array(x, _said(name))
             return Place(name)
         if not self.any_object and not isinstance(x, NUMBERS):
-            name_of = f"{type(x).__module__}.{type(x).__qualname__}"
+            found = f"{type(x).__module__}.{type(x).__qualname__}"
             raise TypeError(
-                f"parity: {_said(name)} is a {name_of}, not an array of numbers, and no None, number or text. "
+                f"parity: {_said(name)} is a {found}, not an array of numbers, and no None, number or text. "
                 "Objects that are passed as they are go to torch_kwargs and flax_kwargs."
             )
         return Kept(x)
