@@ -205,7 +205,7 @@ def _nudged(batch: Batch, member: int) -> Batch:
         up = random.random_sample(x.shape) < 0.5
         return np.nextafter(single, np.where(up, np.float32(np.inf), np.float32(-np.inf)))
 
-    return dataclasses.replace(batch, inputs=tuple(map(nudge, batch.inputs)))
+    return dataclasses.replace(batch, theirs=batch.theirs.map(nudge))
 
 
 def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int | None:

@@ -8,13 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import linen
 
+from ._calls import Calls, Inputs, Outputs, pairs_of, zeros
 from ._pair import Pair
+from ._sides.call import to_array
+from ._sides.flax_mode import of_init
 from ._sides.task import Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
@@ -34,7 +36,10 @@ class Request:
 
     torch_module: torch.nn.Module
     flax_module: FlaxModule
-    inputs: Arrays
+    inputs: Inputs
+    torch_inputs: Inputs
+    flax_inputs: Inputs
+    outputs: Outputs | None
     targets: Arrays
     loss: Loss | None
     optimizer: Optimizer | None
@@ -93,9 +98,8 @@ class Request:
             optimizer=self.optimizer,
             replicas=self.replicas,
             layout=Layout.parse(self.layout),
-            torch_kwargs=dict(self.torch_kwargs or {}),
-            flax_kwargs=dict(self.flax_kwargs or {}),
             seed=self.seed,
+            outputs=pairs_of(self.outputs),
         )
 
     @functools.cached_property
@@ -115,50 +119,46 @@ class Request:
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)
-        inputs = tuple(task.layout.inputs(x) for x in self.batch(1).inputs)
+        call = self.batch(1).ours
         if isinstance(module, linen.Module) and variables is None and self.weights == "torch":
             if self.ignore_flax:
                 raise ValueError(
                     f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
                     "module has none; give variables=module.init(...)."
                 )
-            variables = _zeros(module, inputs, task)
+            variables = zeros(module, call)
         links = links_of(
             module,
             self.torch_module,
             mapping=self.mapping,
             ignore_torch=self.ignore_torch,
             ignore_flax=self.ignore_flax,
-            inputs=inputs,
-            kwargs=task.flax_kwargs,
+            inputs=call.args,
+            kwargs=of_init(module, call.kwargs),
             variables=variables,
             function="parity.compare",
         )
         return Pair(self.torch_module, module, variables, task, links, self.weights)
 
+    @functools.cached_property
+    def calls(self) -> Calls:
+        return Calls(
+            self.flax_module,
+            self.task,
+            (self.inputs, self.torch_inputs, self.flax_inputs),
+            (self.torch_kwargs, self.flax_kwargs),
+            self._array,
+        )
+
     def batch(self, step: int) -> Batch:
         """The batch of a step. All sides get the values rounded to the type that is asked about."""
-        return Batch(self._arrays(self.inputs, step, "inputs"), self._arrays(self.targets, step, "targets"))
-
-    def _arrays(self, what: Arrays, step: int, name: str) -> tuple[np.ndarray, ...]:
-        given = what(step) if callable(what) else what
+        given = self.targets(step) if callable(self.targets) else self.targets
         several = given if isinstance(given, tuple | list) else (given,)
-        return tuple(self._array(x, f"{name}[{i}]") for i, x in enumerate(several))
+        targets = tuple(self._array(x, f"targets[{i}]") for i, x in enumerate(several))
+        return dataclasses.replace(self.calls.batch(step), targets=targets)
 
     def _array(self, x: Any, name: str) -> np.ndarray:
-        array = x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x)
-        if array.dtype.kind not in "biufcV":
-            raise TypeError(f"parity.compare: {name} is {type(x).__name__}, not an array of numbers.")
+        array = to_array(x, name)
         if self.compute_dtype == "float64" or not jnp.issubdtype(array.dtype, jnp.floating):
             return array
         return array.astype(jnp.dtype(self.compute_dtype))
-
-
-def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
-    """The variables of a Linen module, without the work of drawing them."""
-
-    def init(*inputs: jax.Array) -> Variables:  # arrays of JAX, for models that ask
-        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
-        return module.init(rngs, *inputs, **task.flax_kwargs)
-
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init, *inputs))

@@ -13,7 +13,7 @@ own and do not pass by; so the finished program is changed too, and there 0.1 ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -192,7 +192,7 @@ class _Body:
                 self.instead[equation.outvars[0]] = given[0]  # it is that already
                 return
         params = {name: self._param(name, value) for name, value in equation.params.items()}
-        made = [self.wide(x) for x in equation.outvars]
+        made = [cast(Var, self.wide(x)) for x in equation.outvars]
         same = all(params[name] is value for name, value in equation.params.items())
         self.changed |= not same
         yield equation.replace(invars=given, outvars=made, params=params)
@@ -204,12 +204,12 @@ class _Body:
             if isinstance(own, Var):
                 arguments[i] = wide if _dtype(own) == _dtype(wide) else Var(own.aval)
                 if arguments[i] is not wide:
-                    yield _cast(equation, wide, arguments[i])
+                    yield _converted(equation, wide, cast(Var, arguments[i]))
         results = [Var(x.aval) if _dtype(x) in WIDE else x for x in equation.outvars]
         yield equation.replace(invars=arguments, outvars=results)
         for own, result in zip(equation.outvars, results, strict=True):
             if own is not result:
-                yield _cast(equation, result, self.wide(own))
+                yield _converted(equation, result, cast(Var, self.wide(own)))
 
     def _param(self, name: str, value: Any) -> Any:
         if name == "jvp_jaxpr_fun":
@@ -223,7 +223,7 @@ class _Body:
         return _wide_param(value)
 
 
-def _cast(like: JaxprEqn, x: Atom, to: Atom) -> JaxprEqn:
+def _converted(like: JaxprEqn, x: Atom, to: Var) -> JaxprEqn:
     """x in the type of `to`, as an equation."""
     dtype = _dtype(to)
     pattern = jax.make_jaxpr(lambda x: jax.lax.convert_element_type(x, dtype))(
@@ -244,7 +244,8 @@ def _written(value: Any) -> Any:
 def _line(equation: JaxprEqn | None) -> str:
     """Where the user's code has it."""
     traceback = equation.source_info.traceback if equation else None
-    for frame in traceback.frames if traceback else ():
+    frames: Sequence[Any] = traceback.frames if traceback else ()
+    for frame in frames:
         if not any(f"/{package}/" in frame.file_name for package in OURS):
             return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
     return "the Flax module"

@@ -18,7 +18,7 @@ from ..._typing import PyTree
 from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
 from .constants import Constants
-from .outputs import named, outputs_of
+from .outputs import Returned, named, outputs_of
 from .task import Batch, Named, Seen, Task, factors
 from .torch_dropout import Capture
 from .torch_float64 import InFloat64, in_float64, widen
@@ -34,7 +34,7 @@ class TorchSide:
       constants: in float64, what becomes of tensors that had been rounded before.
 
     Attributes:
-      sole: where in the last outputs their only tensor was; None if there were several.
+      returned: how the last outputs were returned.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TorchSide:
         self.links, self.task = links, task
         self.device = torch.device("cpu")
         self.steps = 0
-        self.sole: str | None = None
+        self.returned = Returned()
         self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
 
     def step(
@@ -70,13 +70,11 @@ class TorchSide:
         """
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
-        wide = in_float64(self.constants) if self.constants else nullcontext()
-        with self._wrapped() as net, seeded(self.task.seed + self.steps), wide, Capture() as dropout:
-            inputs = [self._input(x) for x in batch.inputs]
+        with self._wrapped() as net, seeded(self.task.seed + self.steps), self._wide(), Capture() as dropout:
+            call = batch.theirs.map(self._input)
             with observe or nullcontext():
-                outputs = net(*inputs, **self.task.torch_kwargs)
-                found = outputs_of("the torch module", outputs, is_tensor)
-                self.sole, leaves = found.sole, found.arrays
+                outputs = net(*call.args, **call.kwargs)
+                leaves = self.leaves(outputs)
                 loss = self._loss(outputs, leaves, batch.targets)
             if loss.requires_grad and not forward_only:
                 loss.backward()
@@ -88,15 +86,22 @@ class TorchSide:
             outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
             loss={"": to_numpy(loss)} if self.task.loss else {},
             input_gradients={
-                str(i): self.task.layout.inputs(to_numpy(_gradient(x)))
-                for i, x in enumerate(inputs)
-                if x.requires_grad
+                ours: move(to_numpy(_gradient(call.arrays[name])))
+                for name, (ours, move) in batch.common.items()
             },
             gradients=gradients,
             state=self.state(),
             weights=self.weights(),
             masks=tuple(to_numpy(mask) for mask in dropout.masks),
         )
+
+    def leaves(self, outputs: PyTree) -> dict[str, torch.Tensor]:
+        """The outputs that are compared, by name."""
+        # A mapping of every name in torch to the name that both sides have: torch's own.
+        chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
+        found = outputs_of("the torch module", outputs, is_tensor, chosen)
+        self.returned = Returned(found.sole, found.left_out)
+        return found.arrays
 
     def weights(self) -> Named:
         """The parameters as Flax has them."""
@@ -112,6 +117,9 @@ class TorchSide:
         if self.optimizer and other.optimizer:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
         self.steps = other.steps
+
+    def _wide(self) -> AbstractContextManager[None]:
+        return in_float64(self.constants) if self.constants else nullcontext()
 
     @contextmanager
     def _wrapped(self) -> Iterator[torch.nn.Module]:
