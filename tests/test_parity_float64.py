@@ -6,6 +6,7 @@ Each case is a function as people write it and the same in plain float64. What w
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import jax
@@ -344,3 +345,51 @@ def test_a_bug_behind_float32_is_found_where_it_is():
     assert found.divergence.candidate == "b"
     assert not found.divergence.others
     assert "epsilon=1e-05" in found.divergence.causes[0].text
+
+
+# ----------------------------------------------------------------------------------------- as it runs
+
+
+def test_as_it_runs_is_as_exact_in_the_same_type():
+    found = parity.compare(Torch(lambda y: y), Flax(lambda y: y), X, level="as it runs")
+    assert found.same
+    assert found.environment["matmul precision"] == "default"
+    assert str(found).startswith("The same as it runs: all 4 tensors.")
+    assert "float32" in {row.difference.dtype for row in found.rows}
+
+
+def test_as_it_runs_a_type_has_its_price():
+    pair = Torch(lambda y: y), Flax(lambda y: y.astype(F4), dtype=jnp.bfloat16)
+    found = parity.compare(*pair, X, level="as-it-runs")
+    assert not found.same
+    assert found.divergence is None
+    torchs, flaxs = (
+        float(x) for x in re.findall(r"(\S+) from exact ones, and Flax's (\S+)", found.notes[-2])[0]
+    )
+    assert torchs < 1e-6
+    assert 1e-4 < flaxs < 1e-1
+    assert parity.compare(*pair, X).same, "the semantic level does not ask for types"
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+def test_as_it_runs_models_see_the_users_settings(precision, x64):
+    seen = []
+
+    def look(y):
+        seen.append((jnp.zeros(()).dtype == jnp.float64, jax.config.jax_default_matmul_precision))
+        return y
+
+    with jax.default_matmul_precision(precision), jax.enable_x64(x64):
+        found = parity.compare(Torch(lambda y: y), Flax(look), X, level="as it runs")
+    assert set(seen) == {(x64, precision)}
+    assert found.environment["matmul precision"] == (precision or "default")
+
+
+def test_as_it_runs_is_one_step_and_not_recorded(tmp_path):
+    pair = Torch(lambda y: y), Flax(lambda y: y)
+    both = lambda p: torch.optim.SGD(p, 0.1), optax.sgd(0.1)
+    with pytest.raises(ValueError, match="level='as it runs' is about one step"):
+        parity.compare(*pair, X, level="as it runs", optimizer=both, steps=2)
+    with pytest.raises(ValueError, match="level='as it runs' has no fixed values"):
+        parity.record(tmp_path / "r", *pair, X, level="as it runs")

@@ -97,7 +97,7 @@ def compare(
       optimizer: (parameters -> torch optimizer, optax transformation).
       steps: of training. More than one needs an optimizer.
       replicas: N; the batch is split as DataParallel splits it, on both sides.
-      level: "semantic", "numeric" or "trajectory".
+      level: "semantic", "numeric", "trajectory" or "as it runs".
       dtype: at the levels numeric and trajectory, the type that is asked about.
       resync: trajectory: every step starts from the reference; else both run freely, and a curve with
         an envelope says how far they went.
@@ -193,7 +193,8 @@ def run(
         compared = _result(request, findings)
         if request.asked is Level.SEMANTIC:
             compared = explained(pair, request.batch, compared)
-        if compared.same or request.replicas > 1:
+        # As they run, models may differ by rounding alone, which has no place.
+        if compared.same or request.replicas > 1 or request.asked is Level.AS_IT_RUNS:
             return compared
         return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))
 
@@ -226,6 +227,8 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
     findings.notes += request.calls.notes()
     if level is Level.SEMANTIC:
         return _levels.semantic(sides, request.batch, request.steps, findings)
+    if level is Level.AS_IT_RUNS:
+        return _levels.as_it_runs(sides, request.batch, request.steps, findings)
     if level is Level.NUMERIC:
         return _levels.numeric(sides, request.batch, request.steps, findings)
     trajectory = _levels.resynchronised if request.resync else _levels.free

@@ -4,7 +4,8 @@
 semantic    torch float64, Flax float64                each side's own last step
 numeric     oracle torch float64, torch and Flax in    the reference's weights; one step
             the type that is asked about
-trajectory  the same three                             the reference's last step (resync), or own
+as it runs  the oracle, torch and Flax as they are     the reference's weights; one step
+trajectory  the numeric three                          the reference's last step (resync), or own
 
 A loop yields what it saw of each step. torch's sides may be at work or played back from a record, so nothing
 here imports torch.
@@ -131,6 +132,27 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
         candidate = sides.candidate.step(batch, reference.masks)
         findings.differences += step_differences(candidate, reference, number, oracle)
         yield Step(number, batch, candidate, reference, oracle)
+
+
+def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[Step]:
+    """The numeric step, and how far each side is from exact arithmetic."""
+    for step in numeric(sides, batches, steps, findings):
+        assert step.oracle
+        for part in ("outputs", "gradients"):
+            true = getattr(step.oracle, part)
+            torchs, flaxs = (_error(getattr(seen, part), true) for seen in (step.reference, step.candidate))
+            findings.notes.append(f"torch's {part} are {torchs:.1g} from exact ones, and Flax's {flaxs:.1g}")
+        yield step
+
+
+def _error(seen: Named, true: Named) -> float:
+    """The largest max|x - o| / max|o|."""
+    found = [0.0]
+    for name, o in true.items():
+        x = seen.get(name)
+        if x is not None and x.shape == o.shape and o.dtype.kind == "f" and _top(o):
+            found.append(_top(x.astype(np.float64) - o) / _top(o))
+    return max(found)
 
 
 def resynchronised(

@@ -9,7 +9,7 @@ import torch
 from ._levels import Sides
 from ._sides.constants import Constants
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Task
+from ._sides.task import OWN, Task
 from ._sides.torch_side import TorchSide
 from ._weights import Links
 from ._weights.tree import FlaxModule, Variables
@@ -62,7 +62,8 @@ class Pair:
         if level is Level.SEMANTIC:
             reference = self.reference("float64")
             return Sides(reference, self.candidate(reference), single=self.reference("float32"))
-        reference, oracle = self.reference(dtype), self.reference("float64")
+        reference = self.reference(OWN if level is Level.AS_IT_RUNS else dtype)
+        oracle = self.reference("float64")
         # The oracle starts from the rounded weights: what rounding them does is nobody's error.
         oracle.continue_from(reference)
         return Sides(reference, self.candidate(reference), oracle)

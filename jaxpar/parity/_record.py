@@ -76,7 +76,7 @@ def record(
 
     Raises:
       ParityError: both are not the same; nothing is written.
-      ValueError: a trajectory, which has no fixed values to keep.
+      ValueError: a trajectory or a model as it runs, which have no fixed values to keep.
       OSError: the folder is missing or not writable.
     """
     from ._compare import compare, run  # torch, which `check` does without
@@ -86,9 +86,10 @@ def record(
     bound.apply_defaults()
     progress = bound.arguments.pop("progress")
     request = Request(**bound.arguments)
-    if request.asked is Level.TRAJECTORY:
+    if request.asked not in (Level.SEMANTIC, Level.NUMERIC):
         raise ValueError(
-            "parity.record: a trajectory has no fixed values; record level='semantic' or 'numeric'."
+            f"parity.record: level={request.asked.value!r} has no fixed values; record level='semantic' or "
+            "'numeric'."
         )
     target = _target(path)
     findings = Findings()

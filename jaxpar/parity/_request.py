@@ -17,7 +17,7 @@ from ._calls import Calls, Inputs, Outputs, pairs_of, zeros
 from ._pair import Pair
 from ._sides.call import to_array
 from ._sides.flax_mode import of_init
-from ._sides.task import Batch, Layout, Loss, Optimizer, Task
+from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
 from ._weights.mapping import Entries
@@ -74,9 +74,9 @@ class Request:
             )
         if level is Level.TRAJECTORY and not self.optimizer:
             raise ValueError("parity.compare: level='trajectory' compares updates; give an optimizer.")
-        if level is Level.NUMERIC and self.steps > 1:
+        if level in (Level.NUMERIC, Level.AS_IT_RUNS) and self.steps > 1:
             raise ValueError(
-                "parity.compare: level='numeric' is about one step; for several there is 'trajectory'."
+                f"parity.compare: level={level.value!r} is about one step; for several there is 'trajectory'."
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"parity.compare: dtype={self.dtype!r} is none of {', '.join(DTYPES)}.")
@@ -112,7 +112,7 @@ class Request:
 
     @property
     def compute_dtype(self) -> str:
-        return "float64" if self.asked is Level.SEMANTIC else self.dtype
+        return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.asked, self.dtype)
 
     def pair(self) -> Pair:
         """Both modules, their leaves paired."""
@@ -161,4 +161,11 @@ class Request:
         array = to_array(x, name)
         if self.compute_dtype == "float64" or not jnp.issubdtype(array.dtype, jnp.floating):
             return array
-        return array.astype(jnp.dtype(self.compute_dtype))
+        if self.compute_dtype != OWN:
+            return array.astype(jnp.dtype(self.compute_dtype))
+        # NumPy's own type is nobody's choice, and torch refuses float64 beside float32.
+        return array if array.dtype != np.float64 else array.astype(self._type_of_torch())
+
+    def _type_of_torch(self) -> np.dtype:
+        types = (x.dtype for x in self.torch_module.parameters() if x.is_floating_point())
+        return jnp.dtype(str(next(types, torch.float32)).removeprefix("torch."))

@@ -85,12 +85,13 @@ class FlaxNet(abc.ABC):
         """Both trees with the leaves that are in `named` replaced, in the trees' own element types."""
 
 
-def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str) -> FlaxNet:
-    """From an nnx.Module, or a Linen module and its variables."""
+def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str | None) -> FlaxNet:
+    """From an nnx.Module, or a Linen module and its variables; without a dtype in their own types."""
+    in_dtype = None if dtype is None else jnp.dtype(dtype)
     if isinstance(module, nnx.Module):
-        return _NNXNet(module, task, jnp.dtype(dtype))
+        return _NNXNet(module, task, in_dtype)
     if isinstance(module, linen.Module):
-        return _LinenNet(module, variables, task, jnp.dtype(dtype))
+        return _LinenNet(module, variables, task, in_dtype)
     raise TypeError(
         f"parity.compare: the Flax side is an nnx.Module or a linen.Module, not {type(module).__name__}."
     )
@@ -106,12 +107,13 @@ def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
 
 
 class _NNXNet(FlaxNet):
-    def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype):
+    def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         module = nnx.clone(module, graph=True)  # the user's own module keeps its mode, types and statistics
         module.train() if task.training else module.eval()
-        self._set_dtype(module, dtype)
-        nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
+        if dtype is not None:
+            self._set_dtype(module, dtype)
+            nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
         self.prefix = 0
         if task.replicas > 1:
             _refuse_dropout(module)
@@ -223,20 +225,21 @@ def _known(before: PyTree, after: PyTree) -> PyTree:
 
 
 class _LinenNet(FlaxNet):
-    def __init__(self, module: linen.Module, variables: Variables | None, task: Task, dtype: np.dtype):
+    def __init__(self, module: linen.Module, variables: Variables | None, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         if variables is None:
             raise TypeError(
                 "parity.compare: a Linen module has no variables of its own; pass variables=..., or "
                 "weights='torch'."
             )
-        if getattr(module, "dtype", None) not in (None, dtype):
+        if dtype is not None and getattr(module, "dtype", None) not in (None, dtype):
             self.notes.append(f"dtype={jnp.dtype(module.dtype)} of the module was set to {dtype}")
             module = module.clone(dtype=dtype)
         self.module = module
         self.net = jaxpar.DataParallel(module, range(task.replicas)) if task.replicas > 1 else module
         # Boxes of partitioning metadata have no counterpart in torch.
-        self.rest: dict[str, PyTree] = cast(linen.meta.unbox(dict(variables)), dtype)
+        bare = linen.meta.unbox(dict(variables))
+        self.rest: dict[str, PyTree] = bare if dtype is None else cast(bare, dtype)
         self.parameters = self.rest.pop("params", {})
 
     def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import jax
@@ -11,19 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._typing import PyTree
+from .._exactness import as_it_runs
 from .._weights.tree import FlaxModule, Variables
 from .call import Call
 from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
 from .outputs import Returned, outputs_of
-from .task import Batch, Named, Seen, Task, factors
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
 
 R = TypeVar("R")
 
 
 class FlaxSide:
-    """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16").
+    """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16"; OWN: their own).
 
     float64 needs x64 on wherever the methods are called.
 
@@ -46,9 +48,9 @@ class FlaxSide:
         self.factors, self.ignored = factors, frozenset(ignored)
         # Known when the step is traced, and shared with the sides that have the same compiled step.
         self.returned = Returned()
-        self.task, self.dtype = task, jnp.dtype(dtype)
-        self.net = flax_net(module, variables, task, dtype)
-        self.constants = (constants or Constants()) if self.dtype == np.float64 else None
+        self.task, self.dtype = task, dtype
+        self.net = flax_net(module, variables, task, None if dtype == OWN else dtype)
+        self.constants = (constants or Constants()) if dtype == "float64" else None
         if self.constants:
             self._take(self.constants)
         self.tx = task.optimizer[1] if task.optimizer else None
@@ -68,9 +70,10 @@ class FlaxSide:
 
     def _start(self) -> None:
         self.parameters, self.rest = self.net.parameters, self.net.rest
-        state = self.tx.init(self.parameters) if self.tx else ()
+        with self._settings():
+            state = self.tx.init(self.parameters) if self.tx else ()
         # A state that the optimizer keeps in another type would change its type with the first step.
-        self.opt_state = cast(state, self.dtype) if self.dtype == np.float64 else state
+        self.opt_state = cast(state, np.dtype(np.float64)) if self.constants else state
 
     def restarted(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
@@ -85,12 +88,13 @@ class FlaxSide:
 
         Without `keep` the side stays as it was. `reseeded`, all random streams are others.
         """
-        call, rest = self.call(batch), self.rest
-        if reseeded:
-            rest, call = self.net.reseeded(rest, call)
-        targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
-        before = self.parameters, rest, self.opt_state
-        loss, outputs, (gradients, of_inputs), *after = self._step(*before, call, targets, masks)
+        with self._settings():
+            call, rest = self.call(batch), self.rest
+            if reseeded:
+                rest, call = self.net.reseeded(rest, call)
+            targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
+            before = self.parameters, rest, self.opt_state
+            loss, outputs, (gradients, of_inputs), *after = self._step(*before, call, targets, masks)
         if keep:
             self.parameters, self.rest, self.opt_state = after
         return Seen(
@@ -152,7 +156,7 @@ class FlaxSide:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
         terms = (jnp.sum(leaves[name] * x) for name, x in targets.items())
-        return sum(terms, jnp.zeros((), self.dtype))
+        return sum(terms, jnp.zeros((), jnp.float32 if self.dtype == OWN else jnp.dtype(self.dtype)))
 
     def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
         """The default loss's factors of the outputs, made from the shapes that torch has."""
@@ -168,6 +172,7 @@ class FlaxSide:
             if jnp.issubdtype(x.dtype, jnp.floating)
         }
         made = factors(shapes, self.task.seed)
+        made = {name: in_type_of(self.dtype, x) for name, x in made.items()}
         return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
 
     def _outputs(self, *arguments: Any) -> Arrays:
@@ -185,7 +190,11 @@ class FlaxSide:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
 
     def array(self, x: np.ndarray) -> jax.Array:
-        return cast(jnp.asarray(x), self.dtype)
+        return jnp.asarray(x) if self.dtype == OWN else cast(jnp.asarray(x), jnp.dtype(self.dtype))
+
+    def _settings(self) -> AbstractContextManager[None]:
+        """Those in which the model is traced and run."""
+        return as_it_runs() if self.dtype == OWN else nullcontext()
 
 
 def is_array(leaf: object) -> bool:

@@ -19,6 +19,9 @@ import numpy as np
 from ..._typing import Shape
 from .call import Call
 
+OWN = "own"
+"""Instead of an element type: each array has its own."""
+
 Named = dict[str, np.ndarray]
 """Arrays by name: a leaf's path, or a place in the outputs."""
 
@@ -139,3 +142,8 @@ def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
         name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
         for name, shape in sorted(shapes.items())  # one order, whatever the containers have
     }
+
+
+def in_type_of(dtype: str, made: np.ndarray) -> np.ndarray:
+    """The factors as a side of this type begins with them: float32 where each array has its own type."""
+    return made.astype(np.float32) if dtype == OWN else made

@@ -19,7 +19,7 @@ from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
 from .constants import Constants
 from .outputs import Returned, named, outputs_of
-from .task import Batch, Named, Seen, Task, factors
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
 from .torch_dropout import Capture
 from .torch_float64 import InFloat64, in_float64, widen
 
@@ -28,7 +28,7 @@ TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 
 
 class TorchSide:
-    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16").
+    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16"; OWN: their own).
 
     Args:
       constants: in float64, what becomes of tensors that had been rounded before.
@@ -45,13 +45,13 @@ class TorchSide:
         dtype: str,
         constants: Constants | None = None,
     ):
-        self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
+        self.dtype, self.torch_dtype = dtype, getattr(torch, dtype, None)
         # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
         self.module = copy.deepcopy(module).to("cpu").train(task.training)
         self.constants = (constants or Constants()) if dtype == "float64" else None
         if self.constants:
             widen(self.module, self.constants, {name for part in links.parts for name in part.torch})
-        else:
+        elif dtype != OWN:
             getattr(self.module, TO[dtype])()
         self.links, self.task = links, task
         self.device = torch.device("cpu")
@@ -163,7 +163,7 @@ class TorchSide:
         # Integers, as an argmax among the outputs, have no gradient.
         real = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point()}
         made = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
-        terms = [(x * self._tensor(made[name])).sum() for name, x in real.items()]
+        terms = [(x * self._tensor(in_type_of(self.dtype, made[name]))).sum() for name, x in real.items()]
         return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
 
     def _gradients(self) -> Named:
