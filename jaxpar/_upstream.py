@@ -11,11 +11,12 @@ subclasses or replaces them; those stand in `ELSEWHERE`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
-from jax._src import cloud_tpu_init, clusters, xla_bridge
+from jax._src import cloud_tpu_init, clusters, core, xla_bridge
 from jax._src.distributed import global_state
 from jax.extend.backend import clear_backends
 from jax.extend.core import (
@@ -28,9 +29,11 @@ from jax.extend.core import (
     get_opaque_trace_state,
     jaxpr_as_fun,
 )
+from jax.extend.linear_util import WrappedFun, wrap_init
 from jax.interpreters import ad, batching, mlir
 
 P = TypeVar("P", ClosedJaxpr, Jaxpr)
+Before = Callable[[Primitive, Sequence[Any], dict], tuple[Sequence[Any], dict]]
 
 __all__ = [
     "CALLS",
@@ -57,6 +60,7 @@ __all__ = [
     "has_own_jvp",
     "in_cloud_tpu_vm",
     "inside",
+    "intercepted",
     "jaxpr_as_fun",
     "mlir",
     "opened",
@@ -64,6 +68,7 @@ __all__ = [
     "promote_dtype",
     "reached_preemption_sync_point",
     "rewritten",
+    "rule_of_jvp",
     "set_past_trace",
 ]
 
@@ -83,6 +88,9 @@ ELSEWHERE = {
     ),
     "torch.nn.parallel.data_parallel._get_all_device_indices": "torch_ref replaces it: torch counts GPUs",
     "torch.nn.parallel.data_parallel._get_devices_properties": "torch_ref replaces it: torch asks GPUs",
+    "torch.utils._python_dispatch.TorchDispatchMode": (
+        "parity computes in float64 below torch's own functions; torch documents the mode and keeps it there"
+    ),
     "torch.nn.modules.dropout._DropoutNd": (
         "parity finds torch's dropout layers by their common class; a list of the public ones would do"
     ),
@@ -164,6 +172,66 @@ def rewritten(program: P, **fields: Any) -> P:
     jaxpr, _ = opened(program)
     changed = jaxpr.replace(**fields)
     return changed if jaxpr is program else program.replace(jaxpr=changed)
+
+
+def rule_of_jvp(rule: WrappedFun, change: Callable[[Jaxpr], Jaxpr]) -> WrappedFun:
+    """The `jvp_jaxpr_fun` of a custom_jvp_call, with the program that it returns changed."""
+
+    def changed(*zeros: bool) -> tuple[Jaxpr, Any, Any]:
+        jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
+        return change(jaxpr), consts, out_zeros
+
+    return wrap_init(changed, debug_info=rule.debug_info)
+
+
+class _Intercepting(core.Trace):
+    """Passes everything on to the trace around it, changed on the way there and back."""
+
+    def __init__(self, around: core.Trace, before: Before, after: Callable[[Any], Any]):
+        super().__init__()
+        self.around, self.before, self.after = around, before, after
+        self.requires_low = around.requires_low
+
+    def process_primitive(self, primitive: Primitive, args: Any, params: dict, /) -> Any:
+        with core.set_current_trace(self.around):
+            args, params = self.before(primitive, args, params)
+            return self.after(primitive.bind(*args, **params))
+
+    def stage_value(self, val: Any) -> Any:
+        return self._passed_on("stage_value", val)
+
+    def process_call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._passed_on("process_call", *args, **kwargs)
+
+    def process_custom_jvp_call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._passed_on("process_custom_jvp_call", *args, **kwargs)
+
+    def process_custom_vjp_call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._passed_on("process_custom_vjp_call", *args, **kwargs)
+
+    def process_shard_map(self, *args: Any, **kwargs: Any) -> Any:
+        return self._passed_on("process_shard_map", *args, **kwargs)
+
+    def _passed_on(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(self.around, method)(*args, **kwargs)
+        with core.set_current_trace(self.around):
+            return self.after(found)
+
+
+@contextmanager
+def intercepted(before: Before, after: Callable[[Any], Any]) -> Iterator[None]:
+    """While a function is traced, each operation passes through here, in this thread alone.
+
+    JAX's own transformations are such traces; there is no public way to make one, and a rewritten program
+    comes too late: its constants have been rounded by then. The bodies of jit, scan and cond are traced by
+    themselves and do not pass.
+
+    Args:
+      before: called with an operation's primitive, arguments and parameters; returns the last two.
+      after: called with its result.
+    """
+    with core.set_current_trace(_Intercepting(core.trace_ctx.trace, before, after)):
+        yield
 
 
 # ------------------------------------------------------------------------------------ JAX's run time

@@ -234,7 +234,8 @@ class SpecError(JaxparError, ValueError):
 class MaskError(JaxparError, ValueError):
     """Dropout is called in other places, or on other shapes, in Flax than in torch.
 
-    Cause: a Dropout that one of the two models has not, or has in evaluation mode.
+    Cause: a Dropout that one of the two models has not, or has in evaluation mode; random numbers that a
+    model draws itself.
     Cure: make both drop in the same places, or compare with training=False.
     """
 

@@ -10,8 +10,8 @@ import pytest
 
 from jaxpar.parity.measuring import Difference, Judged, Kind, Level, Outcome, Policy, judge, measure
 
-SAME, WORSE, NOISE, DIFFERENT = Outcome
-SEMANTIC, NUMERIC, TRAJECTORY = (Policy(level) for level in Level)
+SAME, WORSE, _, NOISE, DIFFERENT = Outcome
+SEMANTIC, NUMERIC, TRAJECTORY, _ = (Policy(level) for level in Level)
 
 
 def difference(name="x", kind=Kind.GRADIENT, **changes) -> Difference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import math
@@ -143,10 +144,13 @@ def test_everything_about_a_difference(tmp_path):
 
 
 def test_every_outcome_has_a_mark_of_its_own(tmp_path):
-    root = page(numeric(60), tmp_path)
+    c = numeric(60)
+    sampled = next(row for row in c.rows if row.difference.samples)
+    worst = dataclasses.replace(sampled, outcome=Outcome.CONSTANTS)
+    root = page(dataclasses.replace(c, rows=(worst, *c.rows)), tmp_path)
     marks = {each.get("class"): each.find("path").get("d") for each in root.iterfind(".//svg/g")}
     assert set(marks) == {each.value for each in Outcome}
-    assert len({re.sub(r"M[\d.]+ [\d.]+", "M", d).split("M")[1] for d in marks.values()}) == 4
+    assert len({re.sub(r"M[\d.]+ [\d.]+", "M", d).split("M")[1] for d in marks.values()}) == 5
     for d in marks.values():
         for x, y in re.findall(r"M([\d.]+) ([\d.]+)", d):
             assert 50 < float(x) < 360

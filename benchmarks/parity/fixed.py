@@ -51,9 +51,13 @@ def tensors(case: Case, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     bound = inspect.signature(compare).bind(reference, candidate, **arguments)
     bound.apply_defaults()
     del bound.arguments["progress"]
-    batch = Batch(*(tuple(map(single, arguments[name])) for name in ("inputs", "targets")))
+    request = Request(**bound.arguments)
+    batch = request.batch(1)
+    batch = Batch(
+        batch.theirs.map(single), batch.ours.map(single), tuple(map(single, batch.targets)), batch.common
+    )
     with exact():
-        sides = Request(**bound.arguments).pair().sides(Level.NUMERIC, "float32")
+        sides = request.pair().sides(Level.NUMERIC, "float32")
         for _ in range(case.steps):
             theirs = sides.reference.step(batch)
             mine = sides.candidate.step(batch, theirs.masks)

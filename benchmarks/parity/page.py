@@ -64,8 +64,8 @@ LARGEST = "*Largest* is max|c - r| / max|r| of the worst tensor, both sides in f
 ROUNDED = """\
 ### Where torch itself rounds
 
-Two functions of torch are not exact in float64, so no port of their formula can be equal to 1e-10. They are
-in none of the counts."""
+A function of torch is not exact in float64, so no port of its formula can be equal to 1e-10. It is in none
+of the counts."""
 
 PLANTED = """\
 ## Planted bugs

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from ..parity import Layout, read_weights, write_weights
-from ..parity.conversion import Conversion
+from ..parity.conversion import Conversion, call_of
 from .parity_spec import read_spec
 
 MATCHING = ("variables", "mapping", "ignore_torch", "ignore_flax")
-OPTIONAL = ("inputs", "layout", "flax_kwargs", *MATCHING)
+OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)
 """What a spec may define beside `flax_module`."""
 
 
@@ -41,10 +39,10 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
 def _model(spec: str) -> dict[str, Any]:
     """The spec's model, and how its weights are to be matched."""
     given = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
-    inputs = given.get("inputs")
+    found = {name: given[name] for name in (*MATCHING, "flax_module") if name in given}
+    inputs, ours = given.get("inputs"), given.get("flax_inputs")
+    if ours is not None:
+        return found | call_of(ours, given.get("flax_kwargs"), Layout())
     if inputs is not None:
-        layout = Layout.parse(given.get("layout", "same"))
-        several = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-        inputs = tuple(layout.inputs(np.asarray(x)) for x in several)
-    found = {name: given[name] for name in MATCHING if name in given}
-    return found | {"flax_module": given["flax_module"], "inputs": inputs, "kwargs": given.get("flax_kwargs")}
+        return found | call_of(inputs, given.get("flax_kwargs"), Layout.parse(given.get("layout", "same")))
+    return found | {"kwargs": given.get("flax_kwargs")}

@@ -103,7 +103,9 @@ def demo(
 @cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
 @click.argument("spec", type=click.Path())
 @click.option(
-    "--level", type=click.Choice(["semantic", "numeric", "trajectory"]), help="Which question is asked."
+    "--level",
+    type=click.Choice(["semantic", "numeric", "trajectory", "as-it-runs"]),
+    help="Which question is asked.",
 )
 @click.option(
     "--steps", type=AT_LEAST_1, metavar="N", help="Training steps; more than one needs an optimizer."

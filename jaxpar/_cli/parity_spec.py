@@ -1,8 +1,8 @@
 """The spec of a comparison: a Python file that names two models and a task, for the command line.
 
-Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` are required, all
-others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) optional. The modules may be functions without
-arguments that build them.
+Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` (or `torch_inputs`
+and `flax_inputs`) are required, all others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) optional.
+The modules may be functions without arguments that build them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ def read_spec(
     """
     from ..parity import compare
 
-    defined, arguments = read_names(path, needed), inspect.signature(compare).parameters
+    defined, arguments = read_names(path), inspect.signature(compare).parameters
+    both = {"torch_inputs", "flax_inputs"} <= defined.keys()
+    missing = [name for name in needed if name not in defined and not (both and name == "inputs")]
+    if missing:
+        raise SpecError(f"{path}: it does not define {', '.join(missing)}.")
     known = names or [name for name in arguments if name != "progress"]
     found = {name: defined[name] for name in known if name in defined}
     for name in ("torch_module", "flax_module"):

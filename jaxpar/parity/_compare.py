@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import LeafError, NotDeterministicError
+from ..errors import LeafError, MaskError, NotDeterministicError
 from . import _levels
+from ._calls import Inputs, Outputs
 from ._comparison import Comparison, require_same
 from ._ctrl_c import between_steps
 from ._divergence import find
@@ -26,6 +27,8 @@ from ._exactness import environment, exact
 from ._levels import Findings, Sides, Step
 from ._pair import Pair
 from ._request import Arrays, Request
+from ._rounded import explained
+from ._sides.outputs import Returned
 from ._sides.task import Batch, Layout, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
 from ._weights.mapping import Entries
@@ -51,8 +54,11 @@ class Stopped(KeyboardInterrupt):
 def compare(
     torch_module: torch.nn.Module,
     flax_module: FlaxModule,
-    inputs: Arrays,
+    inputs: Inputs = None,
     *,
+    torch_inputs: Inputs = None,
+    flax_inputs: Inputs = None,
+    outputs: Outputs | None = None,
     targets: Arrays = (),
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
@@ -79,14 +85,19 @@ def compare(
     Args:
       torch_module: the reference. It works on the CPU, in torch's own DataParallel for `replicas` > 1.
       flax_module: an nnx.Module or a linen.Module.
-      inputs: of one call, in torch's layout; a function of the step gives every step its own.
+      inputs: of one call, in torch's layout: one argument, a tuple or list of them, or a dict of keyword
+        arguments. Dicts, lists and tuples may be inside, and None, numbers, flags and text are passed as
+        they are. A function of the step gives every step its own.
+      torch_inputs, flax_inputs: instead, where the two sides take different things; each in its own layout.
+      outputs: which are compared, by name (`["logits"]`, or `{"[0]": "['logits']"}`: torch's with Flax's),
+        each with all below it; all if left out. The comparison's notes list the others.
       targets: what the losses take after the outputs; likewise.
       loss: (torch's, JAX's), both called with (outputs, *targets). If left out, a fixed random
         projection of the outputs, in which every element counts.
       optimizer: (parameters -> torch optimizer, optax transformation).
       steps: of training. More than one needs an optimizer.
       replicas: N; the batch is split as DataParallel splits it, on both sides.
-      level: "semantic", "numeric" or "trajectory".
+      level: "semantic", "numeric", "trajectory" or "as it runs".
       dtype: at the levels numeric and trajectory, the type that is asked about.
       resync: trajectory: every step starts from the reference; else both run freely, and a curve with
         an envelope says how far they went.
@@ -98,7 +109,8 @@ def compare(
         the Flax model does without, and leaves that keep their values. The comparison's notes list them.
       weights: "torch": Flax gets torch's. "own": each has its own, and they are compared.
       variables: of a Linen module, with weights="own" or `ignore_flax`.
-      torch_kwargs, flax_kwargs: keyword arguments of every call of the model.
+      torch_kwargs, flax_kwargs: more keyword arguments of every call, which may be any objects; for Linen
+        those of `apply`: `rngs`, `mutable`, `method`.
       seed: of the projection and of dropout. Masks are drawn by torch and used by both.
       policy: the bounds, if not those of the level.
       progress: called after every step with its number and the number of all.
@@ -106,7 +118,8 @@ def compare(
     Raises:
       MatchError: leaves without a counterpart.
       NotDeterministicError: a model gives two results for the same batch.
-      ValueError: arguments that contradict each other.
+      MaskError: dropout that torch's masks do not reach.
+      ValueError: arguments that contradict each other, or a name in `outputs` that is not there.
       Stopped: Ctrl-C; a KeyboardInterrupt with what was completed.
 
     No torch counterpart. The bounds are those of docs/comparison.md.
@@ -115,6 +128,9 @@ def compare(
         torch_module=torch_module,
         flax_module=flax_module,
         inputs=inputs,
+        torch_inputs=torch_inputs,
+        flax_inputs=flax_inputs,
+        outputs=outputs,
         targets=targets,
         loss=loss,
         optimizer=optimizer,
@@ -175,7 +191,10 @@ def run(
             findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.steps}")
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
-        if compared.same or request.replicas > 1:
+        if request.asked is Level.SEMANTIC:
+            compared = explained(pair, request.batch, compared)
+        # As they run, models may differ by rounding alone, which has no place.
+        if compared.same or request.replicas > 1 or request.asked is Level.AS_IT_RUNS:
             return compared
         return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))
 
@@ -205,8 +224,11 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
     _check_determinism(pair, sides, request.batch(1), findings)
     findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
+    findings.notes += request.calls.notes()
     if level is Level.SEMANTIC:
         return _levels.semantic(sides, request.batch, request.steps, findings)
+    if level is Level.AS_IT_RUNS:
+        return _levels.as_it_runs(sides, request.batch, request.steps, findings)
     if level is Level.NUMERIC:
         return _levels.numeric(sides, request.batch, request.steps, findings)
     trajectory = _levels.resynchronised if request.resync else _levels.free
@@ -228,25 +250,44 @@ def _check_determinism(pair: Pair, sides: Sides[TorchSide], batch: Batch, findin
     first = theirs.step(batch, counted(findings.notes))
     second = pair.reference(dtype).step(batch)
     _require_equal("the torch module", first, second)
-    torchs = first.outputs
-    first, second = (sides.candidate.step(batch, first.masks, keep=False) for _ in range(2))
+    torchs, masks = first.outputs, first.masks
+    first, second = (sides.candidate.step(batch, masks, keep=False) for _ in range(2))
     if not torchs and not first.outputs and not first.loss:
         raise LeafError(
             "parity.compare: neither module returned an array, so there is nothing to compare. Return what "
             "they compute, or give loss=."
         )
     _require_equal("the Flax module", first, second)
-    findings.notes += _forms(theirs.sole, sides.candidate.sole)
+    if sides.candidate.draws(batch):
+        _require_own_draws_without_effect(first, sides.candidate.step(batch, masks, False, reseeded=True))
+    findings.notes += _forms(theirs.returned, sides.candidate.returned)
 
 
-def _forms(theirs: str | None, ours: str | None) -> list[str]:
-    """A sentence if the only array comes out of other containers."""
-    if theirs is None or ours is None or theirs == ours:
-        return []
-    words = [f"as outputs{path}" if path else "alone" for path in (theirs, ours)]
-    return [
-        f"torch returns its only output {words[0]} and Flax {words[1]}; they are compared with each other"
-    ]
+def _forms(theirs: Returned, ours: Returned) -> list[str]:
+    """A sentence if the only array comes out of other containers, and one on outputs that were not chosen."""
+    said = []
+    if theirs.sole is not None and ours.sole is not None and theirs.sole != ours.sole:
+        words = [f"as outputs{path}" if path else "alone" for path in (theirs.sole, ours.sole)]
+        said.append(
+            f"torch returns its only output {words[0]} and Flax {words[1]}; they are compared with each other"
+        )
+    for name, side in (("torch", theirs), ("Flax", ours)):
+        if side.left_out:
+            said.append(f"outputs of {name} that were not compared: {', '.join(side.left_out)}")
+    return said
+
+
+def _require_own_draws_without_effect(first: Seen, other: Seen) -> None:
+    """Dropout's masks are torch's; what Flax draws beside them would be a difference that means nothing."""
+    for part in ("outputs", "loss", "state", "gradients"):
+        for name, x in getattr(first, part).items():
+            if x.tobytes() != getattr(other, part)[name].tobytes():
+                raise MaskError(
+                    f"parity.compare: {f'{part} {name}'.strip()} of the Flax module depends on random "
+                    "numbers that it draws itself, outside of Dropout layers (make_rng, a key, an attention "
+                    "of its own), where torch's masks do not reach. Compare with training=False, set that "
+                    "rate to 0, or drop with a Dropout layer."
+                )
 
 
 def _require_equal(what: str, first: Seen, second: Seen) -> None:

@@ -37,6 +37,8 @@ class Comparison(Result):
       seconds: how long it took.
       policy: the bounds.
       subject: what was compared, `torch class against Flax class`.
+      constants: names of tensors that were rounded to float32 before the comparison, if both are the same
+        but for that; the notes have the numbers.
     """
 
     def __bool__(self) -> bool:

@@ -20,10 +20,13 @@ import torch
 from flax import nnx
 
 from ..errors import MatchError
+from ._calls import Calls as Given
+from ._calls import Inputs, Outputs, pairs_of, shapes, zeros
 from ._divergence.search import relative_error
 from ._exactness import exact
+from ._sides.flax_mode import of_init
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Batch, Layout, Task
+from ._sides.task import Layout, Task
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
 from ._weights import Mapping as Found
@@ -54,10 +57,10 @@ class Trial:
         self,
         flax_module: FlaxModule,
         torch_module: Any,
-        example: Any,
+        examples: tuple[Inputs, Inputs, Inputs],
         layout: str | tuple[str, str] | Layout,
-        torch_kwargs: Mapping[str, Any] | None,
-        flax_kwargs: Mapping[str, Any] | None,
+        outputs: Outputs | None,
+        kwargs: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
     ):
         if not isinstance(torch_module, torch.nn.Module):
             raise TypeError(
@@ -67,13 +70,16 @@ class Trial:
         self.task = Task(
             training=False,
             layout=Layout.parse(layout),
-            torch_kwargs=dict(torch_kwargs or {}),
-            flax_kwargs=dict(flax_kwargs or {}),
+            outputs=pairs_of(outputs),
         )
-        given = example if isinstance(example, (tuple, list)) else (example,)
-        self.batch = Batch(tuple(x.numpy() if hasattr(x, "detach") else np.asarray(x) for x in given))
-        self.inputs = tuple(self.task.layout.inputs(x) for x in self.batch.inputs)
-        self.tree = tree_of(flax_module, self.inputs, self.task.flax_kwargs)
+        calls = Given(flax_module, self.task, examples, kwargs, function="match")
+        self.batch = calls.batch(1)
+        self.call: dict[str, Any] = {
+            "inputs": self.batch.ours.args,
+            "kwargs": of_init(flax_module, self.batch.ours.kwargs),
+        }
+        variables = None if isinstance(flax_module, nnx.Module) else shapes(flax_module, self.batch.ours)
+        self.tree = tree_of(flax_module, **self.call, variables=variables)
         variables = self._variables()
         with exact():
             self.side = FlaxSide(flax_module, self.task, "float64", variables)
@@ -93,8 +99,7 @@ class Trial:
                 mapping=entries,
                 ignore_torch=ignore_torch,
                 ignore_flax=ignore_flax,
-                inputs=self.inputs,
-                kwargs=self.task.flax_kwargs,
+                **self.call,
                 function="parity.match",
             )
         except MatchError:
@@ -110,14 +115,10 @@ class Trial:
     def _variables(self) -> Variables | None:
         """Of a Linen module: zeros in the types that the user's own settings give."""
         if not isinstance(self.flax_module, nnx.Module):
-            return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._init))
+            return zeros(self.flax_module, self.batch.ours)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
             raise TypeError("parity.match: an example is for a Flax module with values; this one has shapes.")
         return None
-
-    def _init(self) -> Any:
-        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
-        return self.flax_module.init(rngs, *self.inputs, **self.task.flax_kwargs)
 
     def _run_torch(self) -> dict[str, np.ndarray]:
         self._order: dict[str, int] = {}
@@ -132,8 +133,10 @@ class Trial:
             return call(*args, **kwargs)
 
         side = self.side
-        inputs = tuple(side.array(x) for x in self.inputs)
-        jax.eval_shape(lambda *x: side.net.apply(side.parameters, side.rest, x, (), note)[0], *inputs)
+        jax.eval_shape(
+            lambda call: side.leaves(side.net.apply(side.parameters, side.rest, call, (), note)[0]),
+            side.call(self.batch),
+        )
         return self._order, order
 
 

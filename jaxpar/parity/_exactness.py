@@ -1,4 +1,4 @@
-"""Exactness: arithmetic without needless rounding, and a list of whatever else the numbers depend on."""
+"""Exactness: arithmetic without needless rounding, or the user's own, and what else numbers depend on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import jax
 
-from ._sides.task import Task
+from ._sides.task import OWN, Task
+
+_users: ContextVar[tuple[bool, str | None]] = ContextVar("users")
+"""Whether the user has float64, and the precision of matrix products, outside of `exact`."""
 
 
 @contextmanager
@@ -19,8 +24,25 @@ def exact() -> Iterator[None]:
 
     Both settings are those of the thread. A thread that trains meanwhile keeps its own.
     """
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    token = _users.set(_settings())
+    try:
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            yield
+    finally:
+        _users.reset(token)
+
+
+@contextmanager
+def as_it_runs() -> Iterator[None]:
+    """Inside of `exact`, the user's own settings again."""
+    x64, precision = _users.get()
+    with jax.enable_x64(x64), jax.default_matmul_precision(precision):
         yield
+
+
+def _settings() -> tuple[bool, str | None]:
+    values: Any = jax.config  # whose options are no attributes to a type checker
+    return values.jax_enable_x64, values.jax_default_matmul_precision
 
 
 def environment(task: Task, dtype: str) -> dict[str, str]:
@@ -31,7 +53,7 @@ def environment(task: Task, dtype: str) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
         "jax device": str(jax.devices()[0].device_kind),
-        "matmul precision": "highest",
+        "matmul precision": str(_users.get()[1] or "default") if dtype == OWN else "highest",
         "seed": str(task.seed),
         "mode": "training" if task.training else "evaluation",
     }

@@ -4,7 +4,8 @@
 semantic    torch float64, Flax float64                each side's own last step
 numeric     oracle torch float64, torch and Flax in    the reference's weights; one step
             the type that is asked about
-trajectory  the same three                             the reference's last step (resync), or own
+as it runs  the oracle, torch and Flax as they are     the reference's weights; one step
+trajectory  the numeric three                          the reference's last step (resync), or own
 
 A loop yields what it saw of each step. torch's sides may be at work or played back from a record, so nothing
 here imports torch.
@@ -111,10 +112,10 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         if number == 1 and sides.single:
             findings.add_noise(reference.gradients, sides.single.step(batch).gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += _step_differences(candidate, reference, number)
+        findings.differences += step_differences(candidate, reference, number)
         if sides.candidate.tx:
             after = candidate.weights, reference.weights
-            findings.differences += _resolved_updates(before, after, number, findings.noise_elements)
+            findings.differences += resolved_updates(before, after, number, findings.noise_elements)
         # Adam makes steps of the learning rate even of noise. Statistics behind such a parameter would drift.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
         before = (sides.candidate.weights(), reference.weights)
@@ -129,8 +130,29 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         findings.add_noise(oracle.gradients, reference.gradients)
         candidate = sides.candidate.step(batch, reference.masks)
-        findings.differences += _step_differences(candidate, reference, number, oracle)
+        findings.differences += step_differences(candidate, reference, number, oracle)
         yield Step(number, batch, candidate, reference, oracle)
+
+
+def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[Step]:
+    """The numeric step, and how far each side is from exact arithmetic."""
+    for step in numeric(sides, batches, steps, findings):
+        assert step.oracle
+        for part in ("outputs", "gradients"):
+            true = getattr(step.oracle, part)
+            torchs, flaxs = (_error(getattr(seen, part), true) for seen in (step.reference, step.candidate))
+            findings.notes.append(f"torch's {part} are {torchs:.1g} from exact ones, and Flax's {flaxs:.1g}")
+        yield step
+
+
+def _error(seen: Named, true: Named) -> float:
+    """The largest max|x - o| / max|o|."""
+    found = [0.0]
+    for name, o in true.items():
+        x = seen.get(name)
+        if x is not None and x.shape == o.shape and o.dtype.kind == "f" and _top(o):
+            found.append(_top(x.astype(np.float64) - o) / _top(o))
+    return max(found)
 
 
 def resynchronised(
@@ -151,7 +173,7 @@ def resynchronised(
         oracle, reference = sides.oracle.step(batch), sides.reference.step(batch)
         candidate = sides.candidate.step(batch, reference.masks)
         findings.add_noise(oracle.gradients, reference.gradients)
-        findings.differences += _step_differences(candidate, reference, number, oracle)
+        findings.differences += step_differences(candidate, reference, number, oracle)
         moves = [_moved(before, seen.weights) for seen in (candidate, reference, oracle)]
         findings.differences += _updates(moves, reference.weights, number, findings.noise_elements)
         error, own = (_distance(each, moves[2], findings) for each in moves[:2])
@@ -174,7 +196,7 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
         candidate = sides.candidate.step(batch, seen[0].masks)
         if number == 1:
             findings.add_noise(oracle.gradients, seen[0].gradients)
-            findings.differences += _step_differences(candidate, seen[0], number, oracle)
+            findings.differences += step_differences(candidate, seen[0], number, oracle)
         way = _moved(start, oracle.weights)
         error, *own = (_distance(_moved(start, each.weights), way, findings) for each in (candidate, *seen))
         errors.append((error, min(own), max(own)))
@@ -205,7 +227,7 @@ def _nudged(batch: Batch, member: int) -> Batch:
         up = random.random_sample(x.shape) < 0.5
         return np.nextafter(single, np.where(up, np.float32(np.inf), np.float32(-np.inf)))
 
-    return dataclasses.replace(batch, inputs=tuple(map(nudge, batch.inputs)))
+    return dataclasses.replace(batch, theirs=batch.theirs.map(nudge))
 
 
 def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int | None:
@@ -216,7 +238,7 @@ def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int 
     return next(outside, None)
 
 
-def _step_differences(
+def step_differences(
     candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None
 ) -> list[Difference]:
     """All that one step shows before the update, in the order of computation."""
@@ -227,7 +249,7 @@ def _step_differences(
     return found
 
 
-def _resolved_updates(
+def resolved_updates(
     before: tuple[Named, Named], after: tuple[Named, Named], step: int, left_out: Named
 ) -> list[Difference]:
     """The weights after the step, and those updates that are large enough to have digits.

@@ -12,6 +12,7 @@ from ._weights.source import TorchWeights, source_of
 from ._weights.tree import FlaxModule, tree_of
 
 if TYPE_CHECKING:
+    from ._calls import Inputs, Outputs
     from ._sides.task import Layout
 
 
@@ -24,7 +25,10 @@ def match(
     ignore_flax: Iterable[str] = (),
     inputs: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    example: Any = None,
+    example: Inputs = None,
+    torch_inputs: Inputs = None,
+    flax_inputs: Inputs = None,
+    outputs: Outputs | None = None,
     layout: str | tuple[str, str] | Layout = "same",
     torch_kwargs: Mapping[str, Any] | None = None,
 ) -> Found:
@@ -43,7 +47,9 @@ def match(
       mapping: what is known already; it is part of the result.
       ignore_torch, ignore_flax: names that are left out, as in `load_torch`.
       inputs, kwargs: arguments of one call of a Linen module; shapes are enough.
-      example: the arrays of one call, in torch's layout, as for `compare`; it needs two modules with values.
+      example: the inputs of one call, in torch's layout, as for `compare`; it needs two modules with values.
+      torch_inputs, flax_inputs: instead of an example, where the two sides take different things.
+      outputs: by which it is decided, as for `compare`; all if left out.
       layout, torch_kwargs: of the example, as for `compare`, which calls `kwargs` flax_kwargs.
 
     Returns:
@@ -53,9 +59,10 @@ def match(
       TypeError: an example without a torch module, or a Flax module without values.
     """
     known: dict[str, Any] = {"known": mapping, "ignore_torch": ignore_torch, "ignore_flax": ignore_flax}
-    if example is None:
+    examples = example, torch_inputs, flax_inputs
+    if all(each is None for each in examples):
         return Guesses(tree_of(flax_module, inputs, kwargs), source_of(torch_module), **known).mapping()
     from ._evidence import Trial, tried  # torch, which guessing does without
 
-    trial = Trial(flax_module, torch_module, example, layout, torch_kwargs, kwargs)
+    trial = Trial(flax_module, torch_module, examples, layout, outputs, (torch_kwargs, kwargs))
     return tried(trial, **known)

@@ -7,8 +7,9 @@ import dataclasses
 import torch
 
 from ._levels import Sides
+from ._sides.constants import Constants
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Task
+from ._sides.task import OWN, Task
 from ._sides.torch_side import TorchSide
 from ._weights import Links
 from ._weights.tree import FlaxModule, Variables
@@ -34,27 +35,35 @@ class Pair:
     _made: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
     """One side of each type: its compiled step serves all that follow."""
 
-    def reference(self, dtype: str) -> TorchSide:
-        return TorchSide(self.torch_module, self.links, self.task, dtype)
+    def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
+        return TorchSide(self.torch_module, self.links, self.task, dtype, constants)
 
-    def candidate(self, reference: TorchSide) -> FlaxSide:
+    def candidate(self, reference: TorchSide, constants: Constants | None = None) -> FlaxSide:
         """In the reference's type, with its weights unless both have their own."""
         dtype = reference.dtype
-        if dtype not in self._made:
-            self._made[dtype] = FlaxSide(
-                self.flax_module, self.task, dtype, self.variables, ignored=self.links.ignored
-            )
-        side = self._made[dtype].restarted()
+        if constants is not None:
+            side = self._candidate(dtype, constants)
+        else:
+            if dtype not in self._made:
+                self._made[dtype] = self._candidate(dtype)
+            side = self._made[dtype].restarted()
         if self.weights == "torch":
             side.load(reference.weights(), reference.state())
         return side
+
+    def _candidate(self, dtype: str, constants: Constants | None = None) -> FlaxSide:
+        ignored = self.links.ignored
+        return FlaxSide(
+            self.flax_module, self.task, dtype, self.variables, ignored=ignored, constants=constants
+        )
 
     def sides(self, level: Level, dtype: str) -> Sides[TorchSide]:
         """Those that a level needs, all from the same weights."""
         if level is Level.SEMANTIC:
             reference = self.reference("float64")
             return Sides(reference, self.candidate(reference), single=self.reference("float32"))
-        reference, oracle = self.reference(dtype), self.reference("float64")
+        reference = self.reference(OWN if level is Level.AS_IT_RUNS else dtype)
+        oracle = self.reference("float64")
         # The oracle starts from the rounded weights: what rounding them does is nobody's error.
         oracle.continue_from(reference)
         return Sides(reference, self.candidate(reference), oracle)

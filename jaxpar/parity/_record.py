@@ -27,8 +27,9 @@ from ._comparison import Comparison, require_same
 from ._exactness import environment, exact
 from ._files import read_weights, write_weights
 from ._levels import Findings, Sides, Step
+from ._sides.call import Arguments, Call, read, written
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Batch, Named, Seen, Task
+from ._sides.task import Batch, Named, Seen, Task, same
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Kind, Level, Policy, judge
 
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
     import optax
     import torch
 
+    from ._calls import Inputs
     from ._pair import Pair
-    from ._request import Arrays, Request
+    from ._request import Request
 
 FORMAT = "jaxpar parity record"
-VERSION = 2
+VERSION = 3
+Calls = tuple[Arguments, Call]
 Ratios = dict[tuple[Kind, str, int], float | None]
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 """The attributes of Seen that are kept, in its order."""
@@ -50,7 +53,7 @@ FIELDS = {
     **dict.fromkeys(("steps", "replicas", "seed"), int),
     **dict.fromkeys(("training", "loss", "optimizer"), bool),
     **dict.fromkeys(("environment", "policy", "noise"), dict),
-    "ratios": list,
+    **dict.fromkeys(("ratios", "calls", "outputs"), list),
 }
 """What the .json has beside its format and version, and of which type."""
 
@@ -59,7 +62,7 @@ def record(
     path: str | os.PathLike[str],
     torch_module: torch.nn.Module,
     flax_module: FlaxModule,
-    inputs: Arrays,
+    inputs: Inputs = None,
     **arguments: Any,
 ) -> Comparison:
     """Compares, and if both are the same keeps what torch computed, for `check`.
@@ -73,7 +76,7 @@ def record(
 
     Raises:
       ParityError: both are not the same; nothing is written.
-      ValueError: a trajectory, which has no fixed values to keep.
+      ValueError: a trajectory or a model as it runs, which have no fixed values to keep.
       OSError: the folder is missing or not writable.
     """
     from ._compare import compare, run  # torch, which `check` does without
@@ -83,9 +86,10 @@ def record(
     bound.apply_defaults()
     progress = bound.arguments.pop("progress")
     request = Request(**bound.arguments)
-    if request.asked is Level.TRAJECTORY:
+    if request.asked not in (Level.SEMANTIC, Level.NUMERIC):
         raise ValueError(
-            "parity.record: a trajectory has no fixed values; record level='semantic' or 'numeric'."
+            f"parity.record: level={request.asked.value!r} has no fixed values; record level='semantic' or "
+            "'numeric'."
         )
     target = _target(path)
     findings = Findings()
@@ -98,6 +102,7 @@ def record(
     contiguous = {name: np.array(x, order="C") for name, x in arrays.items()}
     write_weights(target, contiguous, metadata={"format": FORMAT})
     manifest = _manifest(comparison, request, findings.noise, _digest(target))
+    manifest["calls"] = [written(step.batch.ours.form) for step in steps]
     manifest["ignored"] = sorted(pair.links.ignored)
     manifest["seal"] = _seal(manifest)
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
@@ -124,7 +129,7 @@ def check(
       loss: JAX's loss, if the record was made with one.
       optimizer: the optax transformation, if the record was made with one.
       variables: of a Linen module, to start from: `module.init(...)`.
-      flax_kwargs: keyword arguments of every call of the model.
+      flax_kwargs: keyword arguments of every call, in the place of those that were recorded.
 
     Raises:
       FileError: the record is missing, damaged, or of another version.
@@ -146,9 +151,10 @@ def check(
         replicas=manifest["replicas"],
         loss=(loss, loss) if loss else None,
         optimizer=(optimizer, optimizer) if optimizer else None,
-        flax_kwargs=dict(flax_kwargs or {}),
         seed=manifest["seed"],
+        outputs=dict(manifest["outputs"]) or None,
     )
+    calls = _calls(manifest, target, flax_kwargs)
     findings = Findings(noise=manifest["noise"], noise_elements=_below(arrays, "noise/"))
     with exact():
         factors, ignored = _below(arrays, "factors/"), manifest.get("ignored", ())
@@ -158,7 +164,7 @@ def check(
         reference = _Played(arrays, "reference", side) if numeric else expected
         sides = Sides(reference, side, oracle=expected if numeric else None)
         run = _levels.numeric if numeric else _levels.semantic
-        for _ in run(sides, partial(_batch, arrays), manifest["steps"], findings):
+        for _ in run(sides, partial(_batch, arrays, calls), manifest["steps"], findings):
             pass  # all that is asked for is in findings
     # safetensors files are ordered by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
@@ -194,8 +200,8 @@ def _tape(request: Request, findings: Findings, steps: list[Step]) -> Named:
     move = request.task.layout.inputs
     for step in steps:
         prefix, expected = f"{step.number}/", step.oracle or step.reference
-        for kind, several in (("inputs", step.batch.inputs), ("targets", step.batch.targets)):
-            arrays |= {f"{prefix}{kind}/{i}": move(x) for i, x in enumerate(several)}
+        arrays |= {f"{prefix}inputs/{name}": x for name, x in step.batch.ours.arrays.items()}
+        arrays |= {f"{prefix}targets/{i}": move(x) for i, x in enumerate(step.batch.targets)}
         arrays |= {f"{prefix}masks/{i}": x for i, x in enumerate(expected.masks)}
         arrays |= _named(f"{prefix}expected/", expected)
         if step.oracle:
@@ -224,9 +230,29 @@ class _Played:
         return self.start
 
 
-def _batch(arrays: Named, step: int) -> Batch:
+def _batch(arrays: Named, calls: list[Calls], step: int) -> Batch:
     here = _below(arrays, f"{step}/")
-    return Batch(_row(here, "inputs/"), _row(here, "targets/"))
+    form, given = calls[step - 1]
+    call = Call(_below(here, "inputs/"), form).with_kwargs(given)
+    common = {name: (name, same) for name in _below(here, "expected/input_gradients/")}
+    return Batch(ours=call, targets=_row(here, "targets/"), common=common)
+
+
+def _calls(manifest: Mapping[str, Any], target: Path, flax_kwargs: Mapping[str, Any] | None) -> list[Calls]:
+    """The form of each step's call, and the keyword arguments that come in the place of recorded ones."""
+    given = Call.of((), flax_kwargs)
+    try:
+        forms = [read(said) for said in manifest["calls"]]
+        missing = {name: kind for form in forms for name, kind in Call({}, form).with_kwargs(given).missing()}
+    except (ValueError, AttributeError) as error:
+        raise FileError(f"{target.with_suffix('.json')}: its calls make no sense: {error}.") from None
+    if missing:
+        said = ", ".join(f"{name} ({kind})" for name, kind in missing.items())
+        raise ValueError(
+            f"parity.check: {target} was made with {said}, which a record cannot hold. Give it again, as "
+            "flax_kwargs={...}."
+        )
+    return [(form, given) for form in forms]
 
 
 def _below(arrays: Mapping[str, Any], prefix: str) -> Named:
@@ -266,6 +292,7 @@ def _manifest(comparison: Comparison, request: Request, noise: dict[str, str], d
         "seed": task.seed,
         "loss": task.loss is not None,
         "optimizer": task.optimizer is not None,
+        "outputs": [*(task.outputs or {}).items()],
         "environment": dict(comparison.environment),
         "policy": {**policy, "level": comparison.level.value},
         "noise": noise,

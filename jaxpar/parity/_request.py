@@ -8,14 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import linen
 
+from ._calls import Calls, Inputs, Outputs, pairs_of, zeros
 from ._pair import Pair
-from ._sides.task import Batch, Layout, Loss, Optimizer, Task
+from ._sides.call import to_array
+from ._sides.flax_mode import of_init
+from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
 from ._weights.mapping import Entries
@@ -34,7 +36,10 @@ class Request:
 
     torch_module: torch.nn.Module
     flax_module: FlaxModule
-    inputs: Arrays
+    inputs: Inputs
+    torch_inputs: Inputs
+    flax_inputs: Inputs
+    outputs: Outputs | None
     targets: Arrays
     loss: Loss | None
     optimizer: Optimizer | None
@@ -69,9 +74,9 @@ class Request:
             )
         if level is Level.TRAJECTORY and not self.optimizer:
             raise ValueError("parity.compare: level='trajectory' compares updates; give an optimizer.")
-        if level is Level.NUMERIC and self.steps > 1:
+        if level in (Level.NUMERIC, Level.AS_IT_RUNS) and self.steps > 1:
             raise ValueError(
-                "parity.compare: level='numeric' is about one step; for several there is 'trajectory'."
+                f"parity.compare: level={level.value!r} is about one step; for several there is 'trajectory'."
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"parity.compare: dtype={self.dtype!r} is none of {', '.join(DTYPES)}.")
@@ -93,9 +98,8 @@ class Request:
             optimizer=self.optimizer,
             replicas=self.replicas,
             layout=Layout.parse(self.layout),
-            torch_kwargs=dict(self.torch_kwargs or {}),
-            flax_kwargs=dict(self.flax_kwargs or {}),
             seed=self.seed,
+            outputs=pairs_of(self.outputs),
         )
 
     @functools.cached_property
@@ -108,57 +112,60 @@ class Request:
 
     @property
     def compute_dtype(self) -> str:
-        return "float64" if self.asked is Level.SEMANTIC else self.dtype
+        return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.asked, self.dtype)
 
     def pair(self) -> Pair:
         """Both modules, their leaves paired."""
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)
-        inputs = tuple(task.layout.inputs(x) for x in self.batch(1).inputs)
+        call = self.batch(1).ours
         if isinstance(module, linen.Module) and variables is None and self.weights == "torch":
             if self.ignore_flax:
                 raise ValueError(
                     f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
                     "module has none; give variables=module.init(...)."
                 )
-            variables = _zeros(module, inputs, task)
+            variables = zeros(module, call)
         links = links_of(
             module,
             self.torch_module,
             mapping=self.mapping,
             ignore_torch=self.ignore_torch,
             ignore_flax=self.ignore_flax,
-            inputs=inputs,
-            kwargs=task.flax_kwargs,
+            inputs=call.args,
+            kwargs=of_init(module, call.kwargs),
             variables=variables,
             function="parity.compare",
         )
         return Pair(self.torch_module, module, variables, task, links, self.weights)
 
+    @functools.cached_property
+    def calls(self) -> Calls:
+        return Calls(
+            self.flax_module,
+            self.task,
+            (self.inputs, self.torch_inputs, self.flax_inputs),
+            (self.torch_kwargs, self.flax_kwargs),
+            self._array,
+        )
+
     def batch(self, step: int) -> Batch:
         """The batch of a step. All sides get the values rounded to the type that is asked about."""
-        return Batch(self._arrays(self.inputs, step, "inputs"), self._arrays(self.targets, step, "targets"))
-
-    def _arrays(self, what: Arrays, step: int, name: str) -> tuple[np.ndarray, ...]:
-        given = what(step) if callable(what) else what
+        given = self.targets(step) if callable(self.targets) else self.targets
         several = given if isinstance(given, tuple | list) else (given,)
-        return tuple(self._array(x, f"{name}[{i}]") for i, x in enumerate(several))
+        targets = tuple(self._array(x, f"targets[{i}]") for i, x in enumerate(several))
+        return dataclasses.replace(self.calls.batch(step), targets=targets)
 
     def _array(self, x: Any, name: str) -> np.ndarray:
-        array = x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x)
-        if array.dtype.kind not in "biufcV":
-            raise TypeError(f"parity.compare: {name} is {type(x).__name__}, not an array of numbers.")
+        array = to_array(x, name)
         if self.compute_dtype == "float64" or not jnp.issubdtype(array.dtype, jnp.floating):
             return array
-        return array.astype(jnp.dtype(self.compute_dtype))
+        if self.compute_dtype != OWN:
+            return array.astype(jnp.dtype(self.compute_dtype))
+        # NumPy's own type is nobody's choice, and torch refuses float64 beside float32.
+        return array if array.dtype != np.float64 else array.astype(self._type_of_torch())
 
-
-def _zeros(module: linen.Module, inputs: tuple, task: Task) -> Variables:
-    """The variables of a Linen module, without the work of drawing them."""
-
-    def init(*inputs: jax.Array) -> Variables:  # arrays of JAX, for models that ask
-        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0)}
-        return module.init(rngs, *inputs, **task.flax_kwargs)
-
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(init, *inputs))
+    def _type_of_torch(self) -> np.dtype:
+        types = (x.dtype for x in self.torch_module.parameters() if x.is_floating_point())
+        return jnp.dtype(str(next(types, torch.float32)).removeprefix("torch."))

@@ -132,6 +132,7 @@ class Result:
     seconds: float = 0.0
     policy: Policy = dataclasses.field(default_factory=Policy)
     subject: str = ""
+    constants: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:

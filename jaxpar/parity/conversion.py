@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 
 from ..errors import MatchError
+from ._sides.call import Call
+from ._sides.task import Layout
 from ._weights.load_torch import converted
 from ._weights.mapping import Entries
 from ._weights.source import source_of
 from ._weights.to_torch import implied_source, state_dict
 from ._weights.tree import FlaxModule, Tree, Variables, tree_of
 from ._weights.unmatched import complete_links
+
+
+def call_of(inputs: Any, kwargs: Mapping[str, Any] | None, layout: Layout) -> dict[str, Any]:
+    """`inputs` and `kwargs` of a Conversion, from the inputs of `compare` in torch's layout."""
+    call = Call.of(inputs).map(layout.inputs).with_kwargs(Call.of((), kwargs))
+    return {"inputs": call.args, "kwargs": call.kwargs}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,6 +73,7 @@ PAIRS = {
     "Adadelta": (lambda p: torch.optim.Adadelta(p), optax.adadelta(1.0)),
     "Adagrad": (lambda p: torch.optim.Adagrad(p, RATE), optim.adagrad(RATE)),
     "RAdam": (lambda p: torch.optim.RAdam(p, RATE), optim.radam(RATE)),
+    "NAdam": (lambda p: torch.optim.NAdam(p, RATE), optim.nadam(RATE)),
     "Rprop": (lambda p: torch.optim.Rprop(p, RATE), optim.rprop(RATE)),
 }
 
@@ -91,8 +92,3 @@ def optimizer(name, torch_optimizer, transformation):
 
 
 CASES = [optimizer(name, *pair) for name, pair in PAIRS.items()]
-ROUNDED = {
-    "torch keeps NAdam's mu_product in float32": optimizer(
-        "NAdam", lambda p: torch.optim.NAdam(p, RATE), optim.nadam(RATE)
-    )
-}

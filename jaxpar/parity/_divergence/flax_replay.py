@@ -8,6 +8,7 @@ alone, and what arrives at a layer only on the code between the layers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from ..._typing import PyTree, Shape
 from ..._upstream import get_opaque_trace_state
-from .._sides.flax_attention import softmax_in_float64
-from .._sides.flax_side import FlaxSide, named_leaves
+from .._sides.call import Call
+from .._sides.flax_float64 import in_float64
+from .._sides.flax_side import FlaxSide
 from .._sides.task import Batch, Named
 from .._weights.tree import FlaxModule
 from .torch_trace import LayerCall
@@ -62,15 +64,14 @@ def replay(
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
     missing = dict.fromkeys(calls, "not called in Flax")
-    inputs = tuple(side.array(side.task.layout.inputs(x)) for x in batch.inputs)
 
-    def run(parameters: PyTree, rest: PyTree, inputs: tuple, masks: tuple, references: PyTree) -> tuple:
+    def run(parameters: PyTree, rest: PyTree, call: Call, masks: tuple, references: PyTree) -> tuple:
         forcing = _Forcing(references, channels_last, missing)
-        outputs, after = side.net.apply(parameters, rest, inputs, masks, forcing)
-        return forcing.inputs, forcing.results, named_leaves(outputs), side.net.named_rest(after)
+        outputs, after = side.net.apply(parameters, rest, call, masks, forcing)
+        return forcing.inputs, forcing.results, side.leaves(outputs), side.net.named_rest(after)
 
-    compiled = jax.jit(softmax_in_float64(run))
-    seen = compiled(side.parameters, side.rest, inputs, masks, references)
+    compiled = jax.jit(in_float64(run))
+    seen = compiled(side.parameters, side.rest, side.call(batch), masks, references)
     given, returned, outputs, state = jax.tree.map(np.asarray, seen)
     return Replay(given, returned, outputs, state, missing)
 
@@ -98,15 +99,16 @@ class _Forcing:
             return call(*args, **kwargs)
         given, returned = self.references[key]
         last = self.channels_last[key]
-        # Layers that are called by keyword alone have torch's order of arguments too.
-        arrays = args or tuple(kwargs.values())
+        names = _by_keyword(layer, kwargs)
+        arrays = (*args, *(kwargs[name] for name in names))
         forced = _replaced(arrays, given, last)
         if forced is None:
             self.missing[key] = _misfit("is given", arrays, given)
             return call(*args, **kwargs)
         self.missing.pop(key, None)
         self.inputs[key] = _pairs(arrays, given, last)
-        outputs = call(*forced, **kwargs) if args else call(**dict(zip(kwargs, forced, strict=True)))
+        named = dict(zip(names, forced[len(args) :], strict=True))
+        outputs = call(*forced[: len(args)], **{**kwargs, **named})
         leaves, structure = jax.tree.flatten(outputs)
         rows = _is_whole(arrays[0])
         replaced = _replaced(leaves, returned, last, rows)
@@ -117,6 +119,17 @@ class _Forcing:
         assert both, "what was replaced fits"
         self.results[key] = both
         return jax.tree.unflatten(structure, replaced)
+
+
+def _by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
+    """Keyword arguments that are numbers and no masks, in the order of the signature, which is torch's."""
+    order = inspect.signature(type(layer).__call__).parameters
+    known = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
+    return [name for name in known if _is_number(kwargs[name])]
+
+
+def _is_number(x: Any) -> bool:
+    return hasattr(x, "shape") and not jnp.issubdtype(x.dtype, jnp.bool_)
 
 
 def _replaced(

@@ -40,7 +40,10 @@ class Forward:
         self.module = self.reference.module
         # Clones, because BatchNorm writes its statistics in place. Not all buffers are in a state_dict.
         self._before = {name: x.detach().clone() for name, x in self._tensors().items()}
-        self.seen = self.reference.step(self.batch, watched(self.module, self.links, self.trace, keep=True))
+        self.seen = self.reference.step(
+            self.batch,
+            watched(self.module, self.links, self.trace, keep=True, outputs=self.reference.leaves),
+        )
         calls = {self.key(call): (call, self.channels_last(call)) for call in self.trace.calls}
         self.replay = replay(self.candidate, self.batch, self.seen.masks, calls)
         self._forced = Departure(returned={call.key: call.outputs for call in self.trace.calls})
@@ -86,7 +89,7 @@ class Forward:
         self._restore()
         trace = Trace()
         departure = self._forced | departure if forced else departure
-        watching = watched(self.module, self.links, trace, departure, until, keep)
+        watching = watched(self.module, self.links, trace, departure, until, keep, self.reference.leaves)
         try:
             return self.reference.step(self.batch, watching, forward_only=True), trace
         except Enough:

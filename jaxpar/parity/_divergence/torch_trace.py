@@ -9,6 +9,7 @@ sees the functions belongs to this thread.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -146,10 +147,12 @@ def watched(
     departure: Departure | None = None,
     until: tuple[Nth, str] | None = None,
     keep: bool = False,
+    outputs: Callable[[PyTree], dict[str, torch.Tensor]] = named_leaves,
 ) -> Iterator[None]:
     """Fills a trace while the module runs.
 
     Args:
+      outputs: names the tensors that the module returns.
       paths: of the layers whose arrays are wanted.
       until: a layer's call and "inputs" or "outputs": Enough is raised when they are known.
       keep: whether the ops are kept, with references to their tensors.
@@ -161,7 +164,7 @@ def watched(
     def finish(layer: torch.nn.Module, args: tuple, output: PyTree) -> None:
         trace.model_ops = ops.count
         with ops.pause():
-            trace.outputs = named_leaves(output) if keep else {}
+            trace.outputs = outputs(output) if keep else {}
 
     with ExitStack() as stack:
         for path in paths:
@@ -188,7 +191,7 @@ class _Layers:
         nth = self.counts[path] = self.counts.get(path, -1) + 1
         with self.ops.pause():
             # Copies: what a layer is given may be changed in place later.
-            given = list(named_leaves((args, kwargs)).values())
+            given = _in_order(layer, args, kwargs)
             call = LayerCall(path, nth, [to_numpy(x) for x in given], [], self.ops.count)
             call.given = given if self.ops.keep else []
             self.open.append(call)
@@ -196,7 +199,7 @@ class _Layers:
             if self.until == ((path, nth), "inputs"):
                 raise Enough
             instead = self.departure.given.get((path, nth))
-            return None if instead is None else _given((args, kwargs), *instead)
+            return None if instead is None else _given((args, kwargs), given[instead[0]], instead[1])
 
     def leave(self, path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> PyTree | None:
         call = self.open.pop()
@@ -217,11 +220,17 @@ def _is_tensor(x: object) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def _given(call: tuple, place: int, array: np.ndarray) -> tuple:
-    """The arguments with another array in one of their tensors, by its number among them."""
+def _in_order(layer: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that a layer is given, in the order of its signature: keywords may come in any."""
+    order = list(inspect.signature(layer.forward).parameters)
+    known = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
+    return list(named_leaves((args, {name: kwargs[name] for name in known})).values())
+
+
+def _given(call: tuple, old: torch.Tensor, array: np.ndarray) -> tuple:
+    """The arguments with another array in the place of one of their tensors."""
     leaves, structure = jax.tree.flatten(call, is_leaf=_is_tensor)
-    index = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)][place]
-    old = leaves[index]
+    index = next(i for i, leaf in enumerate(leaves) if leaf is old)
     new = tensor_of(np.array(array, order="C")).to(old.dtype).reshape(old.shape)
     if old.grad_fn is not None:
         try:

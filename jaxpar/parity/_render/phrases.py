@@ -13,9 +13,10 @@ from ..measuring import Difference, Judged, Level, Number, Outcome
 QUESTIONS = {
     Level.SEMANTIC: "both in float64, max|c - r| / max|r| against a bound far above rounding",
     Level.NUMERIC: "each one's error against a float64 oracle, the candidate's over the reference's own",
+    Level.AS_IT_RUNS: "each one's error against a float64 oracle, both in their own types and precision",
     Level.TRAJECTORY: "each step's error against a float64 oracle, the candidate's over the reference's own",
 }
-ORDER = (Outcome.DIFFERENT, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
+ORDER = (Outcome.DIFFERENT, Outcome.CONSTANTS, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
 PLACES = 5
 """Places beside the first that are described; the others are listed."""
 LISTED = 8
@@ -40,15 +41,20 @@ def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
 
 
 def headline(comparison: Result) -> str:
-    level, found, total = comparison.level.value, counts(comparison.rows), len(comparison.rows)
+    found, total = counts(comparison.rows), len(comparison.rows)
+    own = comparison.level is Level.AS_IT_RUNS
+    level = comparison.level.value if own else f"at the {comparison.level.value} level"
     if not total:
-        return f"Nothing was compared at the {level} level"
+        return f"Nothing was compared {level}"
     if found[Outcome.DIFFERENT]:
-        return f"Different at the {level} level: {found[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
+        return f"Different {level}: {found[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
     if not comparison.same and comparison.curve is not None:
         step = comparison.curve.first_outside
-        return f"Different at the {level} level: the trajectory leaves its envelope at step {step}"
-    return f"The same at the {level} level: all {_count(total, 'tensor')}"
+        return f"Different {level}: the trajectory leaves its envelope at step {step}"
+    if comparison.constants:
+        names = _listed(comparison.constants)
+        return f"The same {level} up to float32 constants in {names}: all {_count(total, 'tensor')}"
+    return f"The same {level}: all {_count(total, 'tensor')}"
 
 
 def _count(count: int, what: str) -> str:
@@ -60,6 +66,8 @@ def summary(comparison: Result) -> str:
     found = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
     parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
+    if found[Outcome.CONSTANTS]:
+        parts.append(f"{found[Outcome.CONSTANTS]:,} up to float32 constants")
     if found[Outcome.WORSE]:
         parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
     if found[Outcome.NOISE]:

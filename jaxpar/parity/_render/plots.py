@@ -77,12 +77,16 @@ def scatters(comparison: Result) -> list[Scatter]:
     return [_scatter(kind, rows, comparison) for kind, rows in kinds.items() if rows]
 
 
+ON_TOP = (Outcome.NOISE, Outcome.SAME, Outcome.WORSE, Outcome.CONSTANTS, Outcome.DIFFERENT)
+"""Marks of later ones cover those of earlier ones."""
+
+
 def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Result) -> Scatter:
     pairs = [pair for row in rows for pair in row.difference.samples]
     x = Axis.over((a for a, _ in pairs), LEFT, RIGHT)
     y = Axis.over((b for _, b in pairs), BOTTOM, TOP)
     marks: dict[Outcome, list[tuple[float, float]]] = {}
-    for outcome in (Outcome.NOISE, Outcome.SAME, Outcome.WORSE, Outcome.DIFFERENT):  # the last is on top
+    for outcome in ON_TOP:
         of_it = [pair for row in rows if row.outcome is outcome for pair in row.difference.samples]
         # Whole pixels are near enough, and most of the points fall together.
         pixels = {(round(x.at(a)) if a else ZERO_X, round(y.at(b)) if b else ZERO_Y) for a, b in of_it}

@@ -15,9 +15,21 @@ from . import phrases
 
 WIDTH = 120
 """Of the text that `str` returns; a terminal has its own."""
-SHOWN = {Outcome.DIFFERENT: 20, Outcome.WORSE: 10, Outcome.SAME: 3, Outcome.NOISE: 5}
+SHOWN = {
+    Outcome.DIFFERENT: 20,
+    Outcome.CONSTANTS: 10,
+    Outcome.WORSE: 10,
+    Outcome.SAME: 3,
+    Outcome.NOISE: 5,
+}
 """Rows of each outcome, the worst first; the others are counted."""
-STYLES = {Outcome.DIFFERENT: "bold red", Outcome.WORSE: "yellow", Outcome.SAME: "green", Outcome.NOISE: "dim"}
+STYLES = {
+    Outcome.DIFFERENT: "bold red",
+    Outcome.CONSTANTS: "yellow",
+    Outcome.WORSE: "yellow",
+    Outcome.SAME: "green",
+    Outcome.NOISE: "dim",
+}
 
 
 def plain(comparison: Result) -> str:

@@ -83,6 +83,7 @@ class _Silent(nnx.Pytree):
 
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
 def _watched(layer_class: Any) -> type[nnx.Module]:
+    @functools.wraps(layer_class.__call__)  # whose signature says how a layer may be called
     def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
         call = super(watched, self).__call__
         handler, paths = _current.get() or (None, {})

@@ -9,19 +9,23 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx, traverse_util
+from flax.errors import InvalidRngError
 
 import jaxpar
 
 from ..._typing import PyTree
 from ...errors import MaskError
 from .._weights.tree import FlaxModule, Variables
+from .call import Call
 from .flax_calls import Handler, watch
 from .flax_dropout import Injection, is_active_dropout
+from .flax_mode import DROPOUT
 from .task import Task
 
 Arrays = dict[str, jax.Array]
@@ -44,11 +48,11 @@ class FlaxNet(abc.ABC):
         self.notes: list[str] = []
 
     def apply(
-        self, parameters: PyTree, rest: PyTree, inputs: tuple, masks: tuple, handler: Handler | None = None
+        self, parameters: PyTree, rest: PyTree, call: Call, masks: tuple, handler: Handler | None = None
     ) -> Trees:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler)
-        after = self._call(parameters, rest, inputs, injection)
+        after = self._call(parameters, rest, call, injection)
         injection.finish()
         return after
 
@@ -57,8 +61,16 @@ class FlaxNet(abc.ABC):
         return watch(root, handler) if self.task.replicas == 1 else nullcontext()
 
     @abc.abstractmethod
-    def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
+    def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
         """The outputs, and `rest` after the call."""
+
+    @abc.abstractmethod
+    def draws(self, rest: PyTree, call: Call) -> bool:
+        """Whether there are random streams that the model may draw from."""
+
+    @abc.abstractmethod
+    def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
+        """The same with other random streams."""
 
     @abc.abstractmethod
     def named_parameters(self, tree: PyTree) -> Arrays:
@@ -73,12 +85,13 @@ class FlaxNet(abc.ABC):
         """Both trees with the leaves that are in `named` replaced, in the trees' own element types."""
 
 
-def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str) -> FlaxNet:
-    """From an nnx.Module, or a Linen module and its variables."""
+def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str | None) -> FlaxNet:
+    """From an nnx.Module, or a Linen module and its variables; without a dtype in their own types."""
+    in_dtype = None if dtype is None else jnp.dtype(dtype)
     if isinstance(module, nnx.Module):
-        return _NNXNet(module, task, jnp.dtype(dtype))
+        return _NNXNet(module, task, in_dtype)
     if isinstance(module, linen.Module):
-        return _LinenNet(module, variables, task, jnp.dtype(dtype))
+        return _LinenNet(module, variables, task, in_dtype)
     raise TypeError(
         f"parity.compare: the Flax side is an nnx.Module or a linen.Module, not {type(module).__name__}."
     )
@@ -94,12 +107,13 @@ def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
 
 
 class _NNXNet(FlaxNet):
-    def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype):
+    def __init__(self, module: nnx.Module, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         module = nnx.clone(module, graph=True)  # the user's own module keeps its mode, types and statistics
         module.train() if task.training else module.eval()
-        self._set_dtype(module, dtype)
-        nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
+        if dtype is not None:
+            self._set_dtype(module, dtype)
+            nnx.update(module, cast(nnx.state(module, nnx.Not(nnx.RngState), graph=True), dtype))
         self.prefix = 0
         if task.replicas > 1:
             _refuse_dropout(module)
@@ -114,13 +128,36 @@ class _NNXNet(FlaxNet):
                 layer.dtype = dtype
                 self.notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")
 
-    def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
+    def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
         net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, rest, copy=True)
         with self._watching(net, handler):
-            outputs = net(*inputs, **self.task.flax_kwargs)
+            # Streams that are given with the call count what is drawn; the user's own are left as they are.
+            call = call.map_kept(lambda x: nnx.clone(x) if isinstance(x, nnx.Rngs) else x)
+            outputs = net(*call.args, **call.kwargs)
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param), graph=True))
         known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
+
+    def draws(self, rest: PyTree, call: Call) -> bool:
+        own = any(issubclass(variable.type, nnx.RngKey) for _, variable in nnx.to_flat_state(rest))
+        return own or _has_streams((call.args, call.kwargs))
+
+    def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
+        def leaf(variable: nnx.Variable) -> nnx.Variable:
+            if not issubclass(variable.type, nnx.RngKey):
+                return variable
+            return variable.replace(_other_key(variable[...]))
+
+        def reseeded(tree: PyTree) -> PyTree:
+            return nnx.from_flat_state([(path, leaf(x)) for path, x in nnx.to_flat_state(tree)])
+
+        def other(x: Any) -> Any:
+            if not isinstance(x, nnx.Rngs):
+                return x
+            definition, state = nnx.split(x)
+            return nnx.merge(definition, reseeded(state))
+
+        return reseeded(rest), call.map_kept(other)
 
     def named_parameters(self, tree: PyTree) -> Arrays:
         return {
@@ -150,6 +187,18 @@ class _NNXNet(FlaxNet):
         return ".".join(map(str, path[self.prefix :]))
 
 
+def _has_streams(tree: PyTree) -> bool:
+    return any(
+        isinstance(x, nnx.Rngs) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Rngs))
+    )
+
+
+def _other_key(key: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key ^ 1
+    return jax.random.wrap_key_data(jax.random.key_data(key) ^ 1, impl=jax.random.key_impl(key))
+
+
 def _refuse_dropout(module: nnx.Module) -> None:
     """In DataParallel the masks of a replica are its own."""
     for path, layer in nnx.iter_modules(module, graph=True):
@@ -160,38 +209,81 @@ def _refuse_dropout(module: nnx.Module) -> None:
             )
 
 
+def _mutable(given: Any, own: list[str]) -> Any:
+    """Collections that may be written: those of the mode, and those that the user names."""
+    if given is True or isinstance(given, linen.DenyList):
+        return given
+    more = [given] if isinstance(given, str) else given or []
+    return [*own, *(name for name in more if name not in own)]
+
+
+def _known(before: PyTree, after: PyTree) -> PyTree:
+    """Without what `sow` or a cache added in the call: that is not the model's state."""
+    if not isinstance(before, Mapping):
+        return after
+    return {name: _known(child, after[name]) if name in after else child for name, child in before.items()}
+
+
 class _LinenNet(FlaxNet):
-    def __init__(self, module: linen.Module, variables: Variables | None, task: Task, dtype: np.dtype):
+    def __init__(self, module: linen.Module, variables: Variables | None, task: Task, dtype: np.dtype | None):
         super().__init__(task)
         if variables is None:
             raise TypeError(
                 "parity.compare: a Linen module has no variables of its own; pass variables=..., or "
                 "weights='torch'."
             )
-        if getattr(module, "dtype", None) not in (None, dtype):
+        if dtype is not None and getattr(module, "dtype", None) not in (None, dtype):
             self.notes.append(f"dtype={jnp.dtype(module.dtype)} of the module was set to {dtype}")
             module = module.clone(dtype=dtype)
         self.module = module
         self.net = jaxpar.DataParallel(module, range(task.replicas)) if task.replicas > 1 else module
         # Boxes of partitioning metadata have no counterpart in torch.
-        self.rest: dict[str, PyTree] = cast(linen.meta.unbox(dict(variables)), dtype)
+        bare = linen.meta.unbox(dict(variables))
+        self.rest: dict[str, PyTree] = bare if dtype is None else cast(bare, dtype)
         self.parameters = self.rest.pop("params", {})
 
-    def _call(self, parameters: PyTree, rest: PyTree, inputs: tuple, handler: Handler) -> Trees:
+    def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
+        kwargs = dict(call.kwargs)
         # In evaluation a collection that the module writes to is a mistake, and Flax says so.
-        mutable = list(rest) if self.task.training else []
+        mutable = _mutable(kwargs.pop("mutable", False), list(rest) if self.task.training else [])
+        try:
+            outputs, changed = self._apply(parameters, rest, handler, call.args, kwargs, mutable)
+        except InvalidRngError as error:
+            raise MaskError(
+                "parity.compare: the Linen module draws random numbers from a stream that it was not given, "
+                "and torch's masks reach Dropout layers only. Compare with training=False, set that rate to "
+                f"0, or give flax_kwargs={{'rngs': {{...}}}}. Flax says: {error}"
+            ) from error
+        return outputs, {name: _known(tree, changed.get(name, tree)) for name, tree in rest.items()}
+
+    def _apply(
+        self,
+        parameters: PyTree,
+        rest: PyTree,
+        handler: Handler,
+        args: tuple,
+        kwargs: dict[str, Any],
+        mutable: Any,
+    ) -> Trees:
         variables = {"params": parameters, **rest}
         if self.net is self.module:
             with self._watching(self.module, handler):
-                outputs, changed = self.net.apply(
-                    variables, *inputs, mutable=mutable, **self.task.flax_kwargs
-                )
-        else:
-            # In the wrapper the module is a submodule, one level deeper.
-            nested = {name: {"module": tree} for name, tree in variables.items() if tree}
-            outputs, changed = self.net.apply(nested, *inputs, mutable=mutable, **self.task.flax_kwargs)
-            changed = {name: tree["module"] for name, tree in changed.items() if "module" in tree}
-        return outputs, {**rest, **changed}
+                return self.net.apply(variables, *args, mutable=mutable, **kwargs)
+        if "method" in kwargs:
+            raise ValueError(
+                "parity.compare: flax_kwargs has method=..., and in DataParallel a module is called by its "
+                "__call__. Give it that method as its __call__, or compare with replicas=1."
+            )
+        # In the wrapper the module is a submodule, one level deeper.
+        nested = {name: {"module": tree} for name, tree in variables.items() if tree}
+        outputs, changed = self.net.apply(nested, *args, mutable=mutable, **kwargs)
+        return outputs, {name: tree["module"] for name, tree in changed.items() if "module" in tree}
+
+    def draws(self, rest: PyTree, call: Call) -> bool:
+        return DROPOUT in call.arrays
+
+    def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
+        return rest, call.with_arrays({DROPOUT: call.arrays[DROPOUT] ^ 1})
 
     def named_parameters(self, tree: PyTree) -> Arrays:
         return {".".join(path): x for path, x in traverse_util.flatten_dict(tree).items()}

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..._typing import PyTree
+from .._exactness import as_it_runs
 from .._weights.tree import FlaxModule, Variables
-from .flax_attention import softmax_in_float64
+from .call import Call
+from .constants import Constants
+from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
-from .outputs import outputs_of
-from .task import Batch, Named, Seen, Task, factors
+from .outputs import Returned, outputs_of
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
+
+R = TypeVar("R")
 
 
 class FlaxSide:
-    """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16").
+    """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16"; OWN: their own).
 
     float64 needs x64 on wherever the methods are called.
 
     Args:
       factors: of the default loss, in Flax's layout, where they are known already.
       ignored: paths of leaves that keep their own values and are not shown.
+      constants: in float64, what becomes of arrays that had been rounded before.
     """
 
     def __init__(
@@ -36,20 +43,37 @@ class FlaxSide:
         variables: Variables | None = None,
         factors: Named | None = None,
         ignored: Collection[str] = (),
+        constants: Constants | None = None,
     ):
         self.factors, self.ignored = factors, frozenset(ignored)
-        self.sole: str | None = None
-        self.task, self.dtype = task, jnp.dtype(dtype)
-        self.net = flax_net(module, variables, task, dtype)
+        # Known when the step is traced, and shared with the sides that have the same compiled step.
+        self.returned = Returned()
+        self.task, self.dtype = task, dtype
+        self.net = flax_net(module, variables, task, None if dtype == OWN else dtype)
+        self.constants = (constants or Constants()) if dtype == "float64" else None
+        if self.constants:
+            self._take(self.constants)
         self.tx = task.optimizer[1] if task.optimizer else None
         # One program for the forward and backward pass and the update, as in training. The optimizer's state
         # is an argument, so all steps run the same program.
         self._step = jax.jit(self._compute)
         self._start()
 
+    def _take(self, constants: Constants) -> None:
+        """Leaves that keep their own values are constants, if they are float32's."""
+        net = self.net
+        named = {**net.named_parameters(net.parameters), **net.named_rest(net.rest)}
+        own = {path: np.asarray(named[path]) for path in self.ignored if path in named}
+        narrow = {path: x.astype(np.float32) for path, x in own.items() if x.dtype == np.float64}
+        values = {path: constants(x, path) for path, x in narrow.items() if np.array_equal(x, own[path])}
+        net.parameters, net.rest = net.filled(net.parameters, net.rest, values)
+
     def _start(self) -> None:
         self.parameters, self.rest = self.net.parameters, self.net.rest
-        self.opt_state = self.tx.init(self.parameters) if self.tx else ()
+        with self._settings():
+            state = self.tx.init(self.parameters) if self.tx else ()
+        # A state that the optimizer keeps in another type would change its type with the first step.
+        self.opt_state = cast(state, np.dtype(np.float64)) if self.constants else state
 
     def restarted(self) -> FlaxSide:
         """A side as this one was when it was made, with the same compiled step."""
@@ -57,21 +81,26 @@ class FlaxSide:
         side._start()
         return side
 
-    def step(self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True) -> Seen:
+    def step(
+        self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True, reseeded: bool = False
+    ) -> Seen:
         """Forward, backward, and the optimizer's step if there is one.
 
-        Without `keep` the side stays as it was.
+        Without `keep` the side stays as it was. `reseeded`, all random streams are others.
         """
-        inputs = self._arrays(batch.inputs)
-        targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
-        before = self.parameters, self.rest, self.opt_state
-        loss, outputs, (gradients, of_inputs), *after = self._step(*before, inputs, targets, masks)
+        with self._settings():
+            call, rest = self.call(batch), self.rest
+            if reseeded:
+                rest, call = self.net.reseeded(rest, call)
+            targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
+            before = self.parameters, rest, self.opt_state
+            loss, outputs, (gradients, of_inputs), *after = self._step(*before, call, targets, masks)
         if keep:
             self.parameters, self.rest, self.opt_state = after
         return Seen(
             outputs=_numpy(outputs),
             loss={"": np.asarray(loss)} if self.task.loss else {},
-            input_gradients={str(i): np.asarray(x) for i, x in of_inputs.items()},
+            input_gradients={ours: np.asarray(of_inputs[ours]) for ours, _ in batch.common.values()},
             gradients=self._shown(self.net.named_parameters(gradients)),
             state=self._shown(self.net.named_rest(after[1])),
             weights=self._shown(self.net.named_parameters(after[0])),
@@ -91,43 +120,51 @@ class FlaxSide:
         return _numpy({path: x for path, x in named.items() if path not in self.ignored})
 
     def _compute(
-        self, parameters: PyTree, rest: PyTree, opt_state: PyTree, inputs: tuple, targets: Any, masks: tuple
+        self, parameters: PyTree, rest: PyTree, opt_state: PyTree, call: Call, targets: Any, masks: tuple
     ) -> tuple:
-        def objective(parameters: PyTree, floating: dict[int, jax.Array]) -> tuple:
-            whole = tuple(floating.get(i, x) for i, x in enumerate(inputs))
-            outputs, after = self.net.apply(parameters, rest, whole, masks)
-            leaves = self._leaves(outputs)
+        def objective(parameters: PyTree, floating: Arrays) -> tuple:
+            outputs, after = self.net.apply(parameters, rest, call.with_arrays(floating), masks)
+            leaves = self.leaves(outputs)
             return self._loss(outputs, leaves, targets), (leaves, after)
 
         # Tokens and masks have no gradient, and JAX refuses to be asked for one.
-        floating = {i: x for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)}
-        gradient = jax.value_and_grad(softmax_in_float64(objective), (0, 1), has_aux=True)
+        floating = {name: x for name, x in call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        gradient = jax.value_and_grad(self._in_type(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
         if self.tx:
-            updates, opt_state = self.tx.update(gradients[0], opt_state, parameters)
-            # As optax.apply_updates, for trees that hold NNX variables.
-            parameters = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates)
+            parameters, opt_state = self._in_type(self._update)(gradients[0], opt_state, parameters)
         return loss, outputs, gradients, parameters, after, opt_state
 
-    def _leaves(self, outputs: PyTree) -> Arrays:
-        """By name, while the step is traced: what a model returns need not be a pytree."""
-        found = outputs_of("the Flax module", outputs, is_array)
-        self.sole = found.sole
+    def _in_type(self, function: Callable[..., R]) -> Callable[..., R]:
+        return in_float64(function, self.constants) if self.constants else function
+
+    def _update(self, gradients: PyTree, opt_state: PyTree, parameters: PyTree) -> tuple[PyTree, PyTree]:
+        assert self.tx
+        updates, opt_state = self.tx.update(gradients, opt_state, parameters)
+        # As optax.apply_updates, for trees that hold NNX variables.
+        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates), opt_state
+
+    def leaves(self, outputs: PyTree) -> Arrays:
+        """The outputs that are compared, by name, while the step is traced: they need not be a pytree."""
+        names = self.task.outputs
+        chosen = None if names is None else {flax: torch for torch, flax in names.items()}
+        found = outputs_of("the Flax module", outputs, is_array, chosen)
+        self.returned.sole, self.returned.left_out = found.sole, found.left_out
         return found.arrays
 
     def _loss(self, outputs: PyTree, leaves: Arrays, targets: PyTree) -> jax.Array:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
         terms = (jnp.sum(leaves[name] * x) for name, x in targets.items())
-        return sum(terms, jnp.zeros((), self.dtype))
+        return sum(terms, jnp.zeros((), jnp.float32 if self.dtype == OWN else jnp.dtype(self.dtype)))
 
     def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
         """The default loss's factors of the outputs, made from the shapes that torch has."""
         if self.factors is not None:
             return {name: self.array(x) for name, x in self.factors.items()}
-        inputs = self._arrays(batch.inputs)
+        call = self.call(batch)
         # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
-        outputs = jax.eval_shape(self._outputs, self.parameters, self.rest, inputs, masks)
+        outputs = jax.eval_shape(self._outputs, self.parameters, self.rest, call, masks)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape
@@ -135,21 +172,29 @@ class FlaxSide:
             if jnp.issubdtype(x.dtype, jnp.floating)
         }
         made = factors(shapes, self.task.seed)
+        made = {name: in_type_of(self.dtype, x) for name, x in made.items()}
         return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
 
     def _outputs(self, *arguments: Any) -> Arrays:
-        return self._leaves(self.net.apply(*arguments)[0])
+        return self.leaves(self.net.apply(*arguments)[0])
+
+    def draws(self, batch: Batch) -> bool:
+        """Whether the model has random streams of its own."""
+        return self.net.draws(self.rest, batch.ours)
+
+    def call(self, batch: Batch) -> Call:
+        """Flax's call, in the side's type."""
+        return batch.ours.map(self.array)
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)
 
     def array(self, x: np.ndarray) -> jax.Array:
-        return cast(jnp.asarray(x), self.dtype)
+        return jnp.asarray(x) if self.dtype == OWN else cast(jnp.asarray(x), jnp.dtype(self.dtype))
 
-
-def named_leaves(tree: PyTree) -> Arrays:
-    """The arrays in what a layer or a model returned, by their place."""
-    return outputs_of("the Flax module", tree, is_array).arrays
+    def _settings(self) -> AbstractContextManager[None]:
+        """Those in which the model is traced and run."""
+        return as_it_runs() if self.dtype == OWN else nullcontext()
 
 
 def is_array(leaf: object) -> bool:

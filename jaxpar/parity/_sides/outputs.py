@@ -26,27 +26,67 @@ DEEP = 4
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Arrays by name, and how the only one was reached; "" if it stood alone, None if there are several."""
+    """Arrays by name.
+
+    Attributes:
+      sole: how the only array was reached; "" if it stood alone, None if there are several.
+      left_out: names of arrays that were not chosen.
+    """
 
     arrays: dict[str, Any]
-    sole: str | None
+    sole: str | None = None
+    left_out: tuple[str, ...] = ()
 
 
-def outputs_of(side: str, tree: Any, is_array: IsArray) -> Outputs:
-    """All arrays in what a model returned.
+@dataclasses.dataclass
+class Returned:
+    """What is said of a side's last outputs beside their arrays; as in `Outputs`."""
+
+    sole: str | None = None
+    left_out: tuple[str, ...] = ()
+
+
+def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None) -> Outputs:
+    """All arrays in what a model returned, or those that were chosen.
 
     Args:
       side: whose outputs they are, in errors.
+      chosen: this side's names, with all below them, and the names that they get; None are all.
 
     Raises:
       LeafError: an object that holds arrays and is no container.
+      ValueError: a name that is not there.
     """
     found = named(tree, is_array)
+    if chosen is not None:
+        return _chosen(side, found, chosen)
     _check_all_seen(side, tree, is_array)
     if len(found) != 1:
-        return Outputs(found, None)
+        return Outputs(found)
     ((path, array),) = found.items()
     return Outputs({"": array}, path)
+
+
+def _chosen(side: str, found: dict[str, Any], chosen: Mapping[str, str]) -> Outputs:
+    arrays: dict[str, Any] = {}
+    left_out = set(found)
+    for name, common in chosen.items():
+        exact = next((each for each in (name, f"[{name!r}]", f"[{name}]") if _below(found, each)), None)
+        if exact is None:
+            there = ", ".join(repr(each) for each in found) or "none"
+            raise ValueError(
+                f"parity.compare: {name!r} in outputs= is no output of {side}. It returns {there}; '' is an "
+                "array that stands alone."
+            )
+        below = _below(found, exact)
+        left_out -= set(below)
+        arrays |= {common + path.removeprefix(exact): found[path] for path in below}
+    return Outputs(arrays, left_out=tuple(path for path in found if path in left_out))
+
+
+def _below(found: Mapping[str, Any], name: str) -> list[str]:
+    """A name, and those of the arrays inside of it."""
+    return [path for path in found if path == name or (name and path.startswith(f"{name}["))]
 
 
 def named(tree: Any, is_array: IsArray) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework.
+"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework's modules.
 
 Layout is where the channels are. torch has them at axis 1, Flax at the end; a token has none.
 
@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 
 from ..._typing import Shape
+from .call import Call
+
+OWN = "own"
+"""Instead of an element type: each array has its own."""
 
 Named = dict[str, np.ndarray]
 """Arrays by name: a leaf's path, or a place in the outputs."""
@@ -89,17 +93,25 @@ class Task:
     optimizer: Optimizer | None = None
     replicas: int = 1
     layout: Layout = field(default_factory=Layout)
-    torch_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    flax_kwargs: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    outputs: Mapping[str, str] | None = None
+    """Of the outputs that are compared torch's names, with Flax's; None are all."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step, in torch's layout."""
+    """The rows of one step.
 
-    inputs: tuple[np.ndarray, ...]
+    Attributes:
+      theirs, ours: torch's call and Flax's, each in its own layout.
+      targets: in torch's layout.
+      common: torch's floating arrays that Flax is given too, by place: Flax's place, and the way there.
+    """
+
+    theirs: Call = field(default_factory=Call)
+    ours: Call = field(default_factory=Call)
     targets: tuple[np.ndarray, ...] = ()
+    common: Mapping[str, tuple[str, Move]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,3 +142,8 @@ def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
         name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
         for name, shape in sorted(shapes.items())  # one order, whatever the containers have
     }
+
+
+def in_type_of(dtype: str, made: np.ndarray) -> np.ndarray:
+    """The factors as a side of this type begins with them: float32 where each array has its own type."""
+    return made.astype(np.float32) if dtype == OWN else made

@@ -10,33 +10,53 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 
 from ..._typing import PyTree
 from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
-from .outputs import named, outputs_of
-from .task import Batch, Named, Seen, Task, factors
+from .constants import Constants
+from .outputs import Returned, named, outputs_of
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
 from .torch_dropout import Capture
+from .torch_float64 import InFloat64, in_float64, widen
+
+TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
+"""Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
 
 
 class TorchSide:
-    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16").
+    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16"; OWN: their own).
+
+    Args:
+      constants: in float64, what becomes of tensors that had been rounded before.
 
     Attributes:
-      sole: where in the last outputs their only tensor was; None if there were several.
+      returned: how the last outputs were returned.
     """
 
-    def __init__(self, module: torch.nn.Module, links: Links, task: Task, dtype: str):
-        self.dtype, self.torch_dtype = dtype, getattr(torch, dtype)
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        links: Links,
+        task: Task,
+        dtype: str,
+        constants: Constants | None = None,
+    ):
+        self.dtype, self.torch_dtype = dtype, getattr(torch, dtype, None)
         # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
-        self.module = copy.deepcopy(module).to("cpu", self.torch_dtype)
-        self.module.train(task.training)
+        self.module = copy.deepcopy(module).to("cpu").train(task.training)
+        self.constants = (constants or Constants()) if dtype == "float64" else None
+        if self.constants:
+            widen(self.module, self.constants, {name for part in links.parts for name in part.torch})
+        elif dtype != OWN:
+            getattr(self.module, TO[dtype])()
         self.links, self.task = links, task
         self.device = torch.device("cpu")
         self.steps = 0
-        self.sole: str | None = None
+        self.returned = Returned()
         self.optimizer = task.optimizer[0](list(self.module.parameters())) if task.optimizer else None
 
     def step(
@@ -50,32 +70,38 @@ class TorchSide:
         """
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
-        with self._wrapped() as net, seeded(self.task.seed + self.steps), Capture() as dropout:
-            inputs = [self._input(x) for x in batch.inputs]
+        with self._wrapped() as net, seeded(self.task.seed + self.steps), self._wide(), Capture() as dropout:
+            call = batch.theirs.map(self._input)
             with observe or nullcontext():
-                outputs = net(*inputs, **self.task.torch_kwargs)
-                found = outputs_of("the torch module", outputs, is_tensor)
-                self.sole, leaves = found.sole, found.arrays
+                outputs = net(*call.args, **call.kwargs)
+                leaves = self.leaves(outputs)
                 loss = self._loss(outputs, leaves, batch.targets)
             if loss.requires_grad and not forward_only:
                 loss.backward()
-        gradients = self._gradients()
-        if self.optimizer and not forward_only:
-            self.optimizer.step()
+            gradients = self._gradients()
+            if self.optimizer and not forward_only:
+                self.optimizer.step()
         self.steps += 1
         return Seen(
             outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
             loss={"": to_numpy(loss)} if self.task.loss else {},
             input_gradients={
-                str(i): self.task.layout.inputs(to_numpy(_gradient(x)))
-                for i, x in enumerate(inputs)
-                if x.requires_grad
+                ours: move(to_numpy(_gradient(call.arrays[name])))
+                for name, (ours, move) in batch.common.items()
             },
             gradients=gradients,
             state=self.state(),
             weights=self.weights(),
             masks=tuple(to_numpy(mask) for mask in dropout.masks),
         )
+
+    def leaves(self, outputs: PyTree) -> dict[str, torch.Tensor]:
+        """The outputs that are compared, by name."""
+        # A mapping of every name in torch to the name that both sides have: torch's own.
+        chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
+        found = outputs_of("the torch module", outputs, is_tensor, chosen)
+        self.returned = Returned(found.sole, found.left_out)
+        return found.arrays
 
     def weights(self) -> Named:
         """The parameters as Flax has them."""
@@ -92,6 +118,9 @@ class TorchSide:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
         self.steps = other.steps
 
+    def _wide(self) -> AbstractContextManager[None]:
+        return in_float64(self.constants) if self.constants else nullcontext()
+
     @contextmanager
     def _wrapped(self) -> Iterator[torch.nn.Module]:
         """The module, or torch's DataParallel of it where there are several replicas."""
@@ -105,7 +134,9 @@ class TorchSide:
         # asks modules of torch for its devices, and torch has one number of threads for all.
         with torch_ref.pretend(self.task.replicas) as devices:
             self.device = devices.device
-            net = torch.nn.DataParallel(self.module.to(self.device), list(range(devices.count)))
+            module = self.module.to(self.device)
+            replica = InFloat64(module, self.constants) if self.constants else module
+            net = torch.nn.DataParallel(replica, list(range(devices.count)))
             # Every replica is a thread already. With a pool for each of them steps can take seconds.
             torch.set_num_threads(1)
             try:
@@ -115,7 +146,9 @@ class TorchSide:
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
         """A copy, in the side's type if the array is floating."""
-        tensor = tensor_of(np.array(x, order="C"))
+        wide = self.constants is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        # As an array: as a tensor it would be a constant that had been rounded before.
+        tensor = tensor_of(np.array(x, np.float64 if wide else x.dtype, order="C"))
         return tensor.to(self.device, self.torch_dtype if tensor.is_floating_point() else None)
 
     def _input(self, x: np.ndarray) -> torch.Tensor:
@@ -130,7 +163,7 @@ class TorchSide:
         # Integers, as an argmax among the outputs, have no gradient.
         real = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point()}
         made = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
-        terms = [(x * self._tensor(made[name])).sum() for name, x in real.items()]
+        terms = [(x * self._tensor(in_type_of(self.dtype, made[name]))).sum() for name, x in real.items()]
         return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
 
     def _gradients(self) -> Named:

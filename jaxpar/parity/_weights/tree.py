@@ -268,14 +268,15 @@ def _watch(
         seen.setdefault(".".join(context.module.path), context.module)
         return call(*args, **named)
 
-    leaves, structure = jax.tree.flatten(inputs)
+    leaves, structure = jax.tree.flatten((inputs, kwargs))
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
     def start(traced: list[jax.Array]) -> PyTree:
-        mixed = list(leaves)  # a flag among the inputs must stay a Python value
+        mixed = list(leaves)  # a flag among the arguments must stay a Python value
         for i, x in zip(arrays, traced, strict=True):
             mixed[i] = x
-        return module.init(jax.random.key(0), *jax.tree.unflatten(structure, mixed), **kwargs)
+        args, named = jax.tree.unflatten(structure, mixed)
+        return module.init(jax.random.key(0), *args, **named)
 
     with linen.intercept_methods(note):
         shapes = jax.eval_shape(start, [leaves[i] for i in arrays])

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import fnmatch
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 from ._measure import Difference, Kind
@@ -26,11 +27,14 @@ class Level(enum.Enum):
       NUMERIC: is the candidate as exact as the reference? Both in their own type, held against an
         oracle in float64.
       TRAJECTORY: is one step of training as exact as the reference's, at every step?
+      AS_IT_RUNS: the numeric question with the types and the precision that both models have outside of a
+        comparison: what do they cost?
     """
 
     SEMANTIC = "semantic"
     NUMERIC = "numeric"
     TRAJECTORY = "trajectory"
+    AS_IT_RUNS = "as it runs"
 
     @classmethod
     def parse(cls, level: str | Level) -> Level:
@@ -40,7 +44,7 @@ class Level(enum.Enum):
           ValueError: there is none.
         """
         try:
-            return cls(level if isinstance(level, Level) else str(level).lower())
+            return cls(level if isinstance(level, Level) else re.sub("[-_]", " ", str(level).lower()))
         except ValueError:
             names = ", ".join(each.value for each in cls)
             raise ValueError(f"compare: level={level!r} is none of {names}.") from None
@@ -52,6 +56,8 @@ class Outcome(enum.Enum):
     SAME = "same"
     WORSE = "worse"
     """Within the bound, but the error is `Policy.warn` times the reference's own or more."""
+    CONSTANTS = "constants"
+    """Within what float32 constants explain, which were rounded before the comparison."""
     NOISE = "noise"
     """No verdict: the gradient is nothing but rounding."""
     DIFFERENT = "different"

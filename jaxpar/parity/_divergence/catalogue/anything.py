@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ..._sides.torch_float64 import rounded
 from ..torch_trace import Op
 from . import axes, masks, positions, scales
 from .variation import Variation, afterwards
@@ -44,6 +45,6 @@ def _of_floats(op: Op, x: torch.Tensor) -> Iterator[Variation]:
             for by in (1, -1):
                 text = f"the result of {op.name} has torch's places (it is rolled by {by} along axis {axis})"
                 yield afterwards(text, partial(torch.roll, shifts=by, dims=axis))
-    if not torch.equal(x.float().to(x.dtype), x):
+    if not torch.equal(rounded(x), x):
         text = f"the result of {op.name} keeps float64 (it is rounded to float32, as a table that was saved)"
-        yield afterwards(text, lambda y: y.float().to(y.dtype))
+        yield afterwards(text, rounded)

@@ -1,0 +1,155 @@
+"""Calls: what each side is called with, from the arguments of `compare` and `match`.
+
+inputs ───────► torch's call ──────────────────────────────► Batch.theirs
+       └layout► Flax's call ──mode, dropout's stream───────► Batch.ours
+torch_inputs, flax_inputs instead, where the two take different things
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen
+
+from ._sides.call import AsArray, Call, to_array
+from ._sides.flax_mode import flags, of_init, stream
+from ._sides.task import Batch, Move, Task, same, to_channels_last
+from ._weights.tree import FlaxModule, Variables
+
+Inputs = Any
+"""Of one call: one argument, a tuple or list of them by position, or a dict of them by keyword, with dicts,
+lists and tuples inside; or a function of the step's number (from 1) that returns one of these."""
+
+Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
+"""Names of outputs: those that both sides have, or torch's with Flax's."""
+
+Kwargs = Mapping[str, Any] | None
+
+
+class Calls:
+    """The calls of all steps.
+
+    Args:
+      inputs: of both sides, of torch, of Flax; the last two in their own layout, None where not given.
+      kwargs: torch's and Flax's, passed beside them.
+      as_array: what makes arrays of arguments.
+
+    Raises:
+      TypeError: inputs for neither side or for one of them twice.
+    """
+
+    def __init__(
+        self,
+        module: FlaxModule,
+        task: Task,
+        inputs: tuple[Inputs, Inputs, Inputs],
+        kwargs: tuple[Kwargs, Kwargs],
+        as_array: AsArray = to_array,
+        function: str = "compare",
+    ):
+        both, theirs, ours = (x is not None for x in inputs)
+        if both == (theirs and ours):
+            said = "all three" if both else "none"
+            raise TypeError(
+                f"parity.{function}: {said} of inputs, torch_inputs and flax_inputs are given. Give inputs "
+                "where both sides take the same, else torch_inputs and flax_inputs."
+            )
+        self.module, self.task, self.inputs, self.kwargs = module, task, inputs, kwargs
+        self.as_array = as_array
+
+    def batch(self, step: int) -> Batch:
+        """The calls of a step; without targets."""
+        both, torchs, flaxs = (x(step) if callable(x) else x for x in self.inputs)
+        theirs = self._call(both if torchs is None else torchs, self.kwargs[0])
+        layout = self.task.layout.inputs
+        if flaxs is None:
+            own, moved = self._call(both, None), self._call(both, None).map(layout)
+            ours = moved.with_kwargs(self._call((), self.kwargs[1]))
+        else:
+            own, ours = None, self._call(flaxs, self.kwargs[1])
+        common = _common(theirs, ours, layout, set(own.arrays) if own and torchs is None else set())
+        return Batch(theirs, self._in_mode(ours), common=common)
+
+    def notes(self) -> list[str]:
+        """What was decided for the user."""
+        batch = self.batch(1)
+        given = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
+        told = flags(self.module, given[-1], self.task.training)
+        said = [f"Flax is called with {name}={value}, as the mode is" for name, value in told.items()]
+        floating = [name for name, x in batch.theirs.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)]
+        alone = [name for name in floating if name not in batch.common]
+        if alone:
+            said.append(
+                f"the gradient of torch's {', '.join(alone)} is not compared: Flax is given no such numbers"
+            )
+        return said
+
+    def _call(self, inputs: Any, kwargs: Kwargs) -> Call:
+        return Call.of(inputs, kwargs, self.as_array)
+
+    def _in_mode(self, call: Call) -> Call:
+        training = self.task.training
+        told = {**flags(self.module, call, training)}
+        if self.task.replicas == 1:
+            told |= stream(self.module, call, training)
+        return call.with_kwargs(Call.of((), told))
+
+
+def _common(theirs: Call, ours: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
+    """torch's floating arrays that Flax has: those that came from one argument, or hold the same numbers."""
+    found: dict[str, tuple[str, Move]] = {}
+    left = {name: x for name, x in ours.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    for name, x in theirs.arrays.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            continue
+        moves = [layout] if name in shared else [layout, same, to_channels_last]
+        # The same name first: two arrays may hold the same numbers, as zeros do.
+        for other in sorted(left, key=lambda each: each != name):
+            move = next((move for move in moves if _equal(move(x), left[other])), None)
+            if move is not None:
+                found[name] = other, move
+                del left[other]
+                break
+    return found
+
+
+def _equal(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.shape == y.shape and np.array_equal(x.astype(np.float64), y.astype(np.float64), equal_nan=True)
+
+
+def pairs_of(outputs: Outputs | None) -> dict[str, str] | None:
+    """Names of outputs in torch, with Flax's."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        pairs = {str(theirs): str(ours) for theirs, ours in outputs.items()}
+    else:
+        names = [outputs] if isinstance(outputs, (str, int)) else outputs
+        pairs = {str(name): str(name) for name in names}
+    if not pairs or len(set(pairs.values())) < len(pairs):
+        raise ValueError(
+            f"parity.compare: outputs={outputs!r} names nothing, or one output twice. Give names, such as "
+            "['logits'], or torch's with Flax's, such as {'logits': '[0]'}."
+        )
+    return pairs
+
+
+def zeros(module: linen.Module, call: Call) -> Variables:
+    """The variables of a Linen module, without the work of drawing them."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes(module, call))
+
+
+def shapes(module: linen.Module, call: Call) -> Any:
+    """The same with shapes alone."""
+
+    def init(call: Call) -> Variables:  # arrays of JAX, for models that ask
+        streams = call.kwargs.get("rngs", {})
+        streams = streams if isinstance(streams, dict) else {}
+        rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0), **streams}
+        return module.init(rngs, *call.args, **of_init(module, call.kwargs))
+
+    return jax.eval_shape(init, call)

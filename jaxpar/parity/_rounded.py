@@ -1,0 +1,184 @@
+"""Rounded: are two models the same, but for constants that were rounded to float32 before the comparison?
+
+A table that torch made in `__init__` is float32 for ever, and a Flax model that computes it in `__call__`
+computes it in float64 here. They differ by 1e-8, and nothing is wrong. So where models differ, each is run
+again with its own constants moved by up to half a unit of their type, which is what rounding did to them. If
+that moves every tensor as far as the models are apart, rounding explains it. A table that was computed in
+float32 may be farther off: if Flax has another one in its place, torch is run with it and must agree with
+Flax in everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from ._comparison import Comparison
+from ._levels import Batches, Findings, Sides, Step, resolved_updates, semantic, step_differences
+from ._pair import Pair
+from ._sides.constants import Constants
+from ._sides.task import Named
+from .measuring import Difference, Judged, Kind, Outcome, judge
+
+SEEDS = (1, 2, 3)
+FACTOR = 4.0
+"""A difference may be so many times what moving the constants did: it takes the largest of a few throws."""
+SHARE = 1e-2
+"""A constant that explains less than this part of the differences is not named."""
+SINGLY = 16
+"""Constants that are moved one by one; of more only the first are."""
+CLOSE = 1e-4
+"""Two tables that are nearer than this, relatively, may be one that was computed in float32."""
+
+Key = tuple[Kind, str, int]
+
+
+def explained(pair: Pair, batches: Batches, compared: Comparison) -> Comparison:
+    """The comparison with CONSTANTS for DIFFERENT, if constants explain every difference; else as it is."""
+    different = compared.different
+    if not different or any(row.difference.fault is not None for row in different):
+        return compared
+    steps = max(row.difference.step for row in different)
+    torchs, flaxs = Constants(), Constants()
+    base = _Run.of(pair, batches, steps, torchs, flaxs)
+    if not torchs.seen and not flaxs.seen:
+        return compared
+    found = _moved(pair, batches, compared, base, torchs, flaxs)
+    if found is None:
+        found = _exchanged(pair, batches, compared, torchs, flaxs)
+    return compared if found is None else found
+
+
+def _moved(
+    pair: Pair, batches: Batches, compared: Comparison, base: _Run, torchs: Constants, flaxs: Constants
+) -> Comparison | None:
+    """All constants are moved at once, and if that is enough, one by one for their names."""
+    steps, found = len(base.steps), compared.different
+    moves: dict[Key, float] = {}
+    for seed in SEEDS:
+        moved = _Run.of(pair, batches, steps, Constants(seed), Constants(seed))
+        _largest(moves, _moves(moved, base))
+    if not all(_within(row.difference, moves) for row in found):
+        return None
+    names = [("torch", name) for name in torchs.seen] + [("Flax", name) for name in flaxs.seen]
+    alone = {each: _alone(pair, batches, base, *each) for each in names[:SINGLY]}
+    worst = max(found, key=lambda row: row.severity).difference
+    enough = SHARE * moves.get(_key(worst), 0.0)
+    guilty = [f"{side}'s {name}" for (side, name), by in alone.items() if by.get(_key(worst), 0.0) > enough]
+    guilty += [f"{len(names) - SINGLY} others"] * (len(names) > SINGLY)
+    far = moves[_key(worst)] / worst.magnitude if worst.magnitude else moves[_key(worst)]
+    note = (
+        f"float32 constants: rounding {', '.join(guilty)} moves {_words(worst)} by {far:.1g}, and the models "
+        f"are {worst.relative:.1g} apart; every difference is at most {FACTOR:g} times what rounding does"
+    )
+    return _with(compared, tuple(guilty), note)
+
+
+def _alone(pair: Pair, batches: Batches, base: _Run, side: str, name: str) -> dict[Key, float]:
+    moved, still = Constants(SEEDS[0], only=frozenset({name})), Constants()
+    both = (moved, still) if side == "torch" else (still, moved)
+    return _moves(_Run.of(pair, batches, len(base.steps), *both), base)
+
+
+def _exchanged(
+    pair: Pair, batches: Batches, compared: Comparison, torchs: Constants, flaxs: Constants
+) -> Comparison | None:
+    """torch with Flax's tables in the place of its own."""
+    instead = dict(_alike(torchs.seen, flaxs.seen))
+    if not instead:
+        return None
+    findings = Findings(
+        noise={row.difference.name: row.reason for row in compared.rows if row.outcome is Outcome.NOISE}
+    )
+    steps = max(row.difference.step for row in compared.rows)
+    reference = pair.reference("float64", Constants(instead=instead))
+    sides = Sides(reference, pair.candidate(reference))
+    for _ in semantic(sides, batches, steps, findings):
+        pass
+    if any(
+        row.outcome is Outcome.DIFFERENT
+        for row in judge(findings.differences, compared.policy, findings.noise)
+    ):
+        return None
+    apart = max(_apart(torchs.seen[name], x) for name, x in instead.items())
+    names = tuple(f"torch's {name}" for name in instead)
+    note = (
+        f"float32 constants: {', '.join(names)} and Flax's own are {apart:.1g} apart, and with Flax's in "
+        "torch everything agrees"
+    )
+    return _with(compared, names, note)
+
+
+def _alike(torchs: Named, flaxs: Named) -> Iterator[tuple[str, np.ndarray]]:
+    """Constants of torch, and those of Flax that may be the same."""
+    for name, theirs in torchs.items():
+        fitting = [x for x in flaxs.values() if x.size == theirs.size and 0 < _apart(theirs, x) < CLOSE]
+        if fitting:
+            yield name, min(fitting, key=lambda x: _apart(theirs, x))
+
+
+def _apart(theirs: np.ndarray, ours: np.ndarray) -> float:
+    a, b = theirs.astype(np.float64).ravel(), ours.astype(np.float64).ravel()
+    size = float(np.abs(a).max(initial=0))
+    return float(np.abs(a - b).max(initial=0)) / size if size else float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Both models' steps, with such constants, and the weights that they started from."""
+
+    start: dict[str, Named]
+    steps: list[Step]
+
+    @classmethod
+    def of(cls, pair: Pair, batches: Batches, steps: int, torchs: Constants, flaxs: Constants) -> _Run:
+        reference = pair.reference("float64", torchs)
+        candidate = pair.candidate(reference, flaxs)
+        start = {"reference": reference.weights(), "candidate": candidate.weights()}
+        return cls(start, list(semantic(Sides(reference, candidate), batches, steps, Findings())))
+
+
+def _moves(moved: _Run, base: _Run) -> dict[Key, float]:
+    """How far each tensor of either model went: max|difference|, the sum of both."""
+    found: dict[Key, float] = {}
+    for side, start in base.start.items():
+        # Both start from the weights that the models were given.
+        before = (start, start)
+        for here, there in zip(moved.steps, base.steps, strict=True):
+            seen = getattr(here, side), getattr(there, side)
+            measured = step_differences(*seen, here.number)
+            after = seen[0].weights, seen[1].weights
+            measured += resolved_updates(before, after, here.number, {})
+            before = after
+            for d in measured:
+                found[_key(d)] = found.get(_key(d), 0.0) + d.max_abs
+    return found
+
+
+def _largest(into: dict[Key, float], moves: dict[Key, float]) -> None:
+    for key, far in moves.items():
+        into[key] = max(far, into.get(key, 0.0))
+
+
+def _within(d: Difference, moves: dict[Key, float]) -> bool:
+    return d.max_abs <= FACTOR * moves.get(_key(d), 0.0)
+
+
+def _key(d: Difference) -> Key:
+    return d.kind, d.name, d.step
+
+
+def _words(d: Difference) -> str:
+    return f"{d.kind.value} {d.name}".strip() if d.name else f"the {d.kind.value}"
+
+
+def _with(compared: Comparison, names: tuple[str, ...], note: str) -> Comparison:
+    def judged(row: Judged) -> Judged:
+        if row.outcome is not Outcome.DIFFERENT:
+            return row
+        return dataclasses.replace(row, outcome=Outcome.CONSTANTS, reason=note)
+
+    rows = tuple(map(judged, compared.rows))
+    return dataclasses.replace(compared, rows=rows, notes=(*compared.notes, note), constants=names)

@@ -1,0 +1,305 @@
+"""Call: what a model is called with, as arrays by their places and a form that holds everything else.
+
+torch and Flax models take arrays by position and by keyword, in dicts and tuples, beside `None`, flags,
+numbers and text. Only arrays are cast, laid out, nudged and differentiated. The rest is passed as it is, and
+belongs to the compiled program as the model's code does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._tensors import array_of, is_tensor
+from .outputs import NUMBERS
+
+AsArray = Callable[[Any, str], Any]
+"""Makes an array of what a caller gave, with its place for an error."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array goes, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """An object that is passed as it is. 1, 1.0 and True are three."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kept) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[type, Any]:
+        # What has no value of its own to compare by, such as a function's closure, is itself alone.
+        value = self.value
+        return type(value), repr(value) if isinstance(value, NUMBERS) else id(value)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A tuple, named tuple, list or dict. `keys` are a dict's."""
+
+    kind: type
+    children: tuple[Form, ...]
+    keys: tuple[Any, ...] = ()
+
+
+Form = Place | Kept | Container
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The forms of a call's arguments, by position and by keyword."""
+
+    args: Container = Container(tuple, ())
+    kwargs: Container = Container(dict, ())
+
+    def by_keyword(self) -> dict[str, Form]:
+        return dict(zip(self.kwargs.keys, self.kwargs.children, strict=True))
+
+    def each(self) -> dict[str, Form]:
+        """All arguments, those by position as `inputs[0]`."""
+        return {f"inputs[{i}]": form for i, form in enumerate(self.args.children)} | self.by_keyword()
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Arguments. As a pytree it has its arrays as leaves.
+
+    Attributes:
+      arrays: by place: `0`, `1['mask']`, `pixel_values`.
+      form: of everything.
+    """
+
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    form: Arguments = Arguments()
+
+    @classmethod
+    def of(
+        cls, inputs: Any, kwargs: Mapping[str, Any] | None = None, as_array: AsArray | None = None
+    ) -> Call:
+        """From one argument, a tuple or list of arguments by position, or a dict of those by keyword.
+
+        Args:
+          kwargs: more of them, which may be any objects.
+          as_array: `to_array` if left out.
+
+        Raises:
+          TypeError: an object that is neither an array nor plain, or a keyword that is no text.
+        """
+        reader = _Reader(as_array or to_array)
+        named = dict(inputs) if isinstance(inputs, Mapping) else {}
+        if wrong := [key for key in [*named, *(kwargs or {})] if not isinstance(key, str)]:
+            raise TypeError(
+                f"parity: inputs are a dict with the key {wrong[0]!r}, and its keys are the names of keyword "
+                "arguments. A dict that is itself the only argument is given as inputs=(it,)."
+            )
+        positional = () if isinstance(inputs, Mapping) else _args(inputs)
+        args = tuple(reader.form(x, str(i)) for i, x in enumerate(positional))
+        by_name = {key: reader.form(x, key) for key, x in named.items()}
+        reader.any_object = True
+        by_name |= {key: reader.form(x, key) for key, x in (kwargs or {}).items()}
+        return cls(reader.arrays, Arguments(Container(tuple, args), _named(by_name)))._pruned()
+
+    @property
+    def args(self) -> tuple:
+        return _filled(self.form.args, self.arrays)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return _filled(self.form.kwargs, self.arrays)
+
+    def map(self, function: Callable[[Any], Any]) -> Call:
+        """With function(array) in the place of every array."""
+        return Call({name: function(x) for name, x in self.arrays.items()}, self.form)
+
+    def map_kept(self, function: Callable[[Any], Any]) -> Call:
+        """With function(object) in the place of everything else."""
+        args, kwargs = (_map_kept(form, function) for form in (self.form.args, self.form.kwargs))
+        return Call(self.arrays, Arguments(args, kwargs))
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> Call:
+        """With these in their places."""
+        return Call({**self.arrays, **arrays}, self.form)
+
+    def with_kwargs(self, other: Call) -> Call:
+        """With the keyword arguments of another call, which win."""
+        arrays = {**self.arrays, **{k: x for k, x in other.arrays.items() if not k[:1].isdigit()}}
+        both = {**self.form.by_keyword(), **other.form.by_keyword()}
+        return Call(arrays, Arguments(self.form.args, _named(both)))._pruned()
+
+    def missing(self) -> list[tuple[str, str]]:
+        """Objects that a record could not hold, and of which type: by keyword, or `inputs[0]`."""
+        return [(name, kind) for name, form in self.form.each().items() for kind in _missing(form)]
+
+    def _pruned(self) -> Call:
+        """Without arrays that have lost their place."""
+        places = {*_places(self.form.args), *_places(self.form.kwargs)}
+        return Call({name: x for name, x in self.arrays.items() if name in places}, self.form)
+
+    def tree_flatten(self) -> tuple[tuple, tuple]:
+        return tuple(self.arrays.values()), (tuple(self.arrays), self.form)
+
+    @classmethod
+    def tree_unflatten(cls, form: tuple, arrays: tuple) -> Call:
+        return cls(dict(zip(form[0], arrays, strict=True)), form[1])
+
+
+def _args(inputs: Any) -> tuple:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def to_array(x: Any, name: str) -> np.ndarray:
+    """A NumPy array.
+
+    Raises:
+      TypeError: it holds no numbers.
+    """
+    array = array_of(x) if is_tensor(x) else np.asarray(x)
+    if array.dtype.kind not in "biufcV":
+        raise TypeError(f"parity.compare: {name} is {type(x).__name__}, not an array of numbers.")
+    return array
+
+
+def is_array(x: Any) -> bool:
+    """Whether it is one for this purpose: keys of random numbers are not."""
+    if is_tensor(x):
+        return True
+    dtype = getattr(x, "dtype", None)
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return False
+    return hasattr(x, "__array__") and not isinstance(x, type)
+
+
+class _Reader:
+    """Takes arguments apart. `arrays` are those that were found."""
+
+    def __init__(self, as_array: AsArray):
+        self.as_array, self.arrays = as_array, dict[str, Any]()
+        self.any_object = False
+
+    def form(self, x: Any, name: str) -> Form:
+        if isinstance(x, Mapping):
+            return _named({key: self.form(child, f"{name}[{key!r}]") for key, child in x.items()})
+        if isinstance(x, (tuple, list)):
+            kind: type = type(x) if hasattr(x, "_fields") else list if isinstance(x, list) else tuple
+            return Container(kind, tuple(self.form(child, f"{name}[{i}]") for i, child in enumerate(x)))
+        if is_array(x):
+            self.arrays[name] = self.as_array(x, _said(name))
+            return Place(name)
+        if not self.any_object and not isinstance(x, NUMBERS):
+            found = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise TypeError(
+                f"parity: {_said(name)} is a {found}, not an array of numbers, and no None, number or text. "
+                "Objects that are passed as they are go to torch_kwargs and flax_kwargs."
+            )
+        return Kept(x)
+
+
+def _said(name: str) -> str:
+    """A place as it is written in errors: inputs[0], inputs['mask']."""
+    root, bracket, rest = name.partition("[")
+    return f"inputs[{root if root.isdigit() else repr(root)}]{bracket}{rest}"
+
+
+def _named(forms: Mapping[Any, Form]) -> Container:
+    return Container(dict, tuple(forms.values()), tuple(forms))
+
+
+def _filled(form: Form, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(form, Place):
+        return arrays[form.name]
+    if isinstance(form, Kept):
+        return form.value
+    children = [_filled(child, arrays) for child in form.children]
+    if form.kind is dict:
+        return dict(zip(form.keys, children, strict=True))
+    return form.kind(*children) if hasattr(form.kind, "_fields") else form.kind(children)
+
+
+def _map_kept(form: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(form, Container):
+        children = tuple(_map_kept(child, function) for child in form.children)
+        return Container(form.kind, children, form.keys)
+    return Kept(function(form.value)) if isinstance(form, Kept) else form
+
+
+def _places(form: Form) -> list[str]:
+    if isinstance(form, Place):
+        return [form.name]
+    return [name for child in getattr(form, "children", ()) for name in _places(child)]
+
+
+def _missing(form: Form) -> list[str]:
+    if isinstance(form, Kept):
+        return [form.value.kind] if isinstance(form.value, Missing) else []
+    return [kind for child in getattr(form, "children", ()) for kind in _missing(child)]
+
+
+# ---------------------------------------------------------------------------------- forms in a record's .json
+
+
+def written(form: Arguments) -> list[Any]:
+    """A form as JSON. Of an object that is not plain the type's name is left: it must be given again."""
+    return [_written(form.args), _written(form.kwargs)]
+
+
+def read(said: Any) -> Arguments:
+    """The form that `written` wrote.
+
+    Raises:
+      ValueError: something else.
+    """
+    try:
+        args, kwargs = map(_read, said)
+        return Arguments(args, kwargs)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no form of a call: {said!r}") from error
+
+
+def _written(form: Form) -> Any:
+    if isinstance(form, Place):
+        return {"array": form.name}
+    if isinstance(form, Kept):
+        value = form.value
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": repr(value)}
+        plain = value is None or type(value) in (bool, int, float, str)
+        return {"value": value} if plain else {"given": type(value).__name__}
+    children = [_written(child) for child in form.children]
+    if form.kind is dict and all(type(key) in (str, int) for key in form.keys):
+        return {"dict": [list(pair) for pair in zip(form.keys, children, strict=True)]}
+    if form.kind in (tuple, list):
+        return {form.kind.__name__: children}
+    return {"given": form.kind.__name__}
+
+
+def _read(said: Any) -> Any:
+    ((word, value),) = said.items()
+    if word == "array":
+        return Place(str(value))
+    if word == "dict":
+        return _named({key: _read(child) for key, child in value})
+    if word in ("tuple", "list"):
+        return Container(tuple if word == "tuple" else list, tuple(map(_read, value)))
+    return Kept({"value": lambda x: x, "float": float, "given": Missing}[word](value))
+
+
+@dataclass(frozen=True)
+class Missing:
+    """An object of this type that was not written."""
+
+    kind: str

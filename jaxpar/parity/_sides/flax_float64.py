@@ -1,0 +1,277 @@
+"""float64 all the way through a Flax model, whatever types it asks for inside.
+
+`x.astype(jnp.float32)`, a layer's `dtype`, the softmax of `jax.nn.dot_product_attention`: each rounds, and an
+error of 1e-7 is a thousand times the bound of a difference in meaning and hides any that is smaller. Where a
+model would compute in any floating type, it computes in float64 here. torch's side is in `torch_float64`.
+
+JAX has no switch for it, and to replace JAX's functions for the length of a comparison would replace them for
+every thread of the process. So operations are changed while they are traced: a cast to float32 is one to
+float64, and `0.1 * x` behind it never sees another type. The bodies of jit, scan and cond are traced on their
+own and do not pass by; so the finished program is changed too, and there 0.1 has been rounded already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._upstream import (
+    PROGRAMS,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    inside,
+    intercepted,
+    jaxpr_as_fun,
+    opened,
+    rule_of_jvp,
+)
+from .constants import OURS, Constants
+
+R = TypeVar("R")
+Atom = Var | Literal
+
+WIDE = {
+    np.dtype(np.float32): np.dtype(np.float64),
+    np.dtype(np.float16): np.dtype(np.float64),
+    np.dtype(jnp.bfloat16): np.dtype(np.float64),
+    np.dtype(np.complex64): np.dtype(np.complex128),
+}
+BITS = ("bitcast_convert_type", "reduce_precision")
+"""They are about the bits of a type, so they get the type that they were written for."""
+OPAQUE = ("custom_vjp_call", "custom_vjp_call_jaxpr", "pallas_call", "ffi_call", "call_hi_primitive")
+"""What they run cannot be changed from outside: it is given its own types."""
+DIGITS = 6
+"""A float32 constant that has so few decimal digits was written so by somebody."""
+
+
+def in_float64(function: Callable[..., R], constants: Constants | None = None) -> Callable[..., R]:
+    """`function`, with float64 wherever it would compute in a narrower floating type.
+
+    Args:
+      constants: what becomes of arrays that had been rounded before.
+    """
+    constants = constants or Constants()
+
+    def wide(*args: Any) -> R:
+        program, shapes = _traced(function, args, constants)
+        program = _Widening(constants).program(program)
+        outputs = jaxpr_as_fun(program)(*map(_wide_tracer, jax.tree.leaves(args)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+    return wide
+
+
+def _traced(function: Callable[..., Any], args: tuple, constants: Constants) -> tuple[Any, Any]:
+    passage = _Passage(constants)
+
+    def passing(*args: Any) -> Any:
+        with intercepted(passage.before, passage.after):
+            return function(*args)
+
+    try:
+        return jax.make_jaxpr(passing, return_shape=True)(*args)
+    except Exception:
+        # A loop whose body says float32 does not fit to what is float64 outside of it. As it was written it
+        # fits, and if it does not, this is the user's own error.
+        return jax.make_jaxpr(function, return_shape=True)(*args)
+
+
+# ------------------------------------------------------------------------------ while it is being traced
+
+
+class _Passage:
+    """Every operation passes here, and leaves in float64."""
+
+    def __init__(self, constants: Constants):
+        self.constants = constants
+
+    def before(self, primitive: Primitive, args: Sequence[Any], params: dict) -> tuple[Sequence[Any], dict]:
+        if primitive.name in BITS:
+            return _narrowed(args, params), params
+        if any(_programs_in(value) for value in params.values()):
+            return args, params  # both were traced for these types; `_Widening` changes them together
+        params = {name: _wide_param(value) for name, value in params.items()}
+        return [self._wide(x) for x in args], params
+
+    def after(self, result: Any) -> Any:
+        return list(map(self._wide, result)) if isinstance(result, (list, tuple)) else self._wide(result)
+
+    def _wide(self, x: Any) -> Any:
+        if isinstance(x, jax.core.Tracer):
+            return _wide_tracer(x)
+        return self.constants(np.asarray(x)) if _dtype(x) in WIDE else x
+
+
+def _narrowed(args: Sequence[Any], params: dict) -> list[Any]:
+    """float64 as float32 where its bits are asked for in 32."""
+    size = np.dtype(params.get("new_dtype", np.int64)).itemsize
+    return [jnp.asarray(x, jnp.float32) if size == 4 and _dtype(x) == np.float64 else x for x in args]
+
+
+def _wide_tracer(x: Any) -> Any:
+    return jax.lax.convert_element_type(x, WIDE[_dtype(x)]) if _dtype(x) in WIDE else x
+
+
+# --------------------------------------------------------------------------------- the finished program
+
+
+class _Widening:
+    """One pass over a program: every variable of a narrow type becomes one of a wide type, also in the
+    programs that it runs. So they fit to each other as before."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.known: dict[int, tuple[Any, Any]] = {}
+        """The programs that have been met, by id, and what became of them: JAX compiles each once."""
+
+    def program(self, program: Any) -> Any:
+        if id(program) not in self.known:
+            self.known[id(program)] = program, self._changed(program)
+        return self.known[id(program)][1]
+
+    def _changed(self, program: Any) -> Any:
+        jaxpr, consts = opened(program)
+        body = _Body(self)
+        fields = {name: [body.wide(x) for x in getattr(jaxpr, name)] for name in ("constvars", "invars")}
+        equations = [each for equation in jaxpr.eqns for each in body.equation(equation)]
+        if not body.changed:
+            return program
+        changed = jaxpr.replace(**fields, eqns=equations, outvars=[body.wide(x) for x in jaxpr.outvars])
+        consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
+        if jaxpr is not program:
+            return program.replace(jaxpr=changed, consts=consts)
+        return changed.replace(consts=consts) if consts else changed
+
+    def _constant(self, x: Any, var: Var, jaxpr: Jaxpr) -> Any:
+        if _dtype(x) not in WIDE or isinstance(x, jax.core.Tracer):
+            return _wide_tracer(x)
+        first = next((each for each in jaxpr.eqns if var in each.invars), None)
+        return self.constants(np.asarray(x), f"{_dtype(x)}{list(np.shape(x))} in {_line(first)}")
+
+
+class _Body:
+    """The equations of one program."""
+
+    def __init__(self, programs: _Widening):
+        self.programs, self.changed = programs, False
+        self.instead: dict[Var, Atom] = {}
+
+    def wide(self, x: Atom) -> Atom:
+        """What takes the place of a variable or a constant."""
+        if isinstance(x, Literal):
+            return self._literal(x)
+        if x not in self.instead:
+            wide = WIDE.get(_dtype(x))
+            self.changed |= wide is not None
+            self.instead[x] = x if wide is None else Var(x.aval.update(dtype=wide))
+        return self.instead[x]
+
+    def _literal(self, x: Literal) -> Literal:
+        wide = WIDE.get(_dtype(x))
+        if wide is None:
+            return x
+        self.changed = True
+        return Literal(wide.type(_written(x.val)), x.aval.update(dtype=wide))
+
+    def equation(self, equation: JaxprEqn) -> Iterator[JaxprEqn]:
+        given = [self.wide(x) for x in equation.invars]
+        if equation.primitive.name in (*BITS, *OPAQUE):
+            yield from self._in_its_own_types(equation, given)
+            return
+        if equation.primitive.name == "convert_element_type":
+            to = WIDE.get(equation.params["new_dtype"]) if equation.params["sharding"] is None else None
+            if to is not None and to == _dtype(given[0]) and isinstance(given[0], Var):
+                self.changed = True
+                self.instead[equation.outvars[0]] = given[0]  # it is that already
+                return
+        params = {name: self._param(name, value) for name, value in equation.params.items()}
+        made = [cast(Var, self.wide(x)) for x in equation.outvars]
+        same = all(params[name] is value for name, value in equation.params.items())
+        self.changed |= not same
+        yield equation.replace(invars=given, outvars=made, params=params)
+
+    def _in_its_own_types(self, equation: JaxprEqn, given: list[Atom]) -> Iterator[JaxprEqn]:
+        """The equation as it is, between casts."""
+        arguments = list(equation.invars)
+        for i, (own, wide) in enumerate(zip(equation.invars, given, strict=True)):
+            if isinstance(own, Var):
+                arguments[i] = wide if _dtype(own) == _dtype(wide) else Var(own.aval)
+                if arguments[i] is not wide:
+                    yield _converted(equation, wide, cast(Var, arguments[i]))
+        results = [Var(x.aval) if _dtype(x) in WIDE else x for x in equation.outvars]
+        yield equation.replace(invars=arguments, outvars=results)
+        for own, result in zip(equation.outvars, results, strict=True):
+            if own is not result:
+                yield _converted(equation, result, cast(Var, self.wide(own)))
+
+    def _param(self, name: str, value: Any) -> Any:
+        if name == "jvp_jaxpr_fun":
+            return rule_of_jvp(value, self.programs.program)
+        if isinstance(value, PROGRAMS):
+            return self.programs.program(value)
+        if isinstance(value, (tuple, list)) and any(_programs_in(x) for x in value):
+            new = [self._param("", x) for x in value]
+            same = all(a is b for a, b in zip(new, value, strict=True))
+            return value if same else (type(value)(*new) if hasattr(value, "_fields") else type(value)(new))
+        return _wide_param(value)
+
+
+def _converted(like: JaxprEqn, x: Atom, to: Var) -> JaxprEqn:
+    """x in the type of `to`, as an equation."""
+    dtype = _dtype(to)
+    pattern = jax.make_jaxpr(lambda x: jax.lax.convert_element_type(x, dtype))(
+        jax.ShapeDtypeStruct((), _dtype(x))
+    )
+    return opened(pattern)[0].eqns[0].replace(invars=[x], outvars=[to], source_info=like.source_info)
+
+
+def _written(value: Any) -> Any:
+    """The number that somebody wrote and float32 rounded: 0.1 for 0.100000001."""
+    array = np.asarray(value)
+    if array.dtype != np.float32 or not np.isfinite(array):
+        return array
+    short = float(str(array[()]))
+    return short if float(f"{short:.{DIGITS}g}") == short else array
+
+
+def _line(equation: JaxprEqn | None) -> str:
+    """Where the user's code has it."""
+    traceback = equation.source_info.traceback if equation else None
+    frames: Sequence[Any] = traceback.frames if traceback else ()
+    for frame in frames:
+        if not any(f"/{package}/" in frame.file_name for package in OURS):
+            return f"{frame.file_name.rpartition('/')[2]}:{frame.line_num}"
+    return "the Flax module"
+
+
+def _programs_in(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_programs_in, value))
+    return inside(value) is not None or hasattr(value, "call_wrapped")
+
+
+def _wide_param(value: Any) -> Any:
+    """A parameter of an operation: types are widened, and so is an algorithm for products in a type."""
+    if isinstance(value, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)):
+        return jax.lax.Precision.HIGHEST
+    if isinstance(value, (np.dtype, type)):
+        try:
+            return WIDE.get(np.dtype(value), value)
+        except TypeError:
+            return value
+    return value
+
+
+def _dtype(x: Any) -> Any:
+    """Of an array, a tracer, or a variable of an array; None for all else."""
+    aval = getattr(x, "aval", x)
+    if isinstance(aval, (jax.core.ShapedArray, np.ndarray, np.generic, jax.Array)):
+        return aval.dtype
+    return None

@@ -1,0 +1,183 @@
+"""float64 all the way through a torch model, whatever types it asks for inside. Flax's side: `flax_float64`.
+
+`x.float()`, `softmax(..., dtype=torch.float32)`, `torch.arange(4) / 3`, whose type is torch's default: each
+is float64 here. torch's default type belongs to the process, so it stays as it is, and what is made in it is
+made again. Modes belong to a thread, and other threads compute as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..._typing import PyTree
+from .._tensors import array_of
+from .constants import Constants
+
+WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+BITS = {torch.ops.aten.view.dtype}
+"""They are about the bits of a type."""
+DEFAULT = {"rand", "randn", "normal", "zeros", "ones", "empty", "eye", "linspace", "logspace"}
+"""Operations that make tensors of torch's default type."""
+FROM_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}
+
+
+@contextmanager
+def in_float64(constants: Constants | None = None) -> Iterator[None]:
+    """Inside it no operation of this thread gives a floating type narrower than float64.
+
+    Args:
+      constants: what becomes of tensors that had been rounded before.
+    """
+    with _Numbers(), _Operations(constants or Constants()):
+        yield
+
+
+class InFloat64(torch.nn.Module):
+    """A module that enters `in_float64` itself: replicas run in threads of their own."""
+
+    def __init__(self, module: torch.nn.Module, constants: Constants):
+        super().__init__()
+        self.module, self.constants = module, constants
+
+    def forward(self, *args: Any, **kwargs: Any) -> PyTree:
+        with in_float64(self.constants):
+            return self.module(*args, **kwargs)
+
+
+def rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """The nearest values of float32, in float64; inside of `in_float64`, too."""
+    return torch.from_numpy(tensor.detach().numpy().astype(np.float32).astype(np.float64))
+
+
+def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]) -> None:
+    """All floating tensors of a module in float64, also those that are plain attributes.
+
+    Args:
+      constants: what becomes of those that are not `linked`, that is, not given to the Flax module too.
+    """
+    named = dict(module.named_buffers())
+    named |= {f"{path}.{name}".lstrip("."): x for path, name, x in _attributes(module)}
+    own = {name: x for name, x in named.items() if name not in linked and x.dtype in WIDE}
+    values = {name: constants(array_of(x), name) for name, x in own.items()}
+    module.double()  # complex tensors stay; an operation widens them
+    for path, name, x in _attributes(module):
+        vars(module.get_submodule(path))[name] = wide(x)
+    for name, value in values.items():
+        path, _, leaf = name.rpartition(".")
+        target = getattr(module.get_submodule(path), leaf)
+        if target.is_floating_point():
+            target.data.copy_(torch.from_numpy(np.array(value)))
+
+
+def _attributes(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
+    """Path of the layer, name, and tensor."""
+    return [
+        (path, name, x)
+        for path, layer in module.named_modules()
+        for name, x in vars(layer).items()
+        if isinstance(x, torch.Tensor)
+    ]
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64 (complex128) if its type is a narrower one, else itself."""
+    return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
+
+
+class _Numbers(TorchFunctionMode):
+    """Tensors of Python's numbers: they are rounded before any operation sees them."""
+
+    def __torch_function__(
+        self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> PyTree:
+        kwargs = kwargs or {}
+        if function in FROM_NUMBERS and args and not isinstance(args[0], torch.Tensor):
+            # The operations inside have made float64 of float32, which is too late for its digits.
+            dtype = function(*args, **kwargs).dtype
+            if dtype.is_floating_point or dtype.is_complex:
+                return function(*args, **{**kwargs, "dtype": dtype})
+        return function(*args, **kwargs)
+
+
+class _Operations(TorchDispatchMode):
+    """Every operation, below autograd and below torch's own functions: nothing passes by."""
+
+    def __init__(self, constants: Constants):
+        super().__init__()
+        self.constants = constants
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> PyTree:
+        kwargs = kwargs or {}
+        if operation in BITS:
+            return operation(*args, **kwargs)
+        args, kwargs = self._widened(operation, args, kwargs)
+        if _in_default_type(operation, args, kwargs) and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float64
+        made = operation(*args, **kwargs)
+        if operation._schema.is_mutable or not _is_narrow(made):
+            return made
+        return _again(operation, args, kwargs, made)
+
+    def _widened(self, operation: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments in float64, and types that are asked for; but not what the operation writes to."""
+        infos = operation._schema.arguments
+        written = [each.alias_info is not None and each.alias_info.is_write for each in infos]
+        names = {each.name for each, own in zip(infos, written, strict=True) if own}
+        places = zip(args, written, strict=False)
+        return (
+            tuple(x if own else jax.tree.map(self._given, x) for x, own in places),
+            {name: x if name in names else jax.tree.map(self._given, x) for name, x in kwargs.items()},
+        )
+
+    def _given(self, x: Any) -> Any:
+        """What operations made is float64 already: a narrow tensor was there before."""
+        if isinstance(x, torch.Tensor) and x.dtype in WIDE:
+            return torch.from_numpy(np.array(self.constants(array_of(x))))
+        return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether it makes a tensor of torch's default type, out of nothing.
+
+    Random numbers must not be drawn twice, and -1e308 is no float32.
+    """
+    name = operation._schema.name.removeprefix("aten::")
+    if name in ("arange", "full"):
+        return any(isinstance(x, float) for x in (*args, *kwargs.values()))
+    return name in DEFAULT
+
+
+def _again(operation: Any, args: tuple, kwargs: dict, made: PyTree) -> PyTree:
+    """What came out in torch's default type, once more in float64."""
+    if any(each.name == "dtype" for each in operation._schema.arguments) and kwargs.get("dtype") is None:
+        return operation(*args, **{**kwargs, "dtype": torch.float64})
+    try:
+        again = operation(*jax.tree.map(_real, args), **jax.tree.map(_real, kwargs))
+    except (RuntimeError, TypeError, IndexError):  # it wants integers
+        again = made
+    return jax.tree.map(lambda x: wide(x) if isinstance(x, torch.Tensor) else x, again)
+
+
+def _real(x: Any) -> Any:
+    """Integers that an operation makes real numbers of."""
+    whole = isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex()
+    return x.to(torch.float64) if whole else x
+
+
+def _is_narrow(made: PyTree) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.dtype in WIDE for x in jax.tree.leaves(made))
