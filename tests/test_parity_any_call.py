@@ -77,6 +77,7 @@ CALLS = {
     "None behind": (X, None),
     "keywords": {"x": X, "pair": PAIR, "mask": MASK, "scale": 2, "mode": "minus", "options": (True, None)},
     "keywords in another order": {"scale": 0.5, "mask": MASK, "x": X},
+    "NumPy's numbers": {"x": X, "scale": np.float32(0.5), "mode": np.str_("plus"), "options": (np.bool_(1),)},
     "tensors": {"x": torch.tensor(X), "mask": torch.tensor(MASK)},
     "JAX's arrays": {"x": jnp.asarray(X), "pair": {"other": jnp.asarray(Y), "weights": (1.5,)}},
     "bfloat16": (torch.tensor(X).bfloat16(),),
