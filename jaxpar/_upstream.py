@@ -167,11 +167,13 @@ def part(
     )
 
 
-def rewritten(program: P, **fields: Any) -> P:
-    """The same program with other equations or variables."""
+def rewritten(program: P, consts: Sequence[Any] | None = None, **fields: Any) -> P:
+    """The same program with other equations or variables, and other constants if there are any."""
     jaxpr, _ = opened(program)
+    if jaxpr is program:
+        return jaxpr.replace(**fields, consts=consts) if consts else jaxpr.replace(**fields)
     changed = jaxpr.replace(**fields)
-    return changed if jaxpr is program else program.replace(jaxpr=changed)
+    return program.replace(jaxpr=changed) if consts is None else program.replace(jaxpr=changed, consts=consts)
 
 
 def rule_of_jvp(rule: WrappedFun, change: Callable[[Jaxpr], Jaxpr]) -> WrappedFun:
