@@ -124,7 +124,7 @@ class _Operations(TorchDispatchMode):
     ) -> PyTree:
         kwargs = kwargs or {}
         if operation in BITS:
-            return operation(*args, **kwargs)
+            return operation(*_narrowed(*args), **kwargs)
         args, kwargs = self._widened(operation, args, kwargs)
         if _in_default_type(operation, args, kwargs) and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float64
@@ -149,6 +149,11 @@ class _Operations(TorchDispatchMode):
         if isinstance(x, torch.Tensor) and x.dtype in WIDE:
             return torch.from_numpy(np.array(self.constants(array_of(x))))
         return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
+    """float64 as float32 where its bits are asked for in 32, as the model was written."""
+    return x.to(torch.float32) if x.dtype == torch.float64 and dtype.itemsize == 4 else x, dtype
 
 
 def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
