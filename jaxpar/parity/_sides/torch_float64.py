@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
@@ -57,9 +58,9 @@ class InFloat64(torch.nn.Module):
             return self.module(*args, **kwargs)
 
 
-def rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """The nearest values of float32, in float64; inside of `in_float64`, too."""
-    return torch.from_numpy(tensor.detach().numpy().astype(np.float32).astype(np.float64))
+def rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The nearest values of a type, in float64; inside of `in_float64`, too."""
+    return torch.from_numpy(tensor.detach().numpy().astype(jnp.dtype(dtype)).astype(np.float64))
 
 
 def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]) -> None:
