@@ -8,7 +8,7 @@ made again. Modes belong to a thread, and other threads compute as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -46,15 +46,15 @@ def in_float64(constants: Constants | None = None) -> Iterator[None]:
         yield
 
 
-class InFloat64(torch.nn.Module):
-    """A module that enters `in_float64` itself: replicas run in threads of their own."""
+class Within(torch.nn.Module):
+    """A module that enters a context itself: replicas run in threads of their own."""
 
-    def __init__(self, module: torch.nn.Module, constants: Constants):
+    def __init__(self, module: torch.nn.Module, context: Callable[[], AbstractContextManager[None]]):
         super().__init__()
-        self.module, self.constants = module, constants
+        self.module, self.context = module, context
 
     def forward(self, *args: Any, **kwargs: Any) -> PyTree:
-        with in_float64(self.constants):
+        with self.context():
             return self.module(*args, **kwargs)
 
 
@@ -96,6 +96,27 @@ def _attributes(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """In float64 (complex128) if its type is a narrower one, else itself."""
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
+
+
+class Rounding(TorchDispatchMode):
+    """What operations return, forward and backward, is off by up to two units of float64, at random."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.random = np.random.RandomState(seed)
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> PyTree:
+        made = operation(*args, **(kwargs or {}))
+        shares = any(each.alias_info is not None for each in operation._schema.returns)
+        return made if shares else jax.tree.map(self._moved, made)
+
+    def _moved(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.dtype != torch.float64 or not x.numel():
+            return x
+        factors = np.asarray(1 + 2.0**-51 * self.random.uniform(-1, 1, tuple(x.shape)))
+        return x * torch.from_numpy(factors)
 
 
 class _Numbers(TorchFunctionMode):
