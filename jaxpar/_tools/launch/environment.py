@@ -10,6 +10,7 @@ import subprocess
 from functools import cache
 
 from ..._training.watchdog import STEP_TIMEOUT
+from ...distributed.secret import VARIABLE as SECRET
 from ...errors import DeviceError
 from .settings import Settings
 
@@ -24,7 +25,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[str, str]:
+def variables(settings: Settings, rank: int, port: int, secret: str, restart: int) -> dict[str, str]:
     """What a worker's environment has beyond that of this process.
 
     Raises:
@@ -38,6 +39,7 @@ def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[st
         "LOCAL_WORLD_SIZE": n,
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": port,
+        SECRET: secret,
         "TORCHELASTIC_RESTART_COUNT": restart,
         "JAXPAR_RESTART_COUNT": restart,
     }
