@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 
 from jaxpar import errors
 from jaxpar.distributed._environment import Start
+from jaxpar.distributed._proof import RANK, RANK_0, Reader, Session, introduce
 from jaxpar.distributed._rendezvous import hello, meet
 from jaxpar.distributed.secret import NOBODYS, Secret
 
@@ -62,3 +64,18 @@ def knock(port: int, host: str = "127.0.0.1") -> socket.socket:
         except OSError:
             time.sleep(0.01)
     raise AssertionError("nobody listens")
+
+
+def joined(start: Start, secret: Secret = NOBODYS) -> socket.socket:
+    """The connection of a rank whose hello rank 0 has accepted."""
+    connection = knock(start.port)
+    session, reader, soon = introduced(connection, secret)
+    connection.sendall(session.seal(RANK, json.dumps(hello(start)).encode()))
+    assert b"wait" in session.open(RANK_0, reader.line(soon) or b"")
+    return connection
+
+
+def introduced(connection: socket.socket, secret: Secret) -> tuple[Session, Reader, float]:
+    """Both greetings, and the time until which rank 0 should have said more."""
+    soon = time.monotonic() + 5
+    return (*introduce(connection, secret, soon), soon)

@@ -10,14 +10,12 @@ import socket
 import time
 
 import pytest
-from meetings import in_background, knock, meeting, start
+from meetings import in_background, joined, knock, meeting, start
 from processes import ROOT, environment, free_port, ranks
 
 from jaxpar import errors
 from jaxpar.distributed._environment import Start, find
-from jaxpar.distributed._proof import RANK, RANK_0, introduce
 from jaxpar.distributed._rendezvous import hello, read
-from jaxpar.distributed.secret import NOBODYS
 
 # ----------------------------------------------------------- ranks that meet: threads, no JAX involved
 
@@ -73,15 +71,14 @@ def test_every_rank_that_is_there_gets_the_same_text(problem):
 
 def test_a_second_process_of_a_rank_is_turned_away_alone():
     port, pair = free_port(), r"two processes are rank 1: process \d+ on .* and process \d+ on"
-    rest, results = in_background(start(0, 3, port), start(1, 3, port))
-    second = start(1, 3, port)
-    time.sleep(0.2)
-    (found,) = meeting(second)
-    assert re.search(pair, str(found)), found
-    meeting(start(2, 3, port))  # and the others go on
-    rest.join(10)
-    assert [one.hosts for one in results] == [1, 1]
-    alone = meeting(start(0, 3, port), start(1, 3, port), second, timeout=1)
+    zero, results = in_background(start(0, 3, port))
+    with joined(start(1, 3, port)):
+        (found,) = meeting(start(1, 3, port))
+        assert re.search(pair, str(found)), found
+    meeting(start(1, 3, port), start(2, 3, port))  # and the job goes on
+    zero.join(10)
+    assert results[0].hosts == 1
+    alone = meeting(start(0, 3, port), start(1, 3, port), start(1, 3, port), timeout=1)
     assert sum(bool(re.search("rank 2 of 3 did not come.*" + pair, str(one))) for one in alone) == 2, alone
 
 
@@ -153,11 +150,8 @@ def test_strangers_at_the_port_change_nothing():
 def test_a_rank_that_ended_before_all_were_there_can_come_again():
     port = free_port()
     zero, results = in_background(start(0, 3, port))
-    with knock(port) as early:
-        soon = time.monotonic() + 5
-        session, reader = introduce(early, NOBODYS, soon)
-        early.sendall(session.seal(RANK, json.dumps(hello(start(1, 3, port))).encode()))
-        assert b"wait" in session.open(RANK_0, reader.line(soon))  # it was in
+    with joined(start(1, 3, port)):
+        pass
     assert [one.hosts for one in meeting(start(1, 3, port), start(2, 3, port))] == [1, 1]
     zero.join(10)
     assert results[0].hosts == 1

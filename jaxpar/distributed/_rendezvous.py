@@ -177,9 +177,9 @@ class _Host:
         """Why connections did not get in that may have been ranks."""
         counts = self.door.turned_away
         texts = {
-            "secret": f"{counts['secret']} connections with another secret than rank 0's, which comes from "
+            "secret": f"connections ({counts['secret']}) with another secret than rank 0's, which comes from "
             f"{self.secret.source}. If they are ranks, set {VARIABLE} to the same text on all.",
-            "outdated": f"{counts['outdated']} connections of an older jaxpar, which knows no secrets. "
+            "outdated": f"connections ({counts['outdated']}) of an older jaxpar, which knows no secrets. "
             "Install the same one on all hosts.",
         }
         return {reason: text for reason, text in texts.items() if counts[reason]}
@@ -282,7 +282,7 @@ def _guest(start: Start, mine: Line, timeout: float, secret: Secret) -> Meeting:
     """Knocks until rank 0 opens, and waits for its answer."""
     began = time.monotonic()
     deadline, pause, remind = began + timeout, 0.02, began + 15
-    reason, told = "nothing answered", False
+    reason, told = "nothing answered", ""
     while time.monotonic() < deadline:
         try:
             # Rank 0 may have started later than this rank, and then its time ends later too.
@@ -293,7 +293,7 @@ def _guest(start: Start, mine: Line, timeout: float, secret: Secret) -> Meeting:
         except Stranger as stranger:
             reason = str(stranger)
             if isinstance(stranger, OtherSecret) and not told:
-                remind, told = 0.0, True  # at once: waiting seldom helps
+                remind, told = 0.0, reason  # said at once: waiting seldom helps
         except OSError as error:
             reason = (
                 _unknown(start, error) if isinstance(error, socket.gaierror) else error.strerror or str(error)
@@ -305,8 +305,8 @@ def _guest(start: Start, mine: Line, timeout: float, secret: Secret) -> Meeting:
         pause = min(0.5, pause * 1.5)  # of thousands of ranks, not all should knock every 20 ms
     raise DistributedError(
         f"init_process_group: rank {start.rank} of {start.size} did not reach rank 0 at {start.address} "
-        f"within {timeout:g} s: {reason}. Is rank 0 running, are MASTER_ADDR and MASTER_PORT its host and "
-        "port, and does a firewall let this host through?"
+        f"within {timeout:g} s: {told or reason}. Is rank 0 running, are MASTER_ADDR and MASTER_PORT its "
+        "host and port, and does a firewall let this host through?"
     )
 
 
