@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import time
 
 import pytest
 from meetings import in_background, introduced, joined, knock, meeting, start
-from processes import environment, free_port
+from processes import ROOT, environment, free_port
 from test_starting_problems import address_of_this_host
 
 from jaxpar import _upstream, errors
@@ -160,14 +161,39 @@ def test_the_uid_of_a_kubernetes_job(monkeypatch):
     assert secret.find() == secret.NOBODYS
 
 
-def test_the_launcher_makes_one_for_each_attempt_and_keeps_the_users(monkeypatch):
+def test_the_launcher_makes_a_secret_and_leaves_the_users_alone(monkeypatch):
     monkeypatch.delenv(secret.VARIABLE, raising=False)
     assert len({secret.fresh() for _ in range(10)}) == 10
     assert all(re.fullmatch("[0-9a-f]{32}", secret.fresh()) for _ in range(3))
     given = [launch.variables(Settings(2, "x.py"), rank, 1, "s", 0) for rank in (0, 1)]
     assert [one[secret.VARIABLE] for one in given] == ["s", "s"]
     monkeypatch.setenv(secret.VARIABLE, "the user's")
-    assert secret.fresh() == "the user's"
+    assert secret.fresh() is None
+    assert secret.VARIABLE not in launch.variables(
+        Settings(2, "x.py"), 0, 1, None, 0
+    )  # --dry-run prints them
+
+
+SAYS = """
+    import os
+    from pathlib import Path
+    folder, restart = Path(__file__).parent, os.environ["JAXPAR_RESTART_COUNT"]
+    (folder / f"{restart}-{os.environ['RANK']}").write_text(os.environ["JAXPAR_JOB_SECRET"])
+    while len(list(folder.glob(f"{restart}-*"))) < 2:
+        pass
+    raise SystemExit(1 if restart == "0" else 0)
+"""
+
+
+@pytest.mark.slow
+def test_every_attempt_has_a_secret_of_its_own(tmp_path):
+    script = tmp_path / "says.py"
+    script.write_text(textwrap.dedent(SAYS))
+    line = [sys.executable, "-m", "jaxpar", "launch", "-n", "2", "--max-restarts", "1", str(script)]
+    clean = {name: text for name, text in os.environ.items() if name != secret.VARIABLE}
+    subprocess.run(line, env=clean | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=120)
+    said = {path.name: path.read_text() for path in tmp_path.glob("?-?")}
+    assert said["0-0"] == said["0-1"] != said["1-0"] == said["1-1"]
 
 
 def test_a_bug_report_does_not_show_it(monkeypatch):

@@ -48,9 +48,9 @@ def derived(source: str, *parts: str | None) -> Secret:
     return Secret(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest(), source)
 
 
-def fresh() -> str:
-    """A text for JAXPAR_JOB_SECRET: the one that is set, or a random one."""
-    return os.environ.get(VARIABLE) or secrets.token_hex(16)
+def fresh() -> str | None:
+    """A random text for JAXPAR_JOB_SECRET; None if it is set, and processes inherit it."""
+    return None if os.environ.get(VARIABLE) else secrets.token_hex(16)
 
 
 def _torchrun() -> list[str | None]:

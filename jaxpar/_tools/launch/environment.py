@@ -25,7 +25,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def variables(settings: Settings, rank: int, port: int, secret: str, restart: int) -> dict[str, str]:
+def variables(settings: Settings, rank: int, port: int, secret: str | None, restart: int) -> dict[str, str]:
     """What a worker's environment has beyond that of this process.
 
     Raises:
@@ -39,10 +39,11 @@ def variables(settings: Settings, rank: int, port: int, secret: str, restart: in
         "LOCAL_WORLD_SIZE": n,
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": port,
-        SECRET: secret,
         "TORCHELASTIC_RESTART_COUNT": restart,
         "JAXPAR_RESTART_COUNT": restart,
     }
+    if secret is not None:
+        found[SECRET] = secret
     if settings.step_timeout is not None:
         found[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
     if k is not None:
