@@ -280,6 +280,11 @@ ROWS = {
         3,
         "two processes are rank 1",
     ),
+    "another secret": (
+        {"changes": {"1": {"JAXPAR_JOB_SECRET": "another"}}, "arguments": "timeout=3"},
+        2,
+        "another secret",
+    ),
     "other numbers of devices": (
         {"changes": {"1": {"JAXPAR_DEVICES": "2"}}, "arguments": "timeout=20"},
         2,
