@@ -62,6 +62,7 @@ __all__ = [
     "inside",
     "intercepted",
     "jaxpr_as_fun",
+    "kubernetes_job",
     "mlir",
     "opened",
     "part",
@@ -261,6 +262,13 @@ def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, 
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, int(timeout)
     )
+
+
+def kubernetes_job() -> str | None:
+    """The uid of this process's Kubernetes Job, if `detect_cluster` found the ranks there; else None."""
+    found = vars(clusters.K8sCluster)
+    # JAX keeps its client of Kubernetes there, and what it has asked. Nothing is asked a second time.
+    return str(clusters.K8sCluster._job().metadata.uid) if "_core_api" in found else None
 
 
 def in_cloud_tpu_vm() -> bool:
