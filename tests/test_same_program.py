@@ -121,6 +121,51 @@ def test_a_rank_with_other_code_is_stopped_before_its_first_update(other):
         assert "TRAINED" not in out
 
 
+TWENTY = """
+import jax.numpy as jnp, numpy as np, optax
+from flax import nnx
+import jaxpar, jaxpar.distributed as dist
+from jaxpar import errors
+
+dist.init_process_group(timeout=60)
+r = dist.get_rank()
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        y = self.a(x)
+        for constant in constants:  # of no module's structure
+            y = jnp.tanh(y * constant)
+        return y
+
+
+def loss_fn(net, x):
+    return (net(x) ** 2).mean()
+
+
+stopped = 0
+for which in range(20):
+    constants = [1 + 0.125 * i for i in range(20)]
+    constants[which] += 1e-6 * r
+    net = jaxpar.DistributedDataParallel(Net())
+    step = jaxpar.train_step(net, nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param), loss_fn)
+    try:
+        step(np.ones((4, 3), np.float32))
+    except errors.DivergenceError as error:
+        stopped += "the numbers in the step" in str(error)
+print("STOPPED", stopped)
+"""
+
+
+@pytest.mark.slow
+def test_one_changed_constant_in_twenty_forwards_is_stopped_in_twenty_first_steps():
+    for out in outputs(ranks(2, TWENTY, timeout=100)):
+        assert "STOPPED 20" in out
+
+
 @pytest.mark.slow
 def test_ranks_with_the_same_code_train():
     for out in outputs(ranks(2, SCRIPT.replace("CASE", "'nothing'"), timeout=60)):
