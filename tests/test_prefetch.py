@@ -284,10 +284,10 @@ def test_a_process_ends_with_a_batch_under_way():
 
         def batches():
             for i in itertools.count():
-                yield np.zeros((512, 512))
+                yield np.zeros((512, 512), np.float32)
 
         kept = iter(prefetch(batches(), [0, 1], 3))
-        loader = iter(DataLoader(np.zeros(100), num_workers=2))
+        loader = iter(DataLoader(np.zeros(100, np.float32), num_workers=2))
         next(kept), next(loader)
         print("done")
     """
