@@ -1,0 +1,2 @@
+def write(a, c): return ""
+def good(a): return True
