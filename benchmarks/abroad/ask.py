@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ def ask(name: str, with_bugs: bool = True) -> dict[str, Any]:
     pair = pairs.BY_NAME[name]
     started = time.perf_counter()
     answer: dict[str, Any] = {"name": name}
-    built = building.build(pair)
     try:
+        built = building.build(pair)
         found = parity.match(built.flax, built.torch, **built.call, mapping=pair.mapping or None)
         built = dataclasses.replace(built, mapping=found)
         answer |= {"weights": str(found), "unmatched": list(found.unmatched)}
@@ -88,10 +90,11 @@ def bugs_of(built: Any) -> list[dict[str, Any]]:
 
 def judged(built: Any, bug: Any) -> dict[str, Any]:
     """Whether the bug was caught, where it was placed, and what it was called."""
-    import re
-
     from jaxpar import parity
 
+    from .layers import layers_of
+
+    order = [layer.path for layer in layers_of(built)]
     mapping = dict(built.mapping) | dict(bug.mapping)
     comparison = parity.compare(
         built.torch, bug.flax, **built.call, mapping=mapping or None, training=built.pair.training
@@ -100,15 +103,23 @@ def judged(built: Any, bug: Any) -> dict[str, Any]:
     causes = [cause for place in answer["places"] for cause in place["causes"]]
     return {
         "caught": not comparison.same,
-        "placed": any(within(place["flax"], at) for place in answer["places"] for at in bug.places),
+        "placed": any(right_place(place, bug.places, order) for place in answer["places"][:1]),
         "named": any(re.search(bug.cause, cause) for cause in causes),
         **{key: answer[key] for key in ("largest", "in", "places")},
     }
 
 
-def within(place: str, planted: str) -> bool:
-    """The layer itself, or the one that it is in."""
-    return bool(place) and (place == planted or place == planted.rpartition(".")[0])
+def right_place(place: dict[str, Any], planted: Sequence[str], order: list[str]) -> bool:
+    """Whether the first place that is named is the planted one.
+
+    It is, if it is that layer; if it is the code between two layers, and the planted one lies there in the
+    order of the calls; or if what makes the models equal is said of that layer.
+    """
+    between = re.search(r"between (\S+) and (\S+?)\.?$", place["where"])
+    first, last = (between[1], between[2]) if between else ("", "")
+    region = order[order.index(first) + 1 : order.index(last) + 1] if {first, last} <= set(order) else []
+    named = {place["flax"], *region}
+    return any(path in named or any(path in cause for cause in place["causes"]) for path in planted)
 
 
 def main() -> None:

@@ -14,11 +14,13 @@ import jax
 from flax import linen
 
 from .building import Built
-from .layers import Layer, layers_of, torch_names
+from .layers import Layer, arrives_at, layers_of, torch_names
 
 EPSILONS = ("epsilon", "eps", "variance_epsilon", "layer_norm_epsilon")
 OTHER_ACTIVATION = {"gelu": "gelu_new", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "gelu"}
+OTHER_ACTIVATION |= {"gated-gelu": "gated-silu", "gated-gelu_new": "gated-silu"}
 OTHER_ACTIVATION |= {"silu": "gelu", "swish": "gelu", "quick_gelu": "gelu", "gelu_fast": "gelu"}
+GELUS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"}
 QUERY = re.compile(r"(^|[._])(q|query|q_proj|q_lin|query_proj|to_q|c_attn|query_key_value)$")
 
 
@@ -28,7 +30,7 @@ class Planted:
     name: a few words for the page.
     flax: the model with the bug.
     mapping: what is added to the mapping.
-    places: Flax paths of which one must be named, or one above.
+    places: Flax paths: the layers with the bug, or the first one that it arrives at.
     cause: a pattern that one of the causes must fit.
     """
 
@@ -56,7 +58,7 @@ def epsilon(built: Built, layers: list[Layer]) -> Planted | None:
     wrong = 1e-3 if norm.numbers[name] != 1e-3 else 1e-5
     module = changed(built.flax, norm.path, {name: wrong})
     text = f"epsilon {wrong:g} for {norm.numbers[name]:g}"
-    return Planted(text, module, (norm.path,), rf"eps|{wrong:g}")
+    return Planted(text, module, (norm.path,), rf"{wrong:g}")
 
 
 def exchanged(built: Built, layers: list[Layer]) -> Planted | None:
@@ -68,7 +70,7 @@ def exchanged(built: Built, layers: list[Layer]) -> Planted | None:
                 continue
             mapping = {there[0]: other.path, there[1]: one.path}
             name = f"weights of {last(one.path)} and {last(other.path)} exchanged"
-            return Planted(name, built.flax, (one.path, other.path), "it holds torch's", mapping)
+            return Planted(name, built.flax, (one.path, other.path), "exchanged|it holds torch's", mapping)
     return None
 
 
@@ -81,9 +83,9 @@ def activation(built: Built, layers: list[Layer]) -> Planted | None:
     for name in setting.split("."):
         config = getattr(config, name)
     other = OTHER_ACTIVATION[config]
-    places = tuple(layer.path for layer in layers if "kernel" in layer.shapes)
-    cause = "approximate" if {config, other} <= {"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"} else other
-    return Planted(f"{other} for {config}", built.flax_with(**{setting: other}), places, cause)
+    cause = "approximate" if {config, other} <= GELUS else other.removeprefix("gated-")
+    wrong = built.flax_with(**{setting: other})
+    return Planted(f"{other} for {config}", wrong, (arrives_at(built, wrong),), cause)
 
 
 def scale(built: Built, layers: list[Layer]) -> Planted | None:

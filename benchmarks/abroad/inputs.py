@@ -65,3 +65,37 @@ def image(size: int = 16, name: str = "pixel_values") -> Callable[[np.random.Ran
         return there, dict(there)
 
     return make
+
+
+def image_and_text(*names: str) -> Callable[[np.random.RandomState], Both]:
+    def make(random: np.random.RandomState) -> Both:
+        there, _ = text("position_ids", *names)(random)
+        there |= {"pixel_values": random.randn(ROWS, 3, 16, 16)}
+        return there, dict(there)
+
+    return make
+
+
+def waves(random: np.random.RandomState) -> Both:
+    """Sound, as its samples."""
+    there = {"input_values": random.randn(ROWS, 100)}
+    return there, dict(there)
+
+
+def speech(random: np.random.RandomState) -> Both:
+    """Sound, as its frequencies in 20 windows, and words."""
+    there = {
+        "input_features": random.randn(ROWS, 8, 20),
+        "decoder_input_ids": words(random),
+        "decoder_attention_mask": padding(),
+    }
+    return there, there | {"decoder_position_ids": positions()}
+
+
+def denoising(random: np.random.RandomState) -> Both:
+    there = {
+        "sample": random.randn(ROWS, 4, 8, 8),
+        "timestep": np.array([3, 500]),
+        "encoder_hidden_states": random.randn(ROWS, 5, 16),
+    }
+    return there, dict(there)

@@ -71,3 +71,29 @@ def torch_names(built: Built, paths: Sequence[str]) -> list[str] | None:
     )
     there = {link.flax: link.torch for link in links.layers if link.parts}
     return [there[path] for path in paths] if all(path in there for path in paths) else None
+
+
+def arrives_at(built: Built, wrong: linen.Module) -> str:
+    """The first layer that is given something else in `wrong` than in the right model, with the same weights."""
+    variables = built.flax.init(jax.random.key(0), **arrays(built.flax_inputs))
+    right, other = (inputs_of(model, variables, arrays(built.flax_inputs)) for model in (built.flax, wrong))
+    return next(path for path, given in right.items() if not same(given, other[path]))
+
+
+def inputs_of(model: linen.Module, variables: Any, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What each layer is given, in the order of the calls."""
+    seen: dict[str, list[Any]] = {}
+
+    def note(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+        if context.method_name == "__call__":
+            given = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)]
+            seen.setdefault(".".join(context.module.path), given)
+        return call(*args, **kwargs)
+
+    with linen.intercept_methods(note):
+        model.apply(variables, **inputs)
+    return seen
+
+
+def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -49,4 +49,4 @@ class Pair:
     def classes(self) -> tuple[str, str, str]:
         """Of the torch model, the Flax model and the config."""
         torch = self.torch or f"{self.name}Model"
-        return torch, self.flax or f"Flax{torch}", self.config or f"{self.name}Config"
+        return torch, self.flax or f"Flax{torch}", self.config or f"{torch.removesuffix('Model')}Config"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from . import decoders, encoders, images
+from . import decoders, encoders, images, translators
 
 SECTIONS = {
     "Encoders of text": encoders.PAIRS,
-    "Decoders": decoders.PAIRS,
+    "Decoders of text": decoders.PAIRS,
+    "Encoders with decoders, and sound": translators.PAIRS,
     "Images": images.PAIRS,
 }
 PAIRS = tuple(pair for section in SECTIONS.values() for pair in section)

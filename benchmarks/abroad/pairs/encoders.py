@@ -14,4 +14,25 @@ BERT = {
     "max_position_embeddings": 20,
     "type_vocab_size": 2,
 }
-PAIRS = (Pair("Bert", BERT, text("token_type_ids", "position_ids", flax=("head_mask",))),)
+DISTILBERT = {
+    "vocab_size": WORDS,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "max_position_embeddings": 20,
+}
+NARROW = BERT | {"embedding_size": 8}
+SENTENCES = text("token_type_ids", "position_ids", flax=("head_mask",))
+
+PAIRS = (
+    Pair("Albert", NARROW | {"num_hidden_groups": 1}, text("token_type_ids", "position_ids")),
+    Pair("Bert", BERT, SENTENCES),
+    Pair("BigBird", BERT | {"attention_type": "original_full"}, SENTENCES),
+    Pair("DistilBert", DISTILBERT, text(), activation="activation"),
+    Pair("Electra", NARROW, SENTENCES),
+    Pair("Roberta", BERT, SENTENCES),
+    Pair("RobertaPreLayerNorm", BERT, SENTENCES),
+    Pair("RoFormer", NARROW, text("token_type_ids", flax=("head_mask",))),
+    Pair("XLMRoberta", BERT, SENTENCES),
+)

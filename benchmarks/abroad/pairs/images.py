@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..inputs import image
+from ..inputs import WORDS, denoising, image, image_and_text
 from ..pair import Pair
+from .encoders import BERT
 
+LAST = ("channels_last", "same")
 VIT = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -13,4 +15,57 @@ VIT = {
     "image_size": 16,
     "patch_size": 4,
 }
-PAIRS = (Pair("ViT", VIT, image(), layout=("channels_last", "same")),)
+DINO = {name: value for name, value in VIT.items() if name != "intermediate_size"}
+RESNET = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
+WORDS_OF_CLIP = {**{name: BERT[name] for name in BERT if name != "type_vocab_size"}, "projection_dim": 8}
+CLIP = {
+    "text_config": WORDS_OF_CLIP | {"vocab_size": WORDS},
+    "vision_config": VIT | {"projection_dim": 8},
+    "projection_dim": 8,
+}
+DUAL = {
+    "text_config": BERT | {"model_type": "bert"},
+    "vision_config": VIT | {"model_type": "vit"},
+    "projection_dim": 8,
+}
+BLOCKS = {"block_out_channels": (32, 64), "layers_per_block": 1}
+UNET = BLOCKS | {
+    "sample_size": 8,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "cross_attention_dim": 16,
+    "attention_head_dim": 2,
+}
+VAE = BLOCKS | {
+    "sample_size": 16,
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "norm_num_groups": 8,
+}
+
+PAIRS = (
+    Pair("Beit", VIT, image(), layout=LAST),
+    Pair("CLIP", CLIP, image_and_text(), layout=LAST, activation="text_config.hidden_act"),
+    Pair("Dinov2", DINO, image(), layout=LAST),
+    Pair("RegNet", RESNET | {"groups_width": 8}, image(32), layout=LAST),
+    Pair("RegNet, training", RESNET | {"groups_width": 8}, image(32), "RegNetModel", layout=LAST, training=True),
+    Pair("ResNet", RESNET, image(32), layout=LAST),
+    Pair("ResNet, training", RESNET, image(32), "ResNetModel", layout=LAST, training=True),
+    Pair("ViT", VIT, image(), layout=LAST),
+    Pair(
+        "VisionTextDualEncoder",
+        DUAL,
+        image_and_text("token_type_ids"),
+        layout=LAST,
+        activation="text_config.hidden_act",
+    ),
+    Pair("UNet2DCondition", UNET, denoising, library="diffusers", activation=None),
+    Pair(
+        "AutoencoderKL",
+        VAE,
+        image(name="sample"),
+        torch="AutoencoderKL",
+        library="diffusers",
+        activation=None,
+    ),
+)
