@@ -70,7 +70,7 @@ def asked(name: str, no_bugs: bool) -> str:
 
 def summary(answer: dict[str, Any]) -> str:
     if "error" in answer:
-        return f"no verdict: {answer['error'][:200]}"
+        return f"no verdict: {answer['error'].splitlines()[0][:200]}"
     words = [f"{key} {sum(bug.get(key, False) for bug in answer['bugs'])}" for key in ("caught", "placed", "named")]
     return f"{answer['verdict']:9} {answer['largest']:.1e} {answer['seconds']:6.1f} s  {', '.join(words)}"
 

@@ -24,15 +24,18 @@ DISTILBERT = {
 }
 NARROW = BERT | {"embedding_size": 8}
 SENTENCES = text("token_type_ids", "position_ids", flax=("head_mask",))
+FROM_TWO = text("token_type_ids", "position_ids", flax=("head_mask",), offset=2)
+"""Of RoBERTa, whose first positions are those of padding, and the same in torch for ever."""
 
 PAIRS = (
+    Pair("Roberta, positions from 0", BERT, SENTENCES, "RobertaModel"),
     Pair("Albert", NARROW | {"num_hidden_groups": 1}, text("token_type_ids", "position_ids")),
     Pair("Bert", BERT, SENTENCES),
     Pair("BigBird", BERT | {"attention_type": "original_full"}, SENTENCES),
     Pair("DistilBert", DISTILBERT, text(), activation="activation"),
     Pair("Electra", NARROW, SENTENCES),
-    Pair("Roberta", BERT, SENTENCES),
-    Pair("RobertaPreLayerNorm", BERT, SENTENCES),
-    Pair("RoFormer", NARROW, text("token_type_ids", flax=("head_mask",))),
-    Pair("XLMRoberta", BERT, SENTENCES),
+    Pair("Roberta", BERT, FROM_TWO),
+    Pair("RobertaPreLayerNorm", BERT, FROM_TWO),
+    Pair("RoFormer", BERT, text("token_type_ids", flax=("head_mask",))),
+    Pair("XLMRoberta", BERT, FROM_TWO),
 )
