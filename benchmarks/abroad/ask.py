@@ -23,8 +23,9 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "DIFFUS
 def ask(name: str, with_bugs: bool = True) -> dict[str, Any]:
     from jaxpar import parity
 
-    from . import building, pairs
+    from . import building, pairs, shim
 
+    shim.installed()
     pair = pairs.BY_NAME[name]
     started = time.perf_counter()
     answer: dict[str, Any] = {"name": name}
@@ -34,16 +35,28 @@ def ask(name: str, with_bugs: bool = True) -> dict[str, Any]:
         built = dataclasses.replace(built, mapping=found)
         answer |= {"weights": str(found), "unmatched": list(found.unmatched)}
         matched = time.perf_counter()
-        comparison = parity.compare(
-            built.torch, built.flax, **built.call, **building.TRAINING, mapping=found, training=pair.training
-        )
+        answer |= healthy(built)
     except Exception as error:
         traceback.print_exc()
         return answer | {"verdict": "none", "error": f"{type(error).__name__}: {error}"[:2000]}
     answer |= {"match_seconds": matched - started, "compare_seconds": time.perf_counter() - matched}
-    answer |= said(comparison)
-    answer["bugs"] = bugs_of(built) if with_bugs else []
+    answer["cured"] = healthy(built.cured)["verdict"] if pair.cure else None
+    answer["bugs"] = bugs_of(built.cured) if with_bugs else []
     return answer | {"seconds": time.perf_counter() - started}
+
+
+def healthy(built: Any) -> dict[str, Any]:
+    """Five steps of training."""
+    from jaxpar import parity
+
+    from . import building
+
+    mode = built.pair.training
+    return said(
+        parity.compare(
+            built.torch, built.flax, **built.call, **building.TRAINING, mapping=built.mapping, training=mode
+        )
+    )
 
 
 def said(comparison: Any) -> dict[str, Any]:

@@ -48,7 +48,12 @@ class Built:
 
     def flax_with(self, **settings: Any) -> linen.Module:
         """The Flax model with other settings."""
-        return flax_of(self.pair, config_of(self.pair, **settings))
+        return flax_of(self.pair, config_of(self.pair, **self.pair.cure | settings))
+
+    @property
+    def cured(self) -> Built:
+        """With what makes both the same."""
+        return dataclasses.replace(self, flax=self.flax_with()) if self.pair.cure else self
 
 
 TRAINING = {

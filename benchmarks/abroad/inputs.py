@@ -79,7 +79,7 @@ def image_and_text(*names: str) -> Callable[[np.random.RandomState], Both]:
 def waves(random: np.random.RandomState) -> Both:
     """Sound, as its samples."""
     there = {"input_values": random.randn(ROWS, 100)}
-    return there, dict(there)
+    return there, there | {"return_dict": True}
 
 
 def speech(random: np.random.RandomState) -> Both:

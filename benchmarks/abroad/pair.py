@@ -27,6 +27,7 @@ class Pair:
       layout, outputs, ignore_torch, ignore_flax, torch_kwargs, flax_kwargs: as for `compare`.
       mapping: lines that a user has to write, because `match` does not find them.
       activation: the setting of the activation, None if the config has none.
+      cure: settings of Flax's config alone that make both the same, where they are different by themselves.
       training: in the mode of training, with the dropout of `settings`.
     """
 
@@ -43,6 +44,7 @@ class Pair:
     ignore_torch: tuple[str, ...] = ()
     ignore_flax: tuple[str, ...] = ()
     activation: str | None = "hidden_act"
+    cure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: bool = False
 
     @property

@@ -41,7 +41,7 @@ PAIRS = (
     Pair("GPTJ", GPT | {"rotary_dim": 4}, POSITIONS, activation="activation_function"),
     Pair("GPTNeo", NEO, POSITIONS, activation="activation_function"),
     Pair("Llama", LLAMA, POSITIONS),
-    Pair("Mistral", LLAMA | {"sliding_window": 3}, POSITIONS),
+    Pair("Mistral", LLAMA | {"sliding_window": 3}, POSITIONS, cure={"sliding_window": 2}),
     Pair("OPT", OPT, POSITIONS, activation="activation_function"),
     Pair("XGLM", XGLM, POSITIONS, activation="activation_function"),
 )
