@@ -16,7 +16,7 @@ VIT = {
     "patch_size": 4,
 }
 DINO = {name: value for name, value in VIT.items() if name != "intermediate_size"}
-RESNET = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
 WORDS_OF_CLIP = {**{name: BERT[name] for name in BERT if name != "type_vocab_size"}, "projection_dim": 8}
 CLIP = {
     "text_config": WORDS_OF_CLIP | {"vocab_size": WORDS},
@@ -47,10 +47,10 @@ PAIRS = (
     Pair("Beit", VIT, image(), layout=LAST),
     Pair("CLIP", CLIP, image_and_text(), layout=LAST, activation="text_config.hidden_act"),
     Pair("Dinov2", DINO, image(), layout=LAST),
-    Pair("RegNet", RESNET | {"groups_width": 8}, image(32), layout=LAST),
-    Pair("RegNet, training", RESNET | {"groups_width": 8}, image(32), "RegNetModel", layout=LAST, training=True),
-    Pair("ResNet", RESNET, image(32), layout=LAST),
-    Pair("ResNet, training", RESNET, image(32), "ResNetModel", layout=LAST, training=True),
+    Pair("RegNet", RESNET | {"groups_width": 4}, image(), layout=LAST),
+    Pair("RegNet, training", RESNET | {"groups_width": 4}, image(), "RegNetModel", layout=LAST, training=True),
+    Pair("ResNet", RESNET, image(), layout=LAST),
+    Pair("ResNet, training", RESNET, image(), "ResNetModel", layout=LAST, training=True),
     Pair("ViT", VIT, image(), layout=LAST),
     Pair(
         "VisionTextDualEncoder",
