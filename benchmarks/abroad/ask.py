@@ -1,6 +1,6 @@
 """One pair: its weights, its verdict, its bugs.
 
-    python -m benchmarks.abroad.ask NAME FILE
+python -m benchmarks.abroad.ask NAME FILE
 """
 
 from __future__ import annotations

@@ -98,4 +98,6 @@ def denoising(random: np.random.RandomState) -> Both:
         "timestep": np.array([3, 500]),
         "encoder_hidden_states": random.randn(ROWS, 5, 16),
     }
-    return there, dict(there)
+    here = dict(there)
+    here["timesteps"] = here.pop("timestep")
+    return there, here

@@ -49,9 +49,7 @@ def layers_of(built: Built) -> list[Layer]:
 
 
 def arrays(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: jax.numpy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()
-    }
+    return {name: jax.numpy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
 
 
 def floats(layer: linen.Module) -> dict[str, float]:

@@ -60,7 +60,8 @@ def write(answers: Answers, command: str) -> str:
     for title, section in SECTIONS.items():
         rows = [row(pair, answers.get(pair.name)) for pair in section]
         parts.append(
-            f"### {title}\n\n" + table(("", "verdict", "weights", "tensors", "largest", "in", "seconds"), rows)
+            f"### {title}\n\n"
+            + table(("", "verdict", "weights", "tensors", "largest", "in", "seconds"), rows)
         )
     parts += [lines_of_mapping(answers), BUGS + "\n\n" + bugs(answers), differences()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -68,13 +69,17 @@ def write(answers: Answers, command: str) -> str:
 
 def machine() -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
-    return f"{versions}; Python {platform.python_version()} on {platform.machine()} ({platform.system()}), CPU."
+    return (
+        f"{versions}; Python {platform.python_version()} on {platform.machine()} ({platform.system()}), CPU."
+    )
 
 
 def good(answers: Answers) -> bool:
     """Whether every pair has a verdict, each difference its explanation, and every bug is caught."""
     verdicts = all(right(pair, answers[pair.name]) for pair in PAIRS if pair.name in answers)
-    return verdicts and all(bug.get("caught") for answer in answers.values() for bug in answer.get("bugs", ()))
+    return verdicts and all(
+        bug.get("caught") for answer in answers.values() for bug in answer.get("bugs", ())
+    )
 
 
 def right(pair: Pair, answer: Mapping[str, Any]) -> bool:
@@ -108,10 +113,26 @@ def row(pair: Pair, answer: Mapping[str, Any] | None) -> tuple[Any, ...]:
     if answer is None:
         return (pair.name, "not asked", "", "", "", "", "")
     if "error" in answer:
-        return (pair.name, f"**none**: {answer['error'].splitlines()[0][:200]}", weights(pair, answer), "", "", "", "")
+        return (
+            pair.name,
+            f"**none**: {answer['error'].splitlines()[0][:200]}",
+            weights(pair, answer),
+            "",
+            "",
+            "",
+            "",
+        )
     seconds = f"{answer['match_seconds'] + answer['compare_seconds']:.0f}"
     largest = f"{answer['largest']:.1e}"
-    return (pair.name, verdict(pair, answer), weights(pair, answer), answer["tensors"], largest, answer["in"], seconds)
+    return (
+        pair.name,
+        verdict(pair, answer),
+        weights(pair, answer),
+        answer["tensors"],
+        largest,
+        answer["in"],
+        seconds,
+    )
 
 
 def verdict(pair: Pair, answer: Mapping[str, Any]) -> str:

@@ -41,9 +41,13 @@ def main() -> int:
     fresh = chosen.again or chosen.only
     wanted = [name for name in names if fresh or not kept(name).exists()]
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        for name, line in zip(wanted, pool.map(lambda name: asked(name, chosen.no_bugs), wanted), strict=True):
+        for name, line in zip(
+            wanted, pool.map(lambda name: asked(name, chosen.no_bugs), wanted), strict=True
+        ):
             print(f"{name:24} {line}", file=sys.stderr, flush=True)
-    answers = {pair.name: json.loads(kept(pair.name).read_text()) for pair in pairs.PAIRS if kept(pair.name).exists()}
+    answers = {
+        pair.name: json.loads(kept(pair.name).read_text()) for pair in pairs.PAIRS if kept(pair.name).exists()
+    }
     text = page.write(answers, "make abroad")
     if chosen.out:
         chosen.out.write_text(text)
@@ -71,7 +75,9 @@ def asked(name: str, no_bugs: bool) -> str:
 def summary(answer: dict[str, Any]) -> str:
     if "error" in answer:
         return f"no verdict: {answer['error'].splitlines()[0][:200]}"
-    words = [f"{key} {sum(bug.get(key, False) for bug in answer['bugs'])}" for key in ("caught", "placed", "named")]
+    words = [
+        f"{key} {sum(bug.get(key, False) for bug in answer['bugs'])}" for key in ("caught", "placed", "named")
+    ]
     return f"{answer['verdict']:9} {answer['largest']:.1e} {answer['seconds']:6.1f} s  {', '.join(words)}"
 
 

@@ -48,7 +48,9 @@ PAIRS = (
     Pair("CLIP", CLIP, image_and_text(), layout=LAST, activation="text_config.hidden_act"),
     Pair("Dinov2", DINO, image(), layout=LAST),
     Pair("RegNet", RESNET | {"groups_width": 4}, image(), layout=LAST),
-    Pair("RegNet, training", RESNET | {"groups_width": 4}, image(), "RegNetModel", layout=LAST, training=True),
+    Pair(
+        "RegNet, training", RESNET | {"groups_width": 4}, image(), "RegNetModel", layout=LAST, training=True
+    ),
     Pair("ResNet", RESNET, image(), layout=LAST),
     Pair("ResNet, training", RESNET, image(), "ResNetModel", layout=LAST, training=True),
     Pair("ViT", VIT, image(), layout=LAST),

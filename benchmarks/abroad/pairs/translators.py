@@ -28,7 +28,12 @@ T5 = {
     "relative_attention_num_buckets": 8,
     "use_cache": False,
 }
-WHISPER = BART | {"pad_token_id": 0, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 20}
+WHISPER = BART | {
+    "pad_token_id": 0,
+    "num_mel_bins": 8,
+    "max_source_positions": 10,
+    "max_target_positions": 20,
+}
 WAV2VEC2 = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
