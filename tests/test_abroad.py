@@ -36,8 +36,11 @@ def chapter(title: str) -> str:
 
 
 def test_the_table_is_read_without_the_libraries():
-    code = "import sys; from benchmarks.abroad import page; assert not {'transformers', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    code = (
+        "import sys; from benchmarks.abroad import page; print({'transformers', 'torch'} & set(sys.modules))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert shown.stdout == "set()\n"
 
 
 def test_the_table_is_large_enough():
@@ -72,7 +75,7 @@ def test_the_page_has_every_row():
 
 def test_the_page_has_three_bugs_of_every_pair():
     (rows,) = tables(chapter("Planted bugs"))
-    assert [row[0] for row in rows] == [pair.name for pair in pairs.PAIRS for _ in range(3)]
+    assert [row[0] for row in rows] == [pair.name for pair in pairs.PAIRS if pair.bugs for _ in range(3)]
     assert all(row[2] == "yes" for row in rows), "a bug that was not caught"
 
 

@@ -95,7 +95,7 @@ def test_a_table_that_was_computed_in_float32():
 
 
 def test_a_table_that_was_computed_in_float32_and_flax_makes_in_the_call():
-    """NumPy computes it in float64, where the semantic level leaves it, as the positions of transformers' XGLM."""
+    """NumPy computes it in float64, and the semantic level leaves it there, as XGLM's positions."""
     table = torch.sin(torch.arange(3, 9).float() * 37 * single(FREQUENCIES))
     found = parity.compare(Torch(table), Flax(lambda: jnp.array(np.sin(ANGLES * 37))), X)
     assert found.same

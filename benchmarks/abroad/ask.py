@@ -41,7 +41,7 @@ def ask(name: str, with_bugs: bool = True) -> dict[str, Any]:
         return answer | {"verdict": "none", "error": f"{type(error).__name__}: {error}"[:2000]}
     answer |= {"match_seconds": matched - started, "compare_seconds": time.perf_counter() - matched}
     answer["cured"] = healthy(built.cured)["verdict"] if pair.cure else None
-    answer["bugs"] = bugs_of(built.cured) if with_bugs else []
+    answer["bugs"] = bugs_of(built.cured) if with_bugs and pair.bugs else []
     return answer | {"seconds": time.perf_counter() - started}
 
 

@@ -1,4 +1,4 @@
-"""Three bugs for every model, planted in its Flax side: an epsilon, two layers' weights, an activation or a scale.
+"""Three bugs for every model, planted in Flax: an epsilon, exchanged weights, an activation or a scale.
 
 An interceptor inside of the model changes one layer while it is called, so no source has to be patched.
 """
@@ -6,6 +6,7 @@ An interceptor inside of the model changes one layer while it is called, so no s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -63,7 +64,7 @@ def epsilon(built: Built, layers: list[Layer]) -> Planted | None:
 
 def exchanged(built: Built, layers: list[Layer]) -> Planted | None:
     """Two neighbours of one shape hold each other's weights: by the mapping."""
-    for one, other in zip(layers, layers[1:], strict=False):
+    for one, other in itertools.pairwise(layers):
         if one.shapes and one.shapes == other.shapes and "kernel" in one.shapes:
             there = torch_names(built, (one.path, other.path))
             if there is None:
@@ -115,7 +116,7 @@ def changed(
     attributes: Mapping[str, Any],
     afterwards: Callable[[jax.Array], jax.Array] = lambda y: y,
 ) -> linen.Module:
-    """A model of a subclass: the layer at `path` has other attributes while it is called, and its result is changed."""
+    """A model of a subclass: a layer has other attributes while it is called, and its result is changed."""
 
     def interceptor(call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
         layer = context.module

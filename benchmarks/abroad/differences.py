@@ -1,4 +1,4 @@
-"""Differences between the two sides of other people's models: found by a comparison, explained and confirmed by hand."""
+"""Differences between both sides of others' models: found by a comparison, explained, confirmed by hand."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "A window of one more key",
         ("Mistral",),
-        "torch lets a query see `sliding_window` keys, itself among them (`transformers/masking_utils.py`: "
-        "`kv_idx > q_idx - sliding_window`). `modeling_flax_mistral.py` cuts with `jnp.triu(mask, "
-        "k=-sliding_window)`, which leaves one more. Shorter texts than the window do not show it. Confirmed: with "
-        "`sliding_window` one less in Flax alone both are the same.",
+        "torch lets a query see `sliding_window` keys, itself among them "
+        "(`transformers/masking_utils.py`: `kv_idx > q_idx - sliding_window`). `modeling_flax_mistral.py` "
+        "cuts with `jnp.triu(mask, k=-sliding_window)`, which leaves one more. Texts shorter than the "
+        "window do not show it. Confirmed: with `sliding_window` one less in Flax alone both are the "
+        "same.",
     ),
     Difference(
         "A parameter that is not used, and weight decay",
-        ("Dinov2",),
-        "`mask_token` has no part in a call without masks. torch leaves its gradient None, and its AdamW leaves such "
-        "a parameter alone; in JAX the gradient is zero, and optax decays the weight. Outputs and gradients are the "
-        "same. Confirmed: the weight differs by the rate times the decay, 1e-5 of it, in the first step, and nothing "
-        "else does.",
+        (
+            "Wav2Vec2",
+            "Dinov2",
+        ),
+        "`mask_token` and `masked_spec_embed` have no part in a call without masks. torch leaves their "
+        "gradient None, and its AdamW leaves such a parameter alone; in JAX the gradient is zero, and "
+        "optax decays the weight. Outputs and gradients are the same. Confirmed: the weight differs by "
+        "rate times decay, 1e-5 of it, in each step, and nothing else does.",
     ),
     Difference(
         "A position that is not trained",
         ("Roberta, positions from 0",),
-        "torch's table of positions has `padding_idx=1`, so position 1 gets no gradient; Flax has no such thing. "
-        "RoBERTa's own positions begin at 2, as in the row Roberta, and then both are the same. Who gives positions "
-        "from 0 trains another model, and so does Flax on a text with padding whose outputs count. Confirmed: "
-        "with positions from 2 all gradients agree.",
+        "torch's table of positions has `padding_idx=1`, so position 1 gets no gradient; Flax has no such "
+        "thing. RoBERTa's own positions begin at 2, as in the row Roberta, and then both are the same. "
+        "Who gives positions from 0 trains another model, and so does Flax on a text with padding whose "
+        "outputs count. Confirmed: with positions from 2 all gradients agree.",
     ),
 )

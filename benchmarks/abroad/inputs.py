@@ -32,7 +32,7 @@ def padding() -> np.ndarray:
 
 
 def text(*names: str, flax: tuple[str, ...] = (), offset: int = 0) -> Callable[[np.random.RandomState], Both]:
-    """Words and their mask, and by name `token_type_ids` and `position_ids`; what is in `flax` is for Flax alone."""
+    """Words and their mask, and others by name; what is in `flax` is for Flax alone."""
 
     def make(random: np.random.RandomState) -> Both:
         every = {

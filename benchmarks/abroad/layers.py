@@ -72,7 +72,7 @@ def torch_names(built: Built, paths: Sequence[str]) -> list[str] | None:
 
 
 def arrives_at(built: Built, wrong: linen.Module) -> str:
-    """The first layer that is given something else in `wrong` than in the right model, with the same weights."""
+    """The first layer that is given something else in `wrong` than in the right model, with equal weights."""
     variables = built.flax.init(jax.random.key(0), **arrays(built.flax_inputs))
     right, other = (inputs_of(model, variables, arrays(built.flax_inputs)) for model in (built.flax, wrong))
     return next(path for path, given in right.items() if not same(given, other[path]))

@@ -13,41 +13,42 @@ from .pairs import PAIRS, SECTIONS
 
 Answers = Mapping[str, Mapping[str, Any]]
 BUG_KEYS = {"caught": "caught", "placed": "at the right place", "named": "named"}
+COLUMNS = ("", "verdict", "weights", "tensors", "largest", "in", "seconds")
 LIBRARIES = ("transformers", "diffusers", "torch", "jax", "flax", "optax", "numpy")
 
 HEAD = """\
 # Models that others wrote
 
-[compare](compare.md) promises a verdict that is never wrong. Here it is asked about models that the authors of
-transformers and diffusers wrote in torch and in Flax, by their own reading of their own papers. This page is
-printed by
+[compare](compare.md) promises a verdict that is never wrong. Here it is asked about models that the
+authors of transformers and diffusers wrote in torch and in Flax. This page is printed by
 
     {command}
 
 {machine}
 
-Each model is small and has random weights, shaken so that no scale is 1 and no bias 0. `parity.match` is given both
-models and one example, nothing else. Outputs, gradients and the weights after each of five steps of AdamW are compared
-at the semantic level. The table of pairs is `benchmarks/abroad/pairs/`; the mode is that of evaluation unless the name
-says otherwise."""
+Each model is small and has random weights, shaken so that no scale is 1 and no bias 0. `parity.match` is
+given both models and one example. Outputs, gradients and the weights after each of five steps of AdamW
+are compared at the semantic level, in the mode of evaluation unless the name says otherwise. The table of
+pairs is `benchmarks/abroad/pairs/`."""
 
 TRUST = """\
 ## What can be trusted
 
-A model that is *same* here computes the same function in both frameworks, and trains alike, as far as the settings of
-its row go: weights of one can be loaded into the other. A model that is *different* is explained
-[below](#differences-in-their-code).
+A model that is *same* computes the same function in both frameworks, and trains alike, as far as the
+settings of its row go. One that is *different* is explained [below](#differences-in-their-code).
 
-*weights* is the number of lines of mapping: none if all names agree; *found* if `match` printed them, and *given* if a
-person had to write them. *largest* is max|c - r| / max|r| of the tensor that is nearest to its bound of 1e-10."""
+*weights* is the number of lines of mapping: none if all names agree, *found* if `match` printed them,
+*given* if a person wrote them. *largest* is max|c - r| / max|r| of the tensor nearest to its bound of
+1e-10."""
 
 BUGS = """\
 ## Planted bugs
 
-Three in each model, in its Flax side: an epsilon, the weights of two layers exchanged, another activation or a scale.
-They are compared in outputs and gradients of one step. *Right place*: the first place that is named is that layer,
-or the code between two layers that has it. *Named*: one of the causes says it. In a model that is different by itself
-a bug counts only if it is named beside the difference."""
+Three in each model, in its Flax side: an epsilon, the weights of two layers exchanged, another activation
+or a scale. They are compared in outputs and gradients of one step. *At the right place*: the first place
+that is named is that layer, or the code between two layers where it is. *Named*: one of the causes says
+it. A model that is different by itself is cured first, as its explanation says, and a variant that shows
+a difference has none."""
 
 DIFFERENT = """\
 ## Differences in their code

@@ -28,6 +28,7 @@ class Pair:
       mapping: lines that a user has to write, because `match` does not find them.
       activation: the setting of the activation, None if the config has none.
       cure: settings of Flax's config alone that make both the same, where they are different by themselves.
+      bugs: whether some are planted; a variant that is there for its difference has none.
       training: in the mode of training, with the dropout of `settings`.
     """
 
@@ -46,6 +47,7 @@ class Pair:
     activation: str | None = "hidden_act"
     cure: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: bool = False
+    bugs: bool = True
 
     @property
     def classes(self) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ VIT = {
 }
 DINO = {name: value for name, value in VIT.items() if name != "intermediate_size"}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+REGNET = RESNET | {"groups_width": 4}
 WORDS_OF_CLIP = {**{name: BERT[name] for name in BERT if name != "type_vocab_size"}, "projection_dim": 8}
 CLIP = {
     "text_config": WORDS_OF_CLIP | {"vocab_size": WORDS},
@@ -47,7 +48,7 @@ PAIRS = (
     Pair("Beit", VIT, image(), layout=LAST),
     Pair("CLIP", CLIP, image_and_text(), layout=LAST, activation="text_config.hidden_act"),
     Pair("Dinov2", DINO, image(), layout=LAST),
-    Pair("RegNet", RESNET | {"groups_width": 4}, image(), layout=LAST),
+    Pair("RegNet", REGNET, image(), layout=LAST),
     Pair(
         "RegNet, training", RESNET | {"groups_width": 4}, image(), "RegNetModel", layout=LAST, training=True
     ),
