@@ -29,15 +29,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         "same.",
     ),
     Difference(
-        "A parameter that is not used, and weight decay",
-        (
-            "Wav2Vec2",
-            "Dinov2",
-        ),
-        "`mask_token` and `masked_spec_embed` have no part in a call without masks. torch leaves their "
-        "gradient None, and its AdamW leaves such a parameter alone; in JAX the gradient is zero, and "
-        "optax decays the weight. Outputs and gradients are the same. Confirmed: the weight differs by "
-        "rate times decay, 1e-5 of it, in each step, and nothing else does.",
+        "A parameter without a gradient, and weight decay",
+        ("Wav2Vec2", "Whisper", "Dinov2"),
+        "`mask_token` and `masked_spec_embed` have no part in a call without masks, and Whisper's encoder "
+        "keeps its sines frozen in torch, behind a `stop_gradient` in Flax. torch leaves their gradient "
+        "None, and its AdamW leaves such a parameter alone; in JAX the gradient is zero, and optax decays "
+        "the weight. Outputs and gradients are the same. Confirmed: the weight differs by rate times "
+        "decay, 1e-5 of it, in each step. For Whisper the place that is named, `decoder.embed_positions`, "
+        "is wrong: torch's layer is called with words and Flax's with positions.",
     ),
     Difference(
         "A position that is not trained",
