@@ -68,10 +68,18 @@ TRAINING = {
 def build(pair: Pair) -> Built:
     torch.manual_seed(0)
     reference = torch_of(pair, config_of(pair)).train(pair.training)
-    shake(reference)
+    shake_trained(reference)
     there, here = pair.inputs(np.random.RandomState(0))
     here = moved(here) if first(pair.layout) == "channels_last" else here
     return Built(pair, reference, flax_of(pair, config_of(pair)), there, here)
+
+
+def shake_trained(module: torch.nn.Module) -> None:
+    """All but tables that torch keeps among its frozen weights: Flax may compute them."""
+    frozen = {x: x.clone() for x in module.parameters() if not x.requires_grad}
+    shake(module)
+    for parameter, values in frozen.items():
+        parameter.data.copy_(values)
 
 
 def first(layout: Any) -> Any:

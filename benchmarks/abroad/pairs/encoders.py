@@ -36,6 +36,11 @@ PAIRS = (
     Pair("Electra", NARROW, SENTENCES),
     Pair("Roberta", BERT, FROM_TWO),
     Pair("RobertaPreLayerNorm", BERT, FROM_TWO),
-    Pair("RoFormer", BERT, text("token_type_ids", flax=("head_mask",))),
+    Pair(
+        "RoFormer",
+        BERT,
+        text("token_type_ids", flax=("head_mask",)),
+        ignore_torch=("encoder.embed_positions",),
+    ),
     Pair("XLMRoberta", BERT, FROM_TWO),
 )
