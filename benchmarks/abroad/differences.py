@@ -49,7 +49,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "A running variance that is biased",
         ("RegNet, training", "ResNet, training"),
-        "In training Flax's BatchNorm keeps the mean of squares as running variance, torch the unbiased "
+        "In training Flax's BatchNorm keeps the biased variance of a batch, torch the unbiased "
         "one, n/(n-1) times as much. Outputs, gradients and weights are the same in training; the model "
         "that is evaluated afterwards is not. With large batches it is little, and in the last stage of a "
         "small image much. Confirmed: it is the only thing that differs, and equal to 1e-16 with that "

@@ -51,7 +51,7 @@ PAIRS = (
     Pair("RegNet", REGNET, image(), layout=LAST),
     Pair(
         "RegNet, training",
-        RESNET | {"groups_width": 4},
+        REGNET,
         image(),
         "RegNetModel",
         layout=LAST,
