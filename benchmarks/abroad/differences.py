@@ -25,8 +25,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "torch lets a query see `sliding_window` keys, itself among them "
         "(`transformers/masking_utils.py`: `kv_idx > q_idx - sliding_window`). `modeling_flax_mistral.py` "
         "cuts with `jnp.triu(mask, k=-sliding_window)`, which leaves one more. Texts shorter than the "
-        "window do not show it. Confirmed: with `sliding_window` one less in Flax alone both are the "
-        "same.",
+        "window do not show it. Confirmed by reading both sources only.",
     ),
     Difference(
         "A parameter without a gradient, and weight decay",
