@@ -81,13 +81,20 @@ class Parity:
     def __init__(self, folder: Path, record: bool, update: bool):
         self.folder, self.record, self.update = folder, record, update
 
-    def __call__(self, torch_module: Any, flax_module: Any, inputs: Any, **arguments: Any) -> Comparison:
+    def __call__(
+        self, torch_module: Any, flax_module: Any, inputs: Any = None, **arguments: Any
+    ) -> Comparison:
         from .parity import assert_parity
 
         return assert_parity(torch_module, flax_module, inputs, **arguments)
 
     def recorded(
-        self, name: str, torch_module: Callable[[], Any], flax_module: Any, inputs: Any, **arguments: Any
+        self,
+        name: str,
+        torch_module: Callable[[], Any],
+        flax_module: Any,
+        inputs: Any = None,
+        **arguments: Any,
     ) -> Comparison:
         """Compares with a record; with --parity-record or --parity-update torch makes it first.
 

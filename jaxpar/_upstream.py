@@ -62,6 +62,7 @@ __all__ = [
     "inside",
     "intercepted",
     "jaxpr_as_fun",
+    "kubernetes_job",
     "mlir",
     "opened",
     "part",
@@ -167,11 +168,13 @@ def part(
     )
 
 
-def rewritten(program: P, **fields: Any) -> P:
-    """The same program with other equations or variables."""
+def rewritten(program: P, consts: Sequence[Any] | None = None, **fields: Any) -> P:
+    """The same program with other equations or variables, and other constants if there are any."""
     jaxpr, _ = opened(program)
+    if jaxpr is program:
+        return jaxpr.replace(**fields, consts=consts) if consts else jaxpr.replace(**fields)
     changed = jaxpr.replace(**fields)
-    return changed if jaxpr is program else program.replace(jaxpr=changed)
+    return program.replace(jaxpr=changed) if consts is None else program.replace(jaxpr=changed, consts=consts)
 
 
 def rule_of_jvp(rule: WrappedFun, change: Callable[[Jaxpr], Jaxpr]) -> WrappedFun:
@@ -259,6 +262,13 @@ def detect_cluster(timeout: float) -> tuple[str | None, int | None, int | None, 
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         None, None, None, None, None, int(timeout)
     )
+
+
+def kubernetes_job() -> str | None:
+    """The uid of this process's Kubernetes Job, if `detect_cluster` found the ranks there; else None."""
+    found = vars(clusters.K8sCluster)
+    # JAX keeps its client of Kubernetes there, and what it has asked. Nothing is asked a second time.
+    return str(clusters.K8sCluster._job().metadata.uid) if "_core_api" in found else None
 
 
 def in_cloud_tpu_vm() -> bool:

@@ -384,7 +384,7 @@ def test_shares_of_gpus(case, monkeypatch):
     visible, platforms, n, k, shares = GPUS[case]
     see(monkeypatch, visible, platforms)
     settings = Settings(n, "train.py", devices_per_process=k)
-    found = [environment.variables(settings, rank, 1, 0) for rank in range(n)]
+    found = [environment.variables(settings, rank, 1, "s", 0) for rank in range(n)]
     assert [variables.get("CUDA_VISIBLE_DEVICES") for variables in found] == shares
     assert [variables.get("JAXPAR_DEVICES") for variables in found] == [str(k) if k else None] * n
     own = ",".join(map(str, range(k))) if shares[0] else None
@@ -395,7 +395,7 @@ def test_too_few_gpus(monkeypatch):
     see(monkeypatch, "0,1,2", None)
     said = "2 processes with 2 devices each need 4 GPUs, and there are 3 \\(0, 1, 2\\)"
     with pytest.raises(errors.DeviceError, match=said):
-        environment.variables(Settings(2, "train.py", devices_per_process=2), 0, 1, 0)
+        environment.variables(Settings(2, "train.py", devices_per_process=2), 0, 1, "s", 0)
 
 
 def test_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch, tmp_path):

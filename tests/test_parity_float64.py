@@ -122,6 +122,10 @@ TORCH = {
         lambda x: x * F.one_hot(torch.arange(4), 5) * 0.1,
     ),
     "random numbers": (drawn, lambda x: drawn(x, dtype=D)),
+    "bits": (
+        lambda x: x * (x.float().view(torch.int32) > 0),
+        lambda x: x * (x > 0),
+    ),
     "TorchScript": (scripted, lambda x: x * 0.1),
     "recomputed": (recomputed, torch.sin),
     "interpolate": (

@@ -199,7 +199,7 @@ def test_misuse(record, tmp_path):
         parity.check(record, linear, optimizer=optax.sgd(0.1))
     with pytest.raises(FileError, match="a record ends in"):
         parity.check(tmp_path / "line.npz", linear)
-    with pytest.raises(ValueError, match="a trajectory has no fixed values"):
+    with pytest.raises(ValueError, match="level='trajectory' has no fixed values"):
         parity.record(
             tmp_path / "a.safetensors", torch.nn.Linear(3, 2), linear, X, level="trajectory", optimizer=SGD
         )

@@ -7,42 +7,17 @@ import json
 import os
 import re
 import socket
-import threading
 import time
 
 import pytest
+from meetings import in_background, joined, knock, meeting, start
 from processes import ROOT, environment, free_port, ranks
 
 from jaxpar import errors
 from jaxpar.distributed._environment import Start, find
-from jaxpar.distributed._rendezvous import hello, meet, read
+from jaxpar.distributed._rendezvous import hello, read
 
 # ----------------------------------------------------------- ranks that meet: threads, no JAX involved
-
-
-def start(rank: int, size: int, port: int, host: str = "127.0.0.1") -> Start:
-    return Start(rank, size, host, port)
-
-
-def meeting(*starts: Start, timeout: float = 10, said: dict[int, dict] | None = None) -> list:
-    """What `meet` gave or raised, in the order of the arguments."""
-    results: list = [None] * len(starts)
-
-    def one(i: int) -> None:
-        try:
-            results[i] = meet(starts[i], timeout, hello(starts[i]) | (said or {}).get(i, {}))
-            if results[i].hold is not None:
-                results[i].hold.close()
-        except errors.DistributedError as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(starts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout + 10)
-        assert not thread.is_alive()
-    return results
 
 
 def test_ranks_that_fit_meet():
@@ -59,11 +34,6 @@ PROBLEMS = {
         lambda p: [start(0, 4, p), start(2, 4, p)],
         {},
         r"ranks 1, 3 of 4 did not come to rank 0 at 127\.0\.0\.1:\d+ within 1 s; ranks 0, 2 did",
-    ),
-    "two have one rank": (
-        lambda p: [start(0, 3, p), start(1, 3, p), start(1, 3, p)],
-        {},
-        r"two processes are rank 1: process \d+ on .* and process \d+ on",
     ),
     "another world": (
         lambda p: [start(0, 2, p), start(1, 3, p)],
@@ -97,6 +67,19 @@ def test_every_rank_that_is_there_gets_the_same_text(problem):
     assert all(isinstance(one, errors.DistributedError) for one in found), found
     assert len({str(one) for one in found}) == 1
     assert re.search(text, str(found[0])), found[0]
+
+
+def test_a_second_process_of_a_rank_is_turned_away_alone():
+    port, pair = free_port(), r"two processes are rank 1: process \d+ on .* and process \d+ on"
+    zero, results = in_background(start(0, 3, port))
+    with joined(start(1, 3, port)):
+        (found,) = meeting(start(1, 3, port))
+        assert re.search(pair, str(found)), found
+    meeting(start(1, 3, port), start(2, 3, port))  # and the job goes on
+    zero.join(10)
+    assert results[0].hosts == 1
+    alone = meeting(start(0, 3, port), start(1, 3, port), start(1, 3, port), timeout=1)
+    assert sum(bool(re.search("rank 2 of 3 did not come.*" + pair, str(one))) for one in alone) == 2, alone
 
 
 @pytest.mark.parametrize(
@@ -148,20 +131,9 @@ STRANGERS = {
 }
 
 
-def knock(port: int) -> socket.socket:
-    """A connection, as soon as somebody listens."""
-    for _ in range(500):
-        try:
-            return socket.create_connection(("127.0.0.1", port), 1)
-        except OSError:
-            time.sleep(0.01)
-    raise AssertionError("nobody listens")
-
-
 def test_strangers_at_the_port_change_nothing():
-    port, results = free_port(), []
-    zero = threading.Thread(target=lambda: results.append(meeting(start(0, 2, port))[0]))
-    zero.start()
+    port = free_port()
+    zero, results = in_background(start(0, 2, port))
     strangers = []
     for words in STRANGERS.values():
         strangers.append(knock(port))
@@ -176,12 +148,10 @@ def test_strangers_at_the_port_change_nothing():
 
 
 def test_a_rank_that_ended_before_all_were_there_can_come_again():
-    port, results = free_port(), []
-    zero = threading.Thread(target=lambda: results.append(meeting(start(0, 3, port))[0]))
-    zero.start()
-    with knock(port) as early:
-        early.sendall(json.dumps(hello(start(1, 3, port))).encode() + b"\n")
-        time.sleep(0.1)
+    port = free_port()
+    zero, results = in_background(start(0, 3, port))
+    with joined(start(1, 3, port)):
+        pass
     assert [one.hosts for one in meeting(start(1, 3, port), start(2, 3, port))] == [1, 1]
     zero.join(10)
     assert results[0].hosts == 1
@@ -189,9 +159,8 @@ def test_a_rank_that_ended_before_all_were_there_can_come_again():
 
 @pytest.mark.parametrize("line", STRANGERS.values(), ids=STRANGERS)
 def test_no_stranger_is_read_as_a_rank(line):
-    said = read(line + b"\n")
-    assert said is None or not isinstance(said.get("rank"), int)
-    assert read(b'{"jaxpar": "1", "rank": 1}\n') is not None
+    assert read(line) is None
+    assert read(json.dumps(hello(start(1, 3, 1))).encode()) is not None
 
 
 # --------------------------------------------------------------------------- arguments and variables
@@ -310,6 +279,11 @@ ROWS = {
         {"changes": {"2": {"RANK": "1"}}, "arguments": "timeout=20"},
         3,
         "two processes are rank 1",
+    ),
+    "another secret": (
+        {"changes": {"1": {"JAXPAR_JOB_SECRET": "another"}}, "arguments": "timeout=3"},
+        2,
+        "another secret",
     ),
     "other numbers of devices": (
         {"changes": {"1": {"JAXPAR_DEVICES": "2"}}, "arguments": "timeout=20"},

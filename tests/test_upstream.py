@@ -212,6 +212,8 @@ def test_the_run_time():
     assert upstream.backends_are_initialized()
     assert upstream.coordination_client() is None
     assert upstream.in_cloud_tpu_vm() is False
+    assert upstream.kubernetes_job() is None  # test_rendezvous_secret.py has one
+    assert callable(upstream.clusters.K8sCluster._job)
     assert upstream.detect_cluster(1) == (None, None, None, None)
     assert upstream.reached_preemption_sync_point(0) is False
 

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from .._tree import is_real
 from .._typing import Array
 from ..distributed.step_agreement import ledger
 from .local_batch import Rows
+from .program_parts import program_parts
 from .update import Update
 
 Fingerprint = tuple[tuple[str, str], ...]
@@ -97,6 +99,24 @@ def compare(rows: Rows, said: Said) -> None:
         }
 
     book.check(said.step, key, parts)
+
+
+_programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Numbers of this process's programs. A ledger keeps its keys, and a program must not stay with it."""
+
+
+def compare_programs(said: Said, program: Any, arguments: tuple) -> None:
+    """Returns when all ranks are about to run the same program, or this rank has run it before.
+
+    Raises:
+      DivergenceError: ranks have other programs; names what differs first.
+    """
+    book = ledger(f"the program of DistributedDataParallel {said.number}")
+    if book is None:
+        return
+    number = _programs.get(program) or _programs.setdefault(program, next(_numbers))
+    # Tracing is done once: the first run finds what it needs.
+    book.check(said.step, number, lambda: program_parts(program.trace(*arguments)))
 
 
 def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[str]) -> Fingerprint:

@@ -20,7 +20,7 @@ from ..distributed import broadcast
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Own, Program, Result
-from .divergence_guard import Fingerprint, Said, next_number
+from .divergence_guard import Fingerprint, Said, compare_programs, next_number
 from .engine_state import EngineState
 from .watchdog import beat
 from .world import World
@@ -101,7 +101,10 @@ class Engine:
         if agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True):
             values, extra = self.arrays.take(keep)
         program, given = self.work.program(self.arrays, batch, agreed, keep)
-        done = program(values, extra, self.state.own or self._first_own(values), given)
+        arguments = values, extra, self.state.own or self._first_own(values), given
+        if said is not None and not is_staged():
+            compare_programs(said, program, arguments)
+        done = program(*arguments)
         return self._put(done, agreed, batch)
 
     def _put(self, done: Result, agreed: Agreement, batch: Any) -> Outcome:

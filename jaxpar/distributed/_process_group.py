@@ -16,9 +16,9 @@ import threading
 
 from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, GroupError
-from . import _fail_together, _messages, step_agreement
+from . import _fail_together, _messages, secret, step_agreement
 from ._environment import Start, find, heartbeat
-from ._rendezvous import loopback, meet
+from ._rendezvous import meet
 from .exchange import exchange
 from .group import Group, current, default_group, enter, leave
 
@@ -102,7 +102,7 @@ def destroy_process_group() -> None:
 def _join(start: Start, timeout: float) -> None:
     import jax
 
-    meeting = meet(start, timeout)
+    meeting = meet(start, timeout, secret=secret.find())
     group = enter(start.rank, start.size, start.address, meeting.hosts, timeout)
     try:
         jax.distributed.initialize(
@@ -111,7 +111,7 @@ def _join(start: Start, timeout: float) -> None:
             start.rank,
             local_device_ids=_devices_of(start),
             cluster_detection_method="deactivate",
-            coordinator_bind_address=start.address if loopback(start.host) else None,
+            coordinator_bind_address=meeting.bind,
             initialization_timeout=max(1, int(timeout)),
             heartbeat_timeout_seconds=heartbeat(meeting.hosts),
             shutdown_timeout_seconds=SHUTDOWN,

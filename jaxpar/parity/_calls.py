@@ -16,7 +16,7 @@ import numpy as np
 from flax import linen
 
 from ._sides.call import AsArray, Call, to_array
-from ._sides.flax_mode import flags, of_init, stream
+from ._sides.flax_mode import flags, in_mode, of_init
 from ._sides.task import Batch, Move, Task, same, to_channels_last
 from ._weights.tree import FlaxModule, Variables
 
@@ -72,7 +72,7 @@ class Calls:
         else:
             own, ours = None, self._call(flaxs, self.kwargs[1])
         common = _common(theirs, ours, layout, set(own.arrays) if own and torchs is None else set())
-        return Batch(theirs, self._in_mode(ours), common=common)
+        return Batch(theirs, in_mode(self.module, ours, self.task), common=common)
 
     def notes(self) -> list[str]:
         """What was decided for the user."""
@@ -90,13 +90,6 @@ class Calls:
 
     def _call(self, inputs: Any, kwargs: Kwargs) -> Call:
         return Call.of(inputs, kwargs, self.as_array)
-
-    def _in_mode(self, call: Call) -> Call:
-        training = self.task.training
-        told = {**flags(self.module, call, training)}
-        if self.task.replicas == 1:
-            told |= stream(self.module, call, training)
-        return call.with_kwargs(Call.of((), told))
 
 
 def _common(theirs: Call, ours: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:

@@ -21,6 +21,7 @@ from ..errors import LeafError, MaskError, NotDeterministicError
 from . import _levels
 from ._calls import Inputs, Outputs
 from ._comparison import Comparison, require_same
+from ._conditioned import conditioned
 from ._ctrl_c import between_steps
 from ._divergence import find
 from ._exactness import environment, exact
@@ -192,6 +193,7 @@ def run(
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
         if request.asked is Level.SEMANTIC:
+            compared = conditioned(pair, request.batch, compared)
             compared = explained(pair, request.batch, compared)
         # As they run, models may differ by rounding alone, which has no place.
         if compared.same or request.replicas > 1 or request.asked is Level.AS_IT_RUNS:

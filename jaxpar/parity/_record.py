@@ -28,6 +28,7 @@ from ._exactness import environment, exact
 from ._files import read_weights, write_weights
 from ._levels import Findings, Sides, Step
 from ._sides.call import Arguments, Call, read, written
+from ._sides.flax_mode import in_mode
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen, Task, same
 from ._weights.tree import FlaxModule, Variables
@@ -164,7 +165,8 @@ def check(
         reference = _Played(arrays, "reference", side) if numeric else expected
         sides = Sides(reference, side, oracle=expected if numeric else None)
         run = _levels.numeric if numeric else _levels.semantic
-        for _ in run(sides, partial(_batch, arrays, calls), manifest["steps"], findings):
+        batches = partial(_batch, arrays, calls, lambda call: in_mode(flax_module, call, task))
+        for _ in run(sides, batches, manifest["steps"], findings):
             pass  # all that is asked for is in findings
     # safetensors files are ordered by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
@@ -230,10 +232,10 @@ class _Played:
         return self.start
 
 
-def _batch(arrays: Named, calls: list[Calls], step: int) -> Batch:
+def _batch(arrays: Named, calls: list[Calls], in_its_mode: Callable[[Call], Call], step: int) -> Batch:
     here = _below(arrays, f"{step}/")
     form, given = calls[step - 1]
-    call = Call(_below(here, "inputs/"), form).with_kwargs(given)
+    call = in_its_mode(Call(_below(here, "inputs/"), form).with_kwargs(given))
     common = {name: (name, same) for name in _below(here, "expected/input_gradients/")}
     return Batch(ours=call, targets=_row(here, "targets/"), common=common)
 

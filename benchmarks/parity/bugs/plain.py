@@ -124,9 +124,9 @@ def table(t):
     return jnp.sin(jnp.outer(jnp.arange(t), FREQUENCIES))
 
 
-def single(t):
-    """Made in NumPy and saved in float32."""
-    return np.sin(np.outer(np.arange(t), FREQUENCIES)).astype(np.float32)
+def half(t):
+    """Made in NumPy and saved in float16."""
+    return np.sin(np.outer(np.arange(t), FREQUENCIES)).astype(np.float16)
 
 
 def split(x):
@@ -297,7 +297,7 @@ BUGS = [
         changed("", residual=lambda x, y, z: y + z),
         "one is what first returns",
     ),
-    Bug("float32 table", PLAIN, changed("", table=single), "rounded to float32"),
+    Bug("float16 table", PLAIN, changed("", table=half), "rounded to float16"),
     Bug("two linear layers exchanged", PLAIN, exchange("gate", "up"), "gate and up are where torch has them"),
     Bug(
         "two norms exchanged", PLAIN, exchange("first", "second"), "first and second are where torch has them"

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from ...distributed.secret import VARIABLE as SECRET
 from .sizes import sizes
 
 T = TypeVar("T")
@@ -39,7 +40,11 @@ OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_platforms", "j
 
 def environment() -> dict[str, Part]:
     """All of it as plain values, in parts. Instead of what cannot be had there is a text that says why."""
-    variables: Part = {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+    variables: Part = {
+        name: value if name != SECRET else "set, and not shown"
+        for name, value in sorted(os.environ.items())
+        if VARIABLES.fullmatch(name)
+    }
     # JAX reserves three quarters of every GPU when it starts. Somebody else may be working there.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return {

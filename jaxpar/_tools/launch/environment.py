@@ -10,6 +10,7 @@ import subprocess
 from functools import cache
 
 from ..._training.watchdog import STEP_TIMEOUT
+from ...distributed.secret import VARIABLE as SECRET
 from ...errors import DeviceError
 from .settings import Settings
 
@@ -24,7 +25,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[str, str]:
+def variables(settings: Settings, rank: int, port: int, secret: str | None, restart: int) -> dict[str, str]:
     """What a worker's environment has beyond that of this process.
 
     Raises:
@@ -41,6 +42,8 @@ def variables(settings: Settings, rank: int, port: int, restart: int) -> dict[st
         "TORCHELASTIC_RESTART_COUNT": restart,
         "JAXPAR_RESTART_COUNT": restart,
     }
+    if secret is not None:
+        found[SECRET] = secret
     if settings.step_timeout is not None:
         found[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
     if k is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..._training.watchdog import BEAT_FILE, LIFELINE, Marks
+from ...distributed.secret import fresh
 from .environment import free_port, variables
 from .output import Output
 from .settings import Settings
@@ -87,10 +88,10 @@ class Gang:
         self.terminal = terminal
         self.output = Output(terminal if settings.tee else None, logs)
         self.workers: list[Worker] = []
-        port = free_port()
+        port, secret = free_port(), fresh()  # so that no rank of an earlier attempt can join
         try:
             for rank in range(settings.n):
-                added = variables(settings, rank, port, restart)
+                added = variables(settings, rank, port, secret, restart)
                 self.workers.append(self._start(command(settings), rank, added, folder / f"{restart}-{rank}"))
         except BaseException:
             self.kill()

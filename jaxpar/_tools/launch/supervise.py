@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from ...distributed.secret import fresh
 from . import report
 from .environment import free_port, variables
 from .gang import Gang, plain_command
@@ -41,9 +42,9 @@ def run(settings: Settings) -> int:
 
 def dry(settings: Settings) -> int:
     """Prints what would be started: one line for each process, to be pasted into a shell."""
-    port = free_port()
+    port, secret = free_port(), fresh()
     for rank in range(settings.n):
-        added = [f"{name}={value}" for name, value in variables(settings, rank, port, 0).items()]
+        added = [f"{name}={value}" for name, value in variables(settings, rank, port, secret, 0).items()]
         print(shlex.join([*added, *plain_command(settings)]))
     return DONE
 

@@ -197,6 +197,8 @@ class _Reader:
         if isinstance(x, (tuple, list)):
             kind: type = type(x) if hasattr(x, "_fields") else list if isinstance(x, list) else tuple
             return Container(kind, tuple(self.form(child, f"{name}[{i}]") for i, child in enumerate(x)))
+        if isinstance(x, np.generic):
+            return Kept(x.item())  # NumPy's numbers and flags are numbers and flags
         if is_array(x):
             self.arrays[name] = self.as_array(x, _said(name))
             return Place(name)

@@ -73,7 +73,9 @@ class Injection:
             mask = _of_attention(path, self._taken(path), weights.shape, layer)
             weights = weights * jnp.where(mask != 0, 1 / (1 - rate) if rate < 1 else 0.0, 0)
             heads = jnp.repeat(value, weights.shape[-3] // value.shape[-2], axis=-2)
-            return jnp.einsum("...hqk,...khd->...qhd", weights, heads).astype(query.dtype)
+            precision = kwargs.get("precision")
+            outputs = jnp.einsum("...hqk,...khd->...qhd", weights, heads, precision=precision)
+            return outputs.astype(query.dtype)
 
         setattr(attention, MASKED, True)
         return attention

@@ -30,6 +30,7 @@ from ..._upstream import (
     intercepted,
     jaxpr_as_fun,
     opened,
+    rewritten,
     rule_of_jvp,
 )
 from .constants import OURS, Constants
@@ -144,11 +145,9 @@ class _Widening:
         equations = [each for equation in jaxpr.eqns for each in body.equation(equation)]
         if not body.changed:
             return program
-        changed = jaxpr.replace(**fields, eqns=equations, outvars=[body.wide(x) for x in jaxpr.outvars])
         consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
-        if jaxpr is not program:
-            return program.replace(jaxpr=changed, consts=consts)
-        return changed.replace(consts=consts) if consts else changed
+        outvars = [body.wide(x) for x in jaxpr.outvars]
+        return rewritten(program, consts, **fields, eqns=equations, outvars=outvars)
 
     def _note(self, consts: Sequence[Any]) -> None:
         """Tables that NumPy made in float64, and that float32 would have rounded outside of a comparison."""

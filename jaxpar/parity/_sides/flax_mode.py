@@ -16,6 +16,7 @@ from flax import linen
 
 from .._weights.tree import FlaxModule
 from .call import Call
+from .task import Task
 
 IN_TRAINING = ("train", "training", "is_training")
 IN_EVALUATION = ("deterministic", "use_running_average")
@@ -28,6 +29,15 @@ RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermedi
 """Arguments of `linen.Module.apply`, and not of the module."""
 
 
+def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
+    """The call with the flags of the mode that it does not give, and dropout's stream for Linen."""
+    told: dict[str, Any] = {**flags(module, call, task.training)}
+    # In DataParallel replicas have streams of their own; dropout is refused there.
+    if task.replicas == 1:
+        told |= _stream(module, call, task.training)
+    return call.with_kwargs(Call.of((), told))
+
+
 def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
     """The flags that the module takes, and the call does not give."""
     try:
@@ -36,7 +46,7 @@ def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
         return {}  # the call itself will say what is wrong with it
 
 
-def stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
+def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
     """In training the random stream of dropout that a Linen module is given.
 
     Also where the call has one: what is drawn from it must not matter, for it is not what torch draws.

@@ -132,7 +132,7 @@ class _NNXNet(FlaxNet):
         net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, rest, copy=True)
         with self._watching(net, handler):
             # Streams that are given with the call count what is drawn; the user's own are left as they are.
-            call = call.map_kept(lambda x: nnx.clone(x) if isinstance(x, nnx.Rngs) else x)
+            call = call.map_kept(lambda x: nnx.clone(x, graph=True) if isinstance(x, nnx.Rngs) else x)
             outputs = net(*call.args, **call.kwargs)
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param), graph=True))
         known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
@@ -154,7 +154,7 @@ class _NNXNet(FlaxNet):
         def other(x: Any) -> Any:
             if not isinstance(x, nnx.Rngs):
                 return x
-            definition, state = nnx.split(x)
+            definition, state = nnx.split(x, graph=True)
             return nnx.merge(definition, reseeded(state))
 
         return reseeded(rest), call.map_kept(other)

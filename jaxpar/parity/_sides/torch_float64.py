@@ -8,10 +8,11 @@ made again. Modes belong to a thread, and other threads compute as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
@@ -45,21 +46,21 @@ def in_float64(constants: Constants | None = None) -> Iterator[None]:
         yield
 
 
-class InFloat64(torch.nn.Module):
-    """A module that enters `in_float64` itself: replicas run in threads of their own."""
+class Within(torch.nn.Module):
+    """A module that enters a context itself: replicas run in threads of their own."""
 
-    def __init__(self, module: torch.nn.Module, constants: Constants):
+    def __init__(self, module: torch.nn.Module, context: Callable[[], AbstractContextManager[None]]):
         super().__init__()
-        self.module, self.constants = module, constants
+        self.module, self.context = module, context
 
     def forward(self, *args: Any, **kwargs: Any) -> PyTree:
-        with in_float64(self.constants):
+        with self.context():
             return self.module(*args, **kwargs)
 
 
-def rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """The nearest values of float32, in float64; inside of `in_float64`, too."""
-    return torch.from_numpy(tensor.detach().numpy().astype(np.float32).astype(np.float64))
+def rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The nearest values of a type, in float64; inside of `in_float64`, too."""
+    return torch.from_numpy(tensor.detach().numpy().astype(jnp.dtype(dtype)).astype(np.float64))
 
 
 def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]) -> None:
@@ -97,6 +98,27 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
 
 
+class Rounding(TorchDispatchMode):
+    """What operations return, forward and backward, is off by up to two units of float64, at random."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.random = np.random.RandomState(seed)
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> PyTree:
+        made = operation(*args, **(kwargs or {}))
+        shares = any(each.alias_info is not None for each in operation._schema.returns)
+        return made if shares else jax.tree.map(self._moved, made)
+
+    def _moved(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.dtype != torch.float64 or not x.numel():
+            return x
+        factors = np.asarray(1 + 2.0**-51 * self.random.uniform(-1, 1, tuple(x.shape)))
+        return x * torch.from_numpy(factors)
+
+
 class _Numbers(TorchFunctionMode):
     """Tensors of Python's numbers: they are rounded before any operation sees them."""
 
@@ -124,7 +146,7 @@ class _Operations(TorchDispatchMode):
     ) -> PyTree:
         kwargs = kwargs or {}
         if operation in BITS:
-            return operation(*args, **kwargs)
+            return operation(*_narrowed(*args), **kwargs)
         args, kwargs = self._widened(operation, args, kwargs)
         if _in_default_type(operation, args, kwargs) and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float64
@@ -149,6 +171,11 @@ class _Operations(TorchDispatchMode):
         if isinstance(x, torch.Tensor) and x.dtype in WIDE:
             return torch.from_numpy(np.array(self.constants(array_of(x))))
         return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
+    """float64 as float32 where its bits are asked for in 32, as the model was written."""
+    return x.to(torch.float32) if x.dtype == torch.float64 and dtype.itemsize == 4 else x, dtype
 
 
 def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:

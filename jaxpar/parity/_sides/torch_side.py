@@ -21,7 +21,7 @@ from .constants import Constants
 from .outputs import Returned, named, outputs_of
 from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
 from .torch_dropout import Capture
-from .torch_float64 import InFloat64, in_float64, widen
+from .torch_float64 import Rounding, Within, in_float64, widen
 
 TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 """Methods that cast a module's real tensors. `Module.to` would make complex ones real."""
@@ -35,6 +35,7 @@ class TorchSide:
 
     Attributes:
       returned: how the last outputs were returned.
+      rounding: a seed, where results are to be off by a rounding; see `Rounding`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TorchSide:
         elif dtype != OWN:
             getattr(self.module, TO[dtype])()
         self.links, self.task = links, task
+        self.rounding: int | None = None
         self.device = torch.device("cpu")
         self.steps = 0
         self.returned = Returned()
@@ -118,8 +120,14 @@ class TorchSide:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
         self.steps = other.steps
 
-    def _wide(self) -> AbstractContextManager[None]:
-        return in_float64(self.constants) if self.constants else nullcontext()
+    @contextmanager
+    def _wide(self) -> Iterator[None]:
+        """The arithmetic of a thread that runs the module."""
+        with (
+            Rounding(self.rounding) if self.rounding is not None else nullcontext(),
+            in_float64(self.constants) if self.constants else nullcontext(),
+        ):
+            yield
 
     @contextmanager
     def _wrapped(self) -> Iterator[torch.nn.Module]:
@@ -135,7 +143,7 @@ class TorchSide:
         with torch_ref.pretend(self.task.replicas) as devices:
             self.device = devices.device
             module = self.module.to(self.device)
-            replica = InFloat64(module, self.constants) if self.constants else module
+            replica = Within(module, self._wide) if self.constants else module
             net = torch.nn.DataParallel(replica, list(range(devices.count)))
             # Every replica is a thread already. With a pool for each of them steps can take seconds.
             torch.set_num_threads(1)

@@ -45,6 +45,7 @@ def _of_floats(op: Op, x: torch.Tensor) -> Iterator[Variation]:
             for by in (1, -1):
                 text = f"the result of {op.name} has torch's places (it is rolled by {by} along axis {axis})"
                 yield afterwards(text, partial(torch.roll, shifts=by, dims=axis))
-    if not torch.equal(rounded(x), x):
-        text = f"the result of {op.name} keeps float64 (it is rounded to float32, as a table that was saved)"
-        yield afterwards(text, rounded)
+    for dtype in ("float32", "float16", "bfloat16"):
+        if not torch.equal(rounded(x, dtype), x):
+            text = f"the result of {op.name} keeps its digits (it is rounded to {dtype}, as a saved table)"
+            yield afterwards(text, partial(rounded, dtype=dtype))

@@ -1,0 +1,74 @@
+"""program_parts: what a compiled step is, in words and digests that ranks can compare.
+
+A rank with another loss, another activation, another constant or another random implementation compiles
+another program. torch does not look: such a rank trains on, and all have wrong weights. What is compared
+is the program itself, as it goes to the compiler, so nothing that is computed is left out. The words
+before its digest are for the error.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._upstream import Jaxpr, Literal, inside, opened
+
+NUMBERS = 40
+"""Numbers that are written out; of more there is a digest."""
+
+
+def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
+    """By field, the plainest first."""
+    counts: collections.Counter[str] = collections.Counter()
+    numbers: set[str] = set()
+    constants = hashlib.sha256()
+    for jaxpr, consts in _programs(traced.jaxpr):
+        for equation in jaxpr.eqns:
+            counts[equation.primitive.name] += 1
+            values = (x.val for x in equation.invars if isinstance(x, Literal))
+            numbers |= {f"{value}" for value in values if np.ndim(value) == 0}
+        for value in consts:
+            constants.update(_bytes(value))
+    return {
+        "the random implementation": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
+        "what goes into the step": _digest(str(traced.jaxpr.in_avals)),
+        **{f"how often the step does {name}": str(count) for name, count in sorted(counts.items())},
+        "the numbers in the step": _listed(sorted(numbers)),
+        "the arrays that the step closes over": constants.hexdigest()[:12],
+        "the program of the step": _digest(traced.lower().as_text()),
+    }
+
+
+def _programs(program: Any) -> Iterator[tuple[Jaxpr, list[Any]]]:
+    """A program and all that run in it, each with its constants."""
+    jaxpr, consts = opened(program)
+    yield jaxpr, consts
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            several = value if isinstance(value, (tuple, list)) else (value,)
+            for each in several:
+                if (found := inside(each)) is not None:
+                    yield from _programs(found)
+
+
+def _bytes(value: Any) -> bytes:
+    if not hasattr(value, "dtype"):
+        return repr(value).encode()
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if getattr(value, "is_fully_addressable", True):
+        return f"{value.dtype}{value.shape}".encode() + np.asarray(value).tobytes()
+    return f"{value.dtype}{value.shape}".encode()
+
+
+def _listed(numbers: list[str]) -> str:
+    return ", ".join(numbers) if len(numbers) <= NUMBERS else _digest(" ".join(numbers))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,61 @@
+"""Numbers whose digits cancel in torch too are no difference; a mistake of the same size still is one."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxpar
+from jaxpar import parity
+
+torch = pytest.importorskip("torch")
+
+X = np.random.RandomState(0).randn(8, 5, 4, 3)
+
+
+class Torch(torch.nn.Module):
+    """The second norm's mean is what the first has centred: rounding, and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.BatchNorm2d(5), torch.nn.BatchNorm2d(5)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Flax(nnx.Module):
+    def __init__(self, shift=0.0):
+        self.first = jaxpar.nn.BatchNorm(5, rngs=nnx.Rngs(0))
+        self.second, self.shift = jaxpar.nn.BatchNorm(5, rngs=nnx.Rngs(0)), shift
+
+    def __call__(self, x):
+        return self.second(self.first(x) + self.shift)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_mean_that_is_rounding_is_no_difference(replicas):
+    found = parity.compare(Torch(), Flax(), X, layout="channels_last", replicas=replicas)
+    assert found.same, f"{found}"
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_mean_that_is_wrong_is_different(replicas):
+    found = parity.compare(Torch(), Flax(1e-9), X, layout="channels_last", replicas=replicas)
+    assert [row.difference.name for row in found.different] == ["second.mean"]
+
+
+def test_outputs_keep_their_bound():
+    """A difference of 1e-5 in outputs stays one, however little of them float64 can resolve."""
+
+    class Cancelling(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1e12) - 1e12
+
+    class Other(nnx.Module):
+        def __call__(self, x):
+            return jnp.round(((x + 1e12) - 1e12) * 2**13) / 2**13 * (1 + 1e-5)
+
+    assert not parity.compare(Cancelling(), Other(), X).same
