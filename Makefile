@@ -8,7 +8,7 @@ WORKERS ?= auto
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
-.PHONY: help demo test proof quick lint next-defaults newest package benchmark clean
+.PHONY: help demo test proof quick lint next-defaults newest package benchmark abroad clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
@@ -20,6 +20,7 @@ help:
 	@echo "make newest     the newest releases of everything: do the tests pass, which bounds can be lifted"
 	@echo "make package    build the wheel and try it in an empty environment"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
+	@echo "make abroad     compare models of transformers and diffusers, half an hour"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -61,5 +62,17 @@ package:
 benchmark: $(READY)
 	$(BIN)/python benchmarks/data_parallel.py
 
+# transformers 4.57 is the last release with Flax models. It is no extra of jaxpar: nothing else here needs it.
+abroad: .venv-abroad/.ready
+	.venv-abroad/bin/python benchmarks/abroad/run.py --again --out docs/abroad.md
+
+.venv-abroad/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/abroad/requirements.txt
+	$(PYTHON) -m venv .venv-abroad
+	.venv-abroad/bin/python -m pip install --quiet --upgrade pip
+	.venv-abroad/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) 'torch==2.13.0'
+	.venv-abroad/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[torch]' \
+	  --requirement benchmarks/abroad/requirements.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .venv-newest .cache
+	rm -rf $(VENV) .venv-newest .venv-abroad .cache

@@ -142,6 +142,31 @@ def test_a_wrong_optimizer_is_named(optimizer, cause):
     assert [c.text for c in found.divergence.causes][:1] == [cause]
 
 
+def test_the_decay_of_a_parameter_that_is_not_used_is_named():
+    """torch's gradient is None and its AdamW leaves it alone; optax decays it: Dinov2's mask_token."""
+
+    class TorchSpare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.spare = torch.nn.Linear(3, 2), torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return self.fc(x)
+
+    class FlaxSpare(nnx.Module):
+        def __init__(self, rngs):
+            self.fc, self.spare = nnx.Linear(3, 2, rngs=rngs), nnx.Param(jnp.ones(3))
+
+        def __call__(self, x):
+            return self.fc(x)
+
+    x = np.random.RandomState(0).randn(4, 3)
+    found = parity.compare(TorchSpare(), FlaxSpare(nnx.Rngs(0)), x, optimizer=ADAMW, steps=2)
+    assert {row.difference.name for row in found.different} == {"spare"}
+    (cause,) = found.divergence.causes
+    assert cause.text == "torch leaves parameters without a gradient alone (they get one of zero)"
+
+
 def test_a_wrong_loss_is_named():
     total = lambda logits, y: optax.softmax_cross_entropy_with_integer_labels(logits, y).sum()  # noqa: E731
     found = compare(loss=(CROSS_ENTROPY[0], total), targets=Y)

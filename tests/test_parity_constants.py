@@ -94,6 +94,15 @@ def test_a_table_that_was_computed_in_float32():
     assert "with Flax's in torch everything agrees" in found.notes[-1]
 
 
+def test_a_table_that_was_computed_in_float32_and_flax_makes_in_the_call():
+    """NumPy computes it in float64, and the semantic level leaves it there, as XGLM's positions."""
+    table = torch.sin(torch.arange(3, 9).float() * 37 * single(FREQUENCIES))
+    found = parity.compare(Torch(table), Flax(lambda: jnp.array(np.sin(ANGLES * 37))), X)
+    assert found.same
+    assert found.constants == ("torch's table",)
+    assert "with Flax's in torch everything agrees" in found.notes[-1]
+
+
 def test_equal_tables_are_plainly_the_same():
     found = parity.compare(Torch(single(np.asarray(SINES))), Flax(lambda: SINES), X)
     assert found.same

@@ -11,7 +11,7 @@ Flax in everything.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def _exchanged(
     pair: Pair, batches: Batches, compared: Comparison, torchs: Constants, flaxs: Constants
 ) -> Comparison | None:
     """torch with Flax's tables in the place of its own."""
-    instead = dict(_alike(torchs.seen, flaxs.seen))
+    instead = dict(_alike(torchs.seen, [*flaxs.seen.values(), *flaxs.exact]))
     if not instead:
         return None
     findings = Findings(
@@ -111,10 +111,10 @@ def _exchanged(
     return _with(compared, names, note)
 
 
-def _alike(torchs: Named, flaxs: Named) -> Iterator[tuple[str, np.ndarray]]:
+def _alike(torchs: Named, flaxs: Iterable[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Constants of torch, and those of Flax that may be the same."""
     for name, theirs in torchs.items():
-        fitting = [x for x in flaxs.values() if x.size == theirs.size and 0 < _apart(theirs, x) < CLOSE]
+        fitting = [x for x in flaxs if x.size == theirs.size and 0 < _apart(theirs, x) < CLOSE]
         if fitting:
             yield name, min(fitting, key=lambda x: _apart(theirs, x))
 

@@ -76,6 +76,7 @@ def _weights(pair: Pair, batches: Batches, steps: int) -> Named:
 
 def _variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[str, Build]]:
     defaults, kind = right.defaults, type(right).__name__
+    yield "torch leaves parameters without a gradient alone (they get one of zero)", partial(_every, build)
     for name, values in VALUES.items():
         for value in values:
             if name in defaults and value != defaults[name]:
@@ -98,6 +99,19 @@ def _with(build: Build, settings: dict[str, Any], parameters: Parameters) -> tor
     optimizer = build(parameters)
     for group in optimizer.param_groups:
         group.update(settings)
+    return optimizer
+
+
+def _every(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
+    """An optimizer that knows no None, as in JAX, where what is not used decays like the rest."""
+    optimizer = build(parameters)
+
+    def fill(*_: Any) -> None:
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    optimizer.register_step_pre_hook(fill)
     return optimizer
 
 

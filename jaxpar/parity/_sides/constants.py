@@ -30,12 +30,14 @@ class Constants:
 
     Attributes:
       seen: their values, as they were.
+      exact: arrays of float64 that a model brings along: they may be what the other side had rounded.
     """
 
     seed: int | None = None
     only: frozenset[str] | None = None
     instead: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     seen: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    exact: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def __call__(self, values: np.ndarray, name: str | None = None) -> np.ndarray:
         """Such a constant in float64 (complex128), as this run has it.
@@ -55,6 +57,11 @@ class Constants:
         random = np.random.RandomState([self.seed, zlib.crc32(name.encode())])
         half = float(jnp.finfo(values.dtype).eps) / 2
         return wide * (1 + half * random.uniform(-1, 1, wide.shape))
+
+    def note(self, values: np.ndarray) -> None:
+        """An array of float64, which stays as it is."""
+        if values.dtype == np.float64 and values.ndim and not _is_exact(values):
+            self.exact.append(values)
 
 
 def _is_exact(values: np.ndarray) -> bool:

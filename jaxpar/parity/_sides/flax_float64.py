@@ -139,6 +139,7 @@ class _Widening:
 
     def _changed(self, program: Any) -> Any:
         jaxpr, consts = opened(program)
+        self._note(consts)
         body = _Body(self)
         fields = {name: [body.wide(x) for x in getattr(jaxpr, name)] for name in ("constvars", "invars")}
         equations = [each for equation in jaxpr.eqns for each in body.equation(equation)]
@@ -147,6 +148,12 @@ class _Widening:
         consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
         outvars = [body.wide(x) for x in jaxpr.outvars]
         return rewritten(program, consts, **fields, eqns=equations, outvars=outvars)
+
+    def _note(self, consts: Sequence[Any]) -> None:
+        """Tables that NumPy made in float64, and that float32 would have rounded outside of a comparison."""
+        for x in consts:
+            if not isinstance(x, jax.core.Tracer) and _dtype(x) == np.float64:
+                self.constants.note(np.asarray(x))
 
     def _constant(self, x: Any, var: Var, jaxpr: Jaxpr) -> Any:
         if _dtype(x) not in WIDE or isinstance(x, jax.core.Tracer):

@@ -1,0 +1,1 @@
+"""Models that others wrote in torch and in Flax, put to jaxpar.parity. `run.py` says how."""

@@ -1,0 +1,85 @@
+"""Models that others wrote in both frameworks, and bugs planted in them, put to jaxpar.parity.
+
+    python benchmarks/abroad/run.py [--only NAME ...] [--jobs 1] [--no-bugs] [--again] [--out docs/abroad.md]
+
+Each pair has a process of its own with a time limit. What it said is kept in .cache/abroad, and asked again
+only with --again or --only. The exit status is 1 if a pair has no verdict or a bug is not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+KEPT = ROOT / ".cache" / "abroad"
+LIMIT = 900
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these pairs, asked again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--no-bugs", action="store_true", help="healthy pairs alone")
+    parser.add_argument("--again", action="store_true", help="all pairs, also those that have an answer")
+    parser.add_argument("--out", type=Path, help="write the page there; otherwise it is printed")
+    return parser.parse_args()
+
+
+def main() -> int:
+    chosen = options()
+    from benchmarks.abroad import page, pairs
+
+    KEPT.mkdir(parents=True, exist_ok=True)
+    names = chosen.only or [pair.name for pair in pairs.PAIRS]
+    fresh = chosen.again or chosen.only
+    wanted = [name for name in names if fresh or not kept(name).exists()]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        for name, line in zip(
+            wanted, pool.map(lambda name: asked(name, chosen.no_bugs), wanted), strict=True
+        ):
+            print(f"{name:24} {line}", file=sys.stderr, flush=True)
+    answers = {
+        pair.name: json.loads(kept(pair.name).read_text()) for pair in pairs.PAIRS if kept(pair.name).exists()
+    }
+    text = page.write(answers, "make abroad")
+    if chosen.out:
+        chosen.out.write_text(text)
+    elif not chosen.only:
+        print(text)
+    return int(not page.good(answers))
+
+
+def kept(name: str) -> Path:
+    return KEPT / f"{name}.json"
+
+
+def asked(name: str, no_bugs: bool) -> str:
+    """In a process of its own, whose output is beside its answer; one line of what it said."""
+    command = [sys.executable, "-m", "benchmarks.abroad.ask", name, str(kept(name)), *["--no-bugs"] * no_bugs]
+    kept(name).unlink(missing_ok=True)
+    with kept(name).with_suffix(".log").open("w") as log:
+        try:
+            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=LIMIT, check=True)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            kept(name).write_text(json.dumps({"name": name, "verdict": "none", "error": str(error)}))
+    return summary(json.loads(kept(name).read_text()))
+
+
+def summary(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return f"no verdict: {answer['error'].splitlines()[0][:200]}"
+    words = [
+        f"{key} {sum(bug.get(key, False) for bug in answer['bugs'])}" for key in ("caught", "placed", "named")
+    ]
+    return f"{answer['verdict']:9} {answer['largest']:.1e} {answer['seconds']:6.1f} s  {', '.join(words)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
