@@ -48,7 +48,7 @@ Three in each model, in its Flax side: an epsilon, the weights of two layers exc
 or a scale. They are compared in outputs and gradients of one step. *At the right place*: the first place
 that is named is that layer, or the code between two layers where it is. *Named*: one of the causes says
 it. A model that is different by itself is cured first, as its explanation says, and a variant that shows
-a difference has none."""
+a difference has none. Pairs that are not in the table were not asked about bugs in this run."""
 
 DIFFERENT = """\
 ## Differences in their code
@@ -93,6 +93,7 @@ def summary(answers: Answers) -> str:
     asked = [answers[pair.name] for pair in PAIRS if pair.name in answers]
     correct = [right(pair, answers[pair.name]) for pair in PAIRS if pair.name in answers]
     found = [bug for answer in asked for bug in answer.get("bugs", ())]
+    planted = sum(bool(answer.get("bugs")) for answer in asked)
     rows = [
         ("pairs", len(PAIRS)),
         ("with the right verdict", f"{sum(correct)} of {len(asked)}"),
@@ -100,6 +101,7 @@ def summary(answers: Answers) -> str:
         ("different, and so they are", sum(answer["verdict"] == "different" for answer in asked)),
         ("weights loaded without a line from the user", f"{sum(map(alone, PAIRS))} of {len(PAIRS)}"),
         ("tensors compared", f"{sum(answer.get('tensors', 0) for answer in asked):,}"),
+        ("with bugs planted in them", f"{planted} of {sum(bool(pair.bugs) for pair in PAIRS)}"),
         *((f"bugs {words}", f"{sum(bool(bug.get(key)) for bug in found)} of {len(found)}")
           for key, words in BUG_KEYS.items()),
     ]  # fmt: skip
