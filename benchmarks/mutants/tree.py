@@ -1,0 +1,99 @@
+"""A copy of the working tree, with one mistake at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from .plant import MisfitError, Plant
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".cache", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "shared"
+)
+RESULTS = {0: "survived", 1: "killed"}
+"""By pytest's exit code; the others say that no test was run, or that pytest itself failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """`kind` is killed, survived, timed out, misfit or broken; `by` the test that failed, or what is wrong."""
+
+    kind: str
+    by: str = ""
+
+
+class Tree:
+    """Nothing is planted where somebody works: the copy has the repository's files and its compiled programs."""
+
+    def __init__(self, folder: Path):
+        self.root = folder
+        shutil.copytree(ROOT, folder, ignore=LEFT_OUT, dirs_exist_ok=True)
+
+    def run(self, plant: Plant, seconds: float) -> Result:
+        file = self.root / plant.file
+        if not file.exists():
+            return Result("misfit", f"{plant.file} is not there")
+        healthy = file.read_text()
+        try:
+            self._write(file, plant.apply(healthy))
+        except MisfitError as error:
+            return Result("misfit", str(error))
+        try:
+            return self.test(plant.arguments(), seconds)
+        finally:
+            self._write(file, healthy)
+
+    def test(self, arguments: list[str], seconds: float, *, first: bool = True) -> Result:
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:cacheprovider",
+            "--tb=no",
+        ]
+        if "-m" not in arguments and not any("::" in word for word in arguments):
+            command += ["-m", "not slow and not long"]
+        process = subprocess.Popen(
+            [*command, *["-x"] * first, *arguments],
+            cwd=self.root,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Result("timed out", f"{seconds:g} s")
+        finally:  # also what a test has started, and when Ctrl-C comes
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
+        if process.returncode in RESULTS:
+            return Result(RESULTS[process.returncode], " ".join(failed[:1]))
+        return Result("broken", f"pytest ends with {process.returncode}: {said.strip()[-300:]}")
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "PYTHONPATH": str(self.root),
+            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "compiled"),
+        }
+
+    def _write(self, file: Path, content: str) -> None:
+        """Python takes a compiled file of the same second and length for the right one."""
+        file.write_text(content)
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+            compiled.unlink()
