@@ -368,6 +368,37 @@ def test_buffers_come_back_from_replica_zero(N, B, backend, devices):
     assert net.module.mean[...].devices() == set(devices[:N])
 
 
+class Storing(nnx.Module):
+    """Buffers that hold what came in."""
+
+    def __init__(self):
+        self.first = nnx.BatchStat(jnp.zeros(10))
+        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
+        self.seen = nnx.Variable(jnp.zeros(2000, bool))
+        self.table = nnx.Variable(jnp.zeros(2000, jnp.int64))
+
+    def __call__(self, x):
+        self.first[...] = x[0]
+        self.count[...] = x[0, 1].astype(jnp.int32)
+        self.seen[...] = jnp.arange(2000) % 2 == x[0, 1].astype(int) % 2
+        self.table[...] = jnp.full(2000, x[0, 1].astype(jnp.int64))
+        return x
+
+
+# docs/semantics.md row 39
+@pytest.mark.parametrize("count", [1, 2**15 - 1, 2**15, 2**16, 2**31 - 1, -1, -(2**31)])
+def test_what_other_replicas_store_does_not_come_through(count):
+    x = np.full((4, 10), np.nan)
+    x[0] = [np.inf, count, *range(8)]
+    x[2, 1] = 7
+    net = jaxpar.DataParallel(Storing(), range(2))
+    net(x)
+    np.testing.assert_array_equal(net.module.first[...], x[0])
+    assert net.module.count[...] == count
+    np.testing.assert_array_equal(net.module.seen[...], np.arange(2000) % 2 == count % 2)
+    np.testing.assert_array_equal(net.module.table[...], np.full(2000, count))
+
+
 # docs/semantics.md row 37: rebinding in forward is lost
 def test_rebound_attributes_are_lost():
     class Rebinds(nnx.Module):
