@@ -522,6 +522,34 @@ def test_nothing_changes_when_an_item_is_refused(saved):
     assert bits({"net": net}) != before
 
 
+class Refusing:
+    """A loader whose state is of another data set."""
+
+    def state_dict(self):
+        return {"place": 3}
+
+    def load_state_dict(self, state):
+        raise ValueError(f"the state is of another data set: {state}")
+
+
+def test_nothing_changes_when_an_object_refuses_its_state(tmp_path):
+    net = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, net=net, loader=Refusing())
+    other = nnx.Linear(2, 3, rngs=nnx.Rngs(2))
+    before = bits({"net": other})
+    with pytest.raises(ValueError, match="of another data set: {'place': 3}"):
+        Checkpointer(tmp_path).restore(net=other, loader=Refusing())
+    assert bits({"net": other}) == before
+
+
+@pytest.mark.parametrize("what", ["another kind of key", "shape", "array for a number"])
+def test_what_is_no_conversion_is_refused_with_strict_dtype_off_too(what, saved):
+    template, words = OTHERS[what]
+    with pytest.raises(CheckpointError, match=words):
+        saved.restore(strict_dtype=False, tree=template)
+
+
 def test_a_dtype_is_converted_where_that_is_asked_for(saved):
     with pytest.warns(UserWarning, match="bfloat16 here and float32") as said:
         got = saved.restore(strict_dtype=False, tree=OTHERS["dtype"][0]).trees["tree"]

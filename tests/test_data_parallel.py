@@ -291,6 +291,14 @@ def test_outputs_may_have_other_row_counts_than_inputs():
     np.testing.assert_array_equal(jax.jit(net)(X[:10]), net(X[:10]))
 
 
+def test_row_counts_that_grow_as_inputs_shrink():
+    """Pieces of 4, 4, 4 and 12 rows, from 3, 3, 3 and 1."""
+    net = jaxpar.DataParallel(lambda x: jnp.repeat(x[:1], 12 // len(x), axis=0), [0, 1, 2, 3])
+    want = np.repeat(X[[0, 3, 6, 9]], [4, 4, 4, 12], axis=0)
+    np.testing.assert_array_equal(net(X[:10]), want)
+    np.testing.assert_array_equal(jax.jit(net)(X[:10]), want)
+
+
 @pytest.mark.parametrize("dim", [1, -1, 2])
 def test_any_dim(dim):
     x = np.arange(4 * 5 * 6.0).reshape(4, 5, 6)
