@@ -239,8 +239,16 @@ def test_the_state_of_a_distributed_sampler():
     one.set_epoch(4)
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert list(other) == list(one)
-    with pytest.raises(ValueError, match="saved with num_replicas=2 and this sampler has num_replicas=3"):
-        jaxpar.data.DistributedSampler(range(10), 3, 1, seed=3).load_state_dict(one.state_dict())
+    for field, (theirs, mine) in {
+        "num_replicas": (2, 3),
+        "shuffle": (True, False),
+        "seed": (3, 4),
+        "drop_last": (False, True),
+    }.items():
+        options = {"num_replicas": 2, "seed": 3} | {field: mine}
+        another = jaxpar.data.DistributedSampler(range(10), rank=1, **options)
+        with pytest.raises(ValueError, match=f"saved with {field}={theirs} and this sampler has {field}={mine}"):
+            another.load_state_dict(one.state_dict())
 
 
 # ----------------------------------------------------------------------------------------- bad input

@@ -58,7 +58,7 @@ class Plant:
         in the first place."""
         digest = hashlib.sha256(repr(dataclasses.astuple(self)).encode())
         for name in [self.file, *self.test_files()]:
-            digest.update((root / name).read_bytes() if (root / name).exists() else b"missing")
+            digest.update((root / name).read_bytes() if (root / name).is_file() else b"no file")
         return digest.hexdigest()[:16]
 
 
