@@ -51,11 +51,16 @@ def main() -> int:
     to_run = [p for p in wanted if p not in results and not p.equivalent]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        made = [Tree(Path(folder) / str(i)) for i in range(chosen.jobs if to_run else 0)]
         trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
-        for i in range(chosen.jobs):
-            trees.put(Tree(Path(folder) / str(i)))
-        ill = {} if chosen.trust else check_health(trees, to_run, chosen)
-        results |= run_all(trees, to_run, ill, chosen)
+        for tree in made:
+            trees.put(tree)
+        try:
+            ill = {} if chosen.trust else check_health(trees, to_run, chosen)
+            results |= run_all(trees, to_run, ill, chosen)
+        finally:
+            for tree in made:
+                tree.close()
     said = page.write(wanted, results)
     if chosen.out:
         chosen.out.write_text(said)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from .plant import MisfitError, Plant
 
@@ -35,6 +36,15 @@ class Tree:
     def __init__(self, folder: Path):
         self.root = folder
         shutil.copytree(ROOT, folder, ignore=LEFT_OUT, dirs_exist_ok=True)
+        self.nursery = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            cwd=folder,
+            env=self._environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def run(self, plant: Plant, seconds: float) -> Result:
         file = self.root / plant.file
@@ -51,40 +61,28 @@ class Tree:
             self._write(file, healthy)
 
     def test(self, arguments: list[str], seconds: float, *, first: bool = True) -> Result:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:xdist",
-            "-p",
-            "no:cacheprovider",
-            "--tb=no",
-        ]
+        options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no", *["-x"] * first]
         if "-m" not in arguments and not any("::" in word for word in arguments):
-            command += ["-m", "not slow and not long"]
-        process = subprocess.Popen(
-            [*command, *["-x"] * first, *arguments],
-            cwd=self.root,
-            env=self._environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+            options += ["-m", "not slow and not long"]
+        answer = self._ask({"arguments": [*options, *arguments], "seconds": seconds})
+        code, said = answer["code"], answer["said"]
+        if code is None:
             return Result("timed out", f"{seconds:g} s")
-        finally:  # also what a test has started, and when Ctrl-C comes
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
         failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
-        if process.returncode in RESULTS:
-            return Result(RESULTS[process.returncode], " ".join(failed[:1]))
-        return Result("broken", f"pytest ends with {process.returncode}: {said.strip()[-300:]}")
+        if code in RESULTS:
+            return Result(RESULTS[code], " ".join(failed[:1]))
+        return Result("broken", f"pytest ends with {code}: {said.strip()[-300:]}")
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self.nursery.stdin and self.nursery.stdout
+        self.nursery.stdin.write(json.dumps(question) + "\n")
+        self.nursery.stdin.flush()
+        return json.loads(self.nursery.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the nursery; its forks end themselves when it is gone or their time is over."""
+        self.nursery.kill()
+        self.nursery.wait()
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {
