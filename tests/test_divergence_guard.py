@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +19,7 @@ from jaxpar._training.world import make_world
 from jaxpar.distributed import step_agreement
 from jaxpar.distributed.guard import fingerprint
 from jaxpar.distributed.step_agreement import LENGTH, Ledger
+from jaxpar.errors import DivergenceError, ParametersError
 
 
 def loss(net, x):
@@ -74,6 +77,21 @@ def test_a_rank_with_another_batch_says_so(field, monkeypatch):
     assert parts[field] != other[field]
 
 
+def test_addresses_and_the_order_of_sets_say_nothing():
+    """Both are others in every process."""
+
+    class Marked:
+        def __init__(self, *words):
+            self.words = words
+
+        def __repr__(self):
+            return f"<object at 0x{id(self):x}> {' '.join(self.words)}"
+
+    one, other = (SimpleNamespace(graphdef=Marked(*words)) for words in ("ab", "ba"))
+    assert divergence_guard._structure(one) == divergence_guard._structure(other)
+    assert divergence_guard._structure(SimpleNamespace(graphdef=Marked("a"))) != divergence_guard._structure(one)
+
+
 def test_the_same_step_is_known(monkeypatch):
     again = dataclasses.replace(SAID, step=7, definition=view_nnx(NET).definition)
     assert spoken(monkeypatch, SAID) == spoken(monkeypatch, again)
@@ -106,6 +124,38 @@ def test_a_step_that_was_too_long_ago_is_not_known(book):
     assert book._at(LENGTH) == {"x": "1"}
 
 
+def test_a_step_that_all_refused_is_asked_again(monkeypatch):
+    """Nobody has run it, so the group goes on; what another rank is in already ends it for good."""
+    asked = []
+    answers = {"parts": {"x": "2"}, "asked": True}
+    monkeypatch.setattr(step_agreement._messages, "send", lambda *_, **said: asked.append(said["step"]))
+    monkeypatch.setattr(step_agreement, "delete", lambda folder: None)
+    monkeypatch.setattr(step_agreement, "take", lambda key, timeout: json.dumps(answers))
+    book = Ledger("here", GROUP)
+    for step in (0, 1):
+        with pytest.raises(DivergenceError, match="differ in x: rank 0 has 1, rank 1 has 2"):
+            book.check(step, "key", lambda: {"x": "1"})
+    assert asked == [0, 1]
+    answers["asked"] = False
+    with pytest.raises(DivergenceError, match="Rank 1 went on into it"):
+        book.check(2, "key", lambda: {"x": "1"})
+    with pytest.raises(DivergenceError, match="Rank 1 went on into it"):
+        book.check(3, "another", lambda: {"x": "2"})
+
+
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_question_is_answered_at_its_step(at, book, monkeypatch):
+    put = {}
+    monkeypatch.setattr(step_agreement, "put", lambda key, text: put.__setitem__(key, json.loads(text)))
+    for step in range(at):
+        book.check(step, "key", lambda: {"x": "1"})
+    book.hear({"step": 3, "folder": "f", "rank": 1, "parts": {"x": "1"}})
+    assert put == ({} if at == 3 else {"f/0": {"parts": {"x": "1"}, "asked": False}})
+    if at == 3:
+        book.check(3, "key", lambda: {"x": "1"})
+        assert put == {"f/0": {"parts": {"x": "1"}, "asked": False}}
+
+
 # ---------------------------------------------------------------------- of the process, and at the start
 
 
@@ -119,6 +169,39 @@ def test_the_environment_of_a_rank():
     with jax.default_matmul_precision("highest"):
         changed = {name for name, said in fingerprint().items() if said != here[name]}
     assert changed == {"jax_default_matmul_precision"}
+
+
+MINE = ["bias: float32[2]", "kernel: float32[3, 2]"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        (MINE[:1], "Rank 0 has 2 values, while rank 1 has 1."),
+        ([MINE[0], "kernel: float32[2, 3]"], r"rank 0 has kernel: float32\[3, 2\], rank 1 has kernel: float32\[2, 3\]"),
+        ([MINE[0], "kernel: float64[3, 2]"], r"float32\[3, 2\], rank 1 has kernel: float64\[3, 2\]"),
+        (["scale: float32[2]", MINE[1]], r"rank 0 has bias: float32\[2\], rank 1 has scale: float32\[2\]"),
+    ],
+    ids=["number", "shape", "dtype", "name"],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_says_both_sides_of_other_parameters(rank, theirs, text, monkeypatch):
+    """docs/semantics.md row D2: torch's rank 0 hangs, and dtypes are not compared."""
+
+    def exchange(what, said):
+        digests = [hashlib.sha256("\n".join(lines).encode()).hexdigest() for lines in (MINE, theirs)]
+        return digests if what.endswith(": parameters") else ["\n".join(lines) for lines in (MINE, theirs)]
+
+    monkeypatch.setattr(initial_sync, "exchange", exchange)
+    with pytest.raises(ParametersError, match=f"DDP expects same model across all ranks, but .*{text}"):
+        initial_sync._verify([MINE, theirs][rank])
+
+
+def test_the_same_parameters_are_said_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(initial_sync, "exchange", lambda what, said: asked.append(what) or [said] * 2)
+    initial_sync._verify(MINE)
+    assert asked == ["DistributedDataParallel: parameters"]
 
 
 @pytest.mark.parametrize(("init_sync", "asked"), [(False, []), (True, ["compare", "verify", "broadcast"])])
