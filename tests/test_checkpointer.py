@@ -371,6 +371,14 @@ def same_state(state, seed):
     return True
 
 
+@pytest.mark.parametrize(("more", "is_file"), [(-1, False), (0, True), (1, True)])
+def test_from_how_many_bytes_on_an_array_is_a_file(more, is_file):
+    large, x = {}, np.zeros(plain.LARGE + more, np.uint8)
+    text = plain.encode({"x": x}, "item", "state", large)
+    assert (list(large) == ["state['x']"]) == is_file
+    assert np.array_equal(plain.decode(text, large)["x"], x)
+
+
 def test_large_arrays_in_a_state_are_files(tmp_path):
     mine = Holder(gradients(0))
     with Checkpointer(tmp_path) as checkpointer:

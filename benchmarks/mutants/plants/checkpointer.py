@@ -33,7 +33,7 @@ PLANTS = [
         ('if found != FORMAT', 'if found > FORMAT', "tests/test_damaged_checkpoints.py -k format"),
     ),
     *plants("jaxpar/_checkpointer/plain.py",
-        ('if large is None or value.nbytes < LARGE', 'if large is None or value.nbytes <= LARGE', "tests/test_checkpointer.py -k \"large\""),
+        ('if large is None or value.nbytes < LARGE', 'if large is None or value.nbytes <= LARGE', "tests/test_checkpointer.py -k how_many_bytes"),
         ('return tuple(decode(part, large) for part in parts)', 'return [decode(part, large) for part in parts]', "tests/test_checkpointer.py -k \"states_of_loaders or place\""),
         ('np.ascontiguousarray(array, array.dtype.newbyteorder("="))', 'np.ascontiguousarray(array)', "tests/test_checkpointer.py -k another_order"),
     ),
