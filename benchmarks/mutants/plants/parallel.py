@@ -62,7 +62,7 @@ PLANTS = [
         ('        split.commit(changes)\n', '', "tests/test_on_device.py"),
     ),
     *plants("jaxpar/_parallel/shards.py",
-        ('i %= len(self)\n', '', "tests/test_scatter.py -k negative"),
+        ('        i %= len(self)\n', '', "tests/test_scatter.py -k negative"),
         ('(s.index[0].start or 0) == i', '(s.index[0].start or 0) >= i', "tests/test_scatter.py -k pieces_hold"),
     ),
     *plants("jaxpar/_tree.py",
