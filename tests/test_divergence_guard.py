@@ -49,7 +49,10 @@ BATCHES = {
 }
 
 
-def spoken(monkeypatch, said, batch=((np.ones((4, 3), np.float32),), {"n": 1})):
+BATCH = ((np.ones((4, 3), np.float32),), {"n": 1})
+
+
+def spoken(monkeypatch, said, batch=BATCH):
     """The key and the parts that a rank would compare."""
     book = SimpleNamespace(check=lambda step, key, parts: heard.append((key, parts())))
     heard = []
@@ -89,7 +92,9 @@ def test_addresses_and_the_order_of_sets_say_nothing():
 
     one, other = (SimpleNamespace(graphdef=Marked(*words)) for words in ("ab", "ba"))
     assert divergence_guard._structure(one) == divergence_guard._structure(other)
-    assert divergence_guard._structure(SimpleNamespace(graphdef=Marked("a"))) != divergence_guard._structure(one)
+    assert divergence_guard._structure(SimpleNamespace(graphdef=Marked("a"))) != divergence_guard._structure(
+        one
+    )
 
 
 def test_the_same_step_is_known(monkeypatch):
@@ -178,7 +183,10 @@ MINE = ["bias: float32[2]", "kernel: float32[3, 2]"]
     ("theirs", "text"),
     [
         (MINE[:1], "Rank 0 has 2 values, while rank 1 has 1."),
-        ([MINE[0], "kernel: float32[2, 3]"], r"rank 0 has kernel: float32\[3, 2\], rank 1 has kernel: float32\[2, 3\]"),
+        (
+            [MINE[0], "kernel: float32[2, 3]"],
+            r"rank 0 has kernel: float32\[3, 2\], rank 1 has kernel: float32\[2, 3\]",
+        ),
         ([MINE[0], "kernel: float64[3, 2]"], r"float32\[3, 2\], rank 1 has kernel: float64\[3, 2\]"),
         (["scale: float32[2]", MINE[1]], r"rank 0 has bias: float32\[2\], rank 1 has scale: float32\[2\]"),
     ],

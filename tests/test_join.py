@@ -85,7 +85,9 @@ def test_early_termination(rank, rank_that_is_done, text, monkeypatch):
 
 def test_other_rows_are_another_batch(monkeypatch):
     other = join._announcement(rows(dtype=np.int32))
-    with pytest.raises(errors.DivergenceError, match=r"the batch's dtypes differs: rank 0 has float32, rank 1"):
+    with pytest.raises(
+        errors.DivergenceError, match=r"the batch's dtypes differs: rank 0 has float32, rank 1"
+    ):
         announced(monkeypatch, other).agree(rows(), None, False)
 
 
@@ -132,8 +134,9 @@ def test_a_rank_goes_on_until_all_are_done():
 def test_after_an_exception_nobody_is_waited_for(enable):
     """docs/semantics.md row J7."""
     here, engine = state(), fake_engine(0)
-    with pytest.raises(ZeroDivisionError), Join(here, world(), True, enable, False) as block:
-        block._strategy.rows, here.engine = rows(), engine
+    block = Join(here, world(), True, enable, False)
+    block._strategy.rows, here.engine = rows(), engine
+    with pytest.raises(ZeroDivisionError), block:
         raise ZeroDivisionError
     assert engine.calls == []
     assert here.strategy is here.usual
@@ -150,7 +153,9 @@ def test_a_block_that_is_not_enabled_does_nothing():
 
 def test_a_rank_without_any_batch_announces_that(monkeypatch):
     said = []
-    monkeypatch.setattr(join, "exchange", lambda what, text, timeout: said.append(json.loads(text)) or [text] * 2)
+    monkeypatch.setattr(
+        join, "exchange", lambda what, text, timeout: said.append(json.loads(text)) or [text] * 2
+    )
     here = state()
     with Join(here, world(), True, True, False):
         pass

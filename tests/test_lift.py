@@ -245,7 +245,10 @@ REFUSED = {
         "sums over groups of replicas",
     ),
     "another order": (lambda x: sums(x, [1, 2] if len(x) == 1 else [2, 1]), "depends on the number of rows"),
-    "one after the other": (lambda x: chained(x) if len(x) == 1 else sums(x, [1, 1]), "depends on the number"),
+    "one after the other": (
+        lambda x: chained(x) if len(x) == 1 else sums(x, [1, 1]),
+        "depends on the number",
+    ),
     "every row": (
         lambda x: x + jax.lax.psum(x, REPLICA),
         "depends on the number of rows.*Sum over the rows first",

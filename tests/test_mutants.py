@@ -112,7 +112,9 @@ def test_arguments_are_pytests():
 
 
 def test_the_page_counts_and_escapes():
-    one, two, three = (Plant("jaxpar/x.py", f"a | {i}", "b", "tests/t.py", 0, "so" * (i == 3)) for i in (1, 2, 3))
+    one, two, three = (
+        Plant("jaxpar/x.py", f"a | {i}", "b", "tests/t.py", 0, "so" * (i == 3)) for i in (1, 2, 3)
+    )
     text = page.write([one, two, three], {one: Result("killed", "tests/t.py::t"), two: Result("survived")})
     assert "2 planted: 1 killed, 1 survived; 1 equivalent." in text
     assert r"| `x.py` | `a \| 1` becomes `b` | killed | `t.py::t` |" in text

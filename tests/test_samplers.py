@@ -247,7 +247,9 @@ def test_the_state_of_a_distributed_sampler():
     }.items():
         options = {"num_replicas": 2, "seed": 3} | {field: mine}
         another = jaxpar.data.DistributedSampler(range(10), rank=1, **options)
-        with pytest.raises(ValueError, match=f"saved with {field}={theirs} and this sampler has {field}={mine}"):
+        with pytest.raises(
+            ValueError, match=f"saved with {field}={theirs} and this sampler has {field}={mine}"
+        ):
             another.load_state_dict(one.state_dict())
 
 

@@ -459,6 +459,8 @@ def test_precision_is_a_floating_type():
     ("given", "error", "text"),
     [
         ({"loss_scale": "1"}, TypeError, "loss_scale must be a number, not '1'"),
+        ({"loss_scale": True}, TypeError, "loss_scale must be a number, not True"),
+        ({"growth_interval": True}, TypeError, "growth_interval must be a whole number, not True"),
         ({"loss_scale": np.nan}, ValueError, "loss_scale must be finite and above 0, not nan"),
         ({"loss_scale": 0}, ValueError, "loss_scale must be finite and above 0, not 0"),
         ({"growth_interval": 1.5}, TypeError, "growth_interval must be a whole number, not 1.5"),

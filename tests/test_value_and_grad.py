@@ -209,7 +209,9 @@ def test_static_graph_promises_nothing():
         got, want = (n.value_and_grad(loss_fn)(X[:B], Y[:B]) for n in (net, plain))
         assert_close(got, want)
     gradients = nnx.to_pure_dict(net.value_and_grad(halved)(X, Y)[1])["module"]
-    assert float(jnp.abs(gradients["b"]["kernel"]).max()) == 0 < float(jnp.abs(gradients["a"]["kernel"]).max())
+    assert (
+        float(jnp.abs(gradients["b"]["kernel"]).max()) == 0 < float(jnp.abs(gradients["a"]["kernel"]).max())
+    )
 
 
 @pytest.mark.parametrize("left_out", ["a", "kernel"])

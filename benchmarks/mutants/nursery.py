@@ -9,6 +9,7 @@ the fork, since it is what changes from run to run.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -74,10 +75,8 @@ def _wait(child: int, deadline: float) -> int | None:
             code = os.waitstatus_to_exitcode(status)
         else:
             time.sleep(0.02)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     if code is None:
         os.waitpid(child, 0)
     return code

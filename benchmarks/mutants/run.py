@@ -23,10 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.mutants import page  # noqa: E402
-from benchmarks.mutants.plant import Plant  # noqa: E402
-from benchmarks.mutants.plants import PLANTS  # noqa: E402
-from benchmarks.mutants.tree import ROOT, Result, Tree  # noqa: E402
+from benchmarks.mutants import page
+from benchmarks.mutants.plant import Plant
+from benchmarks.mutants.plants import PLANTS
+from benchmarks.mutants.tree import ROOT, Result, Tree
 
 KEPT = ROOT / ".cache" / "mutants.jsonl"
 GOOD = ("killed", "timed out")

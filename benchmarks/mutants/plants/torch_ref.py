@@ -14,7 +14,7 @@ PLANTS = [
         ('dtype=first.dtype', 'dtype=tensors[-1].dtype', "tests/reference/test_rules_gather.py -k dtype"),
         ('for tensor in inputs[2:]', 'for tensor in inputs[:1:-1]', "tests/reference/test_rules_gradients.py -k left_fold"),
         ('for _ in devices[1:]', 'for _ in devices', "tests/reference/test_rules_gradients.py"),
-        ('if destination != -1:', 'if destination > 0:', "tests/reference/test_rules_gather.py -k target"),
+        ('if destination != -1:', 'if destination == -1:', "tests/reference/test_rules_gather.py -k target"),
     ),
     *plants("torch_ref/_pretend.py",
         ('if torch.cuda.device_count() >= n', 'if torch.cuda.device_count() > n', "tests/reference/test_pretend.py -k real"),
