@@ -546,7 +546,7 @@ def test_nothing_changes_when_an_object_refuses_its_state(tmp_path):
         checkpointer.save(0, net=net, loader=Refusing())
     other = nnx.Linear(2, 3, rngs=nnx.Rngs(2))
     before = bits({"net": other})
-    with pytest.raises(ValueError, match="of another data set: {'place': 3}"):
+    with pytest.raises(ValueError, match=r"of another data set: \{'place': 3\}"):
         Checkpointer(tmp_path).restore(net=other, loader=Refusing())
     assert bits({"net": other}) == before
 

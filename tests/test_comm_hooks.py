@@ -1,4 +1,4 @@
-"""Hooks by themselves: three replicas with the same gradients, so a sum is three times what one of them sends."""
+"""Hooks by themselves. Three replicas have the same gradients, so a sum is three times what one sends."""
 
 from __future__ import annotations
 

@@ -197,6 +197,17 @@ def test_resume_from_the_beginning_and_a_file_that_was_not_written_before(tmp_pa
     assert lines(tmp_path) == ([{"step": 0, "loss": 2}], ["step,loss", "0,2"])
 
 
+def test_resume_from_a_step_removes_it_and_all_after_it(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for step in range(4):
+            log.log(step, loss=step)
+        log.resume_from(2)
+        assert lines(tmp_path)[1] == ["step,loss", "0,0", "1,1"]
+        log.log(2, loss=9)
+    assert lines(tmp_path)[1] == ["step,loss", "0,0", "1,1", "2,9"]
+    assert [row["step"] for row in lines(tmp_path)[0]] == [0, 1, 2]
+
+
 def test_other_processes_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with MetricsLog(tmp_path / "run") as log:

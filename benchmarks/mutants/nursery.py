@@ -2,9 +2,9 @@
 
     python benchmarks/mutants/nursery.py
 
-On stdin a line of JSON for each run: pytest's arguments and the seconds that it may take. On stdout one for each
-answer: pytest's exit code, None where the time was over, and what it said. jaxpar itself is not imported before
-the fork, since it is what changes from run to run.
+On stdin a line of JSON for each run: pytest's arguments and the seconds that it may take. On stdout one for
+each answer: pytest's exit code, None where the time was over, and what it said. jaxpar itself is not imported
+before the fork, since it is what changes from run to run.
 """
 
 from __future__ import annotations

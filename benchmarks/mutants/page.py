@@ -11,8 +11,8 @@ from .tree import Result
 HEAD = """\
 # Planted bugs
 
-Do the tests see a small mistake? Each row is one, put into a copy of the tree and run against the tests that must
-see it. `make mutants` runs them all and prints this page; the plants are in `benchmarks/mutants/plants/`.
+Do the tests see a small mistake? Each row is one, put into a copy of the tree and run against the tests that
+must see it. `make mutants` runs them all and prints this page; they are in `benchmarks/mutants/plants/`.
 """
 LONGEST = 110
 

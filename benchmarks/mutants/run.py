@@ -1,6 +1,6 @@
 """Do the tests see small mistakes? Each plant is put into a copy of the tree and run against its tests.
 
-    python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--seconds 300] [--out docs/mutants.md]
+    python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--trust] [--out docs/mutants.md]
 
 Results are kept in .cache/mutants.jsonl as they come. --resume takes those whose plant, file and tests are
 as they were, so Ctrl-C loses nothing. First the tests of all plants are run without any, because a test that

@@ -15,27 +15,25 @@ from typing import Any
 from .plant import MisfitError, Plant
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".cache", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "shared"
-)
+NOT_COPIED = ".git", ".cache", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "shared"
 RESULTS = {0: "survived", 1: "killed"}
 """By pytest's exit code; the others say that no test was run, or that pytest itself failed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """`kind` is killed, survived, timed out, misfit or broken; `by` the test that failed, or what is wrong."""
+    """`kind`: killed, survived, timed out, misfit or broken; `by`: the test that failed, or what is wrong."""
 
     kind: str
     by: str = ""
 
 
 class Tree:
-    """Nothing is planted where somebody works: the copy has the repository's files and its compiled programs."""
+    """Nothing is planted where somebody works. The copy shares the repository's compiled programs."""
 
     def __init__(self, folder: Path):
         self.root = folder
-        shutil.copytree(ROOT, folder, ignore=LEFT_OUT, dirs_exist_ok=True)
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
         self.nursery = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("nursery.py"))],
             cwd=folder,
@@ -74,7 +72,8 @@ class Tree:
         return Result("broken", f"pytest ends with {code}: {said.strip()[-300:]}")
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        assert self.nursery.stdin and self.nursery.stdout
+        assert self.nursery.stdin is not None
+        assert self.nursery.stdout is not None
         self.nursery.stdin.write(json.dumps(question) + "\n")
         self.nursery.stdin.flush()
         return json.loads(self.nursery.stdout.readline())
