@@ -43,7 +43,7 @@ PLANTS = [
     ),
     *plants("jaxpar/_parallel/placement.py",
         ('if d in found:', 'if d is found:', "tests/test_data_parallel.py -k bad_construction"),
-        ('if len({d.platform for d in found}) > 1', 'if len({d.platform for d in found}) > 2', "tests/test_data_parallel.py tests/test_rules.py tests/test_devices.py -k \"construction or kinds or refuses\""),
+        ('if len({d.platform for d in found}) > 1', 'if len({d.platform for d in found}) > 2', "tests/test_rules.py::test_devices_of_different_kinds_are_refused"),
         ('return _shared(tuple(found), dim, output(output_device, found[0]))', 'return _shared(tuple(found), dim, output(output_device, found[-1]))', "tests/test_data_parallel.py -k device_ids"),
         ('if output_device is not None or dim != 0', 'if output_device is not None', "tests/test_data_parallel.py -k placement"),
     ),
