@@ -7,7 +7,7 @@ PLANTS = [
     *plants("jaxpar/optim/_sgd.py",
         ('1 - dampening)', '1 + dampening)', "tests/test_optim.py -m \"not long\" -k \"fifty and sgd\""),
         ('jnp.where(state.step == 0, 1.0, 1 - dampening)', '1 - dampening', "tests/test_optim.py -m \"not long\" -k \"fifty and sgd\""),
-        ('g + mu * buffer if nesterov else buffer', 'buffer', "tests/test_lr_scheduler.py tests/test_optim_compose.py"),
+        ('g + mu * buffer if nesterov else buffer', 'buffer', "tests/test_lr_scheduler.py -k one_cycle_drives"),
         ('if is_zero(dampening) and not callable(momentum)', 'if is_zero(dampening)', "tests/test_optim.py tests/test_lr_scheduler.py -k \"sgd or momentum\""),
     ),
     *plants("jaxpar/optim/_adam.py",
