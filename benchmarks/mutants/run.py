@@ -1,10 +1,10 @@
 """Do the tests see small mistakes? Each plant is put into a copy of the tree and run against its tests.
 
-    python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--trust] [--out docs/mutants.md]
+    python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--out docs/mutants.md]
 
 Results are kept in .cache/mutants.jsonl as they come. --resume takes those whose plant, file and tests are
-as they were, so Ctrl-C loses nothing. First the tests of all plants are run without any, because a test that
-fails anyway kills nothing. The exit status is 1 if a plant survives or does not fit its file any more.
+as they were, so Ctrl-C loses nothing. At the end all tests that failed are run without a plant, because one
+that fails anyway kills nothing. The exit status is 1 if a plant survives or does not fit its file any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +37,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree, one process in each")
     parser.add_argument("--resume", action="store_true", help="take the results that are kept")
     parser.add_argument("--seconds", type=float, default=300, help="that a plant may take")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests without a plant first")
     parser.add_argument("--out", type=Path, help="write the page there; otherwise it is printed")
     return parser.parse_args()
 
@@ -56,8 +54,7 @@ def main() -> int:
         for tree in made:
             trees.put(tree)
         try:
-            ill = {} if chosen.trust else check_health(trees, to_run, chosen)
-            results |= run_all(trees, to_run, ill, chosen)
+            results |= check_health(made[0], run_all(trees, to_run, chosen), chosen.seconds) if made else {}
         finally:
             for tree in made:
                 tree.close()
@@ -70,32 +67,25 @@ def main() -> int:
     return int(any(result.kind not in GOOD for result in results.values()))
 
 
-def check_health(
-    trees: queue.SimpleQueue, to_run: Iterable[Plant], chosen: argparse.Namespace
-) -> dict[str, str]:
-    """Tests that do not pass on the healthy tree, by a plant's `tests`, with what is wrong with them."""
-    found = {}
-    for tests in dict.fromkeys(p.tests for p in to_run):
-        tree = trees.get()
-        result = tree.test(Plant("", "", "", tests).arguments(), chosen.seconds)
-        trees.put(tree)
-        if result.kind != "survived":
-            found[tests] = f"without the plant: {result.kind} {result.by}"
-            print(f"{tests}: {found[tests]}", file=sys.stderr)
-    return found
+def check_health(tree: Tree, results: dict[Plant, Result], seconds: float) -> dict[Plant, Result]:
+    """The results, without the kills of tests that fail on the healthy tree too. All are run at once."""
+    killers = sorted({result.by for result in results.values() if result.kind == "killed"})
+    ill = tree.failing(killers, 20 * seconds) if killers else []
+    checked = dict(results)
+    for plant, result in results.items():
+        if result.kind == "killed" and result.by in ill:
+            checked[plant] = Result("broken", f"{result.by} fails without the plant")
+            keep(plant, checked[plant])
+    return checked
 
 
-def run_all(
-    trees: queue.SimpleQueue, to_run: list[Plant], ill: dict[str, str], chosen: argparse.Namespace
-) -> dict[Plant, Result]:
+def run_all(trees: queue.SimpleQueue, to_run: list[Plant], chosen: argparse.Namespace) -> dict[Plant, Result]:
     writing = threading.Lock()
     stopped = threading.Event()
 
     def one(plant: Plant) -> Result | None:
         if stopped.is_set():
             return None
-        if plant.tests in ill:
-            return Result("broken", ill[plant.tests])
         tree = trees.get()
         begun = time.monotonic()
         try:
@@ -119,8 +109,8 @@ def run_all(
 
 def read() -> dict[str, Result]:
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    entries = map(json.loads, lines)
-    return {entry["key"]: Result(entry["kind"], entry["by"]) for entry in entries if entry["kind"] in GOOD}
+    last = {entry["key"]: Result(entry["kind"], entry["by"]) for entry in map(json.loads, lines)}
+    return {key: result for key, result in last.items() if result.kind in GOOD}
 
 
 def keep(plant: Plant, result: Result) -> None:
@@ -130,4 +120,7 @@ def keep(plant: Plant, result: Result) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; --resume goes on from here") from None

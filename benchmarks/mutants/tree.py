@@ -58,18 +58,28 @@ class Tree:
         finally:
             self._write(file, healthy)
 
-    def test(self, arguments: list[str], seconds: float, *, first: bool = True) -> Result:
-        options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no", *["-x"] * first]
+    def test(self, arguments: list[str], seconds: float) -> Result:
+        options = ["-x"]
         if "-m" not in arguments and not any("::" in word for word in arguments):
             options += ["-m", "not slow and not long"]
-        answer = self._ask({"arguments": [*options, *arguments], "seconds": seconds})
-        code, said = answer["code"], answer["said"]
+        code, said = self._pytest([*options, *arguments], seconds)
         if code is None:
             return Result("timed out", f"{seconds:g} s")
-        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
         if code in RESULTS:
-            return Result(RESULTS[code], " ".join(failed[:1]))
+            return Result(RESULTS[code], "".join(_failed(said)[:1]))
         return Result("broken", f"pytest ends with {code}: {said.strip()[-300:]}")
+
+    def failing(self, tests: list[str], seconds: float) -> list[str]:
+        """Those of some tests that do not pass."""
+        code, said = self._pytest(tests, seconds)
+        if code not in RESULTS:
+            raise RuntimeError(f"pytest ends with {code}: {said.strip()[-2000:]}")
+        return _failed(said)
+
+    def _pytest(self, arguments: list[str], seconds: float) -> tuple[int | None, str]:
+        options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no"]
+        answer = self._ask({"arguments": [*options, *arguments], "seconds": seconds})
+        return answer["code"], answer["said"]
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self.nursery.stdin is not None
@@ -94,3 +104,8 @@ class Tree:
         file.write_text(content)
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
+
+
+def _failed(said: str) -> list[str]:
+    """The tests that pytest's summary names."""
+    return re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
