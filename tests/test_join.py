@@ -27,6 +27,11 @@ def rows(n=3, dtype=np.float32):
     return local_batch.take((np.ones((n, 3), dtype),), {}, world())
 
 
+def test_a_replica_of_this_process_without_rows():
+    here = rows(1)
+    assert (here.sizes, here.kinds) == ((1,), (((1, 3),), None))
+
+
 def announced(monkeypatch, other, *, rank=0, by_all=True, throws=False):
     """A strategy whose other rank says `other`, or what this one says if that is "the same"."""
 
