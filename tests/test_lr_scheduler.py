@@ -289,7 +289,8 @@ def test_one_cycle_drives_rate_and_momentum(name, more):
     optimizer = getattr(torch.optim, name)([p], lr=1.0, **key)
     scheduler = theirs.OneCycleLR(optimizer, **options)
     schedule = ours.one_cycle_lr(**options)
-    cycled = {"betas": (schedule.momentum, 0.999)} if name == "Adam" else {"momentum": schedule.momentum, **more}
+    momentum = schedule.momentum
+    cycled = {"betas": (momentum, 0.999)} if name == "Adam" else {"momentum": momentum, **more}
     tx = getattr(optim, name.lower())(lr=schedule, **cycled)
     q = jnp.asarray([1.0, -2.0])
     state = tx.init(q)

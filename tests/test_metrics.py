@@ -334,3 +334,15 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, name, text, line):
     with pytest.raises(MetricError, match=rf"line {line} of .*{name} is not a row of metrics"):
         MetricsLog(tmp_path)
     assert (tmp_path / name).read_text() == text
+
+
+def test_a_row_waits_for_its_last_number(tmp_path, monkeypatch):
+    ready = {1.0: True, 2.0: False}
+    monkeypatch.setattr("jaxpar._metrics.log.is_ready", ready.__getitem__)
+    log = MetricsLog(tmp_path)
+    log.log(0, first=1.0, second=2.0)
+    assert lines(tmp_path)[0] == []
+    ready[2.0] = True
+    log.log(1, first=1.0)
+    assert [row["step"] for row in lines(tmp_path)[0]] == [0, 1]
+    log.close()

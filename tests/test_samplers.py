@@ -105,6 +105,13 @@ def test_weighted_random_sampler(replacement):
         assert same_place(ours, theirs)
 
 
+def test_weights_whose_sum_overflows():
+    """The last place in the sums is 1 whatever was divided by what."""
+    torch.manual_seed(0)
+    want = list(data.WeightedRandomSampler([1e308, 1e308, 1.0], 6))
+    assert list(jaxpar.data.WeightedRandomSampler([1e308, 1e308, 1.0], 6, seed=0)) == want
+
+
 def test_weights_equal_to_each_other_and_many():
     for n in (1000, 20_000):
         for replacement in (True, False):

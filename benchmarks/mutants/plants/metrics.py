@@ -8,7 +8,7 @@ PLANTS = [
         ('if self._last is not None and step < self._last', 'if self._last is not None and step <= self._last', "tests/test_metrics.py"),
         ('for step, values in rows() if step < end', 'for step, values in rows() if step <= end', "tests/test_metrics.py -k \"resume or goes_on\""),
         ('merged.setdefault(step, {}).update(values)', 'merged[step] = dict(values)', "tests/test_metrics.py"),
-        ('wait or all(map(is_ready', 'wait or any(map(is_ready', "tests/test_metrics.py -k waits"),
+        ('wait or all(map(is_ready', 'wait or any(map(is_ready', "tests/test_metrics.py -k waits_for_its_last"),
         ('values.get(name, np.nan)', 'values.get(name, 0)', "tests/test_metrics.py"),
     ),
     *plants("jaxpar/_metrics/scalar.py",

@@ -33,7 +33,7 @@ PLANTS = [
         ('(1 + as_float(state.step) * lr_decay)', '(1 + as_float(state.step + 1) * lr_decay)', "tests/test_optim.py -m \"not long\" -k \"fifty and adagrad\""),
     ),
     *plants("jaxpar/optim/_asgd.py",
-        ('jnp.where(mu == 1, new, ax + (new - ax) * mu)', 'new', "tests/test_optim.py -m \"not long\" -k \"fifty and asgd\""),
+        ('jnp.where(mu == 1, new, ax + (new - ax) * mu)', 'new', "tests/test_optim_state.py -k average_of_asgd"),
     ),
     *plants("jaxpar/optim/lr_scheduler/_factors.py",
         ('side="right"', 'side="left"', "tests/test_lr_scheduler.py -m \"not long\" -k \"every_step\""),
