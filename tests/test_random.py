@@ -245,6 +245,7 @@ def test_the_state_at_every_place_of_a_block():
 
 def test_drawing_nothing_leaves_the_state_of_a_new_generator():
     ours, theirs = Generator(5), torch.Generator().manual_seed(5)
+    assert len(ours.words(0)) == 0
     for dtype in (np.float32, np.float64):
         ours.rand(0, dtype=dtype)
     torch.rand(0, generator=theirs)

@@ -106,7 +106,7 @@ def test_weighted_random_sampler(replacement):
 
 
 def test_weights_whose_sum_overflows():
-    """The last place in the sums is 1 whatever was divided by what."""
+    """Inf by inf is NaN, which is above every number that is looked up."""
     torch.manual_seed(0)
     want = list(data.WeightedRandomSampler([1e308, 1e308, 1.0], 6))
     assert list(jaxpar.data.WeightedRandomSampler([1e308, 1e308, 1.0], 6, seed=0)) == want

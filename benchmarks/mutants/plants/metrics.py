@@ -17,7 +17,7 @@ PLANTS = [
     ),
     *plants("jaxpar/_metrics/progress.py",
         ('if leave and self.printed != self.of.done', 'if leave', "tests/test_progress.py -k \"line or total\""),
-        ('group.rank == 0 if group else', 'True if group else', "tests/test_progress.py tests/test_metrics.py -k \"silence or other_processes\""),
+        ('group.rank == 0 if group else', 'True if group else', "tests/test_progress.py -k which_process"),
         ('self.waiting[1:] = [value]', 'self.waiting = [value]', "tests/test_progress.py -k waits"),
         ('self.due = now + self.of._every\n            self._print_step()', 'self._print_step()', "tests/test_progress.py -k line"),
     ),

@@ -24,7 +24,6 @@ PLANTS = [
         ('jnp.where(index == source, term, jnp.zeros_like(term)) for term', 'term * (index == source).astype(term.dtype) for term', "tests/test_data_parallel.py -k come_through"),
         ('jnp.stack([bits >> 16, bits & 0xFFFF])', 'jnp.stack([bits >> 15, bits & 0x7FFF])', "tests/test_data_parallel.py -k \"come_through or buffers\""),
         ('return ((high << 16) | low)', 'return ((high << 15) | low)', "tests/test_data_parallel.py -k \"come_through or buffers\""),
-        ('return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x', 'return x', "tests/test_data_parallel.py -k \"come_through or buffers\""),
     ),
     *plants("jaxpar/_parallel/replicate.py",
         ('return dataclasses.replace(self, k=len(kept))', 'return dataclasses.replace(self, k=kept.stop + 1)', "tests/test_verbs.py -k sequence"),

@@ -7,7 +7,6 @@ PLANTS = [
     *plants("jaxpar/parity/_levels.py",
         ('    Kind.INPUT_GRADIENT: "input_gradients",\n', '', "tests/test_compare.py::test_the_gradient_of_the_input_is_compared"),
         ('found += measure(getattr(candidate, part), getattr(reference, part), kind', 'found += measure(getattr(reference, part), getattr(reference, part), kind', "tests/test_compare.py::test_the_gradient_of_the_input_is_compared"),
-        ('way = _moved(start, oracle.weights)', 'way = _moved(oracle.weights, oracle.weights)', "tests/test_compare.py::test_healthy_twins_are_the_same[free]"),
         ('_top(r[name]) > RESOLVED * _top(before[1][name])', '_top(r[name]) < RESOLVED * _top(before[1][name])', "tests/test_levels.py"),
         ('if error > OUTSIDE * top + floor', 'if error > OUTSIDE * (top + 1)', "tests/test_levels.py"),
         ('sides.oracle.continue_from(sides.reference)', 'pass', "tests/test_compare.py::test_healthy_twins_are_the_same[trajectory]"),

@@ -21,7 +21,6 @@ PLANTS = [
     ),
     *plants("jaxpar/_tools/launch/report.py",
         ('lines[-WITHOUT_TRACEBACK:]', 'lines[:WITHOUT_TRACEBACK]', "tests/test_launch.py -k last_words"),
-        ('while starts and any(CHAIN', 'if starts and any(CHAIN', "tests/test_launch.py -k last_words"),
         ('start = starts.pop()\n    while', 'start = starts.pop(0)\n    while', "tests/test_launch.py -k last_words"),
     ),
     *plants("jaxpar/_tools/launch/settings.py",
