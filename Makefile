@@ -8,7 +8,7 @@ WORKERS ?= auto
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
-.PHONY: help demo test proof quick lint next-defaults newest package benchmark abroad clean
+.PHONY: help demo test proof quick lint next-defaults newest package benchmark abroad mutants clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
@@ -20,7 +20,8 @@ help:
 	@echo "make newest     the newest releases of everything: do the tests pass, which bounds can be lifted"
 	@echo "make package    build the wheel and try it in an empty environment"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
-	@echo "make abroad     compare models of transformers and diffusers, half an hour"
+	@echo "make abroad     compare models of transformers and diffusers, an hour or two"
+	@echo "make mutants    plants small mistakes and runs their tests; RESUME=--resume goes on where it was stopped"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -73,6 +74,9 @@ abroad: .venv-abroad/.ready
 	.venv-abroad/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[torch]' \
 	  --requirement benchmarks/abroad/requirements.txt
 	@touch $@
+
+mutants: $(READY)
+	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/mutants.md
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-abroad .cache

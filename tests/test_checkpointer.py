@@ -371,6 +371,14 @@ def same_state(state, seed):
     return True
 
 
+@pytest.mark.parametrize(("more", "is_file"), [(-1, False), (0, True), (1, True)])
+def test_from_how_many_bytes_on_an_array_is_a_file(more, is_file):
+    large, x = {}, np.zeros(plain.LARGE + more, np.uint8)
+    text = plain.encode({"x": x}, "item", "state", large)
+    assert (list(large) == ["state['x']"]) == is_file
+    assert np.array_equal(plain.decode(text, large)["x"], x)
+
+
 def test_large_arrays_in_a_state_are_files(tmp_path):
     mine = Holder(gradients(0))
     with Checkpointer(tmp_path) as checkpointer:
@@ -520,6 +528,34 @@ def test_nothing_changes_when_an_item_is_refused(saved):
     assert bits({"net": net}) == before
     saved.restore(net=net)
     assert bits({"net": net}) != before
+
+
+class Refusing:
+    """A loader whose state is of another data set."""
+
+    def state_dict(self):
+        return {"place": 3}
+
+    def load_state_dict(self, state):
+        raise ValueError(f"the state is of another data set: {state}")
+
+
+def test_nothing_changes_when_an_object_refuses_its_state(tmp_path):
+    net = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, net=net, loader=Refusing())
+    other = nnx.Linear(2, 3, rngs=nnx.Rngs(2))
+    before = bits({"net": other})
+    with pytest.raises(ValueError, match=r"of another data set: \{'place': 3\}"):
+        Checkpointer(tmp_path).restore(net=other, loader=Refusing())
+    assert bits({"net": other}) == before
+
+
+@pytest.mark.parametrize("what", ["another kind of key", "shape", "array for a number"])
+def test_what_is_no_conversion_is_refused_with_strict_dtype_off_too(what, saved):
+    template, words = OTHERS[what]
+    with pytest.raises(CheckpointError, match=words):
+        saved.restore(strict_dtype=False, tree=template)
 
 
 def test_a_dtype_is_converted_where_that_is_asked_for(saved):

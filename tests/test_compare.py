@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jaxpar.errors import MaskError, MatchError, NotDeterministicError, ParityEr
 torch = pytest.importorskip("torch")
 
 X = np.random.RandomState(0).randn(6, 3, 6, 6)
+X4 = np.random.RandomState(1).randn(5, 4)
 Y = np.array([0, 1, 2, 3, 0, 1])
 ADAMW = (lambda p: torch.optim.AdamW(p, 1e-2), optax.adamw(1e-2, weight_decay=1e-2))
 CROSS_ENTROPY = (
@@ -165,6 +167,23 @@ def test_the_decay_of_a_parameter_that_is_not_used_is_named():
     assert {row.difference.name for row in found.different} == {"spare"}
     (cause,) = found.divergence.causes
     assert cause.text == "torch leaves parameters without a gradient alone (they get one of zero)"
+
+
+class Forgetful(nnx.Module):
+    """A Linear that passes no gradient to its input, which only what stands before it would miss."""
+
+    def __init__(self):
+        self.fc = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.fc(jax.lax.stop_gradient(x))
+
+
+def test_the_gradient_of_the_input_is_compared():
+    comparison = parity.compare(torch.nn.Sequential(OrderedDict(fc=torch.nn.Linear(4, 3))), Forgetful(), X4)
+    assert not comparison.same
+    wrong = {row.difference.kind for row in comparison.rows if row.outcome is parity.Outcome.DIFFERENT}
+    assert wrong == {parity.Kind.INPUT_GRADIENT}
 
 
 def test_a_wrong_loss_is_named():

@@ -55,6 +55,13 @@ def test_it_belongs_to_the_thread():
     assert seen == [0]
 
 
+# docs/semantics.md row P4: where torch has no CUDA and raises, that one device exists
+def test_on_a_host_with_one_cpu_device_it_is_0(monkeypatch, devices):
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: devices[:1])
+    assert jaxpar.device_count() == 0
+    assert jaxpar.current_device() == 0
+
+
 def test_jaxs_own_default_device_is_the_same_thing(devices):
     with jax.default_device(devices[6]):
         assert jaxpar.current_device() == 6

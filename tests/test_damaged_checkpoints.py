@@ -360,9 +360,10 @@ def test_the_step_before_is_restored_where_the_newest_is(what, run):
 
 
 def test_a_name_is_not_taken_twice_for_what_is_set_aside(run):
-    (run / "1.damaged").mkdir()
+    for name in ("1.damaged", "1.damaged-1"):
+        (run / name).mkdir()
     cut(files(run)[0])
-    with Checkpointer(run) as checkpointer, pytest.warns(UserWarning, match=r"renamed to 1\.damaged-1"):
+    with Checkpointer(run) as checkpointer, pytest.warns(UserWarning, match=r"renamed to 1\.damaged-2"):
         checkpointer.save(1, tree=TREE)
 
 

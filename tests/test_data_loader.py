@@ -280,14 +280,19 @@ def test_rows_of_a_tensor_dataset_are_looked_up_at_once(monkeypatch):
     assert [plain(b) for b in DataLoader(TensorDataset(X, Y), 3, shuffle=True, seed=1)] == want
 
 
-def test_a_batch_of_an_array_in_memory_takes_microseconds():
+def test_a_batch_of_an_array_in_memory_costs_a_fraction_of_its_rows_one_by_one():
     loader = DataLoader(TensorDataset(np.zeros((4096, 16), np.float32), np.zeros(4096)), 32, shuffle=True)
-    times = []
-    for _ in range(3):
+    collate = lambda rows: jaxpar.data.default_collate(rows)  # noqa: E731
+    one_by_one = DataLoader(loader.dataset, 32, shuffle=True, collate_fn=collate)
+
+    def seconds(loader):
         began = time.perf_counter()
         n = sum(1 for _ in loader)
-        times.append((time.perf_counter() - began) / n)
-    assert min(times) < 1e-3  # about 1e-5 on an idle machine; one by one it would be 1e-4
+        return (time.perf_counter() - began) / n
+
+    # Taken in turn, so that both meet the same machine: about 1e-5 and 1e-4 on an idle one.
+    ours, theirs = zip(*((seconds(loader), seconds(one_by_one)) for _ in range(5)), strict=True)
+    assert 3 * min(ours) < min(theirs)
 
 
 def test_tensor_dataset():
@@ -476,6 +481,15 @@ def test_threads_end_with_the_loop(end):
     assert gone(workers() - before)
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler. Under nohup and in the background of a shell the signal is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_waiting_for_a_batch():
     asked = threading.Event()
 
@@ -581,6 +595,18 @@ def test_a_loader_goes_on_where_it_was(case):
         assert other.state_dict()["batches"] == state["batches"]
         assert done + list(epochs(other, epoch, 4)) == want, taken
         assert done + list(run) == want  # saving changes nothing
+
+
+def test_a_loader_that_was_resumed_can_be_saved_again():
+    want = [batch.tolist() for (batch,) in resumable("seed")]
+    for first, second in [(1, 1), (2, 3), (3, 1)]:
+        loader, done = resumable("seed"), []
+        for more in (first, second, None):
+            other = resumable("seed")
+            other.load_state_dict(loader.state_dict())
+            loader = other
+            done += [batch.tolist() for (batch,) in itertools.islice(loader, more)]
+        assert done == want
 
 
 def test_resuming_reads_no_row_twice():
@@ -789,6 +815,16 @@ def test_a_number_beside_something_else_is_refused(first, second):
         jaxpar.data.default_collate([first, second])
     with pytest.raises(TypeError, match="default_collate"):
         jaxpar.data.default_collate([{"x": first}, {"x": second}])
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1])
+def test_an_integer_of_more_than_64_bits_is_refused(number):
+    inside = number - 1 if number > 0 else number + 1
+    assert jaxpar.data.default_collate([0, inside]).tolist() == [0, inside]
+    assert data.default_collate([0, inside]).tolist() == [0, inside]
+    for collate in (jaxpar.data.default_collate, data.default_collate):
+        with pytest.raises((ValueError, RuntimeError), match="Overflow when unpacking long"):
+            collate([0, number])
 
 
 def test_samples_of_other_kinds_are_refused():

@@ -291,6 +291,14 @@ def test_outputs_may_have_other_row_counts_than_inputs():
     np.testing.assert_array_equal(jax.jit(net)(X[:10]), net(X[:10]))
 
 
+def test_row_counts_that_grow_as_inputs_shrink():
+    """Pieces of 4, 4, 4 and 12 rows, from 3, 3, 3 and 1."""
+    net = jaxpar.DataParallel(lambda x: jnp.repeat(x[:1], 12 // len(x), axis=0), [0, 1, 2, 3])
+    want = np.repeat(X[[0, 3, 6, 9]], [4, 4, 4, 12], axis=0)
+    np.testing.assert_array_equal(net(X[:10]), want)
+    np.testing.assert_array_equal(jax.jit(net)(X[:10]), want)
+
+
 @pytest.mark.parametrize("dim", [1, -1, 2])
 def test_any_dim(dim):
     x = np.arange(4 * 5 * 6.0).reshape(4, 5, 6)
@@ -366,6 +374,37 @@ def test_buffers_come_back_from_replica_zero(N, B, backend, devices):
         assert net.module.wide[...] == 2**40 + call
     assert net.module.table.get_raw_value() is table, "an untouched buffer is not sent around"
     assert net.module.mean[...].devices() == set(devices[:N])
+
+
+class Storing(nnx.Module):
+    """Buffers that hold what came in."""
+
+    def __init__(self):
+        self.first = nnx.BatchStat(jnp.zeros(10))
+        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
+        self.seen = nnx.Variable(jnp.zeros(2000, bool))
+        self.table = nnx.Variable(jnp.zeros(2000, jnp.int64))
+
+    def __call__(self, x):
+        self.first[...] = x[0]
+        self.count[...] = x[0, 1].astype(jnp.int32)
+        self.seen[...] = jnp.arange(2000) % 2 == x[0, 1].astype(int) % 2
+        self.table[...] = jnp.full(2000, x[0, 1].astype(jnp.int64))
+        return x
+
+
+# docs/semantics.md row 39
+@pytest.mark.parametrize("count", [1, 2**15 - 1, 2**15, 2**16, 2**31 - 1, -1, -(2**31)])
+def test_what_other_replicas_store_does_not_come_through(count):
+    x = np.full((4, 10), np.nan)
+    x[0] = [np.inf, count, *range(8)]
+    x[2, 1] = 7
+    net = jaxpar.DataParallel(Storing(), range(2))
+    net(x)
+    np.testing.assert_array_equal(net.module.first[...], x[0])
+    assert net.module.count[...] == count
+    np.testing.assert_array_equal(net.module.seen[...], np.arange(2000) % 2 == count % 2)
+    np.testing.assert_array_equal(net.module.table[...], np.full(2000, count))
 
 
 # docs/semantics.md row 37: rebinding in forward is lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -38,6 +39,29 @@ def test_one_cpu_device_is_none(monkeypatch):
 def test_names(spec, index, devices):
     assert jaxpar.device(spec) is devices[index]
     assert jaxpar.device(devices[index]) is devices[index]
+
+
+# docs/semantics.md row P10
+def test_a_text_without_an_index(monkeypatch, devices):
+    with jaxpar.set_device(3):
+        assert jaxpar.device("cpu") is devices[0]  # and not the current one
+    gpus = [SimpleNamespace(platform="gpu", id=i) for i in (4, 5)]
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: gpus)
+    for current, found in [(None, gpus[0]), (devices[3], gpus[0]), (gpus[1], gpus[1])]:
+        monkeypatch.setattr("jaxpar._devices.devices._current", lambda now=current: now)
+        for kind in ("cuda", "gpu"):  # docs/semantics.md row P22: the words are for any accelerator
+            assert jaxpar.device(kind) is found
+            assert jaxpar.device(f"{kind}:1") is gpus[1]
+
+
+# docs/semantics.md row P22
+@pytest.mark.parametrize("kind", ["gpu", "tpu"])
+def test_the_words_are_for_any_kind_of_accelerator(kind, monkeypatch):
+    found = [SimpleNamespace(platform=kind, id=i) for i in range(2)]
+    monkeypatch.setattr("jaxpar._devices.devices.devices", lambda: found)
+    assert jaxpar.is_available()
+    assert jaxpar.device_count() == 2
+    assert jaxpar.device(1) is found[1]
 
 
 # docs/semantics.md row P9

@@ -150,6 +150,11 @@ def test_other_dtypes():
         errors.GatherError,
         "int64 on replica 0 and float64 on replica 1; torch would cast",
     )
+    raises(
+        [np.ones(2, np.float32), np.ones(2)],
+        errors.GatherError,
+        "float32 on replica 0 and float64 on replica 1; torch would cast",
+    )
 
 
 # docs/semantics.md row 61: text comes back from torch as '<map object at 0x..>'

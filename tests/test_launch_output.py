@@ -137,6 +137,18 @@ def test_all_is_written_in_order():
     assert place.report() == ""
 
 
+def test_a_system_that_takes_a_few_bytes_at_a_time(monkeypatch, tmp_path):
+    write, file = os.write, tmp_path / "out"
+    monkeypatch.setattr(sink.os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    with open(file, "wb") as opened:
+        one = sink.Sink("file", opened.fileno())
+        for i in range(20):
+            one.put(b"line %d of twenty\n" % i)
+        one.close(5)
+    assert file.read_bytes() == b"".join(b"line %d of twenty\n" % i for i in range(20))
+    assert one.report() == ""
+
+
 def test_what_does_not_fit_is_counted(monkeypatch):
     monkeypatch.setattr(sink, "ROOM", 1 << 18)
     reading, writing = os.pipe()

@@ -77,6 +77,13 @@ def test_sync_batch_norm_is_one_batch_norm_on_all_rows(B):
             assert_equal_trees("planted", step(jaxpar.DataParallel(Net(BatchNorm), IDS), x), want, 1e-2)
 
 
+# docs/semantics.md row B4: what torch refuses on one device is a batch on several
+def test_one_row_on_each_replica_is_a_batch():
+    x = batch(N, C)
+    got = step(jaxpar.DataParallel(Net(SyncBatchNorm), IDS), x)
+    assert_equal_trees("one row each", got, step(Net(BatchNorm), x), 1e-12)
+
+
 # docs/semantics.md row B3
 def test_gradients_that_are_taken_in_the_replica():
     """DistributedDataParallel's: the transpose of a sum is a sum, to which others add terms too."""
@@ -237,11 +244,25 @@ REFUSED = {
         lambda x: x + jax.lax.psum(x.sum(0), REPLICA, axis_index_groups=[[0, 1], [2, 3]]),
         "sums over groups of replicas",
     ),
+    "another order": (lambda x: sums(x, [1, 2] if len(x) == 1 else [2, 1]), "depends on the number of rows"),
+    "one after the other": (
+        lambda x: chained(x) if len(x) == 1 else sums(x, [1, 1]),
+        "depends on the number",
+    ),
     "every row": (
         lambda x: x + jax.lax.psum(x, REPLICA),
         "depends on the number of rows.*Sum over the rows first",
     ),
 }
+
+
+def sums(x, widths):
+    """Sums of so many columns, one beside the other; all of them are sent at once."""
+    return x + sum(jax.lax.psum(x[:, :width].sum(0), REPLICA).sum() for width in widths)
+
+
+def chained(x):
+    return x + jax.lax.psum(x[:, :1].sum(0) * jax.lax.psum(x[:, :1].sum(0), REPLICA), REPLICA)
 
 
 def FLAX(x):

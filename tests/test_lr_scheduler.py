@@ -277,15 +277,20 @@ def test_reduce_on_plateau(options):
 # ----------------------------------------------------------------------------------- with optimizers
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop"])
-def test_one_cycle_drives_rate_and_momentum(name):
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("SGD", {}), ("SGD", {"nesterov": True}), ("SGD", {"dampening": 0.5}), ("Adam", {}), ("RMSprop", {})],
+    ids=str,
+)
+def test_one_cycle_drives_rate_and_momentum(name, more):
     options = {"max_lr": 0.1, "total_steps": 30}
-    key = {"momentum": 0.5} if name != "Adam" else {}
+    key = {"momentum": 0.5, **more} if name != "Adam" else {}
     p = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
     optimizer = getattr(torch.optim, name)([p], lr=1.0, **key)
     scheduler = theirs.OneCycleLR(optimizer, **options)
     schedule = ours.one_cycle_lr(**options)
-    cycled = {"betas": (schedule.momentum, 0.999)} if name == "Adam" else {"momentum": schedule.momentum}
+    momentum = schedule.momentum
+    cycled = {"betas": (momentum, 0.999)} if name == "Adam" else {"momentum": momentum, **more}
     tx = getattr(optim, name.lower())(lr=schedule, **cycled)
     q = jnp.asarray([1.0, -2.0])
     state = tx.init(q)

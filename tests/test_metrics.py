@@ -197,6 +197,17 @@ def test_resume_from_the_beginning_and_a_file_that_was_not_written_before(tmp_pa
     assert lines(tmp_path) == ([{"step": 0, "loss": 2}], ["step,loss", "0,2"])
 
 
+def test_resume_from_a_step_removes_it_and_all_after_it(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for step in range(4):
+            log.log(step, loss=step)
+        log.resume_from(2)
+        assert lines(tmp_path)[1] == ["step,loss", "0,0", "1,1"]
+        log.log(2, loss=9)
+    assert lines(tmp_path)[1] == ["step,loss", "0,0", "1,1", "2,9"]
+    assert [row["step"] for row in lines(tmp_path)[0]] == [0, 1, 2]
+
+
 def test_other_processes_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with MetricsLog(tmp_path / "run") as log:
@@ -323,3 +334,15 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, name, text, line):
     with pytest.raises(MetricError, match=rf"line {line} of .*{name} is not a row of metrics"):
         MetricsLog(tmp_path)
     assert (tmp_path / name).read_text() == text
+
+
+def test_a_row_waits_for_its_last_number(tmp_path, monkeypatch):
+    ready = {1.0: True, 2.0: False}
+    monkeypatch.setattr("jaxpar._metrics.log.is_ready", ready.__getitem__)
+    log = MetricsLog(tmp_path)
+    log.log(0, first=1.0, second=2.0)
+    assert lines(tmp_path)[0] == []
+    ready[2.0] = True
+    log.log(1, first=1.0)
+    assert [row["step"] for row in lines(tmp_path)[0]] == [0, 1]
+    log.close()

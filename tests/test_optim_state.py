@@ -384,3 +384,20 @@ def test_nothing_is_guessed(case):
     call, message = mismatches()[case]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_average_of_asgd_is_torchs():
+    """It has no part in the parameters' way, so only the state shows it."""
+    options = {"lr": 0.1, "lambd": 0.01, "alpha": 0.5, "t0": 3}
+    p = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    theirs = torch.optim.ASGD([p], **options)
+    tx, q = optim.asgd(**options), jnp.asarray([1.0, -2.0])
+    state = tx.init(q)
+    for _ in range(8):
+        p.grad = p.detach() + 1
+        theirs.step()
+        updates, state = tx.update(q + 1, state, q)
+        q = q + updates
+    want = theirs.state[p]["ax"].numpy()
+    assert not np.allclose(want, p.detach().numpy())
+    np.testing.assert_allclose(optax.tree.get(state, "ax"), want, rtol=1e-12)

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from jaxpar._cli.main import cli
+from jaxpar._cli.values import check_outputs
 
 torch = pytest.importorskip("torch")
 
@@ -143,6 +145,16 @@ def test_paths_and_options_are_checked_before_anything_runs(tmp_path, what):
     assert (ended.exit_code, UNREADABLE in ended.output) == (2, False), ended.output
     assert message in " ".join(ended.output.split())
     assert (tmp_path / "spec.py").read_text() == spec
+
+
+def test_a_file_in_another_spelling_is_the_same_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(click.UsageError, match="would write over the spec"):
+        check_outputs("spec.py", {"html": "folder/../spec.py"})
+    with pytest.raises(click.UsageError, match="would write over --html"):
+        check_outputs("spec.py", {"html": "out", "junit": str(tmp_path / "out")})
+    check_outputs("spec.py", {"html": "folder/spec.py", "junit": "out"})
 
 
 @pytest.mark.slow

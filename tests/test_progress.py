@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import jaxpar
+from jaxpar._metrics.progress import is_first
 from jaxpar.errors import MetricError
 
 
@@ -237,3 +239,11 @@ def test_ctrl_c_on_a_terminal():
     assert text.count(hidden) >= 1
     assert text.rindex(shown) > text.rindex(hidden)
     assert text.rindex(shown) < text.rindex("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(("rank", "first"), [(0, True), (1, False)])
+def test_which_process_shows_something(rank, first, monkeypatch):
+    """The group's rank counts, whatever a launcher has left in the environment."""
+    monkeypatch.setenv("RANK", str(1 - rank))
+    monkeypatch.setattr("jaxpar._metrics.progress.current", lambda: SimpleNamespace(rank=rank))
+    assert is_first() is first

@@ -243,6 +243,17 @@ def test_the_state_at_every_place_of_a_block():
         torch.rand(1, generator=pair.theirs)
 
 
+def test_drawing_nothing_leaves_the_state_of_a_new_generator():
+    ours, theirs = Generator(5), torch.Generator().manual_seed(5)
+    assert len(ours.words(0)) == 0
+    for dtype in (np.float32, np.float64):
+        ours.rand(0, dtype=dtype)
+    torch.rand(0, generator=theirs)
+    assert np.array_equal(ours.get_state(), theirs.get_state().numpy())
+    ours.randn(0), torch.randn(0, generator=theirs)
+    assert np.array_equal(ours.get_state(), theirs.get_state().numpy())
+
+
 def test_the_waiting_number_survives_other_draws_and_a_copy():
     pair = Pair.of(13)
     pair.make("randn", 3)

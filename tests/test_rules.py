@@ -9,6 +9,7 @@ import gc
 import inspect
 import pickle
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from flax import nnx
 
 import jaxpar
 from jaxpar import errors
+from jaxpar._parallel.placement import _place
 
 X = np.random.RandomState(0).randn(9, 4)
 SCALARS = "ignore:Was asked to gather along dimension 0:UserWarning"
@@ -113,6 +115,16 @@ def test_the_current_device_does_not_matter(devices):
 def test_every_verb_refuses_unknown_devices(verb):
     with pytest.raises(errors.DeviceError, match="device id 8 is out of range"):
         verb([0, 8])
+
+
+# docs/semantics.md row 11
+def test_devices_of_different_kinds_are_refused(monkeypatch):
+    kinds = {0: "gpu", 1: "gpu", 2: "cpu"}
+    made = {i: SimpleNamespace(platform=kind, id=i) for i, kind in kinds.items()}
+    monkeypatch.setattr("jaxpar._parallel.placement._devices.device", made.__getitem__)
+    monkeypatch.setattr("jaxpar._parallel.placement._devices.name", lambda d: f"{d.platform}:{d.id}")
+    with pytest.raises(errors.DeviceError, match=r"mix kinds of devices \(gpu:0, cpu:2\); replicas must be"):
+        _place((0, 2), 0, 0, "DataParallel")
 
 
 # rule 9: torch warns at every gather

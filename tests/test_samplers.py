@@ -105,6 +105,13 @@ def test_weighted_random_sampler(replacement):
         assert same_place(ours, theirs)
 
 
+def test_weights_whose_sum_overflows():
+    """Inf by inf is NaN, which is above every number that is looked up."""
+    torch.manual_seed(0)
+    want = list(data.WeightedRandomSampler([1e308, 1e308, 1.0], 6))
+    assert list(jaxpar.data.WeightedRandomSampler([1e308, 1e308, 1.0], 6, seed=0)) == want
+
+
 def test_weights_equal_to_each_other_and_many():
     for n in (1000, 20_000):
         for replacement in (True, False):
@@ -239,8 +246,18 @@ def test_the_state_of_a_distributed_sampler():
     one.set_epoch(4)
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert list(other) == list(one)
-    with pytest.raises(ValueError, match="saved with num_replicas=2 and this sampler has num_replicas=3"):
-        jaxpar.data.DistributedSampler(range(10), 3, 1, seed=3).load_state_dict(one.state_dict())
+    for field, (theirs, mine) in {
+        "num_replicas": (2, 3),
+        "shuffle": (True, False),
+        "seed": (3, 4),
+        "drop_last": (False, True),
+    }.items():
+        options = {"num_replicas": 2, "seed": 3} | {field: mine}
+        another = jaxpar.data.DistributedSampler(range(10), rank=1, **options)
+        with pytest.raises(
+            ValueError, match=f"saved with {field}={theirs} and this sampler has {field}={mine}"
+        ):
+            another.load_state_dict(one.state_dict())
 
 
 # ----------------------------------------------------------------------------------------- bad input

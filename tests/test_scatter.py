@@ -151,6 +151,11 @@ def test_random_keys_are_rows_too():
     np.testing.assert_array_equal(
         np.concatenate([jax.random.key_data(k) for k in shards]), jax.random.key_data(keys)
     )
+    columns = jax.random.split(jax.random.key(1), (3, 5))
+    for piece, want in zip(
+        jaxpar.scatter(columns, range(2), 1), (columns[:, :3], columns[:, 3:]), strict=True
+    ):
+        np.testing.assert_array_equal(jax.random.key_data(piece), jax.random.key_data(want))
 
 
 def test_the_pieces_of_a_host_batch_never_meet_on_one_device(devices):

@@ -181,6 +181,8 @@ def test_variables_and_arguments(monkeypatch):
     variables(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     assert find("env://", -1, -1, 1) == Start(1, 2, "127.0.0.1", 29500, 0, 1)
     assert find(None, 4, 3, 1) == Start(3, 4, "127.0.0.1", 29500, 0, 1)
+    assert find("env://", 4, 0, 1) == Start(0, 4, "127.0.0.1", 29500, 0, 1)
+    assert find("tcp://h:80?rank=1&world_size=3", 5, 0, 1) == Start(0, 5, "h", 80, 0, 1)
     assert find("tcp://[::1]:80", 2, 0, 1) == Start(0, 2, "::1", 80, 0, 1)
     assert find("tcp://[::1]:80", 2, 0, 1).address == "[::1]:80"
     assert find("tcp://h:80?rank=1&world_size=3", -1, -1, 1) == Start(1, 3, "h", 80, 0, 1)
@@ -195,6 +197,10 @@ def test_under_torchrun_the_port_is_another_one_and_changes_with_every_restart(m
         ports += {find("env://", 2, rank, 1).port for rank in (0, 1)}
     assert len(set(ports)) == 3
     assert all(20_000 <= port <= 32_000 for port in ports)
+    variables(
+        monkeypatch, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="10", MASTER_PORT="20133"
+    )
+    assert find("env://", 2, 0, 1).port == 20_134  # the rule gives the very port that torchrun has
 
 
 SLURM = {

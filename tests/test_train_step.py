@@ -433,6 +433,14 @@ def test_precision_casts_at_the_edge(compute):
     assert loss.dtype == net.kernel[...].dtype == jnp.float32
 
 
+def test_precision_casts_floating_arrays_alone():
+    """Labels, flags and random keys stay what they are."""
+    tree = {"x": jnp.ones(2), "y": jnp.arange(2), "flag": jnp.array(True), "key": jax.random.key(0), "n": 2.5}
+    cast = jaxpar.Precision("bfloat16").cast(tree)
+    assert {name: cast[name] is tree[name] for name in tree} == {name: name != "x" for name in tree}
+    assert cast["x"].dtype == jnp.bfloat16
+
+
 def test_an_overflow_halves_the_scale_and_leaves_the_update_out():
     """As torch.amp.GradScaler does."""
     net = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
@@ -459,6 +467,8 @@ def test_precision_is_a_floating_type():
     ("given", "error", "text"),
     [
         ({"loss_scale": "1"}, TypeError, "loss_scale must be a number, not '1'"),
+        ({"loss_scale": True}, TypeError, "loss_scale must be a number, not True"),
+        ({"growth_interval": True}, TypeError, "growth_interval must be a whole number, not True"),
         ({"loss_scale": np.nan}, ValueError, "loss_scale must be finite and above 0, not nan"),
         ({"loss_scale": 0}, ValueError, "loss_scale must be finite and above 0, not 0"),
         ({"growth_interval": 1.5}, TypeError, "growth_interval must be a whole number, not 1.5"),

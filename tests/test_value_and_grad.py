@@ -177,6 +177,60 @@ def test_several_dtypes():
     assert_close(gradients, expected, 1e-6)
 
 
+@pytest.mark.parametrize("B", BATCHES)
+def test_two_forwards_before_a_backward(B):
+    """docs/semantics.md row D8: with BatchNorm, whose statistics take both."""
+
+    def both(net, x, y):
+        return ((net(x) - y) ** 2).mean() + (net(x[::-1]) * net(x)).mean()
+
+    def alone(rows):
+        module = Net()
+        return nnx.value_and_grad(both)(module, X[rows], Y[rows]), module
+
+    results = [alone(rows) for rows in chunks(B)]
+    net = ddp(Net())
+    loss, gradients = net.value_and_grad(both)(X[:B], Y[:B])
+    assert_close(loss, mean([value for (value, _), _ in results]), NEAR)
+    expected = mean([nnx.to_pure_dict(g) for (_, g), _ in results])
+    assert_close(nnx.to_pure_dict(gradients)["module"], expected, NEAR)
+    first = nnx.to_pure_dict(nnx.state(results[0][1], nnx.BatchStat))
+    assert_close(nnx.to_pure_dict(nnx.state(net.module, nnx.BatchStat)), first, NEAR)
+
+
+def test_static_graph_promises_nothing():
+    """docs/semantics.md row D15: another graph is another program."""
+    net, plain = ddp(Net(None), static_graph=True), ddp(Net(None))
+
+    def halved(net, x, y):
+        return ((net.a(x) - 1) ** 2).mean() + 0 * y.sum()
+
+    for loss_fn, B in [(square, 8), (halved, 8), (square, 11)]:
+        got, want = (n.value_and_grad(loss_fn)(X[:B], Y[:B]) for n in (net, plain))
+        assert_close(got, want)
+    gradients = nnx.to_pure_dict(net.value_and_grad(halved)(X, Y)[1])["module"]
+    assert (
+        float(jnp.abs(gradients["b"]["kernel"]).max()) == 0 < float(jnp.abs(gradients["a"]["kernel"]).max())
+    )
+
+
+@pytest.mark.parametrize("left_out", ["a", "kernel"])
+def test_what_wrt_leaves_out_has_no_gradient_at_any_depth(left_out):
+    """docs/semantics.md row D23."""
+    wrt = nnx.All(nnx.Param, nnx.Not(nnx.PathContains(left_out)))
+    _, gradients = ddp(Net(None)).value_and_grad(square, wrt=wrt)(X[:8], Y[:8])
+    whole = by_hand(Net(None), 8)[2]
+    got = {path: np.asarray(x) for path, x in flat(nnx.to_pure_dict(gradients)["module"])}
+    want = {path: np.asarray(x) for path, x in flat(whole) if left_out not in path}
+    assert got.keys() == want.keys() != dict(flat(whole)).keys()
+    for path, x in got.items():
+        np.testing.assert_allclose(x, want[path], rtol=0, atol=NEAR)
+
+
+def flat(tree):
+    return [(tuple(k.key for k in path), x) for path, x in jax.tree.leaves_with_path(tree)]
+
+
 def test_a_parameter_that_comes_later():
     """docs/semantics.md row D17."""
     net = ddp(Net(None))

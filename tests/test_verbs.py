@@ -23,6 +23,14 @@ class Net(nnx.Module):
         return self.bn(self.l(x)) * factor
 
 
+class Scale(nnx.Module):
+    def __init__(self, factor):
+        self.factor = nnx.Param(factor)
+
+    def __call__(self, x):
+        return self.factor[...] * x
+
+
 # T-DP test_replicate, test_replicate_buffers (upstream's loop over parameters is empty; this one is not)
 def test_replica_i_lies_on_device_i(devices):
     module = Net()
@@ -43,10 +51,20 @@ def test_replicas_are_a_sequence():
     assert len(replicas[:2]) == 2
     assert len(list(replicas)) == 4
     assert replicas[-1].l.kernel[...].devices() == {jax.devices()[3]}
+    assert replicas[:2][-1].l.kernel[...].devices() == {jax.devices()[1]}
     with pytest.raises(IndexError, match="replica 4 of 4"):
         replicas[4]
     with pytest.raises(IndexError, match="must start at replica 0"):
         replicas[1:]
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_gradients_flow_to_the_module_unless_detached(detach):
+    def loss(kernel):
+        replicas = jaxpar.replicate(Scale(kernel), range(2), detach)
+        return jaxpar.gather(jaxpar.parallel_apply(replicas, jaxpar.scatter(X, range(2)))).sum()
+
+    np.testing.assert_allclose(jax.grad(loss)(jnp.ones(())), 0 if detach else X.sum(), rtol=1e-12)
 
 
 def test_replicating_again_costs_nothing():

@@ -94,7 +94,7 @@ def test_without_proc_the_present_value_is_believed(begin, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("value", "count"), [("", 0), ("0", 1), ("0,1", 2), ("2,-1,0", 1), ("GPU-a,GPU-b", 2)]
+    ("value", "count"), [("", 0), ("0", 1), ("0,1", 2), ("2,-1,0", 1), ("0, -1, 2", 1), ("GPU-a,GPU-b", 2)]
 )
 def test_how_many_a_value_allows(value, count):
     assert _visible._allowed(value) == count

@@ -434,3 +434,12 @@ def test_safetensors_need_no_torch(tmp_path):
     lines = ended.stdout.splitlines()
     assert lines[0] == "6.0 False"
     assert "needs torch, which is not installed (pip install 'jaxpar[torch]')" in lines[2]
+
+
+def test_a_view_with_another_sign_is_written_as_what_it_shows(tmp_path):
+    """torch keeps the sign of a conjugate's imaginary part as a mark on the view, which NumPy has not."""
+    view = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    assert view.is_neg()
+    path = tmp_path / "w.safetensors"
+    parity.write_weights(path, {"imag": view})
+    assert parity.read_weights(path)["imag"].tolist() == [-2.0, 4.0]

@@ -30,6 +30,28 @@ def test_refused(row):
     refusal(row)
 
 
+def conv():
+    return nnx.Conv(4, 6, (3, 2), rngs=nnx.Rngs(0))
+
+
+TORCH = {"linear": lambda: torch.nn.Linear(4, 6), "conv": lambda: torch.nn.Conv2d(4, 6, (3, 2))}
+BOTH = [("linear", 0), ("linear", 1), ("linear", None), ("conv", 0), ("conv", 2)]
+
+
+@pytest.mark.parametrize(("kind", "dim"), BOTH)
+def test_torchs_originals_there_and_back(kind, dim):
+    """dim is the axis of torch's weight; the kernel has another order."""
+    weight_norm = torch.nn.utils.parametrizations.weight_norm
+    theirs = weight_norm(TORCH[kind](), dim=dim)
+    place = {"linear": {0: 1, 1: 0, None: None}, "conv": {0: 3, 2: 0}}[kind][dim]
+    make = lambda: jaxpar.nn.WeightNorm({"linear": layer, "conv": conv}[kind](), dim=place)  # noqa: E731
+    ours = jaxpar.parity.load_torch(make(), theirs)
+    back = jaxpar.parity.to_torch(ours)
+    assert back.keys() == theirs.state_dict().keys()
+    for name, want in theirs.state_dict().items():
+        assert torch.equal(back[name], want), name
+
+
 def layer():
     return nnx.Linear(4, 6, rngs=nnx.Rngs(0))
 

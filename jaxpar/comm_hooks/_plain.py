@@ -35,7 +35,7 @@ mean = CommHook(_nothing, _mean)
 """The default. torch counterpart: DistributedDataParallel without a hook (docs/semantics.md row D4)."""
 
 allreduce = CommHook(_nothing, _divided)
-"""The mean by division: for a W that is no power of two its last bit differs from the default's.
+"""The mean by division, of which XLA makes a product with 1/W: the bits are those of the default.
 
 torch counterpart: `allreduce_hook` (docs/semantics.md row H2)."""
 

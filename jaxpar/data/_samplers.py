@@ -271,8 +271,9 @@ def _with_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]:
         raise RuntimeError(_REFUSED + "(encountering probability entry = infinity or NaN)")
     if not weights.any():
         raise RuntimeError(_REFUSED + "(sum of probabilities <= 0)")
-    total = np.cumsum(weights)  # in torch's order and precision, so that the same rows are found
-    total /= total[-1]
+    with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 gives rows in torch, too
+        total = np.cumsum(weights)  # in torch's order and precision, so that the same rows are found
+        total /= total[-1]
     total[-1] = 1
     return np.searchsorted(total, g.rand(k, dtype=np.float64)).tolist()
 

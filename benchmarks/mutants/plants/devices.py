@@ -1,0 +1,25 @@
+"""Mistakes in torch.cuda's verbs."""
+
+# fmt: off
+from ..plant import plants
+
+PLANTS = [
+    *plants("jaxpar/_devices/devices.py",
+        ('return len(found) if len(found) > 1 or found[0].platform != "cpu" else 0', 'return len(found)', "tests/test_devices.py -k one_cpu"),
+        ('if isinstance(spec, int) and not isinstance(spec, bool)', 'if isinstance(spec, int)', "tests/test_devices.py -k no_such"),
+        ('return _current() or devices()[0]', 'return devices()[0]', "tests/test_current.py"),
+    ),
+    *plants("jaxpar/_devices/move.py",
+        ('return home == {target} and leaf.committed', 'return home == {target}', "tests/test_move.py -k \"array or tree\""),
+        ('found.sort(key=lambda entry: entry[0])', 'found.sort(key=lambda entry: not entry[0])', "tests/test_move.py -k two_devices"),
+        ('if stay_spread and len(home) > 1 and target in home', 'if stay_spread and len(home) > 1', "tests/test_move.py -k wrapper"),
+        ('return dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else None', 'return dtype', "tests/test_move.py -k \"tree or dtype\""),
+        ('table.dtype = table.embedding.dtype', 'pass', "tests/test_move.py -k embeddings"),
+        ('return dtype if jnp.issubdtype(dtype, jnp.complexfloating) else None', 'return dtype', "tests/test_move.py -k \"dtype or tree\""),
+    ),
+    *plants("jaxpar/_devices/visible.py",
+        ('entry.strip().startswith("-")', 'entry.startswith("-")', "tests/test_visible.py -k allows"),
+        ('if change and change != _memory.told', 'if change', "tests/test_visible.py -k once"),
+        ('value is not None and gpus > _allowed(value)', 'value is not None and gpus >= _allowed(value)', "tests/test_visible.py -k something_else"),
+    ),
+]

@@ -1,0 +1,43 @@
+"""Mistakes in torch's random numbers."""
+
+# fmt: off
+from ..plant import plants
+
+PLANTS = [
+    *plants("jaxpar/random/_generator.py",
+        ('high - low >= 2**28', 'high - low >= 2**32', "tests/test_random.py -k wide"),
+        ('if x.size >= 16 and', 'if x.size > 16 and', "tests/test_random.py -k floats_of"),
+        ('(n - len(waiting) + 1) // 2', '(n - len(waiting)) // 2 + 1', "tests/test_random.py -k waiting"),
+        ('self._fresh = self._fresh and n == 0', 'self._fresh = False', "tests/test_random.py -k state"),
+        ('span = 2 ** digits(dtype) + is_floating(dtype)', 'span = 2 ** digits(dtype)', "tests/test_random.py -k integers"),
+        ('part[...] = u < (p[start', 'part[...] = u <= (p[start', "tests/test_random.py -k \"bernoulli or dropout or planted or sequence\""),
+        ('% 2**63', '% 2**62', "tests/test_random.py::test_draw_seed"),
+    ),
+    *plants("jaxpar/random/_state.py",
+        ('record["left"] = WORDS + 1 - state.position', 'record["left"] = WORDS - state.position', "tests/test_random.py -k state"),
+        ('record["next"] = 0 if state.fresh else state.position', 'record["next"] = state.position', "tests/test_random.py -k state"),
+    ),
+    *plants("jaxpar/random/_normal.py",
+        ('flat[-16:] = _blocks(unit_interval(words, 16, kind), mean, std)', 'flat[whole:] = _blocks(unit_interval(words, 16, kind), mean, std)[-(flat.size - whole):]', "tests/test_random.py -k floats_of"),
+        ('fma(values, std, mean) if mean else values * std + mean', 'values * std + mean', "tests/test_random.py tests/test_random_init.py -k \"floats_of or sequence or drawn\""),
+    ),
+    *plants("jaxpar/random/_uniform.py",
+        ('words[0::2] << np.uint64(32) | words[1::2]', 'words[1::2] << np.uint64(32) | words[0::2]', "tests/test_random.py -k floats_of"),
+        ('np.uint64(2**24 - 1)', 'np.uint64(2**23 - 1)', "tests/test_random.py -k floats_of"),
+        ('return (u + u - u.dtype.type(1)) * high', 'return u * (high - low) + low', "tests/test_random_init.py -k drawn"),
+    ),
+    *plants("jaxpar/random/_shuffle.py",
+        ('offset %= np.arange(n - start, n - end, -1', 'offset %= np.arange(n - start + 1, n - end + 1, -1', "tests/test_random.py -k permutations"),
+        ('for step in sorted({*shared.tolist(), *owners[shared].tolist()})', 'for step in sorted({*shared.tolist()})', "tests/test_random.py -k permutations", 0, "the owner of a position is the latest step there, so it may as well be taken with the rest, after all that share with it"),
+    ),
+    *plants("jaxpar/random/_order.py",
+        ('[rank::num_replicas]', '[rank * each : (rank + 1) * each]', "tests/test_random_order.py -k distributed"),
+        ('Generator(seed + epoch)', 'Generator(seed)', "tests/test_random_order.py -k distributed"),
+    ),
+    *plants("jaxpar/random/init.py",
+        ('return x.shape[1] * field, x.shape[0] * field', 'return x.shape[0] * field, x.shape[1] * field', "tests/test_random_init.py -k drawn"),
+        ('math.sqrt(2.0 / (1 + slope**2))', 'math.sqrt(2.0 / (1 + slope))', "tests/test_random_init.py -k gains"),
+        ('zeros = math.ceil(sparsity * rows)', 'zeros = int(sparsity * rows)', "tests/test_random_init.py -k sparse"),
+        ('n // 2 for n in x.shape[2:]', '(n - 1) // 2 for n in x.shape[2:]', "tests/test_random_init.py -k filled"),
+    ),
+]

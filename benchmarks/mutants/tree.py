@@ -1,0 +1,111 @@
+"""A copy of the working tree, with one mistake at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .plant import MisfitError, Plant
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_COPIED = ".git", ".cache", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "shared"
+RESULTS = {0: "survived", 1: "killed"}
+"""By pytest's exit code; the others say that no test was run, or that pytest itself failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """`kind`: killed, survived, timed out, misfit or broken; `by`: the test that failed, or what is wrong."""
+
+    kind: str
+    by: str = ""
+
+
+class Tree:
+    """Nothing is planted where somebody works. The copy shares the repository's compiled programs."""
+
+    def __init__(self, folder: Path):
+        self.root = folder
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+        self.nursery = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            cwd=folder,
+            env=self._environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, plant: Plant, seconds: float) -> Result:
+        file = self.root / plant.file
+        if not file.exists():
+            return Result("misfit", f"{plant.file} is not there")
+        healthy = file.read_text()
+        try:
+            self._write(file, plant.apply(healthy))
+        except MisfitError as error:
+            return Result("misfit", str(error))
+        try:
+            return self.test(plant.arguments(), seconds)
+        finally:
+            self._write(file, healthy)
+
+    def test(self, arguments: list[str], seconds: float) -> Result:
+        options = ["-x"]
+        if "-m" not in arguments and not any("::" in word for word in arguments):
+            options += ["-m", "not slow and not long"]
+        code, said = self._pytest([*options, *arguments], seconds)
+        if code is None:
+            return Result("timed out", f"{seconds:g} s")
+        if code in RESULTS:
+            return Result(RESULTS[code], "".join(_failed(said)[:1]))
+        return Result("broken", f"pytest ends with {code}: {said.strip()[-300:]}")
+
+    def failing(self, tests: list[str], seconds: float) -> list[str]:
+        """Those of some tests that do not pass."""
+        code, said = self._pytest(tests, seconds)
+        if code not in RESULTS:
+            raise RuntimeError(f"pytest ends with {code}: {said.strip()[-2000:]}")
+        return _failed(said)
+
+    def _pytest(self, arguments: list[str], seconds: float) -> tuple[int | None, str]:
+        options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=no"]
+        answer = self._ask({"arguments": [*options, *arguments], "seconds": seconds})
+        return answer["code"], answer["said"]
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self.nursery.stdin is not None
+        assert self.nursery.stdout is not None
+        self.nursery.stdin.write(json.dumps(question) + "\n")
+        self.nursery.stdin.flush()
+        return json.loads(self.nursery.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the nursery; its forks end themselves when it is gone or their time is over."""
+        self.nursery.kill()
+        self.nursery.wait()
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "PYTHONPATH": str(self.root),
+            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "compiled"),
+        }
+
+    def _write(self, file: Path, content: str) -> None:
+        """Python takes a compiled file of the same second and length for the right one."""
+        file.write_text(content)
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+            compiled.unlink()
+
+
+def _failed(said: str) -> list[str]:
+    """The tests that pytest's summary names."""
+    return re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)

@@ -1,0 +1,122 @@
+"""The planted bugs of benchmarks/mutants: each fits its file, and its tests are there. None is run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks.mutants import page  # noqa: E402
+from benchmarks.mutants.plant import MisfitError, Plant  # noqa: E402
+from benchmarks.mutants.plants import PLANTS  # noqa: E402
+from benchmarks.mutants.tree import Result  # noqa: E402
+
+ROOMS = (
+    *("_checkpointer", "_cli", "_devices", "_metrics", "_parallel", "_rulebook", "_tools", "_training"),
+    *("comm_hooks", "data", "distributed", "nn", "optim", "parity", "random"),
+)
+
+
+@functools.cache
+def names_in(file: Path) -> frozenset[str]:
+    """The tests of a file."""
+    tree = ast.parse(file.read_text())
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("file", sorted({plant.file for plant in PLANTS}))
+def test_every_plant_fits_its_file(file):
+    content = (ROOT / file).read_text()
+    for plant in PLANTS:
+        if plant.file == file:
+            ast.parse(plant.apply(content))  # a mistake that a programmer makes, and no typing error
+
+
+def problem(plant):
+    """What is wrong with a plant's tests, if anything."""
+    if not plant.test_files():
+        return "no tests"
+    for word in plant.arguments():
+        file, _, name = word.partition("::")
+        if not file.startswith("tests/"):
+            continue
+        if not (ROOT / file).exists():
+            return f"there is no {file}"
+        if name and name.partition("[")[0] not in names_in(ROOT / file):
+            return f"there is no {word}"
+    arguments = plant.arguments()
+    if "-k" in arguments:
+        wanted = arguments[arguments.index("-k") + 1].replace("(", " ").replace(")", " ").split()
+        texts = [(ROOT / file).read_text().lower() for file in plant.test_files() if (ROOT / file).is_file()]
+        words = [word.lower() for word in wanted if word not in ("and", "or", "not")]
+        if texts and not any(word in text for word in words for text in texts):
+            return f"-k {' '.join(wanted)} selects nothing"
+    return None
+
+
+def test_the_tests_of_every_plant_are_there():
+    assert {plant: problem(plant) for plant in PLANTS if problem(plant)} == {}
+
+
+@pytest.mark.parametrize(
+    ("tests", "text"),
+    [
+        ("", "no tests"),
+        ("tests/test_nowhere.py", "there is no tests/test_nowhere.py"),
+        ("tests/test_mutants.py::test_nothing[1]", r"there is no tests/test_mutants.py::test_nothing[1]"),
+        ('tests/test_suite.py -k "zebra or unicorn"', "-k zebra or unicorn selects nothing"),
+    ],
+)
+def test_tests_that_are_not_there_are_found(tests, text):
+    assert problem(Plant("a", "b", "c", tests)) == text
+
+
+def test_every_room_has_plants():
+    rooms = {plant.file.split("/")[1] for plant in PLANTS if plant.file.startswith("jaxpar/")}
+    assert rooms >= set(ROOMS)
+    assert any(plant.file.startswith("torch_ref/") for plant in PLANTS)
+    assert sum(not plant.equivalent for plant in PLANTS) >= 150
+    assert len(set(PLANTS)) == len(PLANTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "replacement", "nth", "want"),
+    [
+        ("b", "x", 0, "a x a"),
+        ("a", "x", 1, "x b a"),
+        ("a", "x", 2, "a b x"),
+        ("a", "x", 0, "occurs 2 times"),
+        ("a", "x", 3, "occurs 2 times and nth is 3"),
+        ("c", "x", 0, "occurs 0 times"),
+        ("b", "b", 0, "replaced by itself"),
+    ],
+)
+def test_a_plant_is_put_where_it_says(text, replacement, nth, want):
+    plant = Plant("file", text, replacement, "", nth)
+    if " x" in want or want.startswith("x"):
+        assert plant.apply("a b a") == want
+    else:
+        with pytest.raises(MisfitError, match=want):
+            plant.apply("a b a")
+
+
+def test_arguments_are_pytests():
+    plant = Plant("f", "a", "b", 'tests/test_a.py "tests/test_b.py::test[x y]" -k "one or two"')
+    assert plant.arguments() == ["tests/test_a.py", "tests/test_b.py::test[x y]", "-k", "one or two"]
+    assert plant.test_files() == ["tests/test_a.py", "tests/test_b.py"]
+
+
+def test_the_page_counts_and_escapes():
+    one, two, three = (
+        Plant("jaxpar/x.py", f"a | {i}", "b", "tests/t.py", 0, "so" * (i == 3)) for i in (1, 2, 3)
+    )
+    text = page.write([one, two, three], {one: Result("killed", "tests/t.py::t"), two: Result("survived")})
+    assert "2 planted: 1 killed, 1 survived; 1 equivalent." in text
+    assert r"| `x.py` | `a \| 1` becomes `b` | killed | `t.py::t` |" in text
+    assert r"| `x.py` | `a \| 2` becomes `b` | survived | `t.py` |" in text
+    assert r"| `jaxpar/x.py` | `a \| 3` becomes `b` | so |" in text
