@@ -30,6 +30,8 @@ class Torch(torch.nn.Module):
         self.d = torch.nn.Linear(6, 3)
         if kind == "buffer":
             self.register_buffer("table", table, persistent=False)
+        elif kind == "parameter":
+            self.table = torch.nn.Parameter(table, requires_grad=False)
         elif kind == "attribute":
             self.table = table
         else:
@@ -60,9 +62,12 @@ def training(steps):
 @pytest.mark.parametrize(
     "options", [{}, training(3), {"replicas": 2}], ids=["one", "three steps", "replicas"]
 )
-@pytest.mark.parametrize("kind", ["buffer", "attribute", "global"])
+@pytest.mark.parametrize("kind", ["buffer", "parameter", "attribute", "global"])
 def test_a_table_of_torch_that_flax_computes(kind, options):
-    found = parity.compare(Torch(single(np.sin(ANGLES)), kind), Flax(computed), X, **options)
+    ignored = ["table"] if kind == "parameter" else []
+    found = parity.compare(
+        Torch(single(np.sin(ANGLES)), kind), Flax(computed), X, ignore_torch=ignored, **options
+    )
     assert found.same
     assert {row.outcome for row in found.rows} >= {parity.Outcome.CONSTANTS}
     (name,) = found.constants

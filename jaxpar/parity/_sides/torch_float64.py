@@ -69,7 +69,7 @@ def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]
     Args:
       constants: what becomes of those that are not `linked`, that is, not given to the Flax module too.
     """
-    named = dict(module.named_buffers())
+    named: dict[str, torch.Tensor] = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     named |= {f"{path}.{name}".lstrip("."): x for path, name, x in _attributes(module)}
     own = {name: x for name, x in named.items() if name not in linked and x.dtype in WIDE}
     values = {name: constants(array_of(x), name) for name, x in own.items()}
