@@ -35,6 +35,7 @@ def chapter(title: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_is_read_without_the_libraries():
     code = (
         "import sys; from benchmarks.abroad import page; print({'transformers', 'torch'} & set(sys.modules))"

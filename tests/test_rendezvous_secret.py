@@ -198,6 +198,7 @@ def test_every_attempt_has_a_secret_of_its_own(tmp_path):
 
 
 def test_a_bug_report_does_not_show_it(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # which it sets, and which is put back
     monkeypatch.setenv(secret.VARIABLE, "do not paste this")
     found = reported.environment()
     assert found["variables"][secret.VARIABLE] == "set, and not shown"

@@ -100,7 +100,7 @@ def _last_batch(batch_size: int) -> list[int]:
     """The rows of each replica in the last batch of an epoch."""
     rows = TRAIN_ROWS % batch_size or batch_size
     ids = list(range(jaxpar.device_count()))
-    return list(jaxpar.scatter(np.zeros(rows), ids).sizes) if ids else [rows]
+    return list(jaxpar.scatter(np.zeros(rows, np.float32), ids).sizes) if ids else [rows]
 
 
 def _sentence(result: Result) -> str:
