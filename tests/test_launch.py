@@ -257,11 +257,23 @@ def test_what_is_ignored_stays_ignored(script, tmp_path):
 
 @pytest.mark.slow
 def test_a_signal_between_two_attempts(script, tmp_path):
-    process = start(script, tmp_path, "0.0:raise", "--max-restarts", "3")
-    while "restart 1 of 3" not in process.stderr.readline():
-        pass
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    code = """
+        import sys
+        from jaxpar._tools.launch.settings import Settings
+        from jaxpar._tools.launch.supervise import run
+
+        class Patient(Settings):
+            def delay(self, idle):
+                return 60.0  # a second is short for a signal on a busy machine
+
+        sys.exit(run(Patient(2, sys.argv[1], (sys.argv[2], "0.0:raise", "8"), max_restarts=3)))
+    """
+    line = [sys.executable, "-c", textwrap.dedent(code), str(script), str(tmp_path)]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        while "restart 1 of 3 in 60 s" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (143, "jaxpar launch: stopped by SIGTERM between two attempts\n")
 
 
