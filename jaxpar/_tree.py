@@ -43,6 +43,11 @@ class LazyPaths(Sequence[str]):
     def __getitem__(self, i: Any) -> Any:
         return [name for root, tree in self._trees for name in paths(tree, root)][i]
 
+    def of_array(self, i: int) -> str:
+        """The path of the i-th array, other leaves not counted."""
+        leaves = [leaf for _, tree in self._trees for leaf in jax.tree.leaves(tree)]
+        return [name for leaf, name in zip(leaves, self[:], strict=True) if is_array(leaf)][i]
+
 
 def is_staged() -> bool:
     """Whether the caller is being traced by `jax.jit` (or scan, or any other staging).

@@ -40,6 +40,7 @@ __all__ = [
     "ELSEWHERE",
     "NEXT_CALLS",
     "PROGRAMS",
+    "STEPS_COMPETE",
     "ClosedJaxpr",
     "Jaxpr",
     "JaxprEqn",
@@ -238,6 +239,9 @@ def intercepted(before: Before, after: Callable[[Any], Any]) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------ JAX's run time
+
+STEPS_COMPETE = jax.__version_info__ < (0, 12)
+"""Whether steps that were started slow each other down on virtual devices: `_training/throttle.py`."""
 
 
 def backends_are_initialized() -> bool:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._tree import check_alive, check_leaf, is_array, is_staged, paths
+from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_staged
 from .._typing import Array, DeviceLike, PyTree, Shape
 from ..errors import DeviceError, DimError, NoRowsError, RowsError
 from .placement import Placement, place
@@ -47,7 +47,7 @@ def scatter(inputs: PyTree, target_gpus: Iterable[DeviceLike] | Placement, dim: 
     torch counterpart: `torch.nn.parallel.scatter` (docs/semantics.md section 1.2).
     """
     placement = place(target_gpus, None, dim, function="scatter")
-    return cut(inputs, placement, paths(inputs, "inputs"))
+    return cut(inputs, placement, LazyPaths(("inputs", inputs)))
 
 
 def scatter_kwargs(
@@ -63,7 +63,7 @@ def scatter_kwargs(
     """
     placement = place(target_gpus, None, dim, function="scatter_kwargs")
     kwargs = kwargs or {}
-    both = cut((inputs, kwargs), placement, paths(inputs, "inputs") + paths(kwargs, "kwargs"))
+    both = cut((inputs, kwargs), placement, LazyPaths(("inputs", inputs), ("kwargs", kwargs)))
     n = sum(is_array(leaf) for leaf in jax.tree.leaves(inputs))
     return (
         Shards(both.tree[0], both.sizes, both.shapes[:n], placement),
@@ -84,7 +84,7 @@ def chunk_sizes(B: int, N: int) -> tuple[int, ...]:
     return (c,) * (k - 1) + (B - (k - 1) * c,)
 
 
-def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
+def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
     """`scatter` for a placement; `names` are the leaves' paths, for the errors."""
     if not placement.N:
         raise DeviceError(
@@ -92,22 +92,23 @@ def cut(tree: PyTree, placement: Placement, names: Sequence[str]) -> Shards:
             "see jaxpar.virtual_devices."
         )
     leaves = jax.tree.leaves(tree)
-    for leaf, name in zip(leaves, names, strict=True):
-        check_leaf(leaf, name, "scatter")
+    check_leaves(leaves, names, "scatter")
     check_alive(leaves, names, "scatter")
     arrays, statics, treedef = separate(tree)
-    named = [name for leaf, name in zip(leaves, names, strict=True) if is_array(leaf)]
     if not arrays:
         # docs/semantics.md rows 28, 29: only non-tensors, one replica for each device; nothing, one.
         return Shards(tree, (0,) * (placement.N if leaves else 1), (), placement)
-    axes = [_axis(x, name, placement.dim) for x, name in zip(arrays, named, strict=True)]
-    sizes = chunk_sizes(_rows(arrays, axes, named), placement.N)
+    axes = [_axis(x, i, placement.dim, names) for i, x in enumerate(arrays)]
+    sizes = chunk_sizes(_rows(arrays, axes, names), placement.N)
     stacks = _spread(arrays, axes, sizes, placement)
     shapes = tuple(_shapes(x.shape, a, sizes) for x, a in zip(arrays, axes, strict=True))
     return Shards(combine(stacks, statics, treedef), sizes, shapes, placement)
 
 
-def _axis(x: Array, name: str, dim: int) -> int:
+def _axis(x: Array, i: int, dim: int, names: LazyPaths) -> int:
+    if -x.ndim <= dim < x.ndim:
+        return dim % x.ndim
+    name = names.of_array(i)
     if x.ndim == 0:
         cure = "pass a Python number, which every replica gets as it is, or one value per row"
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -115,22 +116,20 @@ def _axis(x: Array, name: str, dim: int) -> int:
         raise NoRowsError(
             f"scatter: {name} has no axes (chunk expects at least a 1-dimensional tensor); {cure}."
         )
-    if not -x.ndim <= dim < x.ndim:
-        raise DimError(
-            f"scatter: Dimension out of range (expected to be in range of [{-x.ndim}, {x.ndim - 1}], "
-            f"but got {dim}): {name} has shape {tuple(x.shape)} and dim={dim} is the batch dimension."
-        )
-    return dim % x.ndim
+    raise DimError(
+        f"scatter: Dimension out of range (expected to be in range of [{-x.ndim}, {x.ndim - 1}], "
+        f"but got {dim}): {name} has shape {tuple(x.shape)} and dim={dim} is the batch dimension."
+    )
 
 
-def _rows(arrays: Sequence[Array], axes: Sequence[int], names: Sequence[str]) -> int:
+def _rows(arrays: Sequence[Array], axes: Sequence[int], names: LazyPaths) -> int:
     counts = [x.shape[a] for x, a in zip(arrays, axes, strict=True)]
-    for count, name in zip(counts, names, strict=True):
+    for i, count in enumerate(counts):
         if count != counts[0]:
             raise RowsError(
-                f"scatter: {names[0]} has {counts[0]} rows and {name} has {count}. All arrays of one "
-                "batch must have as many rows along dim; torch would silently drop the rows without a "
-                "partner. Cut the batch, or pass what is no batch as something other than an array."
+                f"scatter: {names.of_array(0)} has {counts[0]} rows and {names.of_array(i)} has {count}. All "
+                "arrays of one batch must have as many rows along dim; torch would silently drop the rows "
+                "without a partner. Cut the batch, or pass what is no batch as something other than an array."
             )
     return counts[0]
 

@@ -17,7 +17,7 @@ from .._parallel.placement import Placement
 from .._parallel.program import Kind
 from .._parallel.scatter import cut
 from .._parallel.shards import Shards, combine, separate
-from .._tree import paths
+from .._tree import LazyPaths
 from .._typing import Shape
 from .world import World
 
@@ -64,7 +64,7 @@ def take(args: tuple, kwargs: dict[str, Any], world: World) -> Rows:
 
     Raises: as `scatter`.
     """
-    shards = cut((args, kwargs), world.local, paths(args, "batch") + paths(kwargs, "batch"))
+    shards = cut((args, kwargs), world.local, LazyPaths(("batch", args), ("batch", kwargs)))
     used: list[Kind | None] = [tuple(shapes[i] for shapes in shards.shapes) for i in range(len(shards))]
     return Rows(shards.tree, shards.sizes, tuple(used + [None] * (world.local.N - len(shards))))
 

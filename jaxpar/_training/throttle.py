@@ -4,7 +4,8 @@ An accelerator works through its queue while Python prepares the next steps. Vir
 their own: every step that was started holds threads, and where there are more devices than cores these
 compete with the threads of earlier steps. XLA lets 32 steps be started, and then a step of a small net on 4
 devices and 2 cores takes a tenth longer than with 4, which keep the cores as busy. With a core for each
-device nothing is gained, and sometimes lost (`benchmarks/train_step/ahead.py`).
+device nothing is gained, and sometimes lost; since JAX 0.12 nothing is gained with fewer cores either
+(`benchmarks/train_step/ahead.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import collections
 import jax
 
 from .._devices.virtual import cores
+from .._upstream import STEPS_COMPETE
 
 STEPS = 4
 
@@ -23,7 +25,7 @@ class Throttle:
 
     def __init__(self) -> None:
         self._losses: collections.deque[jax.Array] = collections.deque()
-        self._waits: bool | None = None
+        self._waits: bool | None = None if STEPS_COMPETE else False
 
     def add(self, loss: jax.Array) -> None:
         """A step was started and gives this loss; the one STEPS before it has ended on return."""
