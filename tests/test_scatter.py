@@ -235,8 +235,8 @@ def test_a_packed_sequence_is_refused():
 
 # docs/semantics.md row 27: torch calls replica 2 without its arguments
 def test_argument_and_keyword_with_other_row_counts():
-    with pytest.raises(errors.RowsError, match=r"inputs\[0\] has 2 rows and kwargs\['y'\] has 4"):
-        jaxpar.scatter_kwargs((np.zeros(2),), {"y": np.zeros(4)}, range(4))
+    with pytest.raises(errors.RowsError, match=r"inputs\[1\] has 2 rows and kwargs\['y'\] has 4"):
+        jaxpar.scatter_kwargs(("flag", np.zeros(2)), {"x": None, "y": np.zeros(4)}, range(4))
 
 
 # docs/semantics.md row 25
