@@ -1,6 +1,6 @@
 """One pair: its weights, its verdict, its bugs.
 
-python -m benchmarks.abroad.ask NAME FILE
+python -m benchmarks.abroad.ask NAME FILE [--no-bugs | --add-bugs]
 """
 
 from __future__ import annotations
@@ -20,29 +20,41 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "DIFFUSERS_VERBOSITY": "error"}
 
 
-def ask(name: str, with_bugs: bool = True) -> dict[str, Any]:
+def ask(name: str, planted: bool = True) -> dict[str, Any]:
+    started = time.perf_counter()
+    answer: dict[str, Any] = {"name": name}
+    try:
+        built = matched(name)
+        found = built.mapping
+        answer |= {"weights": str(found), "unmatched": list(found.unmatched)}
+        answer |= {"match_seconds": time.perf_counter() - started}
+        answer |= healthy(built)
+    except Exception as error:
+        traceback.print_exc()
+        return answer | {"verdict": "none", "error": f"{type(error).__name__}: {error}"[:2000]}
+    answer["cured"] = healthy(built.cured)["verdict"] if built.pair.cure else None
+    answer["bugs"] = bugs_of(built.cured) if planted and built.pair.bugs else []
+    return answer | {"seconds": time.perf_counter() - started}
+
+
+def with_bugs(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer for the healthy pair, with bugs planted in it now."""
+    started = time.perf_counter()
+    bugs = bugs_of(matched(answer["name"]).cured)
+    return answer | {"bugs": bugs, "seconds": answer["seconds"] + time.perf_counter() - started}
+
+
+def matched(name: str) -> Any:
+    """Both models, with their mapping."""
     from jaxpar import parity
 
     from . import building, pairs, shim
 
     shim.installed()
     pair = pairs.BY_NAME[name]
-    started = time.perf_counter()
-    answer: dict[str, Any] = {"name": name}
-    try:
-        built = building.build(pair)
-        found = parity.match(built.flax, built.torch, **built.call, mapping=pair.mapping or None)
-        built = dataclasses.replace(built, mapping=found)
-        answer |= {"weights": str(found), "unmatched": list(found.unmatched)}
-        matched = time.perf_counter()
-        answer |= healthy(built)
-    except Exception as error:
-        traceback.print_exc()
-        return answer | {"verdict": "none", "error": f"{type(error).__name__}: {error}"[:2000]}
-    answer |= {"match_seconds": matched - started, "compare_seconds": time.perf_counter() - matched}
-    answer["cured"] = healthy(built.cured)["verdict"] if pair.cure else None
-    answer["bugs"] = bugs_of(built.cured) if with_bugs and pair.bugs else []
-    return answer | {"seconds": time.perf_counter() - started}
+    built = building.build(pair)
+    found = parity.match(built.flax, built.torch, **built.call, mapping=pair.mapping or None)
+    return dataclasses.replace(built, mapping=found)
 
 
 def healthy(built: Any) -> dict[str, Any]:
@@ -138,7 +150,10 @@ def right_place(place: dict[str, Any], planted: Sequence[str], order: list[str])
 def main() -> None:
     name, file, *rest = sys.argv[1:]
     warnings.simplefilter("ignore")
-    Path(file).write_text(json.dumps(ask(name, "--no-bugs" not in rest), indent=1))
+    kept = Path(file)
+    add = "--add-bugs" in rest
+    answer = with_bugs(json.loads(kept.read_text())) if add else ask(name, "--no-bugs" not in rest)
+    kept.write_text(json.dumps(answer, indent=1))
 
 
 if __name__ == "__main__":

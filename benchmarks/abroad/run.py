@@ -1,9 +1,11 @@
 """Models that others wrote in both frameworks, and bugs planted in them, put to jaxpar.parity.
 
-    python benchmarks/abroad/run.py [--only NAME ...] [--jobs 1] [--no-bugs] [--again] [--out docs/abroad.md]
+    python benchmarks/abroad/run.py [--only NAME ...] [--jobs 1] [--no-bugs | --add-bugs] [--again]
+                                    [--out docs/abroad.md]
 
 Each pair has a process of its own with a time limit. What it said is kept in .cache/abroad, and asked again
-only with --again or --only. The exit status is 1 if a pair has no verdict or a bug is not caught.
+only with --again or --only; --add-bugs keeps what was said of the healthy pairs. The exit status is 1 if a
+pair has no verdict or a bug is not caught.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these pairs, asked again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--no-bugs", action="store_true", help="healthy pairs alone")
+    bugs = parser.add_mutually_exclusive_group()
+    bugs.add_argument("--no-bugs", action="store_true", help="healthy pairs alone")
+    bugs.add_argument("--add-bugs", action="store_true", help="bugs alone, in pairs that have none planted")
     parser.add_argument("--again", action="store_true", help="all pairs, also those that have an answer")
     parser.add_argument("--out", type=Path, help="write the page there; otherwise it is printed")
     return parser.parse_args()
@@ -38,12 +42,13 @@ def main() -> int:
 
     KEPT.mkdir(parents=True, exist_ok=True)
     names = chosen.only or [pair.name for pair in pairs.PAIRS]
-    fresh = chosen.again or chosen.only
-    wanted = [name for name in names if fresh or not kept(name).exists()]
+    if chosen.add_bugs:
+        wanted = [name for name in names if pairs.BY_NAME[name].bugs and lacks_bugs(name)]
+    else:
+        wanted = [name for name in names if chosen.again or chosen.only or not kept(name).exists()]
+    flag = "--no-bugs" if chosen.no_bugs else "--add-bugs" if chosen.add_bugs else ""
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        for name, line in zip(
-            wanted, pool.map(lambda name: asked(name, chosen.no_bugs), wanted), strict=True
-        ):
+        for name, line in zip(wanted, pool.map(lambda name: asked(name, flag), wanted), strict=True):
             print(f"{name:24} {line}", file=sys.stderr, flush=True)
     answers = {
         pair.name: json.loads(kept(pair.name).read_text()) for pair in pairs.PAIRS if kept(pair.name).exists()
@@ -60,14 +65,23 @@ def kept(name: str) -> Path:
     return KEPT / f"{name}.json"
 
 
-def asked(name: str, no_bugs: bool) -> str:
+def lacks_bugs(name: str) -> bool:
+    """Whether there is an answer for the healthy pair, and none for bugs."""
+    answer = json.loads(kept(name).read_text()) if kept(name).exists() else {"error": "not asked"}
+    return "error" not in answer and not answer["bugs"]
+
+
+def asked(name: str, flag: str) -> str:
     """In a process of its own, whose output is beside its answer; one line of what it said."""
-    command = [sys.executable, "-m", "benchmarks.abroad.ask", name, str(kept(name)), *["--no-bugs"] * no_bugs]
-    kept(name).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.abroad.ask", name, str(kept(name)), *filter(None, [flag])]
+    if flag != "--add-bugs":
+        kept(name).unlink(missing_ok=True)
     with kept(name).with_suffix(".log").open("w") as log:
         try:
             subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=LIMIT, check=True)
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            if flag == "--add-bugs":
+                return f"no bugs planted: {error}"
             kept(name).write_text(json.dumps({"name": name, "verdict": "none", "error": str(error)}))
     return summary(json.loads(kept(name).read_text()))
 
