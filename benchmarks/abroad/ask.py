@@ -27,8 +27,9 @@ def ask(name: str, planted: bool = True) -> dict[str, Any]:
         built = matched(name)
         found = built.mapping
         answer |= {"weights": str(found), "unmatched": list(found.unmatched)}
-        answer |= {"match_seconds": time.perf_counter() - started}
+        taken = time.perf_counter()
         answer |= healthy(built)
+        answer |= {"match_seconds": taken - started, "compare_seconds": time.perf_counter() - taken}
     except Exception as error:
         traceback.print_exc()
         return answer | {"verdict": "none", "error": f"{type(error).__name__}: {error}"[:2000]}
