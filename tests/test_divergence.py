@@ -405,3 +405,31 @@ def test_a_model_that_refuses_what_it_is_not_used_to():
     found = parity.compare(Strict(), FlaxBlocks(wrong=lambda x: 1000 * x), X).divergence
     assert found.candidate == "norms.1"
     assert "multiplied by 1000" in texts(found)[0]
+
+
+class TorchMasked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.out = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        masked = self.q(x) / 2 + (1 - torch.ones(4)) * torch.finfo(x.dtype).min
+        return self.out(masked.softmax(-1))
+
+
+class FlaxMasked(nnx.Module):
+    def __init__(self, scale):
+        self.q, self.out = nnx.Linear(4, 4, rngs=RNGS), nnx.Linear(4, 2, rngs=RNGS)
+        self.scale = scale
+
+    def __call__(self, x):
+        masked = self.q(x) / self.scale + (1 - jnp.ones(4)) * jnp.finfo(x.dtype).min
+        return self.out(nnx.softmax(masked))
+
+
+def test_the_lowest_number_of_a_mask_is_no_scale_to_square():
+    x = np.random.RandomState(0).randn(3, 4)
+    assert parity.compare(TorchMasked(), FlaxMasked(2), x).same
+    found = parity.compare(TorchMasked(), FlaxMasked(1), x).divergence
+    assert found.kind == "between q and out"
+    assert "the scale is 1 / 2 (it is left out)" in texts(found)

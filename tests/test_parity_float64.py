@@ -76,6 +76,7 @@ TORCH = {
         lambda x: F.softmax(x, -1, dtype=torch.float32) ** 2,
         lambda x: F.softmax(x, -1) ** 2,
     ),
+    "a constant inside of a kernel": (F.hardsigmoid, lambda x: torch.clamp(x + 3, 0, 6) / 6),
     "arange over 3": (lambda x: x + torch.arange(5) / 3, lambda x: x + torch.arange(5, dtype=D) / 3),
     "arange of floats": (
         lambda x: x * torch.arange(0, 0.5, 0.1),
@@ -185,6 +186,11 @@ def scanned(dtype):
     return run
 
 
+def started(dtype):
+    """A loop whose start is float32 and whose body says no type: it takes that of what it is given."""
+    return lambda x: jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(x[i] + c), jnp.zeros(5, dtype))
+
+
 def branched(dtype):
     return lambda x: jax.lax.cond(
         x[0, 0] > 0, lambda x: x.astype(dtype) * 0.1, lambda x: jnp.zeros(x.shape, dtype), x
@@ -220,6 +226,7 @@ FLAX = {
     "fori_loop": of_type(
         lambda t: lambda x: x + jax.lax.fori_loop(0, 3, lambda i, c: jnp.sin(c).astype(t), jnp.ones(5, t))
     ),
+    "a loop that starts in float32": of_type(started),
     "a rule of derivatives": of_type(lambda t: lambda x: TANH(x.astype(t))),
     "a rule inside of scan": of_type(
         lambda t: lambda x: jax.lax.scan(lambda c, r: (c, TANH((r + c).astype(t))), jnp.ones(5, t), x)[1]
@@ -313,6 +320,88 @@ def test_float32_inside_is_no_difference(what, replicas):
     assert found.same, f"{found}"
     assert not found.constants
     assert found.largest.value < 1e-13
+
+
+class Table(nnx.Module):
+    """An array that is no nnx.Variable, as people write tables."""
+
+    def __init__(self, table):
+        self.d, self.table = nnx.Linear(5, 3, rngs=nnx.Rngs(0)), nnx.data(table)
+
+    def __call__(self, x):
+        return self.d(x) + jax.tree.leaves(self.table)[0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    "held", [lambda t: t, lambda t: [t], lambda t: {"a": t}], ids=["bare", "list", "dict"]
+)
+@pytest.mark.parametrize("table", [jnp.arange(3.0), np.arange(3.0)], ids=["jax", "numpy"])
+def test_an_array_that_is_no_variable(table, held, replicas):
+    theirs, ours = Torch(lambda y: y + torch.arange(3.0)), Table(held(table))
+    found = parity.compare(theirs, ours, X, replicas=replicas)
+    assert found.same, f"{found}"
+    assert not found.constants
+    assert not parity.match(ours, theirs, example=X)
+    theirs.after = lambda y: y + torch.arange(3.0).flip(0)
+    assert not parity.compare(theirs, ours, X, replicas=replicas).same
+
+
+def test_an_array_that_is_no_variable_was_rounded_before_the_run():
+    theirs = Torch(lambda y: y + torch.arange(3, dtype=D) / 3)
+    found = parity.compare(theirs, Table(jnp.arange(3, dtype=F4) / 3), X)
+    assert found.same
+    assert found.constants == ("Flax's table",)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.d = kind(5, 3, batch_first=True), torch.nn.Linear(3, 2)
+        self.before = lambda x: x
+
+    def forward(self, x):
+        return self.d(self.rnn(self.before(x))[0])
+
+
+class Cells(linen.Module):
+    cell: type
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(2, name="d")(linen.RNN(self.cell(3))(x))
+
+
+class CellsInside(linen.Module):
+    cell: type
+
+    def setup(self):
+        self.layer, self.d = linen.RNN(self.cell(3)), linen.Dense(2)
+
+    def __call__(self, x):
+        return self.d(self.layer(x))
+
+
+RECURRENT = {
+    "LSTMCell": torch.nn.LSTM,
+    "OptimizedLSTMCell": torch.nn.LSTM,
+    "GRUCell": torch.nn.GRU,
+    "SimpleCell": torch.nn.RNN,
+}
+
+
+@pytest.mark.parametrize("where", [Cells, CellsInside])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_linens_recurrent_layers(name, where):
+    """They start from zeros in float32, and Linen makes a cell beside its RNN or inside of it."""
+    theirs, ours = Recurrent(RECURRENT[name]), where(getattr(linen, name))
+    x = np.random.RandomState(0).randn(2, 4, 5)
+    mapping = parity.match(ours, theirs, example=x)
+    assert dict(mapping) == {"rnn": f"{name}_0" if where is Cells else "layer"}
+    found = parity.compare(theirs, ours, x, mapping=mapping)
+    assert found.same, f"{found}"
+    theirs.before = lambda x: x.flip(1)
+    assert not parity.compare(theirs, ours, x, mapping=mapping).same
 
 
 def test_optimizers_that_keep_float32():

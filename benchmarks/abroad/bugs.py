@@ -83,6 +83,8 @@ def activation(built: Built, layers: list[Layer]) -> Planted | None:
     config: Any = built.flax.config
     for name in setting.split("."):
         config = getattr(config, name)
+    if config not in OTHER_ACTIVATION:
+        return None
     other = OTHER_ACTIVATION[config]
     cause = "approximate" if {config, other} <= GELUS else other.removeprefix("gated-")
     wrong = built.flax_with(**{setting: other})

@@ -36,7 +36,7 @@ def _key(kind: type) -> str:
 
 
 def _one_direction(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """nnx.RNN: torch's stack of one layer and one direction."""
+    """RNN: torch's stack of one layer and one direction."""
     cell = rule_for(layer.cell)
     return cell and cell.at_depth(0).inside("cell")
 
@@ -67,5 +67,5 @@ def _spectral_norm(layer: Layer, shapes: Shapes | None) -> Rule | None:
 _BOOKS = (dense, convolution, normalisation, attention, recurrent, shapeless)
 ROWS: dict[str, Row] = {key: row for book in _BOOKS for key, row in book.ROWS.items()}
 ROWS |= {"jaxpar.nn.WeightNorm": _weight_norm, "jaxpar.nn.SpectralNorm": _spectral_norm}
-ROWS |= {"nnx.RNN": _one_direction, "nnx.Bidirectional": _both_directions}
+ROWS |= {"nnx.RNN": _one_direction, "linen.RNN": _one_direction, "nnx.Bidirectional": _both_directions}
 _FAMILIES = {"flax.nnx": "nnx", "flax.linen": "linen", "jaxpar.nn": "jaxpar.nn"}

@@ -145,4 +145,12 @@ def shapes(module: linen.Module, call: Call) -> Any:
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0), **streams}
         return module.init(rngs, *call.args, **of_init(module, call.kwargs))
 
-    return jax.eval_shape(init, call)
+    return jax.eval_shape(init, as_written(call))
+
+
+def as_written(call: Call) -> Call:
+    """The call for a trace that looks for shapes: NumPy's float64 is nobody's choice.
+
+    A model that starts a loop from zeros in float32 could not even be initialised with it.
+    """
+    return call.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)

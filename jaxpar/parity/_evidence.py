@@ -21,9 +21,11 @@ from flax import nnx
 
 from ..errors import MatchError
 from ._calls import Calls as Given
-from ._calls import Inputs, Outputs, pairs_of, shapes, zeros
+from ._calls import Inputs, Outputs, as_written, pairs_of, shapes, zeros
 from ._divergence.search import relative_error
 from ._exactness import exact
+from ._sides.call import Call
+from ._sides.flax_float64 import in_float64
 from ._sides.flax_mode import of_init
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Layout, Task
@@ -74,10 +76,8 @@ class Trial:
         )
         calls = Given(flax_module, self.task, examples, kwargs, function="match")
         self.batch = calls.batch(1)
-        self.call: dict[str, Any] = {
-            "inputs": self.batch.ours.args,
-            "kwargs": of_init(flax_module, self.batch.ours.kwargs),
-        }
+        call = as_written(self.batch.ours)
+        self.call: dict[str, Any] = {"inputs": call.args, "kwargs": of_init(flax_module, call.kwargs)}
         variables = None if isinstance(flax_module, nnx.Module) else shapes(flax_module, self.batch.ours)
         self.tree = tree_of(flax_module, **self.call, variables=variables)
         variables = self._variables()
@@ -133,10 +133,11 @@ class Trial:
             return call(*args, **kwargs)
 
         side = self.side
-        jax.eval_shape(
-            lambda call: side.leaves(side.net.apply(side.parameters, side.rest, call, (), note)[0]),
-            side.call(self.batch),
-        )
+
+        def outputs(parameters: Any, rest: Any, call: Call) -> Any:
+            return side.leaves(side.net.apply(parameters, rest, call, (), note)[0])
+
+        jax.eval_shape(in_float64(outputs), side.parameters, side.rest, side.call(self.batch))
         return self._order, order
 
 

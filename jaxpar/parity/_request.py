@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from flax import linen
 
-from ._calls import Calls, Inputs, Outputs, pairs_of, zeros
+from ._calls import Calls, Inputs, Outputs, as_written, pairs_of, zeros
+from ._exactness import as_it_runs
 from ._pair import Pair
 from ._sides.call import to_array
 from ._sides.flax_mode import of_init
@@ -126,18 +127,21 @@ class Request:
                     f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
                     "module has none; give variables=module.init(...)."
                 )
-            variables = zeros(module, call)
-        links = links_of(
-            module,
-            self.torch_module,
-            mapping=self.mapping,
-            ignore_torch=self.ignore_torch,
-            ignore_flax=self.ignore_flax,
-            inputs=call.args,
-            kwargs=of_init(module, call.kwargs),
-            variables=variables,
-            function="parity.compare",
-        )
+            with as_it_runs():
+                variables = zeros(module, call)
+        call = as_written(call)
+        with as_it_runs():
+            links = links_of(
+                module,
+                self.torch_module,
+                mapping=self.mapping,
+                ignore_torch=self.ignore_torch,
+                ignore_flax=self.ignore_flax,
+                inputs=call.args,
+                kwargs=of_init(module, call.kwargs),
+                variables=variables,
+                function="parity.compare",
+            )
         return Pair(self.torch_module, module, variables, task, links, self.weights)
 
     @functools.cached_property

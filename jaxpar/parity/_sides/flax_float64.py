@@ -13,6 +13,7 @@ own and do not pass by; so the finished program is changed too, and there 0.1 ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import jax
@@ -81,7 +82,14 @@ def _traced(function: Callable[..., Any], args: tuple, constants: Constants) -> 
     except Exception:
         # A loop whose body says float32 does not fit to what is float64 outside of it. As it was written it
         # fits, and if it does not, this is the user's own error.
-        return jax.make_jaxpr(function, return_shape=True)(*args)
+        with suppress(TypeError):
+            return jax.make_jaxpr(function, return_shape=True)(*args)
+        return jax.make_jaxpr(function, return_shape=True)(*jax.tree.map(_narrow, args))
+
+
+def _narrow(x: Any) -> Any:
+    """As the model was written for: a loop may start from zeros in float32."""
+    return jnp.asarray(x, np.float32) if _dtype(x) == np.float64 else x
 
 
 # ------------------------------------------------------------------------------ while it is being traced

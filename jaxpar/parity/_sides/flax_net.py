@@ -78,7 +78,11 @@ class FlaxNet(abc.ABC):
 
     @abc.abstractmethod
     def named_rest(self, tree: PyTree) -> Arrays:
-        """The leaves of a tree like `rest` by path, without random streams."""
+        """The leaves of a tree like `rest` by path, without random streams and constants."""
+
+    def named_constants(self) -> Arrays:
+        """Arrays in `rest` that are no state of the model, by path."""
+        return {}
 
     @abc.abstractmethod
     def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
@@ -139,14 +143,12 @@ class _NNXNet(FlaxNet):
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
 
     def draws(self, rest: PyTree, call: Call) -> bool:
-        own = any(issubclass(variable.type, nnx.RngKey) for _, variable in nnx.to_flat_state(rest))
+        own = any(_is_kind(leaf, nnx.RngKey) for _, leaf in nnx.to_flat_state(rest))
         return own or _has_streams((call.args, call.kwargs))
 
     def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
-        def leaf(variable: nnx.Variable) -> nnx.Variable:
-            if not issubclass(variable.type, nnx.RngKey):
-                return variable
-            return variable.replace(_other_key(variable[...]))
+        def leaf(x: Any) -> Any:
+            return x.replace(_other_key(x[...])) if _is_kind(x, nnx.RngKey) else x
 
         def reseeded(tree: PyTree) -> PyTree:
             return nnx.from_flat_state([(path, leaf(x)) for path, x in nnx.to_flat_state(tree)])
@@ -163,16 +165,23 @@ class _NNXNet(FlaxNet):
         return {
             self._name(path): variable[...]
             for path, variable in nnx.to_flat_state(tree)
-            if not issubclass(variable.type, nnx.RngState)
+            if _is_kind(variable, nnx.Variable) and not _is_kind(variable, nnx.RngState)
         }
 
     named_rest = named_parameters
 
+    def named_constants(self) -> Arrays:
+        # A bare array is an attribute of the module, as a plain tensor is one of a torch module.
+        flat = nnx.to_flat_state(self.rest)
+        return {self._name(path): leaf for path, leaf in flat if not isinstance(leaf, nnx.Variable)}
+
     def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
-        def leaf(path: tuple, variable: nnx.Variable) -> nnx.Variable:
+        def leaf(path: tuple, variable: Any) -> Any:
             value = named.get(self._name(path))
             if value is None:
                 return variable
+            if not isinstance(variable, nnx.Variable):
+                return value.astype(variable.dtype)
             old = variable[...]
             # Where JAX was free to move the old array it stays free: else the next step compiles again.
             where = old.sharding if old.committed else None
@@ -185,6 +194,10 @@ class _NNXNet(FlaxNet):
 
     def _name(self, path: tuple) -> str:
         return ".".join(map(str, path[self.prefix :]))
+
+
+def _is_kind(leaf: Any, kind: type[nnx.Variable]) -> bool:
+    return isinstance(leaf, nnx.Variable) and issubclass(leaf.type, kind)
 
 
 def _has_streams(tree: PyTree) -> bool:

@@ -63,7 +63,8 @@ class FlaxSide:
         """Leaves that keep their own values are constants, if they are float32's."""
         net = self.net
         named = {**net.named_parameters(net.parameters), **net.named_rest(net.rest)}
-        own = {path: np.asarray(named[path]) for path in self.ignored if path in named}
+        kept = {path: named[path] for path in self.ignored if path in named} | net.named_constants()
+        own = {path: np.asarray(x) for path, x in kept.items()}
         narrow = {path: x.astype(np.float32) for path, x in own.items() if x.dtype == np.float64}
         values = {path: constants(x, path) for path, x in narrow.items() if np.array_equal(x, own[path])}
         net.parameters, net.rest = net.filled(net.parameters, net.rest, values)
@@ -164,7 +165,7 @@ class FlaxSide:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
         # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
-        outputs = jax.eval_shape(self._outputs, self.parameters, self.rest, call, masks)
+        outputs = jax.eval_shape(self._in_type(self._outputs), self.parameters, self.rest, call, masks)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape

@@ -249,6 +249,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         for name in names.below[bare]
         if names.raw[name] not in pairing.tensors and names.follows(name, bare)
     }
+    rule = stacks.alone(rule, there)
     place, used = names.entries.get(bare), False
     for known in (*rule.parts_of_torch(there), *layouts.normed(rule.parts, there, pairing.tree, path)):
         part = _in_torchs_layout(pairing, bare, rule, known, there)

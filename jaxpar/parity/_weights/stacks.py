@@ -40,6 +40,14 @@ def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str
         yield path, rule.at_depth(i // 2, i % 2 == 1) if both else rule.at_depth(i)
 
 
+def alone(rule: Rule, names: Iterable[str]) -> Rule:
+    """A cell's rule as that of a stack of one layer, if torch's names are those of a stack.
+
+    Linen makes the cell of `RNN(LSTMCell(4))` beside the RNN and not inside of it.
+    """
+    return rule.at_depth(0) if rule.torch.endswith("Cell") and any(map(DEEP.search, names)) else rule
+
+
 def cells(tree: Outline, path: str) -> list[tuple[str, Rule]]:
     """The recurrent cells at a path, in torch's order: both of a Bidirectional."""
     layer = tree.layers.get(path)

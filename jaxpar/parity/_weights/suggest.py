@@ -11,6 +11,7 @@ from ..._typing import Shape
 from .mapping import Place
 from .pairing import Pairing
 from .paths import inside, last, owner
+from .stacks import alone
 from .turns import torch_form, turns
 
 PACKED = re.compile(r"(^|\.)(in_proj_weight|[qkv]_proj_weight)$")
@@ -150,9 +151,11 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
     tree = pairing.tree
     left = set(leaves)
     found: dict[str, Signature] = {}
-    packed = any(PACKED.search(name) for name in pairing.left_in_torch())
+    torchs = pairing.left_in_torch()
+    packed = any(PACKED.search(name) for name in torchs)
     for path in tree.layers:
         rule = tree.rule(path)
+        rule = rule and alone(rule, torchs)
         if rule and rule.torch == "MultiheadAttention" and not packed:
             continue  # torch has none, so its four projections are layers of their own
         prefix = path + "." if path else ""

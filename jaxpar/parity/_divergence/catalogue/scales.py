@@ -63,7 +63,8 @@ def factor(op: Op) -> Iterator[Variation]:
     right = float(op.args[place])
     other = op.args[1 - place]
     shown = f"1 / {right:.6g}" if divided else f"{right:.6g}"
-    for words, scale in roots([*sizes_of(other), round(right**2), round(right**-2) if right else 0]).items():
+    squares = [right * right, 1 / (right * right or math.inf)]  # infinite for what masks are made of
+    for words, scale in roots([*sizes_of(other), *map(round, filter(math.isfinite, squares))]).items():
         value = 1 / scale if divided else scale
         if not math.isclose(value, right):
             text = f"the scale is {shown} (it is {words})"
