@@ -30,7 +30,7 @@ class Dataflow:
 
     def __init__(self, trace: Trace, end: int, inside: LayerCall | None = None):
         self.trace, self.end = trace, end
-        skipped = {i for call in trace.calls for i in range(call.first, call.last)}
+        skipped = trace.inside
         within = range(inside.first, inside.last) if inside else ()
         self.ops = [
             op for op in trace.ops[:end] if (op.index in within if inside else op.index not in skipped)
@@ -51,7 +51,7 @@ class Dataflow:
             change = departure.changes.get(op.index)
             if change is None and not any(each in instead for each in reads):
                 continue
-            args, kwargs = _with((op.args, op.kwargs), instead)
+            args, kwargs = with_tensors((op.args, op.kwargs), instead)
             before = torch.random.get_rng_state()
             result = change(op.function, args, kwargs) if change else op.function(*args, **kwargs)
             if not torch.equal(before, torch.random.get_rng_state()):
@@ -74,14 +74,16 @@ def tensors(tree: PyTree) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _with(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
+def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
+    """The tree with other tensors in the place of these, by their ids."""
+
     def leaf(x: object) -> object:
         return instead.get(id(x), x) if isinstance(x, torch.Tensor) else x
 
     if isinstance(tree, dict):
-        return {name: _with(x, instead) for name, x in tree.items()}
+        return {name: with_tensors(x, instead) for name, x in tree.items()}
     if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
-        return type(tree)(_with(x, instead) for x in tree)
+        return type(tree)(with_tensors(x, instead) for x in tree)
     return leaf(tree)
 
 

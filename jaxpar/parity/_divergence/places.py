@@ -75,7 +75,7 @@ class Places:
             # Its own result is from the reference's inputs in any case.
             if self.forward.key(call) in self.forward.replay.results and not result.same:
                 yield self._inside(call, result.relative, result.note == STATE)
-            previous = call
+            previous = call if call.replayed else previous
         for name in self.forward.seen.outputs:
             if self._output_apart(name) > EQUAL:
                 yield self._after_all(previous, name)
@@ -188,8 +188,7 @@ class Places:
         trace, flax = self.expected, {"": ours}
         end = self._again(call).first if call else trace.model_ops
         near = trace.ops[self._again(previous).last if previous else 0 : end]
-        inside = {i for each in trace.calls for i in range(each.first, each.last)}
-        far = [op for op in trace.ops[:end] if op.index not in inside]
+        far = [op for op in trace.ops[:end] if op.index not in trace.inside]
 
         def first(stages: Iterator[list[Trial]]) -> list[Found]:
             return self.search.first(stages, watch, flax, quick)

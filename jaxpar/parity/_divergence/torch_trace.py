@@ -54,6 +54,9 @@ class LayerCall:
       inputs, outputs: its arrays in torch's layout; the outputs are the layer's own.
       first, last: the ops that it made are range(first, last).
       given, returned: the tensors themselves, in a run that keeps its ops.
+      arguments: what it was called with, in such a run.
+      replayed: whether Flax's layer is given the same inputs in the replay. What a layer that is not calls
+        is code like that between the layers.
     """
 
     path: str
@@ -64,6 +67,8 @@ class LayerCall:
     last: int = -1
     given: list[torch.Tensor] = dataclasses.field(default_factory=list)
     returned: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    arguments: tuple[tuple, dict] = ((), {})
+    replayed: bool = True
 
     @property
     def key(self) -> Nth:
@@ -78,6 +83,11 @@ class Trace:
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     calls: list[LayerCall] = dataclasses.field(default_factory=list)
     ops: list[Op] = dataclasses.field(default_factory=list)
+
+    @property
+    def inside(self) -> set[int]:
+        """The ops that replayed layers made."""
+        return {i for call in self.calls if call.replayed for i in range(call.first, call.last)}
 
     def call(self, key: Nth) -> LayerCall | None:
         return next((call for call in self.calls if call.key == key), None)
@@ -193,7 +203,8 @@ class _Layers:
             # Copies: what a layer is given may be changed in place later.
             given = _in_order(layer, args, kwargs)
             call = LayerCall(path, nth, [to_numpy(x) for x in given], [], self.ops.count)
-            call.given = given if self.ops.keep else []
+            if self.ops.keep:
+                call.given, call.arguments = given, (args, kwargs)
             self.open.append(call)
             self.trace.calls.append(call)
             if self.until == ((path, nth), "inputs"):
