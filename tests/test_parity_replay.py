@@ -1,4 +1,4 @@
-"""The replay of layers whose torch class has a forward of its own: never blamed for being called otherwise."""
+"""The replay of layers whose torch class has a forward of its own: not blamed for being called otherwise."""
 
 from __future__ import annotations
 
