@@ -16,9 +16,9 @@ from ..._rulebook import Rule
 from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
-from .dataflow import tensors, with_tensors
+from .dataflow import with_tensors
 from .search import EQUAL, relative_error
-from .torch_trace import LayerCall
+from .torch_trace import LayerCall, tensors
 
 
 def is_plain(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> bool:

@@ -32,13 +32,18 @@ Nth = tuple[str, int]
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """One call of a torch function, by its place in the run."""
+    """One call of a torch function, by its place in the run.
+
+    Attributes:
+      written: the storages, by address, that it wrote to in place.
+    """
 
     index: int
     function: Function
     args: tuple
     kwargs: dict
     result: PyTree = None
+    written: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -134,9 +139,11 @@ class _Ops(TorchFunctionMode):
             return function(*args, **kwargs)
         index, self.count = self.count, self.count + 1
         change = self.changes.get(index)
+        versions = [(x, x._version) for x in tensors((args, kwargs))] if self.keep else []
         result = change(function, args, kwargs) if change else function(*args, **kwargs)
         if self.keep:
-            self.trace.ops.append(Op(index, function, args, kwargs, result))
+            written = frozenset(storage(x) for x, version in versions if x._version != version)
+            self.trace.ops.append(Op(index, function, args, kwargs, result, written))
         return result
 
     @contextmanager
@@ -229,6 +236,15 @@ class _Layers:
 
 def _is_tensor(x: object) -> bool:
     return isinstance(x, torch.Tensor)
+
+
+def tensors(tree: PyTree) -> list[torch.Tensor]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_tensor) if _is_tensor(leaf)]
+
+
+def storage(x: torch.Tensor) -> int:
+    """The address of its elements, which its views share."""
+    return x.untyped_storage().data_ptr()
 
 
 def _in_order(layer: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor]:
