@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..._typing import PyTree
 from .._tensors import tensor_of
 from .torch_trace import Departure, LayerCall, Op, Trace, storage, tensors
 
@@ -45,7 +44,7 @@ class Dataflow:
         """A tensor of the run as it is with the departure; None if that does not reach it.
 
         Raises:
-          Unknown: a function on the way works in place, reads what was changed later, or draws random numbers.
+          Unknown: a function on the way works in place, reads what is written to later, or draws numbers.
         """
         if departure.given:
             raise Unknown

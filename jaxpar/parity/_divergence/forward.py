@@ -47,6 +47,8 @@ class Forward:
             self.batch,
             watched(self.module, self.links, self.trace, keep=True, outputs=self.reference.leaves),
         )
+        # The optimizer has written to the weights, which functions of the trace are called with again.
+        self._restore()
         self.replay = self._replayed()
         if own := {self.key(call) for call in self.trace.calls if self._is_called_otherwise(call)}:
             self.replay = self._replayed(without=own)
