@@ -188,6 +188,38 @@ def rule_of_jvp(rule: WrappedFun, change: Callable[[Jaxpr], Jaxpr]) -> WrappedFu
     return wrap_init(changed, debug_info=rule.debug_info)
 
 
+def rule_of_vjp(rule: WrappedFun, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> WrappedFun:
+    """The `fwd_jaxpr_thunk` of a custom_vjp_call, with the program that it returns changed."""
+
+    def changed(*zeros: bool) -> tuple[Jaxpr, Any]:
+        program = change(ClosedJaxpr(*rule.call_wrapped(*zeros)))
+        return opened(program)
+
+    return wrap_init(changed, debug_info=rule.debug_info)
+
+
+def backward_rule(rule: WrappedFun, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> WrappedFun:
+    """The `bwd` of a custom_vjp_call, changed as a function from arrays to arrays.
+
+    Among its results are zeros that are no arrays, and later versions of JAX return more than cotangents.
+    """
+
+    def changed(*args: Any) -> Any:
+        aside: list[Any] = []
+
+        def arrays(*args: Any) -> list[Any]:
+            leaves, structure = jax.tree.flatten(rule.call_wrapped(*args))
+            real = [isinstance(leaf, jax.Array) for leaf in leaves]
+            aside[:] = structure, [None if own else leaf for leaf, own in zip(leaves, real, strict=True)]
+            return [leaf for leaf, own in zip(leaves, real, strict=True) if own]
+
+        made = iter(change(arrays)(*args))
+        structure, others = aside
+        return structure.unflatten([next(made) if other is None else other for other in others])
+
+    return wrap_init(changed, debug_info=rule.debug_info)
+
+
 class _Intercepting(core.Trace):
     """Passes everything on to the trace around it, changed on the way there and back."""
 

@@ -264,3 +264,52 @@ def test_arrays_alike_but_for_a_number_are_one_line():
     known = {"fc.0.weight": parity.transposed("fc_0.kernel", (0, 1))}
     found = parity.match(Deep(), theirs, inputs=(X,), mapping=known)
     assert found.keys() == {"fc.0.weight", "fc.1.weight", "fc.2.weight"}
+
+
+# -------------------------------------------------------------------- a table that only torch has, as Marian
+
+
+def sines(rows, size):
+    angles = np.arange(rows)[:, None] / 10000 ** (2 * (np.arange(size) // 2) / size)
+    return np.where(np.arange(size) < size // 2, np.sin(angles), np.cos(angles)).astype(np.float32)
+
+
+class TorchTables(tn.Module):
+    """A scaled table of words for both halves, and sines that are a frozen parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.places = tn.Embedding(11, 8), tn.Embedding(20, 8)
+        self.places.weight = tn.Parameter(torch.tensor(sines(20, 8)), requires_grad=False)
+        self.late, self.early = tn.Linear(8, 8), tn.Linear(8, 8)
+
+    def forward(self, words, answers):
+        x, y = (
+            self.shared(each) * 8**0.5 + self.places(torch.arange(each.shape[1])) for each in (words, answers)
+        )
+        y = self.late(torch.tanh(self.early(x).mean(1, keepdim=True) + y))
+        return y @ self.shared.weight.T
+
+
+class FlaxTables(nnx.Module):
+    def __init__(self, scale=8**0.5):
+        self.shared = nnx.Embed(11, 8, rngs=nnx.Rngs(0))
+        self.first, self.second = (nnx.Linear(8, 8, rngs=nnx.Rngs(0)) for _ in range(2))
+        self.scale = scale
+
+    def __call__(self, words, answers):
+        table = jnp.asarray(sines(20, 8))
+        x, y = (self.shared(each) * self.scale + table[: each.shape[1]] for each in (words, answers))
+        y = self.second(jnp.tanh(self.first(x).mean(1, keepdims=True) + y))
+        return y @ self.shared.embedding[...].T
+
+
+def test_what_is_ignored_keeps_its_values():
+    """Flax computes the table: a random one would make every guess look wrong."""
+    words, answers = (np.random.RandomState(0).randint(11, size=(2, n)) for n in (7, 5))
+    call = {"example": (words, answers), "ignore_torch": ["places"]}
+    found = parity.match(FlaxTables(), TorchTables(), **call)
+    assert dict(found) == {"early": "first", "late": "second"}
+    assert found.notes[0].startswith("tried: with random weights the outputs agree")
+    wrong = parity.match(FlaxTables(scale=1.0), TorchTables(), **call)
+    assert "none fits" in wrong.notes[0]

@@ -175,6 +175,21 @@ def with_rule():
 TANH = with_rule()
 
 
+def with_backward(dtype, slope=3):
+    """A derivative that is not tanh's, and the type is asked for on both ways."""
+
+    def f(x):
+        return jnp.tanh(x.astype(dtype) * 0.1).astype(x.dtype)
+
+    def back(kept, g):
+        x, _ = kept
+        return ((slope * jnp.sin(x.astype(dtype) * 0.1) * g.astype(dtype)).astype(x.dtype), None)
+
+    g = jax.custom_vjp(lambda x, n: f(x) * n)
+    g.defvjp(lambda x, n: (f(x) * n, (x, n)), back)
+    return lambda x: g(x, 2)
+
+
 def scanned(dtype):
     def run(x):
         def body(carry, row):
@@ -230,6 +245,13 @@ FLAX = {
     "a rule of derivatives": of_type(lambda t: lambda x: TANH(x.astype(t))),
     "a rule inside of scan": of_type(
         lambda t: lambda x: jax.lax.scan(lambda c, r: (c, TANH((r + c).astype(t))), jnp.ones(5, t), x)[1]
+    ),
+    "a backward of its own": of_type(with_backward),
+    "a backward inside of jit": of_type(lambda t: jax.jit(with_backward(t))),
+    "a backward inside of vmap": of_type(lambda t: jax.vmap(with_backward(t))),
+    "a backward inside of remat": of_type(lambda t: jax.checkpoint(with_backward(t))),
+    "a backward inside of scan": of_type(
+        lambda t: lambda x: jax.lax.scan(lambda c, r: (c, with_backward(t)(r)), 0, x)[1]
     ),
     "relu at zero": of_type(lambda t: lambda x: jax.nn.relu((x - x).astype(t)) + x),
     "scatter": of_type(lambda t: lambda x: jnp.zeros((4, 5), t).at[:, jnp.array([0, 0, 1, 2, 3])].add(x)),
@@ -486,3 +508,41 @@ def test_as_it_runs_is_one_step_and_not_recorded(tmp_path):
         parity.compare(*pair, X, level="as it runs", optimizer=both, steps=2)
     with pytest.raises(ValueError, match="level='as it runs' has no fixed values"):
         parity.record(tmp_path / "r", *pair, X, level="as it runs")
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return 2 * torch.tanh(0.1 * x)
+
+    @staticmethod
+    def backward(context, g):
+        return 3 * torch.sin(0.1 * context.saved_tensors[0]) * g
+
+
+class TorchBackward(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return Backward.apply(self.fc(x))
+
+
+class FlaxBackward(nnx.Module):
+    def __init__(self, slope):
+        self.fc, self.rule = nnx.Linear(5, 3, rngs=nnx.Rngs(0)), with_backward(F4, slope)
+
+    def __call__(self, x):
+        return self.rule(self.fc(x))
+
+
+def test_a_backward_of_its_own_is_compared():
+    """Casts to float32 in both of its ways are no difference; another derivative is one."""
+    assert parity.compare(TorchBackward(), FlaxBackward(3), X).same
+    found = parity.compare(TorchBackward(), FlaxBackward(3.001), X)
+    assert {row.difference.kind for row in found.different} == {
+        parity.Kind.GRADIENT,
+        parity.Kind.INPUT_GRADIENT,
+    }

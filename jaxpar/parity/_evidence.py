@@ -37,6 +37,7 @@ from ._weights.mapping import Entries
 from ._weights.source import source_of
 from ._weights.suggest import Calls, Group
 from ._weights.tree import FlaxModule, Variables, tree_of
+from ._weights.unmatched import ignored
 
 Attempt = tuple[Sequence[Group], tuple[int, ...]]
 """Groups, and for each array that may lie in several ways the number of one."""
@@ -63,12 +64,13 @@ class Trial:
         layout: str | tuple[str, str] | Layout,
         outputs: Outputs | None,
         kwargs: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
+        ignore_torch: Iterable[str] = (),
     ):
         if not isinstance(torch_module, torch.nn.Module):
             raise TypeError(
                 f"parity.match: an example is for two models; {type(torch_module).__name__} cannot be called."
             )
-        self.flax_module, self.torch_module = flax_module, _shaken(torch_module)
+        self.flax_module, self.torch_module = flax_module, _shaken(torch_module, ignore_torch)
         self.task = Task(
             training=False,
             layout=Layout.parse(layout),
@@ -220,13 +222,17 @@ def _with(group: Group, flax: Iterable[str]) -> Group:
     return Group(group.torch, tuple(flax), group.reasons)
 
 
-def _shaken(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with random weights, of the size of the old ones."""
+def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
+    """A copy with random weights, of the size of the old ones.
+
+    What is ignored keeps its values: Flax computes them, as a table of sines that is a parameter in torch.
+    """
     mine = copy.deepcopy(module).to("cpu")
+    kept, _ = ignored(mine.state_dict(), ignore, "ignore_torch")
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for tensor in mine.parameters():
-            if tensor.is_floating_point() and tensor.numel():
+        for name, tensor in mine.named_parameters():
+            if name not in kept and tensor.is_floating_point() and tensor.numel():
                 size = tensor.square().mean().sqrt().clamp(0.05, 1.0)
                 noise = torch.randn(tensor.shape, generator=random, dtype=torch.float64)
                 tensor.add_((0.5 * size * noise).to(tensor.dtype))

@@ -64,5 +64,7 @@ def match(
         return Guesses(tree_of(flax_module, inputs, kwargs), source_of(torch_module), **known).mapping()
     from ._evidence import Trial, tried  # torch, which guessing does without
 
-    trial = Trial(flax_module, torch_module, examples, layout, outputs, (torch_kwargs, kwargs))
+    ignore_torch = tuple(ignore_torch)
+    known["ignore_torch"] = ignore_torch
+    trial = Trial(flax_module, torch_module, examples, layout, outputs, (torch_kwargs, kwargs), ignore_torch)
     return tried(trial, **known)

@@ -9,12 +9,10 @@ import numpy as np
 
 from .._result import Cause
 from .catalogue.scales import in_words
-from .search import EQUAL, Found, relative_error
+from .search import EQUAL, SINGLE, Found, relative_error
 
 FEWEST = 4
 """Elements of an array that is said to be a multiple: of fewer, chance may say so."""
-SINGLE = 2.0**-20
-"""How far a value in float32 may be from one in float64: some roundings."""
 
 
 def made_of(ours: np.ndarray, theirs: np.ndarray) -> list[Found]:

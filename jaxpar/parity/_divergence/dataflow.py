@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import torch
 
-from ..._typing import PyTree
 from .._tensors import tensor_of
-from .torch_trace import Departure, LayerCall, Op, Trace
+from .torch_trace import Departure, LayerCall, Op, Trace, storage, tensors
 
 
 class Unknown(Exception):
     """A function works in place or draws random numbers, or the place is further on: only a run can tell."""
+
+
+STATISTICS = "batch_norm"
+"""It writes to its running averages alone, which nothing reads in the same run."""
 
 
 class Dataflow:
@@ -30,28 +32,30 @@ class Dataflow:
 
     def __init__(self, trace: Trace, end: int, inside: LayerCall | None = None):
         self.trace, self.end = trace, end
-        skipped = {i for call in trace.calls for i in range(call.first, call.last)}
+        skipped = trace.inside
         within = range(inside.first, inside.last) if inside else ()
         self.ops = [
             op for op in trace.ops[:end] if (op.index in within if inside else op.index not in skipped)
         ]
         self._reads = [[id(x) for x in tensors((op.args, op.kwargs))] for op in self.ops]
-        self._safe = not any(_in_place(op) for op in self.ops)
+        self._last_written = {address: op.index for op in trace.ops for address in op.written}
 
     def after(self, departure: Departure, wanted: torch.Tensor) -> torch.Tensor | None:
         """A tensor of the run as it is with the departure; None if that does not reach it.
 
         Raises:
-          Unknown: a function works in place, or draws random numbers.
+          Unknown: a function on the way works in place, reads what is written to later, or draws numbers.
         """
-        if not self._safe or departure.given:
+        if departure.given:
             raise Unknown
         instead = dict(self._returned(departure))
         for op, reads in zip(self.ops, self._reads, strict=True):
             change = departure.changes.get(op.index)
             if change is None and not any(each in instead for each in reads):
                 continue
-            args, kwargs = _with((op.args, op.kwargs), instead)
+            if self._is_lost(op):
+                raise Unknown
+            args, kwargs = with_tensors((op.args, op.kwargs), instead)
             before = torch.random.get_rng_state()
             result = change(op.function, args, kwargs) if change else op.function(*args, **kwargs)
             if not torch.equal(before, torch.random.get_rng_state()):
@@ -59,6 +63,13 @@ class Dataflow:
             old, new = tensors(op.result), tensors(result)
             instead |= {id(x): y for x, y in zip(old, new, strict=False)}
         return instead.get(id(wanted))
+
+    def _is_lost(self, op: Op) -> bool:
+        """Whether the function cannot be called again on what it was given."""
+        if op.written and op.name != STATISTICS:
+            return True
+        read = (storage(x) for x in tensors((op.args, op.kwargs)))
+        return any(self._last_written.get(address, -1) > op.index for address in read)
 
     def _returned(self, departure: Departure) -> Iterator[tuple[int, torch.Tensor]]:
         for call in self.trace.calls:
@@ -69,32 +80,17 @@ class Dataflow:
                 yield id(tensor), tensor_of(array.copy()).to(tensor.dtype)
 
 
-def tensors(tree: PyTree) -> list[torch.Tensor]:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, torch.Tensor))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
+    """The tree with other tensors in the place of these, by their ids."""
 
-
-def _with(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
     def leaf(x: object) -> object:
         return instead.get(id(x), x) if isinstance(x, torch.Tensor) else x
 
     if isinstance(tree, dict):
-        return {name: _with(x, instead) for name, x in tree.items()}
+        return {name: with_tensors(x, instead) for name, x in tree.items()}
     if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
-        return type(tree)(_with(x, instead) for x in tree)
+        return type(tree)(with_tensors(x, instead) for x in tree)
     return leaf(tree)
-
-
-def _in_place(op: Op) -> bool:
-    """By torch's names: add_, __iadd__, __setitem__."""
-    name = op.name
-    marked = name.endswith("_") and not name.endswith("__")
-    return (
-        marked
-        or (name.startswith("__i") and name != "__invert__")
-        or name == "__setitem__"
-        or "out" in op.kwargs
-    )
 
 
 def quick(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Collection
 from functools import cached_property, partial
 
 import numpy as np
@@ -15,7 +17,8 @@ from .._sides.task import Named, Seen
 from .._sides.torch_side import to_numpy
 from .._weights import Link
 from .dataflow import Dataflow, quick
-from .flax_replay import Both, Key, replay, together, unfit
+from .flax_replay import Both, Key, Replay, replay, together, unfit
+from .overridden import is_plain
 from .search import EQUAL, relative_error
 from .torch_trace import Departure, Enough, LayerCall, Nth, Op, Trace, watched
 
@@ -44,9 +47,39 @@ class Forward:
             self.batch,
             watched(self.module, self.links, self.trace, keep=True, outputs=self.reference.leaves),
         )
-        calls = {self.key(call): (call, self.channels_last(call)) for call in self.trace.calls}
-        self.replay = replay(self.candidate, self.batch, self.seen.masks, calls)
-        self._forced = Departure(returned={call.key: call.outputs for call in self.trace.calls})
+        # The optimizer has written to the weights, which functions of the trace are called with again.
+        self._restore()
+        self.replay = self._replayed()
+        if own := {self.key(call) for call in self.trace.calls if self._is_called_otherwise(call)}:
+            self.replay = self._replayed(without=own)
+        self._mark(self.trace)
+        returned = {call.key: call.outputs for call in self.trace.calls if call.replayed}
+        self._forced = Departure(returned=returned)
+
+    def _replayed(self, without: Collection[Key] = ()) -> Replay:
+        calls = {self.key(call): call for call in self.trace.calls}
+        given = {key: (call, self.channels_last(call)) for key, call in calls.items() if key not in without}
+        made = replay(self.candidate, self.batch, self.seen.masks, given)
+        why = "has a forward of its own, given other things than Flax's"
+        return dataclasses.replace(
+            made, missing=made.missing | {key: f"{self._kind(calls[key])} {why}" for key in without}
+        )
+
+    def _is_called_otherwise(self, call: LayerCall) -> bool:
+        """Whether torch's layer computes for itself what Flax's is given, as the positions of a table.
+
+        A layer with a forward of its own may also mean the same in both; then it takes the same inputs, or
+        gives the same results from them.
+        """
+        both, rule = self.arriving(call).values(), self.links[call.path].rule
+        if not both or rule is None or self._result(call).same:
+            return False
+        apart = any(relative_error(ours, theirs) > EQUAL for ours, theirs in both)
+        return apart and not is_plain(self.module.get_submodule(call.path), rule, call)
+
+    def _mark(self, trace: Trace) -> None:
+        for call in trace.calls:
+            call.replayed = self.key(call) in self.replay.inputs
 
     @cached_property
     def layers(self) -> tuple[LayerResult, ...]:
@@ -94,6 +127,8 @@ class Forward:
             return self.reference.step(self.batch, watching, forward_only=True), trace
         except Enough:
             return None, trace
+        finally:
+            self._mark(trace)
 
     def outputs_of(self, call: LayerCall, departure: Departure) -> Named:
         """The first array that the layer returns in another run, in Flax's layout."""
@@ -157,8 +192,7 @@ class Forward:
 
     def _result(self, call: LayerCall) -> LayerResult:
         key = self.key(call)
-        kind = type(self.module.get_submodule(call.path)).__name__
-        found = partial(LayerResult, call.path, self.flax(call), kind)
+        found = partial(LayerResult, call.path, self.flax(call), self._kind(call))
         if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
             return found(math.inf, False, f"not replayed: {self.replay.missing.get(key, '')}")
@@ -167,6 +201,9 @@ class Forward:
         if relative <= EQUAL < state:
             return found(state, False, STATE)
         return found(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
+
+    def _kind(self, call: LayerCall) -> str:
+        return type(self.module.get_submodule(call.path)).__name__
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

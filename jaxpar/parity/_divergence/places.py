@@ -75,7 +75,7 @@ class Places:
             # Its own result is from the reference's inputs in any case.
             if self.forward.key(call) in self.forward.replay.results and not result.same:
                 yield self._inside(call, result.relative, result.note == STATE)
-            previous = call
+            previous = call if call.replayed else previous
         for name in self.forward.seen.outputs:
             if self._output_apart(name) > EQUAL:
                 yield self._after_all(previous, name)
@@ -88,7 +88,9 @@ class Places:
         if of_state:
             wanted = forward.states(call)
             words = [name.rpartition(".")[2] for name in wanted if forward.state_apart(name) > EQUAL]
-            found = self.search.first(known_mistakes(forward.ops(call)), self._states, wanted)
+            found = self.search.first(
+                known_mistakes(forward.ops(call)), self._states, wanted, before=relative
+            )
             what, moved = f"gives the same outputs, and its {' and '.join(words)} differs afterwards", 0.0
         else:
             ours, theirs = forward.replay.results[forward.key(call)]
@@ -99,15 +101,15 @@ class Places:
         return Place(Divergence(call.path, flax, kind, where, tuple(each.cause for each in found)), moved)
 
     def _causes_inside(self, call: LayerCall, ours: np.ndarray, theirs: np.ndarray) -> list[Found]:
-        ops, flax = self.forward.ops(call), {"": ours}
+        ops, flax, before = self.forward.ops(call), {"": ours}, relative_error(ours, theirs)
         watch = partial(self.forward.outputs_of, call)
         flow = Dataflow(self.forward.trace, call.last, inside=call)
         quick = partial(self.forward.quickly, flow, call, 0, "outputs")
         return (
-            self.search.first(known_mistakes(ops), watch, flax, quick)
-            or self.search.first(exchanges(self.forward, call, inside=True), watch, flax, quick)
+            self.search.first(known_mistakes(ops), watch, flax, quick, before)
+            or self.search.first(exchanges(self.forward, call, inside=True), watch, flax, quick, before)
             or made_of(ours, theirs)
-            or self.search.first(any_mistakes(ops), watch, flax, quick)
+            or self.search.first(any_mistakes(ops), watch, flax, quick, before)
         )
 
     def _states(self, departure: Departure) -> Named:
@@ -188,11 +190,10 @@ class Places:
         trace, flax = self.expected, {"": ours}
         end = self._again(call).first if call else trace.model_ops
         near = trace.ops[self._again(previous).last if previous else 0 : end]
-        inside = {i for each in trace.calls for i in range(each.first, each.last)}
-        far = [op for op in trace.ops[:end] if op.index not in inside]
+        far = [op for op in trace.ops[:end] if op.index not in trace.inside]
 
         def first(stages: Iterator[list[Trial]]) -> list[Found]:
-            return self.search.first(stages, watch, flax, quick)
+            return self.search.first(stages, watch, flax, quick, relative_error(ours, theirs))
 
         return (
             first(known_mistakes(near))

@@ -28,6 +28,10 @@ Quick = Callable[[Departure], Named]
 """The same without a run of the model, where that can be had; Unknown where it cannot."""
 
 EQUAL = 1e-10
+SINGLE = 2.0**-20
+"""How far a value in float32 may be from one in float64: some roundings."""
+SHARE = 1e-5
+"""A cause explains a difference if it leaves a smaller part of it, and no more than float32 does."""
 TRIALS = 3000
 """For one place at most; a window of many calls has many variations."""
 OPS = 60_000
@@ -63,10 +67,21 @@ class Search:
         self.known: set[str] = set()
 
     def first(
-        self, stages: Iterable[Iterable[Trial]], watch: Watch, flax: Named, quick: Quick | None = None
+        self,
+        stages: Iterable[Iterable[Trial]],
+        watch: Watch,
+        flax: Named,
+        quick: Quick | None = None,
+        before: float = 0.0,
     ) -> list[Found]:
-        """Every trial of the first stage in which one explains Flax's arrays, the best first."""
-        runs = _Runs(min(self.most, self.left), watch, quick, flax)
+        """Every trial of the first stage in which one explains Flax's arrays, the best first.
+
+        Args:
+          before: how far torch is from them without a departure. Both may have tables of float32 that differ
+            by roundings, as rotary positions have; such a rest is allowed for.
+        """
+        rest = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL
+        runs = _Runs(min(self.most, self.left), watch, quick, flax, rest)
         try:
             for stage in stages:
                 trials = list(itertools.islice(stage, TRIALS))
@@ -88,6 +103,7 @@ class _Runs:
     watch: Watch
     quick: Quick | None
     flax: Named
+    rest: float
     taken: int = 0
 
     def apart(self, departure: Departure) -> float:
@@ -96,21 +112,21 @@ class _Runs:
             # The user did not make the wrong call, and is not to be warned of it. Python's filters and
             # torch's generator belong to the process; both are restored after every run.
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-                if self._is_excluded(departure) or self.taken == self.most:
+                known = self._quickly(departure)
+                if (known is None and self.taken == self.most) or (known is not None and known > self.rest):
                     return math.inf
-                self.taken += 1
+                self.taken += known is None  # where Flax's result is had already, a run but confirms it
                 return self._error(self.watch(departure))
         except Exception:
             # A wrong way that torch refuses is not what Flax did; the model may refuse by any error.
             return math.inf
 
-    def _is_excluded(self, departure: Departure) -> bool:
-        if self.quick is None:
-            return False
+    def _quickly(self, departure: Departure) -> float | None:
+        """How far it is without a run; None if that is not known."""
         try:
-            return self._error(self.quick(departure)) > EQUAL
+            return self._error(self.quick(departure)) if self.quick else None
         except Unknown:
-            return False
+            return None
 
     def _error(self, changed: Named) -> float:
         errors = [relative_error(changed[name], x) for name, x in self.flax.items() if name in changed]
@@ -121,8 +137,10 @@ def _explaining(trials: list[Trial], runs: _Runs) -> list[Found]:
     found = []
     for trial in trials:
         relative = runs.apart(trial.departure)
-        if relative <= EQUAL:
+        if relative <= runs.rest:
             found.append(Found(Cause(trial.text, relative), trial.departure))
+    if any(each.cause.relative <= EQUAL for each in found):
+        found = [each for each in found if each.cause.relative <= EQUAL]
     # The same mistake in several calls is one cause; the call that explains most stands for it.
     best = {each.cause.text: each for each in sorted(found, key=lambda each: -each.cause.relative)}
     return sorted(best.values(), key=lambda each: each.cause.relative)

@@ -32,13 +32,18 @@ Nth = tuple[str, int]
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """One call of a torch function, by its place in the run."""
+    """One call of a torch function, by its place in the run.
+
+    Attributes:
+      written: the storages, by address, that it wrote to in place.
+    """
 
     index: int
     function: Function
     args: tuple
     kwargs: dict
     result: PyTree = None
+    written: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -54,6 +59,9 @@ class LayerCall:
       inputs, outputs: its arrays in torch's layout; the outputs are the layer's own.
       first, last: the ops that it made are range(first, last).
       given, returned: the tensors themselves, in a run that keeps its ops.
+      arguments: what it was called with, in such a run.
+      replayed: whether Flax's layer is given the same inputs in the replay. What a layer that is not calls
+        is code like that between the layers.
     """
 
     path: str
@@ -64,6 +72,8 @@ class LayerCall:
     last: int = -1
     given: list[torch.Tensor] = dataclasses.field(default_factory=list)
     returned: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    arguments: tuple[tuple, dict] = ((), {})
+    replayed: bool = True
 
     @property
     def key(self) -> Nth:
@@ -78,6 +88,11 @@ class Trace:
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     calls: list[LayerCall] = dataclasses.field(default_factory=list)
     ops: list[Op] = dataclasses.field(default_factory=list)
+
+    @property
+    def inside(self) -> set[int]:
+        """The ops that replayed layers made."""
+        return {i for call in self.calls if call.replayed for i in range(call.first, call.last)}
 
     def call(self, key: Nth) -> LayerCall | None:
         return next((call for call in self.calls if call.key == key), None)
@@ -124,9 +139,11 @@ class _Ops(TorchFunctionMode):
             return function(*args, **kwargs)
         index, self.count = self.count, self.count + 1
         change = self.changes.get(index)
+        versions = [(x, x._version) for x in tensors((args, kwargs))] if self.keep else []
         result = change(function, args, kwargs) if change else function(*args, **kwargs)
         if self.keep:
-            self.trace.ops.append(Op(index, function, args, kwargs, result))
+            written = frozenset(storage(x) for x, version in versions if x._version != version)
+            self.trace.ops.append(Op(index, function, args, kwargs, result, written))
         return result
 
     @contextmanager
@@ -193,7 +210,8 @@ class _Layers:
             # Copies: what a layer is given may be changed in place later.
             given = _in_order(layer, args, kwargs)
             call = LayerCall(path, nth, [to_numpy(x) for x in given], [], self.ops.count)
-            call.given = given if self.ops.keep else []
+            if self.ops.keep:
+                call.given, call.arguments = given, (args, kwargs)
             self.open.append(call)
             self.trace.calls.append(call)
             if self.until == ((path, nth), "inputs"):
@@ -218,6 +236,15 @@ class _Layers:
 
 def _is_tensor(x: object) -> bool:
     return isinstance(x, torch.Tensor)
+
+
+def tensors(tree: PyTree) -> list[torch.Tensor]:
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_tensor) if _is_tensor(leaf)]
+
+
+def storage(x: torch.Tensor) -> int:
+    """The address of its elements, which its views share."""
+    return x.untyped_storage().data_ptr()
 
 
 def _in_order(layer: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor]:

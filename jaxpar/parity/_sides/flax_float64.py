@@ -27,12 +27,14 @@ from ..._upstream import (
     Literal,
     Primitive,
     Var,
+    backward_rule,
     inside,
     intercepted,
     jaxpr_as_fun,
     opened,
     rewritten,
     rule_of_jvp,
+    rule_of_vjp,
 )
 from .constants import OURS, Constants
 
@@ -47,7 +49,7 @@ WIDE = {
 }
 BITS = ("bitcast_convert_type", "reduce_precision")
 """They are about the bits of a type, so they get the type that they were written for."""
-OPAQUE = ("custom_vjp_call", "custom_vjp_call_jaxpr", "pallas_call", "ffi_call", "call_hi_primitive")
+OPAQUE = ("pallas_call", "ffi_call", "call_hi_primitive")
 """What they run cannot be changed from outside: it is given its own types."""
 DIGITS = 6
 """A float32 constant that has so few decimal digits was written so by somebody."""
@@ -228,6 +230,10 @@ class _Body:
     def _param(self, name: str, value: Any) -> Any:
         if name == "jvp_jaxpr_fun":
             return rule_of_jvp(value, self.programs.program)
+        if name == "fwd_jaxpr_thunk":
+            return rule_of_vjp(value, self.programs.program)
+        if name == "bwd" and hasattr(value, "call_wrapped"):
+            return backward_rule(value, lambda rule: in_float64(rule, self.programs.constants))
         if isinstance(value, PROGRAMS):
             return self.programs.program(value)
         if isinstance(value, (tuple, list)) and any(_programs_in(x) for x in value):

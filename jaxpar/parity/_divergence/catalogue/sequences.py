@@ -44,6 +44,7 @@ def _over_queries(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    /,
     *args: object,
     **kwargs: object,
 ) -> torch.Tensor:

@@ -1,0 +1,164 @@
+"""The replay of layers whose torch class has a forward of its own: not blamed for being called otherwise."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxpar import parity
+
+torch = pytest.importorskip("torch")
+
+RNGS = nnx.Rngs(0)
+TOKENS = np.random.RandomState(0).randint(9, size=(2, 5))
+MASK = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+
+
+@pytest.fixture(autouse=True)
+def same_weights_every_time():
+    torch.manual_seed(0)
+
+
+class Counted(torch.nn.Embedding):
+    """Positions that are counted in here, from a mask, as in OPT."""
+
+    def forward(self, mask):
+        return super().forward((mask.cumsum(1) * mask).long() - 1 + 2)
+
+
+class Cut(torch.nn.Embedding):
+    """As many rows as there are words, as in Whisper."""
+
+    def forward(self, tokens):
+        return self.weight[: tokens.shape[1]]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(9, 6), kind(9, 6)
+        self.norm, self.act, self.fc = torch.nn.LayerNorm(6), torch.nn.GELU(), torch.nn.Linear(6, 4)
+
+    def forward(self, tokens, mask):
+        given = mask if isinstance(self.places, Counted) else tokens
+        return self.fc(self.act(self.norm(self.words(tokens) + self.places(given))))
+
+
+class FlaxNet(nnx.Module):
+    def __init__(self, kind, epsilon=1e-5, first=2, approximate=False):
+        self.words, self.places = nnx.Embed(9, 6, rngs=RNGS), nnx.Embed(9, 6, rngs=RNGS)
+        self.norm = nnx.LayerNorm(6, epsilon=epsilon, use_fast_variance=False, rngs=RNGS)
+        self.fc = nnx.Linear(6, 4, rngs=RNGS)
+        self.kind, self.first, self.approximate = kind, first, approximate
+
+    def __call__(self, tokens, mask):
+        counted = jnp.cumsum(mask, 1) * mask - 1 + self.first
+        index = counted if self.kind is Counted else jnp.arange(tokens.shape[1]) + self.first - 2
+        x = self.norm(self.words(tokens) + self.places(index))
+        return self.fc(nnx.gelu(x, approximate=self.approximate))
+
+
+def compared(kind, **wrong):
+    return parity.compare(Net(kind), FlaxNet(kind, **wrong), (TOKENS, MASK))
+
+
+KINDS = pytest.mark.parametrize("kind", [Counted, Cut])
+
+
+@KINDS
+def test_the_twin_is_healthy(kind):
+    assert compared(kind).same
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("wrong", "place", "cause"),
+    [
+        ({"epsilon": 1e-3}, "norm", "epsilon=1e-05 (it acts as 0.001)"),
+        ({"approximate": True}, "fc", "approximate=False (it acts as gelu(approximate=True))"),
+    ],
+    ids=str,
+)
+def test_a_layer_of_another_meaning_is_not_blamed(kind, wrong, place, cause):
+    found = compared(kind, **wrong).divergence
+    assert (found.candidate, found.others) == (place, ())
+    assert [each.text for each in found.causes] == [cause]
+    (result,) = (layer for layer in found.layers if layer.candidate == "places")
+    assert not result.same
+    why = f"{kind.__name__} has a forward of its own, given other things than Flax's"
+    assert result.note == f"not replayed: {why}"
+
+
+@KINDS
+def test_what_is_wrong_in_such_a_layer_is_found_behind_it(kind):
+    found = compared(kind, first=3).divergence
+    assert (found.candidate, found.others) == ("norm", ())
+    assert "places is on the way and was not replayed" in found.where
+
+
+def test_a_position_that_is_wrong_in_such_a_layer_is_named():
+    found = compared(Counted, first=3).divergence
+    assert any("shifted by 1" in cause.text for cause in found.causes), found.causes
+
+
+class Standardized(torch.nn.Conv2d):
+    """Another forward of the same meaning in both frameworks."""
+
+    def forward(self, x):
+        w = self.weight
+        mean, var = w.mean((1, 2, 3), keepdim=True), w.var((1, 2, 3), keepdim=True, unbiased=False)
+        return torch.nn.functional.conv2d(x, (w - mean) / (var + 1e-5) ** 0.5, self.bias)
+
+
+class FlaxStandardized(nnx.Conv):
+    epsilon = 1e-5
+
+    def __call__(self, x):
+        w = self.kernel[...]
+        w = (w - w.mean((0, 1, 2))) / jnp.sqrt(w.var((0, 1, 2)) + self.epsilon)
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=layout) + self.bias[...]
+
+
+class Rough(FlaxStandardized):
+    epsilon = 1e-2
+
+
+class Picture(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Standardized(3, 4, 3), Standardized(4, 4, 3)
+        self.fc = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(self.second(torch.tanh(self.first(x))).mean((2, 3)))
+
+
+class FlaxPicture(nnx.Module):
+    def __init__(self, second=FlaxStandardized, act=jnp.tanh):
+        self.first, self.second = (
+            kind(n, 4, (3, 3), padding="VALID", rngs=RNGS) for n, kind in [(3, FlaxStandardized), (4, second)]
+        )
+        self.fc, self.act = nnx.Linear(4, 2, rngs=RNGS), act
+
+    def __call__(self, x):
+        return self.fc(self.second(self.act(self.first(x))).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "text"),
+    [
+        ({"second": Rough}, "second", "differs although it is given the same inputs"),
+        ({"act": nnx.relu}, "second", "look between first and second"),
+    ],
+    ids=str,
+)
+def test_a_layer_that_means_the_same_in_both_is_replayed(wrong, place, text):
+    x = np.random.RandomState(1).randn(2, 3, 7, 7)
+    assert parity.compare(Picture(), FlaxPicture(), x, layout=("channels_last", "same")).same
+    found = parity.compare(Picture(), FlaxPicture(**wrong), x, layout=("channels_last", "same")).divergence
+    assert (found.candidate, found.others) == (place, ())
+    assert text in found.where
