@@ -808,3 +808,42 @@ def test_the_command_takes_any_call(tmp_path, capsys):
     spec.write_text(SPEC.replace("flax_inputs", "other"))
     with pytest.raises(errors.SpecError, match="it does not define inputs"):
         read_spec(str(spec))
+
+
+class Pixels(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+class NNXPixels(nnx.Module):
+    def __init__(self, conv):
+        self.conv = conv
+
+    def __call__(self, x):
+        return self.conv(x)
+
+
+class LinenPixels(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Conv(4, (3, 3), name="conv")(x)
+
+
+@pytest.mark.parametrize(
+    "ours", [NNXPixels(nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))), LinenPixels()], ids=["nnx", "linen"]
+)
+@pytest.mark.parametrize("call", ["compare", "match"])
+def test_a_layout_that_was_forgotten_is_named(call, ours):
+    x = np.random.RandomState(0).randn(2, 3, 6, 6)
+    if call == "match" and isinstance(ours, linen.Module):
+        assert "unmatched" not in str(parity.match(ours, Pixels(), example=x, layout="channels_last"))
+        return  # without it Linen makes a kernel for six channels, and match says that nothing fits
+    ask = parity.compare if call == "compare" else lambda a, b, x, **kw: parity.match(b, a, example=x, **kw)
+    message = r'Flax model was given \(2, 3, 6, 6\), as torch has it.*pass layout="channels_last"'
+    with pytest.raises((TypeError, ValueError), match=message):
+        ask(Pixels(), ours, x)
+    ask(Pixels(), ours, x, layout="channels_last")

@@ -426,6 +426,23 @@ def test_linens_recurrent_layers(name, where):
     assert not parity.compare(theirs, ours, x, mapping=mapping).same
 
 
+OPTIMIZERS = {
+    "SGD": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), optax.sgd(0.1, momentum=0.9)),
+    "AdamW": (lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.1), optax.adamw(0.1, weight_decay=0.1)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell"])
+def test_one_bias_moves_half_as_far_as_two(name, optimizer):
+    theirs, ours = Recurrent(RECURRENT[name]), Cells(getattr(linen, name))
+    x = np.random.RandomState(0).randn(2, 4, 5)
+    found = parity.compare(theirs, ours, x, mapping={"rnn": f"{name}_0"}, optimizer=optimizer, steps=3)
+    assert found.divergence.kind == type(optimizer[0](theirs.parameters())).__name__
+    (cause,) = found.divergence.causes
+    assert cause.text.startswith("rnn trains bias_ih_l0 and bias_hh_l0 (it acts as if it trained their sum")
+
+
 def test_optimizers_that_keep_float32():
     pair = (
         lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=1e-2),

@@ -28,7 +28,7 @@ from ._sides.call import Call
 from ._sides.flax_float64 import in_float64
 from ._sides.flax_mode import of_init
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Layout, Task
+from ._sides.task import Layout, Task, noting_layout
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
 from ._weights import Mapping as Found
@@ -80,12 +80,15 @@ class Trial:
         self.batch = calls.batch(1)
         call = as_written(self.batch.ours)
         self.call: dict[str, Any] = {"inputs": call.args, "kwargs": of_init(flax_module, call.kwargs)}
-        variables = None if isinstance(flax_module, nnx.Module) else shapes(flax_module, self.batch.ours)
-        self.tree = tree_of(flax_module, **self.call, variables=variables)
-        variables = self._variables()
+        with noting_layout(self.task.layout, call):
+            variables = None if isinstance(flax_module, nnx.Module) else shapes(flax_module, call)
+            self.tree = tree_of(flax_module, **self.call, variables=variables)
+            variables = self._variables()
         with exact():
             self.side = FlaxSide(flax_module, self.task, "float64", variables)
-            self.outputs, self.calls = self._run_torch(), self._flax_calls()
+            theirs = self._run_torch()
+            with noting_layout(self.task.layout, call):
+                self.outputs, self.calls = theirs, self._flax_calls()
 
     def orders(self, bare: Any) -> Calls:
         """The calls by the names that guesses are made by."""

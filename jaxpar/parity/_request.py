@@ -18,7 +18,7 @@ from ._exactness import as_it_runs
 from ._pair import Pair
 from ._sides.call import to_array
 from ._sides.flax_mode import of_init
-from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task
+from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
 from ._weights.mapping import Entries
@@ -127,10 +127,10 @@ class Request:
                     f"parity.compare: ignore_flax={list(self.ignore_flax)} keep their values, and a Linen "
                     "module has none; give variables=module.init(...)."
                 )
-            with as_it_runs():
+            with as_it_runs(), noting_layout(task.layout, call):
                 variables = zeros(module, call)
         call = as_written(call)
-        with as_it_runs():
+        with as_it_runs(), noting_layout(task.layout, call):
             links = links_of(
                 module,
                 self.torch_module,

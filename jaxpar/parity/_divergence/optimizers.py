@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..._rulebook import Part
 from .._levels import Batches
 from .._pair import Pair
 from .._result import Cause, Divergence
@@ -53,7 +56,7 @@ def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str])
         candidate.step(batches(step), reference.step(batches(step)).masks)
     # torch runs from the start with each variation: an optimizer's state remembers its settings.
     ours, found = candidate.weights(), []
-    for text, other in _variations(build, right):
+    for text, other in itertools.chain(_as_one_bias(build, pair), _variations(build, right)):
         varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))
         try:
             theirs = _weights(varied, batches, steps)
@@ -65,6 +68,25 @@ def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str])
     where = "Gradients agree, and what the optimizer makes of them does not."
     best = tuple(sorted(found, key=lambda cause: cause.relative))
     return Divergence("optimizer", "optimizer", type(right).__name__, where, best)
+
+
+def _as_one_bias(build: Build, pair: Pair) -> Iterator[tuple[str, Build]]:
+    """Where Flax has the sum of torch's two recurrent biases, which moves half as far as they do."""
+    names = [name for name, _ in pair.torch_module.named_parameters()]
+    summed = [
+        (part, *map(names.index, part.torch))
+        for link in pair.links.layers
+        for part in link.parts
+        if len(part.torch) == 2 and part.gradient_to_flax and set(part.torch) <= set(names)
+    ]
+    if summed:
+        (owner, _, first), (_, _, second) = (names[i].rpartition(".") for i in summed[0][1:])
+        kind = type(pair.torch_module.get_submodule(owner)).__name__
+        text = (
+            f"{owner} trains {first} and {second} (it acts as if it trained their sum, which moves half as "
+            f"far: jaxpar.nn.{kind} has both)"
+        )
+        yield text, partial(_summed, build, summed)
 
 
 def _weights(pair: Pair, batches: Batches, steps: int) -> Named:
@@ -112,6 +134,29 @@ def _every(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
                 parameter.grad = torch.zeros_like(parameter)
 
     optimizer.register_step_pre_hook(fill)
+    return optimizer
+
+
+def _summed(
+    build: Build, summed: list[tuple[Part, int, int]], parameters: Parameters
+) -> torch.optim.Optimizer:
+    """An optimizer for which the second bias is in the first one, and stays 0."""
+    stay = []
+    for part, *both in summed:
+        first, second = (parameters[i] for i in both)
+        values = part.to_torch(*part.to_flax(*(x.detach().numpy() for x in (first, second))))
+        ones = np.ones(tuple(first.shape))
+        stay.append((second, torch.from_numpy(part.to_torch(*part.to_flax(ones, ones))[1] != 0)))
+        for x, value in zip((first, second), values, strict=True):
+            x.data.copy_(torch.from_numpy(np.array(value)))
+    optimizer = build(parameters)
+
+    def hold(*_: Any) -> None:
+        for parameter, moves in stay:
+            if parameter.grad is not None:
+                parameter.grad *= moves
+
+    optimizer.register_step_pre_hook(hold)
     return optimizer
 
 

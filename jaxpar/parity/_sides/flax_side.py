@@ -19,7 +19,7 @@ from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
 from .outputs import Returned, outputs_of
-from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of, noting_layout
 
 R = TypeVar("R")
 
@@ -89,7 +89,7 @@ class FlaxSide:
 
         Without `keep` the side stays as it was. `reseeded`, all random streams are others.
         """
-        with self._settings():
+        with self._settings(), noting_layout(self.task.layout, batch.ours):
             call, rest = self.call(batch), self.rest
             if reseeded:
                 rest, call = self.net.reseeded(rest, call)

@@ -10,7 +10,8 @@ the gradient of a mean after BatchNorm is zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,25 @@ class Layout:
             )
         inputs, outputs = pair
         return cls(NAMES[inputs][0], *NAMES[outputs])
+
+
+IMAGES = 4
+"""Axes of images. Arrays of fewer may be tokens, whose channels are last in torch too."""
+
+
+@contextmanager
+def noting_layout(layout: Layout, given: Call) -> Iterator[None]:
+    """Adds to an error of the Flax model what it is likely to come from, if it was given torch's images."""
+    try:
+        yield
+    except Exception as error:
+        images = [x.shape for x in given.arrays.values() if np.ndim(x) >= IMAGES and _has_channels(x)]
+        if layout.inputs is same and images:
+            error.add_note(
+                f"jaxpar.parity: the Flax model was given {images[0]}, as torch has it. If its channels are "
+                'last, pass layout="channels_last".'
+            )
+        raise
 
 
 @dataclass(frozen=True)
