@@ -32,6 +32,7 @@ from ._rounded import explained
 from ._sides.outputs import Returned
 from ._sides.task import Batch, Layout, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
+from ._tensors import widened
 from ._weights.mapping import Entries
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Kind, Level, Policy, judge, measure
@@ -297,7 +298,7 @@ def _require_equal(what: str, first: Seen, second: Seen) -> None:
         for name, x in getattr(first, part).items():
             y = getattr(second, part)[name]
             if x.tobytes() != y.tobytes():
-                spread = np.nanmax(np.abs(x.astype(np.float64) - y.astype(np.float64)))
+                spread = np.nanmax(np.abs(widened(x) - widened(y)))
                 place = f"{part} {name}".strip()
                 raise NotDeterministicError(
                     f"parity.compare: {what} gives two results for the same batch, {place}: {spread:.2g} "

@@ -23,6 +23,7 @@ import numpy as np
 from ._result import Curve
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen
+from ._tensors import widened
 from .measuring import Difference, Kind, measure, noise, noise_elements, unit_roundoff
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ def _error(seen: Named, true: Named) -> float:
     found = [0.0]
     for name, o in true.items():
         x = seen.get(name)
-        if x is not None and x.shape == o.shape and o.dtype.kind == "f" and _top(o):
-            found.append(_top(x.astype(np.float64) - o) / _top(o))
+        if x is not None and x.shape == o.shape and o.dtype.kind in "fc" and _top(o):
+            found.append(_top(widened(x) - o) / _top(o))
     return max(found)
 
 
@@ -276,7 +277,7 @@ def _updates(moves: list[Named], weights: Named, step: int, left_out: Named) -> 
 def _moved(before: Named, after: Named) -> Named:
     """What a step added, in float64 so that the difference itself adds no rounding."""
     return {
-        name: after[name].astype(np.float64) - before[name].astype(np.float64)
+        name: widened(after[name]) - widened(before[name])
         for name in after
         if name in before and after[name].shape == before[name].shape
     }

@@ -20,6 +20,7 @@ from ._levels import Batches, Findings, Sides, Step, resolved_updates, semantic,
 from ._pair import Pair
 from ._sides.constants import Constants
 from ._sides.task import Named
+from ._tensors import widened
 from .measuring import Difference, Judged, Kind, Outcome, judge
 
 SEEDS = (1, 2, 3)
@@ -120,7 +121,7 @@ def _alike(torchs: Named, flaxs: Iterable[np.ndarray]) -> Iterator[tuple[str, np
 
 
 def _apart(theirs: np.ndarray, ours: np.ndarray) -> float:
-    a, b = theirs.astype(np.float64).ravel(), ours.astype(np.float64).ravel()
+    a, b = widened(theirs).ravel(), widened(ours).ravel()
     size = float(np.abs(a).max(initial=0))
     return float(np.abs(a - b).max(initial=0)) / size if size else float("inf")
 

@@ -42,6 +42,11 @@ def array_of(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
+def widened(array: np.ndarray) -> np.ndarray:
+    """In float64; complex numbers in complex128."""
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
 def tensor_of(array: np.ndarray) -> Any:
     """An array's values as a tensor on the array's own memory, which must be writable."""
     import torch

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .._result import Cause
+from .._tensors import widened
 from .catalogue.scales import in_words
 from .search import EQUAL, SINGLE, Found, relative_error
 
@@ -17,7 +18,7 @@ FEWEST = 4
 
 def made_of(ours: np.ndarray, theirs: np.ndarray) -> list[Found]:
     """Changes of torch's array, of no elements or axes in particular, that make it Flax's."""
-    if ours.shape != theirs.shape or ours.size < 2 or not np.isfinite(theirs.astype(float)).all():
+    if ours.shape != theirs.shape or ours.size < 2 or not np.isfinite(widened(theirs)).all():
         return []
     found = (Cause(text, relative_error(ours, x)) for text, x in _changes(ours, theirs))
     causes = sorted((c for c in found if c.relative <= EQUAL), key=lambda c: c.relative)

@@ -35,6 +35,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 """What other libraries have as their defaults."""
 
+CONJUGATE = (
+    "the optimizer is given the gradients of complex parameters (it acts on their conjugates, which JAX's "
+    "gradients are: conjugate them first)"
+)
 OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "RAdam": ("Adam",)}
 
 
@@ -74,13 +78,14 @@ def _as_one_bias(build: Build, pair: Pair) -> Iterator[tuple[str, Build]]:
     """Where Flax has the sum of torch's two recurrent biases, which moves half as far as they do."""
     names = [name for name, _ in pair.torch_module.named_parameters()]
     summed = [
-        (part, *map(names.index, part.torch))
+        (part, names.index(part.torch[0]), names.index(part.torch[1]))
         for link in pair.links.layers
         for part in link.parts
         if len(part.torch) == 2 and part.gradient_to_flax and set(part.torch) <= set(names)
     ]
     if summed:
-        (owner, _, first), (_, _, second) = (names[i].rpartition(".") for i in summed[0][1:])
+        _, i, j = summed[0]
+        (owner, _, first), (_, _, second) = names[i].rpartition("."), names[j].rpartition(".")
         kind = type(pair.torch_module.get_submodule(owner)).__name__
         text = (
             f"{owner} trains {first} and {second} (it acts as if it trained their sum, which moves half as "
@@ -98,6 +103,7 @@ def _weights(pair: Pair, batches: Batches, steps: int) -> Named:
 
 def _variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[str, Build]]:
     defaults, kind = right.defaults, type(right).__name__
+    yield CONJUGATE, partial(_conjugate, build)
     yield "torch leaves parameters without a gradient alone (they get one of zero)", partial(_every, build)
     for name, values in VALUES.items():
         for value in values:
@@ -157,6 +163,20 @@ def _summed(
                 parameter.grad *= moves
 
     optimizer.register_step_pre_hook(hold)
+    return optimizer
+
+
+def _conjugate(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
+    if not any(parameter.is_complex() for parameter in parameters):
+        raise ValueError("there is nothing to conjugate")
+    optimizer = build(parameters)
+
+    def turn(*_: Any) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.conj().resolve_conj()
+
+    optimizer.register_step_pre_hook(turn)
     return optimizer
 
 

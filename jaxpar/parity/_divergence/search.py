@@ -17,6 +17,7 @@ import torch
 
 from .._result import Cause
 from .._sides.task import Named
+from .._tensors import widened
 from .catalogue import Variation, anything_wrong, variations
 from .dataflow import Unknown
 from .torch_trace import Departure, Op
@@ -194,6 +195,6 @@ def relative_error(c: np.ndarray, r: np.ndarray) -> float:
     finite = np.isfinite(r)
     if not finite.any():
         return 0.0
-    error = float(np.abs(c.astype(np.float64) - r.astype(np.float64))[finite].max())
-    size = float(np.abs(r.astype(np.float64))[finite].max())
+    error = float(np.abs(widened(c) - widened(r))[finite].max())
+    size = float(np.abs(widened(r))[finite].max())
     return error / size if size else (math.inf if error else 0.0)

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from .._tensors import widened
+
 OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")
 """Packages in whose files no constant of the user's is made."""
 
@@ -45,7 +47,7 @@ class Constants:
         Args:
           name: of the constant; the line of the user's code that uses it if left out.
         """
-        wide = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+        wide = widened(values)
         if values.dtype.kind == "c" or _is_exact(values):
             return wide
         name = name or f"{values.dtype}{list(values.shape)} in {_line()}"

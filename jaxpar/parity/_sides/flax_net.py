@@ -102,10 +102,13 @@ def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype:
 
 
 def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
-    """Real floating leaves in `dtype`, all others as they are."""
+    """Floating leaves in `dtype`, complex ones in its complex type, all others as they are."""
 
     def leaf(x: jax.Array) -> jax.Array:
-        return x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+        own = jnp.result_type(x)
+        if jnp.issubdtype(own, jnp.complexfloating):
+            return x.astype(jnp.promote_types(dtype, jnp.complex64))
+        return x.astype(dtype) if jnp.issubdtype(own, jnp.floating) else x
 
     return jax.tree.map(leaf, tree)
 

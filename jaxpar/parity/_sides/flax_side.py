@@ -19,7 +19,7 @@ from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
 from .outputs import Returned, outputs_of
-from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of, noting_layout
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of, noting_layout, real_parts
 
 R = TypeVar("R")
 
@@ -156,7 +156,8 @@ class FlaxSide:
     def _loss(self, outputs: PyTree, leaves: Arrays, targets: PyTree) -> jax.Array:
         if self.task.loss:
             return self.task.loss[1](outputs, *targets)
-        terms = (jnp.sum(leaves[name] * x) for name, x in targets.items())
+        parts = real_parts(leaves)
+        terms = (jnp.sum(parts[name] * x) for name, x in targets.items())
         return sum(terms, jnp.zeros((), jnp.float32 if self.dtype == OWN else jnp.dtype(self.dtype)))
 
     def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
@@ -165,19 +166,18 @@ class FlaxSide:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
         # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
-        outputs = jax.eval_shape(self._in_type(self._outputs), self.parameters, self.rest, call, masks)
+        outputs = jax.eval_shape(self._in_type(self._real_outputs), self.parameters, self.rest, call, masks)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape
             for name, x in outputs.items()
-            if jnp.issubdtype(x.dtype, jnp.floating)
         }
         made = factors(shapes, self.task.seed)
         made = {name: in_type_of(self.dtype, x) for name, x in made.items()}
         return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
 
-    def _outputs(self, *arguments: Any) -> Arrays:
-        return self.leaves(self.net.apply(*arguments)[0])
+    def _real_outputs(self, *arguments: Any) -> Arrays:
+        return real_parts(self.leaves(self.net.apply(*arguments)[0]))
 
     def draws(self, batch: Batch) -> bool:
         """Whether the model has random streams of its own."""

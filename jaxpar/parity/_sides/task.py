@@ -149,11 +149,22 @@ class Seen:
     """Dropout's factors (0 or 1/(1-p)) in the order of the calls, in torch's layout."""
 
 
+def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the projection is of: floating outputs, and both parts of complex ones. Of tensors or arrays."""
+    found: dict[str, Any] = {}
+    for name, x in outputs.items():
+        if "complex" in str(x.dtype):
+            found |= {name: x.real, f"{name}, imaginary": x.imag}
+        elif "float" in str(x.dtype):
+            found[name] = x
+    return found
+
+
 def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
     """The projection's float64 factors, of a size that keeps the loss near 1; the same on both sides.
 
     Args:
-      shapes: of the floating outputs, in torch's layout.
+      shapes: of `real_parts`, in torch's layout.
     """
     # A stream of its own: inputs drawn from RandomState(seed) would be projected on themselves, and the
     # input gradient of a norm is nothing but rounding then.

@@ -77,7 +77,9 @@ def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]
     named |= {f"{path}.{name}".lstrip("."): x for path, name, x in _attributes(module)}
     own = {name: x for name, x in named.items() if name not in linked and x.dtype in WIDE}
     values = {name: constants(array_of(x), name) for name, x in own.items()}
-    module.double()  # complex tensors stay; an operation widens them
+    module.double()
+    for x in (*module.parameters(), *module.buffers()):
+        x.data = wide(x.data)  # complex ones, which `double` leaves as they are
     for path, name, x in _attributes(module):
         vars(module.get_submodule(path))[name] = wide(x)
     for name, value in values.items():

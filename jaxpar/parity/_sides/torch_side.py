@@ -19,7 +19,7 @@ from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
 from .constants import Constants
 from .outputs import Returned, named, outputs_of
-from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of
+from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of, real_parts
 from .torch_dropout import Capture
 from .torch_float64 import Rounding, Within, in_float64, widen
 
@@ -169,14 +169,16 @@ class TorchSide:
         if self.task.loss:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
         # Integers, as an argmax among the outputs, have no gradient.
-        real = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point()}
+        real = real_parts(leaves)
         made = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
         terms = [(x * self._tensor(in_type_of(self.dtype, made[name]))).sum() for name, x in real.items()]
         return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
 
     def _gradients(self) -> Named:
         parameters = self.module.named_parameters(remove_duplicate=False)
-        return self.links.to_flax({name: to_numpy(_gradient(p)) for name, p in parameters}, gradient=True)
+        # Of a complex parameter torch has the direction in which the loss grows, JAX its conjugate.
+        gradients = {name: to_numpy(_gradient(p).conj()) for name, p in parameters}
+        return self.links.to_flax(gradients, gradient=True)
 
     def _arrays(self) -> Named:
         return {name: to_numpy(x) for name, x in self.module.state_dict().items()}

@@ -70,7 +70,7 @@ def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any])
         if not _is_there(g) or name in whole or not _is_there(gradient32.get(name)):
             continue
         double, single = np.asarray(g), np.asarray(gradient32[name])
-        mask = np.abs(single.astype(np.float64) - double) > NOISE * np.abs(double)
+        mask = np.abs(single.astype(double.dtype) - double) > NOISE * np.abs(double)
         if mask.any():
             found[name] = mask
     return found
