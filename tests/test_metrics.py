@@ -57,6 +57,16 @@ def test_every_number_comes_back_as_it_was(tmp_path):
     assert_same(MetricsLog.read(tmp_path), want)
 
 
+@pytest.mark.parametrize("value", [True, np.True_, jnp.array(True), 3, jnp.array(3), 2**60])
+def test_what_is_no_float_is_written_as_it_is(tmp_path, value):
+    with MetricsLog(tmp_path, csv=False) as log:
+        log.log(0, a=value)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    written = json.loads(line)["a"]
+    assert written == value
+    assert type(written) is (bool if np.asarray(value).dtype == bool else int)
+
+
 def test_json_has_no_nan(tmp_path):
     with MetricsLog(tmp_path, csv=False) as log:
         log.log(0, a=math.nan, b=jnp.array(-jnp.inf), c=1e400)
