@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import parity
@@ -59,3 +60,39 @@ def test_outputs_keep_their_bound():
             return jnp.round(((x + 1e12) - 1e12) * 2**13) / 2**13 * (1 + 1e-5)
 
     assert not parity.compare(Cancelling(), Other(), X).same
+
+
+Y = np.random.RandomState(529).randn(4, 2)
+
+
+def norm_of_a_norm(eps=1e-3):
+    """Over two features: the sign is all that is left of them, and the gradient is what cancels."""
+    theirs = torch.nn.Sequential(torch.nn.LayerNorm(2, 1e-5, False), torch.nn.LayerNorm(2, 1e-3, False))
+    ours = nnx.Sequential(
+        jaxpar.nn.LayerNorm(2, 1e-5, elementwise_affine=False, rngs=nnx.Rngs(0)),
+        jaxpar.nn.LayerNorm(2, eps, elementwise_affine=False, rngs=nnx.Rngs(0)),
+    )
+    return parity.compare(theirs, ours, Y, replicas=4, training=False)
+
+
+def test_what_the_compiler_rounds_is_no_difference():
+    """Multiply-adds of the processor, where it has them. In a process of its own: conftest.py chooses a code
+    generator that makes them without optimisations, too."""
+    script = """
+        import sys
+        sys.path.insert(0, "tests")
+        import jaxpar
+        jaxpar.virtual_devices(4)
+        from test_parity_conditioned import norm_of_a_norm
+        found = norm_of_a_norm()
+        print(found)
+        sys.exit(not found.same)
+    """
+    outputs(ranks(1, script, env={"XLA_FLAGS": ""}))
+
+
+@pytest.mark.parametrize("more", [1e-6, 1e-9])
+def test_a_mistake_is_in_the_program_that_is_not_optimised_too(more):
+    found = norm_of_a_norm(1e-3 * (1 + more))
+    assert not found.same
+    assert "compiler" not in f"{found}"
