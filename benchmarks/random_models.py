@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -156,6 +157,8 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first model")
     chosen = parser.parse_args()
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     counts: dict[str, int] = {}
     start = time.perf_counter()
     try:

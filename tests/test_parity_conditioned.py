@@ -76,8 +76,8 @@ def norm_of_a_norm(eps=1e-3):
 
 
 def test_what_the_compiler_rounds_is_no_difference():
-    """Multiply-adds of the processor, where it has them. In a process of its own: conftest.py chooses a code
-    generator that makes them without optimisations, too."""
+    """Multiply-adds of the processor, where it has them. In a process of its own: the tests' compiler
+    does not optimise."""
     script = """
         import sys
         sys.path.insert(0, "tests")
@@ -88,7 +88,7 @@ def test_what_the_compiler_rounds_is_no_difference():
         print(found)
         sys.exit(not found.same)
     """
-    outputs(ranks(1, script, env={"XLA_FLAGS": ""}))
+    outputs(ranks(1, script, env={"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}))
 
 
 @pytest.mark.parametrize("more", [1e-6, 1e-9])

@@ -4,6 +4,11 @@
 from ..plant import plants
 
 PLANTS = [
+    *plants("jaxpar/parity/_conditioned.py",
+        ('if plain is None or plain.outcome is Outcome.DIFFERENT', 'if plain is None', "tests/test_parity_conditioned.py -k not_optimised"),
+        ('if small:\n', 'if False:\n', "tests/test_parity_conditioned.py -k compiler_rounds"),
+        ('limit = min(limit, OUTPUTS)', 'pass', "tests/test_parity_conditioned.py -k keep_their_bound"),
+    ),
     *plants("jaxpar/parity/_levels.py",
         ('    Kind.INPUT_GRADIENT: "input_gradients",\n', '', "tests/test_compare.py::test_the_gradient_of_the_input_is_compared"),
         ('found += measure(getattr(candidate, part), getattr(reference, part), kind', 'found += measure(getattr(reference, part), getattr(reference, part), kind', "tests/test_compare.py::test_the_gradient_of_the_input_is_compared"),
