@@ -59,7 +59,8 @@ def test_outputs_keep_their_bound():
         def __call__(self, x):
             return jnp.round(((x + 1e12) - 1e12) * 2**13) / 2**13 * (1 + 1e-5)
 
-    assert not parity.compare(Cancelling(), Other(), X).same
+    found = parity.compare(Cancelling(), Other(), X)
+    assert parity.Kind.OUTPUT in [row.difference.kind for row in found.different]
 
 
 Y = np.random.RandomState(529).randn(4, 2)
