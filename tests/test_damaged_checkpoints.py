@@ -383,8 +383,9 @@ def test_folders_whose_names_look_like_numbers_are_no_steps(run):
 def test_the_benchmark_of_what_survives():
     """It kills, damages and restores at random; a few of each here."""
     program = Path(__file__).resolve().parents[1] / "benchmarks" / "checkpoints.py"
-    few = "--kills 2 --flips 6 --damaged 6 --failures 3 --megabytes 4 --rounds 1".split()
-    ended = subprocess.run([sys.executable, program, *few], capture_output=True, text=True, check=False)
+    few = {"kills": 2, "flips": 6, "damaged": 6, "failures": 3, "megabytes": 4, "rounds": 1}
+    options = [f"--{name}={n}" for name, n in few.items()]
+    ended = subprocess.run([sys.executable, program, *options], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert re.findall(r"(\d+) of (\d+) (?:restored|named)", ended.stdout) == [(n, n) for n in "2663"]
     assert re.findall(r"step kept (\d+) of (\d+)", ended.stdout) == [(n, n) for n in "663"]
