@@ -10,6 +10,8 @@ from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import parity
+from jaxpar.parity._conditioned import Move, _judged
+from jaxpar.parity.measuring import Outcome, Policy, judge, measure
 
 torch = pytest.importorskip("torch")
 
@@ -97,3 +99,21 @@ def test_a_mistake_is_in_the_program_that_is_not_optimised_too(more):
     found = norm_of_a_norm(1e-3 * (1 + more))
     assert not found.same
     assert "compiler" not in f"{found}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "moved", "outcome"),
+    [
+        (parity.Kind.GRADIENT, 9e-10, 1e-10, Outcome.NOISE),  # of the bias of a norm over one feature
+        (parity.Kind.GRADIENT, 9e-10, 1e-11, Outcome.DIFFERENT),
+        (parity.Kind.STATE, 9e-10, 1e-10, Outcome.NOISE),
+        (parity.Kind.OUTPUT, 9e-10, 1e-10, Outcome.DIFFERENT),
+        (parity.Kind.LOSS, 9e-10, 1e-10, Outcome.DIFFERENT),
+        (parity.Kind.GRADIENT, 9e-10, 0.0, Outcome.DIFFERENT),
+    ],
+)
+def test_what_is_exactly_0_has_a_bound_of_the_size_of_its_rounding(kind, size, moved, outcome):
+    zero, ours = {"x": np.zeros(3)}, {"x": np.array([0.0, size, 0.0])}
+    (row,) = judge(measure(ours, zero, kind, 1), Policy())
+    assert row.outcome is Outcome.DIFFERENT
+    assert _judged(row, {(kind, "x", 1): Move(np.inf if moved else 0.0, moved)}).outcome is outcome

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from ._comparison import Comparison
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
@@ -56,9 +57,15 @@ def _most(row: Judged) -> float:
     return OUTPUTS if row.difference.kind in (Kind.OUTPUT, Kind.LOSS) else NOTHING
 
 
-def _moves(pair: Pair, batches: Batches, steps: int) -> dict[Key, float]:
-    """How far each tensor goes, relatively, when the results of torch's operations are moved by a unit."""
-    found: dict[Key, float] = {}
+class Move(NamedTuple):
+    """How far a tensor goes when the results of torch's operations are moved by a unit."""
+
+    relative: float = 0.0
+    max_abs: float = 0.0
+
+
+def _moves(pair: Pair, batches: Batches, steps: int) -> dict[Key, Move]:
+    found: dict[Key, Move] = {}
     for seed in SEEDS:
         reference, moved = pair.reference("float64"), pair.reference("float64")
         moved.rounding = seed
@@ -71,13 +78,17 @@ def _moves(pair: Pair, batches: Batches, steps: int) -> dict[Key, float]:
             measured += resolved_updates(before, (seen.weights, true.weights), number, {})
             for d in measured:
                 key = d.kind, d.name, d.step
-                found[key] = max(d.relative, found.get(key, 0.0))
+                last = found.get(key, Move())
+                found[key] = Move(max(d.relative, last.relative), max(d.max_abs, last.max_abs))
     return found
 
 
-def _judged(row: Judged, moves: dict[Key, float]) -> Judged:
+def _judged(row: Judged, moves: dict[Key, Move]) -> Judged:
     d = row.difference
-    moved = moves.get((d.kind, d.name, d.step), 0.0)
+    moved, far = moves.get(_key(row), Move())
+    if d.magnitude == 0 and d.max_abs <= FACTOR * far and d.kind not in (Kind.OUTPUT, Kind.LOSS):
+        reason = f"it is exactly 0 in the reference, and roundings in torch move it by {far:.2g}"
+        return dataclasses.replace(row, outcome=Outcome.NOISE, limit=math.inf, reason=reason)
     limit = FACTOR * moved
     if d.kind in (Kind.OUTPUT, Kind.LOSS):
         limit = min(limit, OUTPUTS)
