@@ -4,9 +4,9 @@
 
 Each number is the seed of one model: two to six layers drawn from torch.nn and jaxpar.nn alike, with random
 arguments, a random number of rows (one to nine) and of replicas (one to four), in training or evaluation.
-torch's own DataParallel code runs on pretended devices (`torch_ref`). A model whose outputs are 0, so that what
-both compute is rounding, is counted apart. One that disagrees is printed with
-its seed; the exit code is 1 then. Ctrl-C prints what was done so far.
+torch's own DataParallel code runs on pretended devices (`torch_ref`). A model that disagrees is printed with
+its seed; the exit code is 1 then. One whose outputs are 0, so that what both compute is rounding, is counted
+apart. Ctrl-C prints what was done so far.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ from benchmarks.mutants.plant import Plant
 here = Path(sys.argv.pop(1))
 run.ROOT = tree.ROOT = here
 run.KEPT = here / ".cache" / "mutants.jsonl"
-run.PLANTS = [Plant("one.py", "1", to, f"tests/test_{to}.py") for to in ("quick", "slow")]
+run.PLANTS = [Plant("one.py", "1", to, f"tests/test_{{to}}.py") for to in ("quick", "slow")]
 try:
     raise SystemExit(run.main())
 except KeyboardInterrupt:
