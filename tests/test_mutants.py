@@ -182,6 +182,7 @@ def begun(tmp_path):
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_a_run_and_keeps_what_it_has_seen(begun, tmp_path, number):
     process, test = begun

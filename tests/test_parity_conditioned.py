@@ -78,6 +78,7 @@ def norm_of_a_norm(eps=1e-3):
     return parity.compare(theirs, ours, Y, replicas=4, training=False)
 
 
+@pytest.mark.slow
 def test_what_the_compiler_rounds_is_no_difference():
     """Multiply-adds of the processor, where it has them. In a process of its own: the tests' compiler
     does not optimise."""

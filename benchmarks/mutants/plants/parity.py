@@ -6,7 +6,7 @@ from ..plant import plants
 PLANTS = [
     *plants("jaxpar/parity/_conditioned.py",
         ('if plain is None or plain.outcome is Outcome.DIFFERENT', 'if plain is None', "tests/test_parity_conditioned.py -k not_optimised"),
-        ('if small:\n', 'if False:\n', "tests/test_parity_conditioned.py -k compiler_rounds"),
+        ('if small:\n', 'if False:\n', "tests/test_parity_conditioned.py::test_what_the_compiler_rounds_is_no_difference"),
         ('if d.magnitude == 0 and d.max_abs <= FACTOR * far', 'if d.magnitude == 0 and d.max_abs <= far', "tests/test_parity_conditioned.py -k exactly_0"),
         ('limit = min(limit, OUTPUTS)', 'pass', "tests/test_parity_conditioned.py -k keep_their_bound"),
     ),
