@@ -1,10 +1,13 @@
 """What survives of a checkpoint: kills in the middle, flipped bits, a full disk; and what saving costs.
 
-    python benchmarks/checkpoints.py [--kills 100] [--flips 200] [--megabytes 256] [--rounds 5] [--seed 0]
+    python benchmarks/checkpoints.py [--kills 200] [--flips 200] [--damaged 100] [--failures 50]
+        [--megabytes 256] [--rounds 5] [--seed 0]
 
 Kills: a process saves 14 leaves step after step and is killed with SIGKILL at a random moment. What is
 then restored must be the last step that was complete before, or a later one, with every value right.
 Flips: a random bit of a random file of a step; restoring must notice it and fall back on the step before.
+Damaged: a random file of a step is cut, longer, empty, missing, or has other bytes from some place on.
+Failures: a file of the newest step cannot be read while one restores and saves the next.
 Stall: how long `save` keeps the training, as a part of the time until the step is on disk.
 Full: a file system of 24 MB. Mounting it takes root; without, the files of the process are limited
 (RLIMIT_FSIZE), and the line says so.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import random
 import resource
@@ -25,7 +29,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -38,8 +44,10 @@ from jaxpar._checkpointer.store import Store
 from jaxpar.errors import CheckpointError
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--kills", type=int, default=100)
+parser.add_argument("--kills", type=int, default=200)
 parser.add_argument("--flips", type=int, default=200)
+parser.add_argument("--damaged", type=int, default=100)
+parser.add_argument("--failures", type=int, default=50)
 parser.add_argument("--megabytes", type=int, default=256, help="of the state whose saving is timed")
 parser.add_argument("--rounds", type=int, default=5, help="saves that are timed")
 parser.add_argument("--seed", type=int, default=0)
@@ -133,32 +141,98 @@ def kills(count: int, rng: random.Random, root: Path) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------- flips
+# ------------------------------------------------------------------------------------------------ damage
 
 
-def flips(count: int, rng: random.Random, root: Path) -> str:
-    folder = root / "flips"
+def flip(rng: random.Random, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    bit = rng.randrange(len(data) * 8)
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def harm(rng: random.Random, path: Path) -> None:
+    data, kind = path.read_bytes(), rng.choice(("cut", "longer", "other bytes", "empty", "missing"))
+    if kind == "missing":
+        path.unlink()
+        return
+    somewhere = rng.randrange(len(data))
+    made = {
+        "cut": data[:somewhere],
+        "longer": data + rng.randbytes(1 + somewhere),
+        "other bytes": data[:somewhere] + rng.randbytes(len(data) - somewhere),
+        "empty": b"",
+    }
+    path.write_bytes(made[kind])
+
+
+def restored(folder: Path) -> tuple[int, bool, str]:
+    """The step, whether all its values are right, and the first warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step, trees = jaxpar.Checkpointer(folder).restore(tree=state(0, 0.5))
+    return step, right(trees["tree"], step, 0.5) == LEAVES, str(caught[0].message) if caught else ""
+
+
+def damages(
+    what: str, change: Callable[[random.Random, Path], None], count: int, rng: random.Random, root: Path
+) -> str:
+    folder = root / what.replace(" ", "-")
     with jaxpar.Checkpointer(folder) as checkpointer:
         for step in range(2):
             checkpointer.save(step, tree=state(step, 0.5))
-    files = [path for path in sorted((folder / "1").rglob("*")) if path.is_file()]
-    noticed = 0
+    files = [path for path in sorted((folder / "1").rglob("*")) if path.is_file() and path.stat().st_size]
+    good = noticed = unread = kept = 0
     for i in range(count):
         # Every second one by size, so that most are in the values; the others any file.
         weights = [path.stat().st_size for path in files] if i % 2 else None
         (path,) = rng.choices(files, weights)
         before = path.read_bytes()
-        bit = rng.randrange(len(before) * 8)
-        after = bytearray(before)
-        after[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(after)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            step, trees = jaxpar.Checkpointer(folder).restore(tree=state(0, 0.5))
-        message = str(caught[0].message) if caught else ""
-        noticed += step == 0 and right(trees["tree"], 0, 0.5) == LEAVES and "step 1" in message
+        change(rng, path)
+        step, values, message = restored(folder)
+        seen = step == 0 and "step 1" in message
+        noticed += seen
+        unread += (step, message) == (1, "")
+        good += values and (seen or (step, message) == (1, ""))
         path.write_bytes(before)
-    return f"a flipped bit in a file    {noticed} of {count} noticed, and the step before restored"
+        kept += restored(folder) == (1, True, "")
+    return (
+        f"{what:26} {good} of {count} restored with right values: {noticed} noticed and the step before, "
+        f"{unread} in notes of orbax that nobody reads; step kept {kept} of {count}"
+    )
+
+
+def failures(count: int, rng: random.Random, root: Path) -> str:
+    """A disk that cannot be read for the time of a restore and a save, which removes old steps."""
+    folder, read = root / "failures", np.fromfile
+    good = kept = 0
+    with jaxpar.Checkpointer(folder, max_to_keep=2) as checkpointer:
+        for step in range(2):
+            checkpointer.save(step, tree=state(step, 0.5))
+        for newest in range(1, count + 1):
+            checkpointer.wait()
+            leaves = sorted((folder / str(newest) / "arrays").glob("*/0*"))
+            bad = rng.choice([folder / str(newest) / "manifest", *leaves])
+
+            def fail(path: Path, *args: Any, bad: Path = bad) -> np.ndarray:
+                if Path(path) == bad:
+                    raise OSError(errno.EIO, "Input/output error")
+                return read(path, *args)
+
+            np.fromfile = fail
+            try:
+                step, values, message = restored(folder)
+                good += (step, values) == (newest - 1, True) and "Input/output error" in message
+                checkpointer.save(newest + 1, tree=state(newest + 1, 0.5))
+                checkpointer.wait()
+            finally:
+                np.fromfile = read
+            _, trees = checkpointer.restore(newest, tree=state(0, 0.5))
+            kept += right(trees["tree"], newest, 0.5) == LEAVES
+    return (
+        f"reads that fail for a time {good} of {count} named, and the step before restored; "
+        f"step kept {kept} of {count}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- costs
@@ -188,8 +262,8 @@ def costs(megabytes: int, rounds: int, root: Path) -> list[str]:
             reads.append(time.perf_counter() - start)
     stall, total, digest, read = map(statistics.median, (stalls, totals, digests, reads))
     return [
-        f"saving {megabytes} MiB             {total:.2f} s, of which training waits {1000 * stall:.1f} ms: "
-        f"{100 * stall / total:.2f} % (bar 5 %), at worst "
+        f"saving {megabytes:<3} MiB             {total:.2f} s, "
+        f"of which training waits {1000 * stall:.1f} ms: {100 * stall / total:.2f} % (bar 5 %), at worst "
         f"{100 * max(s / t for s, t in zip(stalls, totals, strict=True)):.2f} %",
         f"digests of the leaves      {digest:.2f} s, {100 * digest / total:.0f} % of the time of saving",
         f"restoring, all checked     {read:.2f} s",
@@ -222,15 +296,15 @@ def small_disk(root: Path):
 
 
 def full(root: Path) -> list[str]:
-    rows, kept = [], Store.check_space
+    rows, kept = [], Store.full
     with small_disk(root) as (folder, how):
         for what, check in (("asked for first", kept), ("found on the way", lambda *_: None)):
             run = folder / what
-            Store.check_space = check
+            Store.full = check
             try:
                 rows.append(f"disk full, {what:16} ({how}) {_fill(run)}")
             finally:
-                Store.check_space = kept
+                Store.full = kept
                 shutil.rmtree(run)
     return rows
 
@@ -263,7 +337,9 @@ def main() -> None:
         print(
             kills(given.kills, rng, root), flush=True
         )  # first: it forks, and JAX's backend must not run yet
-        print(flips(given.flips, rng, root), flush=True)
+        print(damages("a flipped bit in a file", flip, given.flips, rng, root), flush=True)
+        print(damages("a damaged file", harm, given.damaged, rng, root), flush=True)
+        print(failures(given.failures, rng, root), flush=True)
         print(*costs(given.megabytes, given.rounds, root), sep="\n", flush=True)
         print(*full(root), sep="\n", flush=True)
     finally:

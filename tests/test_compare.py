@@ -17,6 +17,7 @@ from flax import linen, nnx
 import jaxpar
 from jaxpar import parity
 from jaxpar.errors import MaskError, MatchError, NotDeterministicError, ParityError
+from jaxpar.parity._exactness import as_it_runs, exact
 
 torch = pytest.importorskip("torch")
 
@@ -312,6 +313,22 @@ def test_x64_is_handled_inside_and_restored():
     with jax.enable_x64(False):
         assert compare(training=False).same
         assert not jax.config.jax_enable_x64
+
+
+def test_exact_arithmetic_is_of_its_block_alone():
+    """Also of one inside of another."""
+
+    def settings():
+        return jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
+
+    with jax.enable_x64(False), jax.default_matmul_precision("bfloat16"):
+        with exact():
+            assert settings() == (True, "highest")
+            with exact():
+                assert settings() == (True, "highest")
+            with as_it_runs():
+                assert settings() == (False, "bfloat16")
+        assert settings() == (False, "bfloat16")
 
 
 def test_dropout_that_only_one_side_has():

@@ -8,6 +8,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -375,3 +377,16 @@ def test_folders_whose_names_look_like_numbers_are_no_steps(run):
         checkpointer.save(2, tree=TREE | {"epoch": 5})
     assert restored(run) == (2, [])
     assert {"²", "٣", "007", "-1", "1e3", "5 notes.tmp"} < {path.name for path in run.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_what_survives():
+    """It kills, damages and restores at random; a few of each here."""
+    program = Path(__file__).resolve().parents[1] / "benchmarks" / "checkpoints.py"
+    few = {"kills": 2, "flips": 6, "damaged": 6, "failures": 3, "megabytes": 4, "rounds": 1}
+    options = [f"--{name}={n}" for name, n in few.items()]
+    ended = subprocess.run([sys.executable, program, *options], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"(\d+) of (\d+) (?:restored|named)", ended.stdout) == [(n, n) for n in "2663"]
+    assert re.findall(r"step kept (\d+) of (\d+)", ended.stdout) == [(n, n) for n in "663"]
+    assert ended.stdout.count("step 3 refused; 3 of 3 earlier steps right") == 2

@@ -192,6 +192,17 @@ def test_every_turn_of_a_scan_counts():
     assert (told.flops, told.bytes, told.kind) == (10 * 2 * 8**3, 10 * 3 * 64 * 2, "bfloat16")
 
 
+def test_a_scan_in_a_scan():
+    def turns(x, w):
+        def inner(c, _):
+            return jax.lax.scan(lambda c, _: (c @ w, None), c, None, length=5)
+
+        return jax.lax.scan(inner, x, None, length=3)[0]
+
+    x = jnp.ones((4, 4))
+    assert products(jax.make_jaxpr(turns)(x, x).jaxpr).flops == 15 * 2 * 4**3
+
+
 def test_of_a_cond_the_longest_branch_counts():
     def either(x):
         return jax.lax.cond(x.sum() > 0, lambda: x @ x @ x, lambda: x @ x)

@@ -66,6 +66,7 @@ CASES = {
     "infinite": (NUMERIC, ratios(math.inf, math.inf), DIFFERENT, "inf x"),
     "not a number, numeric": (NUMERIC, ratios(math.nan, 1.0), DIFFERENT, "nan x"),
     "integers": (NUMERIC, difference(ulp=None), SAME, ""),
+    "zeros on both sides": (SEMANTIC, difference(magnitude=0.0), SAME, ""),
 }  # fmt: skip
 
 

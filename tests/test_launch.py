@@ -588,7 +588,19 @@ def test_delays_double_and_stay():
 
 
 WORDS = {
-    "nothing special": (["a"] * 30, ["a"] * 20),
+    "nothing special": ([str(i) for i in range(30)], [str(i) for i in range(10, 30)]),
+    "the last of two": (
+        [
+            "Traceback (most recent call last):",
+            "E: 1",
+            "",
+            "",
+            "",
+            "Traceback (most recent call last):",
+            "E: 2",
+        ],
+        ["Traceback (most recent call last):", "E: 2"],
+    ),
     "one": (
         ["a", "Traceback (most recent call last):", " x", "E: y"],
         ["Traceback (most recent call last):", " x", "E: y"],

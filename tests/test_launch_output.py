@@ -155,6 +155,7 @@ def test_what_does_not_fit_is_counted(monkeypatch):
     place = Sink("a pipe", writing)
     for _ in range(100):
         place.put(b"x" * 10_000)
+        assert place.size <= 1 << 18
     place.close(0.2)
     arrived = len(os.read(reading, 1 << 20))
     assert 0 < arrived < 1_000_000

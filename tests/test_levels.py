@@ -12,11 +12,14 @@ from jaxpar.parity._levels import (
     OUTSIDE,
     RESOLVED,
     Findings,
+    Sides,
     _distance,
     _error,
     _first_outside,
     resolved_updates,
+    resynchronised,
 )
+from jaxpar.parity._sides.task import Seen
 
 SEEN = SimpleNamespace(weights={"w": np.zeros(2, np.float32), "n": np.zeros((), np.int32)})
 EPS = float(np.finfo(np.float32).eps)
@@ -57,6 +60,37 @@ def test_distances_are_of_all_parameters_but_the_noise():
     assert _distance(moved, way, Findings(noise={"noise": "why"})) == pytest.approx(0.5 / 5)
     nothing = {"a": np.zeros(2)}
     assert _distance({"a": np.array([0.0, 2.0])}, nothing, Findings()) == 2.0
+
+
+class Walker:
+    """A side with one weight, which every step moves by the same."""
+
+    def __init__(self, move):
+        self.weight, self.move = 0.0, move
+
+    def weights(self):
+        return {"w": np.array([self.weight])}
+
+    def state(self):
+        return {}
+
+    def load(self, weights, state):
+        self.weight = float(weights["w"][0])
+
+    def continue_from(self, other):
+        self.weight = other.weight
+
+    def step(self, batch, masks=()):
+        self.weight += self.move
+        return Seen({}, {}, {}, {}, {}, self.weights())
+
+
+def test_every_step_starts_where_the_reference_is():
+    """Otherwise the way that the reference has gone hides the error of a step."""
+    sides, findings = Sides(Walker(1.25), Walker(1.5), Walker(1.0)), Findings()
+    assert sum(1 for _ in resynchronised(sides, lambda number: None, 5, findings)) == 5
+    assert findings.curve.candidate == (0.5,) * 5
+    assert findings.curve.low == (0.25,) * 5
 
 
 def test_errors_are_relative_to_the_largest_number():

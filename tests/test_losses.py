@@ -252,6 +252,21 @@ def test_signs_and_values_beyond_jaxs_integers():
                 loss(x, wide)
 
 
+def test_a_float_that_would_become_infinite():
+    """torch computes in float64, where the loss of two equal ones is 0."""
+    x = jnp.ones(2, jnp.float32)
+    with jax.enable_x64(False):
+        for target in (np.array([0.0, -1e300]), [0.0, -1e300], np.array([np.inf, -1e300])):
+            with pytest.raises(errors.RangeError, match=r"target holds -1e\+300, of which JAX would make"):
+                F.mse_loss(x, target)
+        with pytest.raises(errors.RangeError, match=r"input holds 1e\+300"):
+            F.l1_loss(np.full(2, 1e300), np.full(2, 1e300))
+        assert F.l1_loss(x, np.array([np.inf, 1.0])) == np.inf
+        assert np.isnan(F.l1_loss(x, np.array([np.nan, 1.0])))
+    with jax.enable_x64(True):
+        assert F.mse_loss(np.full(2, 1e300), np.full(2, 1e300)) == 0
+
+
 def test_labels_and_lengths_of_ctc_beyond_jaxs_integers():
     scores, wide = jnp.zeros((5, 1, 3), jnp.float32), 2**32 + 1
     with jax.enable_x64(False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -55,6 +56,16 @@ def test_every_number_comes_back_as_it_was(tmp_path):
     assert_same(MetricsLog.read(tmp_path), want)
     (tmp_path / "metrics.jsonl").unlink()
     assert_same(MetricsLog.read(tmp_path), want)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, jnp.array(True), 3, jnp.array(3), 2**60])
+def test_what_is_no_float_is_written_as_it_is(tmp_path, value):
+    with MetricsLog(tmp_path, csv=False) as log:
+        log.log(0, a=value)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    written = json.loads(line)["a"]
+    assert written == value
+    assert type(written) is (bool if np.asarray(value).dtype == bool else int)
 
 
 def test_json_has_no_nan(tmp_path):
@@ -334,6 +345,24 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, name, text, line):
     with pytest.raises(MetricError, match=rf"line {line} of .*{name} is not a row of metrics"):
         MetricsLog(tmp_path)
     assert (tmp_path / name).read_text() == text
+
+
+def test_a_full_disk_names_the_file_and_tears_no_row(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(tmp_path, csv=False)
+    log.log(0, loss=1.0)
+    whole = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 5, limits[1]))  # room for five bytes more
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*metrics.jsonl'"):
+            log.log(1, loss=2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == whole
+    log.log(2, loss=3.0)
+    log.close()
+    assert_same(MetricsLog.read(tmp_path), {"step": np.array([0, 2]), "loss": [1.0, 3.0]})
 
 
 def test_a_row_waits_for_its_last_number(tmp_path, monkeypatch):

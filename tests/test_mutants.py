@@ -1,17 +1,22 @@
-"""The planted bugs of benchmarks/mutants: each fits its file, and its tests are there. None is run."""
+"""The planted bugs of benchmarks/mutants: each fits its file, and its tests are there."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.mutants import page  # noqa: E402
+from benchmarks.mutants import page, run  # noqa: E402
 from benchmarks.mutants.plant import MisfitError, Plant  # noqa: E402
 from benchmarks.mutants.plants import PLANTS  # noqa: E402
 from benchmarks.mutants.tree import Result  # noqa: E402
@@ -120,3 +125,94 @@ def test_the_page_counts_and_escapes():
     assert r"| `x.py` | `a \| 1` becomes `b` | killed | `t.py::t` |" in text
     assert r"| `x.py` | `a \| 2` becomes `b` | survived | `t.py` |" in text
     assert r"| `jaxpar/x.py` | `a \| 3` becomes `b` | so |" in text
+
+
+RUN = """
+import sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from benchmarks.mutants import run, tree
+from benchmarks.mutants.plant import Plant
+
+here = Path(sys.argv.pop(1))
+run.ROOT = tree.ROOT = here
+run.KEPT = here / ".cache" / "mutants.jsonl"
+run.PLANTS = [Plant("one.py", "1", to, f"tests/test_{{to}}.py") for to in ("quick", "slow")]
+try:
+    raise SystemExit(run.main())
+except KeyboardInterrupt:
+    raise SystemExit("stopped") from None
+"""
+QUICK = "def test():\n    import one\n"
+SLOW = """
+import os, pathlib, time
+
+def test():
+    pathlib.Path({!r}).write_text(f"{{os.getpid()}} ")
+    time.sleep(600)
+"""
+
+
+def wait_until(happened):
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run of two plants whose second never ends, and the process of its test. Started as a shell starts
+    what is in the background: with SIGINT ignored."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "one.py").write_text("X = 1\n")
+    (tmp_path / "tests" / "test_quick.py").write_text(QUICK)
+    there = tmp_path / ".cache" / "process"
+    there.parent.mkdir()
+    (tmp_path / "tests" / "test_slow.py").write_text(SLOW.format(str(there)))
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    with subprocess.Popen(
+        [*ignoring, sys.executable, "-c", RUN.format(root=str(ROOT)), str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path / ".cache")},
+    ) as process:
+        wait_until(lambda: there.exists() and there.read_text().endswith(" "))
+        yield process, int(there.read_text())
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_run_and_keeps_what_it_has_seen(begun, tmp_path, number):
+    process, test = begun
+    process.send_signal(number)
+    assert process.wait(20) == 1
+    assert "stopped" in process.stderr.read()
+    wait_until(lambda: not Path(f"/proc/{test}").exists())
+    assert list((tmp_path / ".cache").glob("mutants-*")) == []  # the copy
+    entries = [json.loads(line) for line in (tmp_path / ".cache" / "mutants.jsonl").read_text().splitlines()]
+    assert [entry["kind"] for entry in entries] == ["killed"]
+
+
+def test_only_what_was_seen_to_fail_by_the_plant_is_a_kill(tmp_path, monkeypatch):
+    """Also of an earlier run, which ended before it could look."""
+    monkeypatch.setattr(run, "KEPT", tmp_path / "kept.jsonl")
+    ill, well, sure = (Plant(name, "a", "b", f"tests/{name}.py") for name in ("ill", "well", "sure"))
+    results = {p: Result("killed", p.tests, p is sure) for p in (ill, well, sure)}
+    asked = []
+
+    class Healthy:
+        def failing(self, tests, seconds):
+            asked.extend(tests)
+            return [ill.tests]
+
+    keys = {p: p.file for p in results}
+    checked = run.check_health(Healthy(), results, keys, 1.0)
+    assert asked == [ill.tests, well.tests]
+    assert {p.file: r.kind for p, r in checked.items()} == {
+        "ill": "broken",
+        "well": "killed",
+        "sure": "killed",
+    }
+    assert run.read() == {"well": Result("killed", well.tests, True)}

@@ -6,9 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from processes import outputs, ranks
 
 import jaxpar
 from jaxpar import parity
+from jaxpar.parity._conditioned import Move, _judged
+from jaxpar.parity.measuring import Outcome, Policy, judge, measure
 
 torch = pytest.importorskip("torch")
 
@@ -58,4 +61,60 @@ def test_outputs_keep_their_bound():
         def __call__(self, x):
             return jnp.round(((x + 1e12) - 1e12) * 2**13) / 2**13 * (1 + 1e-5)
 
-    assert not parity.compare(Cancelling(), Other(), X).same
+    found = parity.compare(Cancelling(), Other(), X)
+    assert parity.Kind.OUTPUT in [row.difference.kind for row in found.different]
+
+
+Y = np.random.RandomState(529).randn(4, 2)
+
+
+def norm_of_a_norm(eps=1e-3):
+    """Over two features: the sign is all that is left of them, and the gradient is what cancels."""
+    theirs = torch.nn.Sequential(torch.nn.LayerNorm(2, 1e-5, False), torch.nn.LayerNorm(2, 1e-3, False))
+    ours = nnx.Sequential(
+        jaxpar.nn.LayerNorm(2, 1e-5, elementwise_affine=False, rngs=nnx.Rngs(0)),
+        jaxpar.nn.LayerNorm(2, eps, elementwise_affine=False, rngs=nnx.Rngs(0)),
+    )
+    return parity.compare(theirs, ours, Y, replicas=4, training=False)
+
+
+@pytest.mark.slow
+def test_what_the_compiler_rounds_is_no_difference():
+    """Multiply-adds of the processor, where it has them. In a process of its own: the tests' compiler
+    does not optimise."""
+    script = """
+        import sys
+        sys.path.insert(0, "tests")
+        import jaxpar
+        jaxpar.virtual_devices(4)
+        from test_parity_conditioned import norm_of_a_norm
+        found = norm_of_a_norm()
+        print(found)
+        sys.exit(not found.same)
+    """
+    outputs(ranks(1, script, env={"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}))
+
+
+@pytest.mark.parametrize("more", [1e-6, 1e-9])
+def test_a_mistake_is_in_the_program_that_is_not_optimised_too(more):
+    found = norm_of_a_norm(1e-3 * (1 + more))
+    assert not found.same
+    assert "compiler" not in f"{found}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "moved", "outcome"),
+    [
+        (parity.Kind.GRADIENT, 9e-10, 1e-10, Outcome.NOISE),  # of the bias of a norm over one feature
+        (parity.Kind.GRADIENT, 9e-10, 1e-11, Outcome.DIFFERENT),
+        (parity.Kind.STATE, 9e-10, 1e-10, Outcome.NOISE),
+        (parity.Kind.OUTPUT, 9e-10, 1e-10, Outcome.DIFFERENT),
+        (parity.Kind.LOSS, 9e-10, 1e-10, Outcome.DIFFERENT),
+        (parity.Kind.GRADIENT, 9e-10, 0.0, Outcome.DIFFERENT),
+    ],
+)
+def test_what_is_exactly_0_has_a_bound_of_the_size_of_its_rounding(kind, size, moved, outcome):
+    zero, ours = {"x": np.zeros(3)}, {"x": np.array([0.0, size, 0.0])}
+    (row,) = judge(measure(ours, zero, kind, 1), Policy())
+    assert row.outcome is Outcome.DIFFERENT
+    assert _judged(row, {(kind, "x", 1): Move(np.inf if moved else 0.0, moved)}).outcome is outcome

@@ -224,6 +224,17 @@ def test_bernoulli_broadcasts():
     assert_same_bits("bernoulli_", x, tensor)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bernoulli_of_the_very_number_that_is_drawn(dtype):
+    """u < p, and not u <= p."""
+    drawn = Pair.of(4).ours.rand(50, dtype=dtype)
+    for p, want in [(drawn, 0), (np.nextafter(drawn, np.asarray(1, dtype)), 1)]:
+        pair = Pair.of(4)
+        ours = pair.ours.bernoulli(p)
+        assert_same_bits("bernoulli", ours, torch.bernoulli(torch.tensor(p), generator=pair.theirs))
+        assert (ours == want).all()
+
+
 def test_dropout():
     x = np.random.RandomState(0).randn(64, 100).astype(np.float32)
     torch.manual_seed(11)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,40 @@ def test_a_damaged_record_is_refused(record, tmp_path, damage, message):
     damage(path)
     with pytest.raises(FileError, match=message):
         parity.check(path, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("which", [".json", ".safetensors"])
+def test_random_changes_of_bytes_are_found(record, tmp_path, which):
+    """Each is named, or says the same as before: a blank of JSON is nothing."""
+    path = _copy(record, tmp_path)
+    file, chosen = path.with_suffix(which), random.Random(0)
+    before = file.read_bytes()
+    refused = 0
+    for i in range(100):
+        changed = bytearray(before)
+        at = chosen.randrange(len(before))
+        if i % 3 == 0:
+            changed[at] = (changed[at] + chosen.randrange(1, 256)) % 256
+        elif i % 3 == 1:
+            del changed[at : at + chosen.randrange(1, 9)]
+        else:
+            changed[at:at] = chosen.randbytes(chosen.randrange(1, 9))
+        file.write_bytes(changed)
+        if which == ".json" and _meaning(bytes(changed)) == _meaning(before):
+            continue
+        with pytest.raises(FileError):
+            parity.check(path, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+        refused += 1
+    assert refused > 80
+    file.write_bytes(before)
+    assert parity.check(path, nnx.Linear(3, 2, rngs=nnx.Rngs(0))).same
+
+
+def _meaning(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _change(path, **fields):

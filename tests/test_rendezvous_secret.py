@@ -303,7 +303,7 @@ def test_another_world_of_a_rank_that_knows_the_secret_is_an_error_for_all():
     assert all(re.search("rank 1 .* has world_size 3, rank 0 .* has world_size 2", str(one)) for one in found)
 
 
-@pytest.mark.parametrize("text", [b"[" * 60_000, b'{"rank":' * 8_000, b"\xff", b"null", b"1" * 5000])
+@pytest.mark.parametrize("text", [b"[" * 60_000, b'{"rank":' * 8_000, b"\xff", b"null", b"1" * 5000, b"{}"])
 def test_what_is_no_hello_is_none(text):
     assert read(text) is None
 

@@ -67,6 +67,16 @@ def test_pieces_hold_the_rows_in_order_on_their_devices(source, devices):
         assert piece.devices() == {devices[i]}
 
 
+def test_pieces_are_found_where_the_devices_stand_in_another_order(devices):
+    """Shards are a pytree, and whoever puts them elsewhere chooses the order."""
+    shards = jaxpar.scatter(np.arange(10.0), [0, 1, 2, 3])
+    mesh = jax.sharding.Mesh(np.array(devices[:4]).reshape(2, 2), ("a", "b"))
+    there = jax.device_put(shards, jax.sharding.NamedSharding(mesh, jax.P(("b", "a"))))
+    assert [s.index[0].start or 0 for s in there.tree.addressable_shards] == [0, 2, 1, 3]
+    for piece, same in zip(there, shards, strict=True):
+        np.testing.assert_array_equal(piece, same)
+
+
 # docs/semantics.md row 26; T-MG test_scatter_*_dim, *_neg_dim
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
 def test_any_dim(dim):

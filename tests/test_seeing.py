@@ -150,6 +150,7 @@ def test_cpu_devices_count_arrays_and_never_load_the_library(monkeypatch):
         ((0, None, None), "0 / - / - B"),
         ((None, None), "- / -"),
         ((1023,), "1023 B"),
+        ((1024,), "1.0 KiB"),
         ((1536, 512), "1.5 / 0.5 KiB"),
         ((3 * GIB, 80 * GIB), "3.0 / 80.0 GiB"),
         ((5000 * 2**40,), "5000.0 TiB"),

@@ -15,6 +15,7 @@ from processes import ROOT, environment, free_port, ranks
 
 from jaxpar import errors
 from jaxpar.distributed._environment import Start, find
+from jaxpar.distributed._process_group import _devices_of
 from jaxpar.distributed._rendezvous import hello, read
 
 # ----------------------------------------------------------- ranks that meet: threads, no JAX involved
@@ -227,6 +228,27 @@ def test_schedulers(monkeypatch):
     assert (found.rank, found.size, found.host) == (1, 2, "10.0.0.1")
 
 
+GPUS = {
+    "no LOCAL_RANK": (Start(0, 2), {}, None),
+    "alone on its host": (Start(1, 2, local_rank=0, local_size=1), {}, None),
+    "one of two": (Start(1, 2, local_rank=1, local_size=2), {}, [1]),
+    "of all that are visible": (
+        Start(1, 2, local_rank=1, local_size=2), {"CUDA_VISIBLE_DEVICES": "4,7"}, [1],
+    ),
+    "the launcher has given it one": (
+        Start(1, 2, local_rank=1, local_size=2), {"CUDA_VISIBLE_DEVICES": "7"}, None,
+    ),
+    "JAX was told": (Start(1, 2, local_rank=1, local_size=2), {"JAX_LOCAL_DEVICE_IDS": "0"}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GPUS)
+def test_the_gpu_of_a_rank(case, monkeypatch):
+    start, given, want = GPUS[case]
+    variables(monkeypatch, **{"CUDA_VISIBLE_DEVICES": None, "JAX_LOCAL_DEVICE_IDS": None} | given)
+    assert _devices_of(start) == want
+
+
 BAD = {
     "no RANK": ({"RANK": None}, {}, "environment variable RANK expected, but not set"),
     "no WORLD_SIZE": ({"WORLD_SIZE": None}, {}, "environment variable WORLD_SIZE expected, but not set"),
@@ -262,7 +284,8 @@ def test_bad_arguments_and_variables_are_value_errors(case, monkeypatch):
     changed, arguments, text = BAD[case]
     variables(monkeypatch, **changed)
     with pytest.raises(errors.GroupError) as caught:
-        dist.init_process_group(**arguments)
+        # What is let through waits for others.
+        dist.init_process_group(**{"timeout": 2} | arguments)
     assert isinstance(caught.value, ValueError)
     assert text in str(caught.value)
     assert not dist.is_initialized()

@@ -159,6 +159,14 @@ def test_a_state_that_does_not_fit_changes_nothing(wrong):
     assert all(map(np.array_equal, jax.tree.leaves(after), jax.tree.leaves(before)))
 
 
+def test_at_the_end_of_an_accumulation_the_updates_tell_how_long_it_was():
+    step = parts(plain, accumulate=3)[2]
+    for i in range(3):
+        step(X[i], Y[i])
+    with pytest.raises(CheckpointError, match="1 updates in 3 calls"):
+        parts(plain, accumulate=1)[2].load_state_dict(step.state_dict())
+
+
 def test_something_else_is_no_state():
     with pytest.raises(CheckpointError, match="has no gradients, hook, step, updates"):
         parts(plain)[2].load_state_dict({"calls": 1})

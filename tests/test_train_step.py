@@ -19,7 +19,7 @@ from processes import outputs, ranks
 import jaxpar
 from jaxpar import errors
 from jaxpar._training import throttle, update
-from jaxpar._training.nonfinite import NONE, first_bad, first_bad_on_cpu
+from jaxpar._training.nonfinite import NONE, Reports, first_bad, first_bad_on_cpu
 from jaxpar._training.throttle import STEPS
 
 RANDOM = np.random.RandomState(0)
@@ -397,6 +397,15 @@ def test_the_first_of_several_gradients_is_named(look):
     assert look([jnp.zeros((0, 3))]) == NONE
 
 
+def test_a_report_that_nobody_has_read_is_not_lost():
+    reports = Reports(together=False)
+    for number in range(3):
+        reports.add(jax.block_until_ready(jnp.array([NONE, number])))
+    assert reports.read(wait=False) == (NONE, 0)
+    assert reports.read(wait=True) == (NONE, 2)
+    assert reports.read(wait=True) is None
+
+
 def test_a_large_net_on_cpu_devices():
     """Its arrays are not donated; what it computes is the same."""
     net = jaxpar.DataParallel(nnx.Linear(2049, 2048, rngs=nnx.Rngs(0)), [0, 1])
@@ -664,6 +673,16 @@ def test_an_optimizer_of_a_module_of_other_shapes():
     other = optimizer_of(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))  # (1,) would broadcast to (2,) without a word
     with pytest.raises(errors.OptimizerError, match="state of shape"):
         jaxpar.train_step(net, other, mse)
+
+
+def test_an_optimizer_that_changes_a_shape():
+    def twice(gradients, state, parameters=None):
+        return jax.tree.map(lambda g: jnp.concatenate([g, g], -1), gradients), state
+
+    net = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    tx = optax.GradientTransformation(lambda parameters: optax.EmptyState(), twice)
+    with pytest.raises(errors.OptimizerError, match=r"would change its shape from \(1,\) to \(2,\)"):
+        jaxpar.train_step(net, nnx.Optimizer(net, tx, wrt=nnx.Param), mse)
 
 
 WRONG = {

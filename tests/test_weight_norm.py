@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,13 +40,21 @@ TORCH = {"linear": lambda: torch.nn.Linear(4, 6), "conv": lambda: torch.nn.Conv2
 BOTH = [("linear", 0), ("linear", 1), ("linear", None), ("conv", 0), ("conv", 2)]
 
 
+NORMS = {
+    "weight_norm": jaxpar.nn.WeightNorm,
+    "spectral_norm": functools.partial(jaxpar.nn.SpectralNorm, rngs=nnx.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("kind", "dim"), BOTH)
-def test_torchs_originals_there_and_back(kind, dim):
+def test_torchs_originals_there_and_back(kind, dim, norm):
     """dim is the axis of torch's weight; the kernel has another order."""
-    weight_norm = torch.nn.utils.parametrizations.weight_norm
-    theirs = weight_norm(TORCH[kind](), dim=dim)
+    if norm == "spectral_norm" and dim is None:
+        dim = 0  # what None means there
+    theirs = getattr(torch.nn.utils.parametrizations, norm)(TORCH[kind](), dim=dim)
     place = {"linear": {0: 1, 1: 0, None: None}, "conv": {0: 3, 2: 0}}[kind][dim]
-    make = lambda: jaxpar.nn.WeightNorm({"linear": layer, "conv": conv}[kind](), dim=place)  # noqa: E731
+    make = lambda: NORMS[norm]({"linear": layer, "conv": conv}[kind](), dim=place)  # noqa: E731
     ours = jaxpar.parity.load_torch(make(), theirs)
     back = jaxpar.parity.to_torch(ours)
     assert back.keys() == theirs.state_dict().keys()

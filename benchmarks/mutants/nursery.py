@@ -4,7 +4,7 @@
 
 On stdin a line of JSON for each run: pytest's arguments and the seconds that it may take. On stdout one for
 each answer: pytest's exit code, None where the time was over, and what it said. jaxpar itself is not imported
-before the fork, since it is what changes from run to run.
+before the fork, since it is what changes from run to run. SIGTERM ends the nursery and the run.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LARGE = (
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # What tests/conftest.py sets for JAX, which reads it when it is imported.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     warnings.simplefilter("ignore")  # JAX warns of forks, and is not running yet
@@ -49,6 +50,7 @@ def run(arguments: list[str], seconds: float) -> dict[str, int | str | None]:
 
 def _pytest(arguments: list[str], output: int) -> None:
     os.setsid()  # what the tests start is ended with them
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -69,16 +71,18 @@ def _pytest(arguments: list[str], output: int) -> None:
 def _wait(child: int, deadline: float) -> int | None:
     """The exit code; None if the time is over. A process ended by a signal has a negative one."""
     code = None
-    while code is None and time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-        else:
-            time.sleep(0.02)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if code is None:
-        os.waitpid(child, 0)
+    try:
+        while code is None and time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if code is None:
+            os.waitpid(child, 0)
     return code
 
 

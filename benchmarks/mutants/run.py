@@ -3,8 +3,9 @@
     python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--out docs/mutants.md]
 
 Results are kept in .cache/mutants.jsonl as they come. --resume takes those whose plant, file and tests are
-as they were, so Ctrl-C loses nothing. At the end all tests that failed are run without a plant, because one
-that fails anyway kills nothing. The exit status is 1 if a plant survives or does not fit its file any more.
+as they were, so Ctrl-C loses nothing but the run that it stops. At the end all tests that failed are run
+without a plant, because one that fails anyway kills nothing. The exit status is 1 if a plant survives or does
+not fit its file any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import queue
+import signal
 import sys
 import tempfile
 import threading
@@ -43,20 +45,25 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A shell lets what it starts in the background ignore Ctrl-C.
+        signal.signal(number, signal.default_int_handler)
     wanted = [p for p in PLANTS if chosen.only in f"{p.file} {p.text} {p.tests}"]
+    # Of the files as they are copied now: somebody may work on them while the tests run.
+    keys = {p: p.key(ROOT) for p in wanted}
     kept = read() if chosen.resume else {}
-    results = {p: kept[p.key(ROOT)] for p in wanted if p.key(ROOT) in kept}
+    results = {p: kept[key] for p, key in keys.items() if key in kept}
     to_run = [p for p in wanted if p not in results and not p.equivalent]
+    unchecked = any(result.kind == "killed" and not result.checked for result in results.values())
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        made = [Tree(Path(folder) / str(i)) for i in range(chosen.jobs if to_run else 0)]
-        trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
-        for tree in made:
-            trees.put(tree)
+        trees = [Tree(Path(folder) / str(i)) for i in range(chosen.jobs if to_run or unchecked else 0)]
         try:
-            results |= check_health(made[0], run_all(trees, to_run, chosen), chosen.seconds) if made else {}
+            if trees:
+                results |= run_all(trees, {p: keys[p] for p in to_run}, chosen.seconds)
+                results = check_health(trees[0], results, keys, chosen.seconds)
         finally:
-            for tree in made:
+            for tree in trees:
                 tree.close()
     said = page.write(wanted, results)
     if chosen.out:
@@ -67,56 +74,67 @@ def main() -> int:
     return int(any(result.kind not in GOOD for result in results.values()))
 
 
-def check_health(tree: Tree, results: dict[Plant, Result], seconds: float) -> dict[Plant, Result]:
+def check_health(
+    tree: Tree, results: dict[Plant, Result], keys: dict[Plant, str], seconds: float
+) -> dict[Plant, Result]:
     """The results, without the kills of tests that fail on the healthy tree too. All are run at once."""
-    killers = sorted({result.by for result in results.values() if result.kind == "killed"})
+    unsure = {p: result for p, result in results.items() if result.kind == "killed" and not result.checked}
+    killers = sorted({result.by for result in unsure.values()})
     ill = tree.failing(killers, 20 * seconds) if killers else []
     checked = dict(results)
-    for plant, result in results.items():
-        if result.kind == "killed" and result.by in ill:
-            checked[plant] = Result("broken", f"{result.by} fails without the plant")
-            keep(plant, checked[plant])
+    for plant, result in unsure.items():
+        ills = Result("broken", f"{result.by} fails without the plant")
+        checked[plant] = ills if result.by in ill else dataclasses.replace(result, checked=True)
+        keep(keys[plant], checked[plant])
     return checked
 
 
-def run_all(trees: queue.SimpleQueue, to_run: list[Plant], chosen: argparse.Namespace) -> dict[Plant, Result]:
+def run_all(trees: list[Tree], to_run: dict[Plant, str], seconds: float) -> dict[Plant, Result]:
+    """The results of plants, which come with their keys."""
+    idle: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+    for tree in trees:
+        idle.put(tree)
     writing = threading.Lock()
     stopped = threading.Event()
 
     def one(plant: Plant) -> Result | None:
         if stopped.is_set():
             return None
-        tree = trees.get()
+        tree = idle.get()
         begun = time.monotonic()
         try:
-            result = tree.run(plant, chosen.seconds)
+            result = tree.run(plant, seconds)
         finally:
-            trees.put(tree)
+            idle.put(tree)
         with writing:
-            keep(plant, result)
+            keep(to_run[plant], result)
             took = f"{time.monotonic() - begun:5.1f} s"
             print(f"{result.kind:9} {took}  {plant.file}: {page.change(plant)}  {result.by}", file=sys.stderr)
         return result
 
-    with ThreadPoolExecutor(chosen.jobs) as pool:
+    with ThreadPoolExecutor(len(trees)) as pool:
         try:
             found = list(pool.map(one, to_run))
-        except KeyboardInterrupt:
+        except BaseException:
+            # The pool waits for its threads, and they for their tests, which may take minutes.
             stopped.set()
+            for tree in trees:
+                tree.close()
             raise
     return {plant: result for plant, result in zip(to_run, found, strict=True) if result is not None}
 
 
 def read() -> dict[str, Result]:
     lines = KEPT.read_text().splitlines() if KEPT.exists() else []
-    last = {entry["key"]: Result(entry["kind"], entry["by"]) for entry in map(json.loads, lines)}
+    entries = {entry.pop("key"): entry for entry in map(json.loads, lines)}
+    last = {key: Result(**entry) for key, entry in entries.items()}
     return {key: result for key, result in last.items() if result.kind in GOOD}
 
 
-def keep(plant: Plant, result: Result) -> None:
+def keep(key: str, result: Result) -> None:
     KEPT.parent.mkdir(exist_ok=True)
     with KEPT.open("a") as file:
-        file.write(json.dumps({"key": plant.key(ROOT), **dataclasses.asdict(result)}) + "\n")
+        file.write(json.dumps({"key": key, **dataclasses.asdict(result)}) + "\n")
 
 
 if __name__ == "__main__":

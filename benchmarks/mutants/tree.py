@@ -22,10 +22,12 @@ RESULTS = {0: "survived", 1: "killed"}
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """`kind`: killed, survived, timed out, misfit or broken; `by`: the test that failed, or what is wrong."""
+    """`kind`: killed, survived, timed out, misfit or broken; `by`: the test that failed, or what is wrong;
+    `checked`: that test passes without the plant."""
 
     kind: str
     by: str = ""
+    checked: bool = False
 
 
 class Tree:
@@ -86,11 +88,14 @@ class Tree:
         assert self.nursery.stdout is not None
         self.nursery.stdin.write(json.dumps(question) + "\n")
         self.nursery.stdin.flush()
-        return json.loads(self.nursery.stdout.readline())
+        answer = self.nursery.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the nursery has ended with {self.nursery.wait()}")
+        return json.loads(answer)
 
     def close(self) -> None:
-        """Ends the nursery; its forks end themselves when it is gone or their time is over."""
-        self.nursery.kill()
+        """Ends the nursery, and the tests that it runs."""
+        self.nursery.terminate()
         self.nursery.wait()
 
     def _environment(self) -> dict[str, str]:

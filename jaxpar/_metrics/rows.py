@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import MetricError
@@ -126,7 +127,7 @@ class File:
         found = (name for _, values in rows() for name in values)
         self.columns = list(dict.fromkeys([*self.columns, *found, *more]))
         beside = self.path.with_name(self.path.name + ".partial")
-        with open(beside, "w", encoding="utf-8", newline="") as file:
+        with _named(beside), open(beside, "w", encoding="utf-8", newline="") as file:
             file.write(self.form.header(self.columns))
             file.writelines(self.form.line(row, self.columns) for row in rows())
             file.flush()
@@ -140,9 +141,31 @@ class File:
             self.write(self.rows, more)  # a table gets a column: its header is written again
         self.columns += [name for name in more if name not in self.columns]
         assert self._file is not None
-        self._file.write(self.form.line(row, self.columns).encode())
+        with _named(self.path):
+            _append(self._file, self.form.line(row, self.columns).encode())
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+    """All of a line or nothing: a full disk takes some of its bytes, and the next line would go on there."""
+    size, rest = os.fstat(file.fileno()).st_size, memoryview(line)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        os.ftruncate(file.fileno(), size)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """The system says which file it could not open, and not which it could not write."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.nn.parallel import _functions, comm
 
 import torch_ref
 from torch_ref import Devices, UnsupportedTorch, _pretend, pretend
+from torch_ref._accelerator import Accelerator
 from torch_ref._source import on_first_device
 
 FOLDER = Path(torch_ref.__file__).parent
@@ -46,6 +48,16 @@ def test_what_it_gives() -> None:
     with pretend(3) as devices:
         assert devices == Devices(count=3, real=False)
         assert devices.device == torch.device("cpu")
+
+
+def test_the_current_device_belongs_to_a_thread() -> None:
+    accelerator, seen = Accelerator(3), list[int]()
+    with accelerator.device_index(2):
+        other = threading.Thread(target=lambda: seen.append(accelerator.current_device_index()))
+        other.start()
+        other.join()
+        assert (seen, accelerator.current_device_index()) == ([0], 2)
+    assert accelerator.current_device_index() == 0
 
 
 @pytest.mark.parametrize("n", [0, -1])

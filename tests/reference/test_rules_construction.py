@@ -112,6 +112,14 @@ def test_unknown_ordinal(device_ids: list[int]) -> None:
         nn.parallel.data_parallel(nn.Linear(2, 2), torch.zeros(4, 2), device_ids)
 
 
+@pytest.mark.parametrize("device_ids", [[-1], [0, -1]])
+@pretend(2)
+def test_negative_ordinal(device_ids: list[int]) -> None:
+    # docs/semantics.md row 7
+    with pytest.raises(AssertionError, match=r"^Invalid device id$"):
+        nn.DataParallel(nn.Linear(2, 2), device_ids)
+
+
 @pretend(1)
 def test_duplicate_devices() -> None:
     # docs/semantics.md row 8

@@ -49,7 +49,7 @@ PLANTS = [
     ),
     *plants("jaxpar/distributed/_process_group.py",
         ('if not seconds > 0', 'if seconds < 0', "tests/test_distributed.py tests/test_starting_problems.py -k \"bad\""),
-        ('<= start.local_rank:\n        return None  #', '< start.local_rank:\n        return None  #', "tests/test_starting_problems.py tests/test_distributed.py -k \"gpu or local\""),
+        ('<= start.local_rank:\n        return None  #', '< start.local_rank:\n        return None  #', "tests/test_starting_problems.py -k gpu_of_a_rank"),
     ),
     *plants("jaxpar/distributed/exchange.py",
         ('f"rank{\'s\' * (len(ranks) > 1)}', 'f"rank{\'s\' * (len(ranks) > 2)}', "tests/test_guard.py::test_difference"),

@@ -46,7 +46,7 @@ PLANTS = [
         ('bad = jnp.where(cooling, 0, bad)', 'bad = bad', "tests/test_lr_scheduler.py -k plateau"),
     ),
     *plants("jaxpar/optim/lr_scheduler/_cycles.py",
-        ('ends = [float(pct_start * total) - 1]', 'ends = [float(pct_start * total)]', "tests/test_lr_scheduler.py -m \"not long\" -k \"every_step and one_cycle\""),
+        ('ends = [float(pct_start * total) - 1]', 'ends = [float(pct_start * total)]', "tests/test_lr_scheduler.py -m \"not long\" -k \"every_step and OneCycle\""),
         ('1 / power(2.0, x - 1)', '1 / power(2.0, x)', "tests/test_lr_scheduler.py -m \"not long\" -k \"every_step and cyclic\""),
     ),
     *plants("jaxpar/optim/lr_scheduler/_cosine.py",

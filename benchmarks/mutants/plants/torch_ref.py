@@ -5,7 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("torch_ref/_accelerator.py",
-        ('self._current = threading.local()', 'self._current = SimpleNamespace()', "tests/reference/test_pretend.py tests/reference/test_rules_replicate.py tests/reference/test_rules_scatter.py tests/reference/test_rules_parallel_apply.py -k \"thread or current\""),
+        ('self._current = threading.local()', 'self._current = SimpleNamespace()', "tests/reference/test_pretend.py -k belongs_to_a_thread"),
         ('self._current.index = before', 'pass', "tests/reference/test_pretend.py tests/reference/test_rules_replicate.py tests/reference/test_rules_scatter.py tests/reference/test_rules_parallel_apply.py -k \"current or restored or device\""),
         ('if not all(0 <= index < self._count for index in indices)', 'if not all(index < self._count for index in indices)', "tests/reference/test_rules_construction.py"),
     ),

@@ -63,12 +63,19 @@ def targets(target: ArrayLike, error: type[Exception] = IndexError, text: str = 
 
 
 def values(x: ArrayLike, name: str) -> jax.Array:
-    """Numbers as an array of JAX. Raises RangeError for an integer that JAX would wrap."""
+    """Numbers as an array of JAX. Raises RangeError for an integer that JAX would wrap, and for a float of
+    which it would make infinity."""
     worst = wrapped(x)
     if worst is not None:
         raise RangeError(
             f"{name} holds the integer {worst}, which JAX would wrap to 32 bits. Turn jax_enable_x64 on, or "
             "pass floats."
+        )
+    largest = infinite(x)
+    if largest is not None:
+        raise RangeError(
+            f"{name} holds {largest:g}, of which JAX would make infinity in 32 bits. Turn jax_enable_x64 on, "
+            "or pass smaller numbers."
         )
     return jnp.asarray(x)
 
@@ -78,13 +85,27 @@ def wrapped(x: ArrayLike) -> int | None:
 
     An array of JAX has been wrapped or it has not; to look at it would be to wait.
     """
-    if isinstance(x, bool) or not isinstance(x, np.ndarray | np.generic | int | list | tuple):
-        return None
-    if isinstance(x, list | tuple) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-        return None
-    host = np.asarray(x)
-    if host.dtype.kind not in "iu" or not host.size:
+    host = _on_host(x)
+    if host is None or host.dtype.kind not in "iu" or not host.size:
         return None
     limits = np.iinfo(jax.dtypes.canonicalize_dtype(host.dtype))
     extremes = int(host.min()), int(host.max())
     return next((n for n in extremes if not limits.min <= n <= limits.max), None)
+
+
+def infinite(x: ArrayLike) -> float | None:
+    """The float64 on the host that is farthest beyond float32, if JAX would make that of it."""
+    host = _on_host(x)
+    if host is None or host.dtype != np.float64 or jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return None
+    numbers = host[np.isfinite(host)]
+    worst = max(numbers.max(initial=0), numbers.min(initial=0), key=abs)
+    return float(worst) if abs(worst) > np.finfo(np.float32).max else None
+
+
+def _on_host(x: ArrayLike) -> np.ndarray | None:
+    if isinstance(x, bool) or not isinstance(x, np.ndarray | np.generic | int | float | list | tuple):
+        return None
+    if isinstance(x, list | tuple) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        return None
+    return np.asarray(x)

@@ -82,6 +82,14 @@ class FlaxSide:
         side._start()
         return side
 
+    def unoptimised(self) -> FlaxSide:
+        """This side, its step compiled operation by operation: no multiply-add, no sum in another order."""
+        side = copy.copy(self)
+        # TPUs have no such option.
+        options = {} if jax.default_backend() == "tpu" else {"xla_backend_optimization_level": 0}
+        side._step = jax.jit(side._compute, compiler_options=options)
+        return side
+
     def step(
         self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True, reseeded: bool = False
     ) -> Seen:
