@@ -1,0 +1,161 @@
+"""Causes that are named: for each a small pair that is healthy, and what is said when it is not."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxpar import parity
+from jaxpar.parity._divergence import search
+
+torch = pytest.importorskip("torch")
+
+RNGS = nnx.Rngs(0)
+NORM = {"use_fast_variance": False, "rngs": RNGS}
+
+
+@pytest.fixture(autouse=True)
+def same_weights_every_time():
+    torch.manual_seed(0)
+
+
+def texts(divergence: parity.Divergence) -> list[str]:
+    return [cause.text for cause in divergence.causes]
+
+
+def check(reference, flax, inputs, place, cause, **more):
+    """The one place that differs, and its first cause."""
+    found = parity.compare(reference, flax, inputs, **more)
+    assert not found.same
+    assert (found.divergence.candidate, found.divergence.others) == (place, ())
+    assert any(cause in text for text in texts(found.divergence)), texts(found.divergence)
+
+
+# ---------------------------------------------------------------------------------------------- the search
+
+
+class Norms(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = torch.nn.GroupNorm(2, 6, eps=1e-6), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.norm(x)))
+
+
+class FlaxNorms(nnx.Module):
+    def __init__(self, epsilon):
+        self.norm = nnx.GroupNorm(6, 2, epsilon=epsilon, **NORM)
+        self.fc = nnx.Linear(6, 2, rngs=RNGS)
+
+    def __call__(self, x):
+        return self.fc(jnp.tanh(self.norm(x)))
+
+
+def test_the_first_place_is_named_where_an_optimizer_has_moved_the_weights():
+    """As in diffusers' UNet: it was searched with the weights after the step."""
+    x = np.random.RandomState(0).randn(4, 6)
+    adamw = (lambda p: torch.optim.AdamW(p, 1e-2), optax.adamw(1e-2, weight_decay=1e-2))
+    assert parity.compare(Norms(), FlaxNorms(1e-6), x, optimizer=adamw).same
+    check(Norms(), FlaxNorms(1e-5), x, "norm", "epsilon=1e-06 (it acts as 1e-05)", optimizer=adamw)
+
+
+class Window(torch.nn.Module):
+    """Attention to the last keys, with a table of float32 in the scores, as rotary positions have."""
+
+    def __init__(self, written: bool):
+        super().__init__()
+        self.proj, self.out = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.register_buffer("table", torch.sin(torch.arange(40) / 3)[:, None], persistent=False)
+        self.written = written
+
+    def forward(self, x):
+        t = x.shape[1]
+        place = torch.arange(t)
+        seen = (place <= place[:, None]) & (place > place[:, None] - 3)
+        mask = torch.zeros(t, t, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)
+        if self.written:
+            mask = mask + torch.zeros(1).add_(1).sub_(1)
+        q = self.proj(x) + self.table[:t]
+        return self.out((q @ q.mT / 2 + mask).softmax(-1) @ q)
+
+
+class FlaxWindow(nnx.Module):
+    def __init__(self, width):
+        self.proj, self.out, self.width = nnx.Linear(4, 4, rngs=RNGS), nnx.Linear(4, 4, rngs=RNGS), width
+
+    def __call__(self, x):
+        t = x.shape[1]
+        q = self.proj(x) + jnp.sin(jnp.arange(t) / 3)[:, None]
+        seen = jnp.triu(jnp.tril(jnp.ones((t, t), bool)), 1 - self.width)
+        scores = q @ q.mT / 2 + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
+        return self.out(nnx.softmax(scores) @ q)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["made", "written in place"])
+def test_a_window_is_named_beside_a_table_of_float32(written, monkeypatch):
+    """As in Mistral: every cause leaves the rounding of the table. No run is left for guesses."""
+    monkeypatch.setattr(search, "OPS", 0)
+    monkeypatch.setattr(search, "FEWEST", 0)
+    x = np.random.RandomState(0).randn(2, 9, 4)
+    healthy = parity.compare(Window(written), FlaxWindow(3), x)
+    assert healthy.same
+    assert healthy.constants == ("torch's table",)
+    found = parity.compare(Window(written), FlaxWindow(4), x).divergence
+    assert found.candidate == "out"
+    assert any("off by one" in text for text in texts(found)), texts(found)
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+class Growing(torch.nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.up = torch.nn.ConvTranspose2d(3, 4, 3, stride=2, **settings)
+        self.out = torch.nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return self.out(self.up(x))
+
+
+class FlaxGrowing(nnx.Module):
+    def __init__(self, padding):
+        self.up = nnx.ConvTranspose(3, 4, (3, 3), (2, 2), padding=padding, transpose_kernel=True, rngs=RNGS)
+        self.out = nnx.Conv(4, 2, (1, 1), rngs=RNGS)
+
+    def __call__(self, x):
+        return self.out(self.up(x))
+
+
+BOTH = {"padding": 1, "output_padding": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "padding", "cause"),
+    [
+        (BOTH, [(1, 1)] * 2, "output_padding=(1, 1) (it acts as 0)"),
+        (BOTH, [(2, 1)] * 2, "it acts as output_padding at the beginning, [(2, 1), (2, 1)]"),
+        (BOTH, "SAME", "it acts as 'SAME', [(2, 1), (2, 1)]"),
+        (BOTH, "VALID", "it acts as 'VALID', [(2, 2), (2, 2)]"),
+        ({"padding": 1}, [(0, 0)] * 2, "padding for torch's 1 (it acts as 2)"),
+        ({"padding": 0}, [(0, 0)] * 2, "it acts as torch's own number, [(0, 0), (0, 0)]"),
+        ({"padding": 0}, "SAME", "it acts as 'SAME', [(2, 1), (2, 1)]"),
+        ({"padding": 1}, "SAME", "it acts as 'SAME', [(2, 1), (2, 1)]"),
+    ],
+    ids=str,
+)
+def test_the_padding_of_a_transposed_convolution(settings, padding, cause):
+    x = np.random.RandomState(0).randn(2, 3, 5, 5)
+    check(Growing(**settings), FlaxGrowing(padding), x, "up", cause, layout="channels_last")
+
+
+@pytest.mark.parametrize("settings", [BOTH, {"padding": 1}, {}], ids=str)
+def test_a_transposed_convolution_is_healthy(settings):
+    p, o = settings.get("padding", 0), settings.get("output_padding", 0)
+    x = np.random.RandomState(0).randn(2, 3, 5, 5)
+    healthy = FlaxGrowing([(2 - p, 2 - p + o)] * 2)
+    assert parity.compare(Growing(**settings), healthy, x, layout="channels_last").same
