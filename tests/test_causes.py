@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -159,3 +160,164 @@ def test_a_transposed_convolution_is_healthy(settings):
     x = np.random.RandomState(0).randn(2, 3, 5, 5)
     healthy = FlaxGrowing([(2 - p, 2 - p + o)] * 2)
     assert parity.compare(Growing(**settings), healthy, x, layout="channels_last").same
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+class Words(torch.nn.Module):
+    def __init__(self, padding_idx=None, frozen=()):
+        super().__init__()
+        self.words, self.out = torch.nn.Embedding(9, 4, padding_idx=padding_idx), torch.nn.Linear(4, 2)
+        for name in frozen:
+            getattr(self.out, name).requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(self.words(x))
+
+
+class FlaxWords(nnx.Module):
+    def __init__(self, padding_idx=None, stopped=()):
+        self.words, self.out = nnx.Embed(9, 4, rngs=RNGS), nnx.Linear(4, 2, rngs=RNGS)
+        self.padding_idx, self.stopped = padding_idx, frozenset(stopped)
+
+    def __call__(self, x):
+        y = self.words(x)
+        if self.padding_idx is not None:
+            y = jnp.where((x != self.padding_idx)[..., None], y, jax.lax.stop_gradient(y))
+        kernel, bias = (
+            jax.lax.stop_gradient(leaf[...]) if name in self.stopped else leaf[...]
+            for name, leaf in (("weight", self.out.kernel), ("bias", self.out.bias))
+        )
+        return y @ kernel + bias
+
+
+TOKENS = np.array([[0, 1, 2, 2, 0], [1, 0, 2, 1, 5]])
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0, None), (0, 1), (None, 0), (1, 0)])
+def test_the_padding_of_a_table(right, wrong):
+    assert parity.compare(Words(right), FlaxWords(right), TOKENS).same
+    check(Words(right), FlaxWords(wrong), TOKENS, "words", f"padding_idx={right} (it acts as {wrong})")
+
+
+@pytest.mark.parametrize("names", [["weight"], ["weight", "bias"]], ids=str)
+def test_what_is_frozen_or_stopped(names):
+    said = " and ".join(names)
+    assert parity.compare(Words(frozen=names), FlaxWords(stopped=names), TOKENS).same
+    trains = f"{said} is frozen, requires_grad=False (it has a gradient"
+    check(Words(frozen=names), FlaxWords(), TOKENS, "out", trains)
+    check(Words(), FlaxWords(stopped=names), TOKENS, "out", f"a gradient reaches {said} (none does")
+
+
+# --------------------------------------------------------------------------------------------- optimizers
+
+ADAMW = optax.adamw(1e-2, weight_decay=1e-2)
+
+
+def all_of(parameters):
+    return torch.optim.AdamW(parameters, 1e-2)
+
+
+def those_that_train(parameters):
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], 1e-2)
+
+
+@pytest.mark.parametrize("build", [all_of, those_that_train])
+def test_a_frozen_parameter_is_left_alone(build):
+    """torch does not move it, in the optimizer or not; Flax does by its decay, unless it is masked."""
+
+    def trained(tree):
+        return jax.tree_util.tree_map_with_path(lambda path, _: "bias" not in str(path[-1]), tree)
+
+    def call(tx):
+        return {"optimizer": (build, tx), "steps": 2}
+
+    still = optax.chain(optax.masked(ADAMW, trained))
+    assert parity.compare(Words(frozen=["bias"]), FlaxWords(stopped=["bias"]), TOKENS, **call(still)).same
+    cause = "torch leaves parameters without a gradient alone"
+    reference, flax = Words(frozen=["bias"]), FlaxWords(stopped=["bias"])
+    found = parity.compare(reference, flax, TOKENS, **call(ADAMW))
+    assert {row.difference.name for row in found.different} == {"out.bias"}
+    assert cause in texts(found.divergence)[0]
+
+
+def uncorrected(rate, first, second, eps):
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return zeros, zeros
+
+    def update(grads, state, params=None):
+        m = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state[0], grads)
+        v = jax.tree.map(lambda v, g: second * v + (1 - second) * g * g, state[1], grads)
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v), (m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+T = torch.optim
+
+
+@pytest.mark.parametrize(
+    ("build", "tx", "cause"),
+    [
+        (
+            lambda p: T.Adam(p, 1e-2, weight_decay=0.1),
+            optax.adamw(1e-2, weight_decay=0.1),
+            "decoupled_weight_",
+        ),
+        (
+            lambda p: T.AdamW(p, 1e-2, weight_decay=1e-2),
+            optax.chain(optax.adam(1e-2), optax.add_decayed_weights(-1e-2)),
+            "weight_decay=0.01 is torch's (each step takes 0.01 of the weight itself)",
+        ),
+        (
+            lambda p: T.SGD(p, 1e-2, momentum=0.9, weight_decay=1e-2),
+            optax.chain(optax.sgd(1e-2, momentum=0.9), optax.add_decayed_weights(-1e-4)),
+            "weight_decay=0.01 is torch's (each step takes the rate times 0.01 of the weight itself)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2, eps=1e-4),
+            optax.adam(1e-2, eps=0.0, eps_root=1e-4),
+            "eps=0.0001 is added behind the root (it acts as eps_root=0.0001, inside)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2, eps=1e-4),
+            optax.adam(1e-2, eps=1e-4, eps_root=1e-4),
+            "eps=0.0001 is added behind the root alone (there is eps_root=0.0001, too)",
+        ),
+        (
+            lambda p: T.RMSprop(p, 1e-2),
+            optax.rmsprop(1e-2, decay=0.99, eps_in_sqrt=True),
+            "eps=1e-08 is added behind the root (inside of it",
+        ),
+        (lambda p: T.Adam(p, 1e-2), optax.adam(1e-2, nesterov=True), "no momentum of Nesterov's (there is)"),
+        (
+            lambda p: T.SGD(p, 1e-2, momentum=0.9),
+            optax.sgd(1e-2, momentum=0.9, nesterov=True),
+            "nesterov=False (it acts as True)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2),
+            uncorrected(1e-2, 0.9, 0.999, 1e-8),
+            "moments are divided by 1 - beta**t",
+        ),
+    ],
+)
+def test_the_form_of_an_optimizer(build, tx, cause):
+    check(Words(), FlaxWords(), TOKENS, "optimizer", cause, optimizer=(build, tx), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("build", "tx"),
+    [
+        (lambda p: T.Adam(p, 1e-2, eps=1e-4), optax.adam(1e-2, eps=1e-4)),
+        (lambda p: T.RMSprop(p, 1e-2), optax.rmsprop(1e-2, decay=0.99, eps_in_sqrt=False)),
+        (
+            lambda p: T.SGD(p, 1e-2, momentum=0.9, weight_decay=1e-2),
+            optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(1e-2, momentum=0.9)),
+        ),
+    ],
+)
+def test_the_form_of_an_optimizer_is_healthy(build, tx):
+    assert parity.compare(Words(), FlaxWords(), TOKENS, optimizer=(build, tx), steps=3).same

@@ -131,6 +131,13 @@ class Forward:
         finally:
             self._mark(trace)
 
+    def gradients(self) -> Named:
+        """Those of the whole step, as the module is now."""
+        self._restore()
+        found = self.reference.step(self.batch).gradients
+        self._restore()
+        return found
+
     def outputs_of(self, call: LayerCall, departure: Departure) -> Named:
         """The first array that the layer returns in another run, in Flax's layout."""
         _, trace = self.rerun(departure, (call.key, "outputs"))
