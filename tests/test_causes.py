@@ -321,3 +321,38 @@ def test_the_form_of_an_optimizer(build, tx, cause):
 )
 def test_the_form_of_an_optimizer_is_healthy(build, tx):
     assert parity.compare(Words(), FlaxWords(), TOKENS, optimizer=(build, tx), steps=3).same
+
+
+# ------------------------------------------------------------------------------------------ norms and sums
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, post):
+        super().__init__()
+        self.norm, self.fc = torch.nn.LayerNorm(6), torch.nn.Linear(6, 6)
+        self.out, self.post = torch.nn.Linear(6, 3), post
+
+    def forward(self, x):
+        if self.post:
+            return self.out(self.norm(x + torch.tanh(self.fc(x))))
+        return self.out(x + torch.tanh(self.fc(self.norm(x))))
+
+
+class FlaxResidual(nnx.Module):
+    def __init__(self, post):
+        self.norm, self.fc = nnx.LayerNorm(6, epsilon=1e-5, **NORM), nnx.Linear(6, 6, rngs=RNGS)
+        self.out, self.post = nnx.Linear(6, 3, rngs=RNGS), post
+
+    def __call__(self, x):
+        if self.post:
+            return self.out(self.norm(x + jnp.tanh(self.fc(x))))
+        return self.out(x + jnp.tanh(self.fc(self.norm(x))))
+
+
+@pytest.mark.parametrize(("post", "words"), [(True, "returns"), (False, "is given")])
+def test_a_norm_in_front_of_the_branch_or_behind_the_sum(post, words):
+    x = np.random.RandomState(0).randn(4, 6)
+    assert parity.compare(Residual(post), FlaxResidual(post), x).same
+    found = parity.compare(Residual(post), FlaxResidual(not post), x).divergence
+    said = [text for each in (found, *found.others) if each.candidate == "fc" for text in texts(each)]
+    assert any(f"fc is given what torch's is (it is given what norm {words}" in text for text in said), said

@@ -20,7 +20,7 @@ from .._sides.task import Named
 from .._sides.torch_side import to_numpy
 from .arrays import made_of
 from .dataflow import Dataflow, quick
-from .exchanges import exchanges
+from .exchanges import beside_the_sum, exchanges
 from .forward import STATE, Forward
 from .search import EQUAL, Found, Quick, Search, Trial, Watch, any_mistakes, known_mistakes, relative_error
 from .torch_trace import Departure, LayerCall, Trace
@@ -221,6 +221,7 @@ class Places:
         return (
             first(known_mistakes(near))
             or first(known_mistakes(far[-CLOSE:]))
+            or beside_the_sum(self.forward, call, ours)
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
             or made_of(ours, theirs)
