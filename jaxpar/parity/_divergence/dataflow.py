@@ -19,10 +19,6 @@ class Unknown(Exception):
     """A function works in place or draws random numbers, or the place is further on: only a run can tell."""
 
 
-STATISTICS = "batch_norm"
-"""It writes to its running averages alone, which nothing reads in the same run."""
-
-
 class Dataflow:
     """The functions that no layer called, up to a place; layers return what they returned.
 
@@ -66,7 +62,9 @@ class Dataflow:
 
     def _is_lost(self, op: Op) -> bool:
         """Whether the function cannot be called again on what it was given."""
-        if op.written and op.name != STATISTICS:
+        # Running averages are written by a kernel that does not say so.
+        counts = any(x is True for x in (*op.args, *op.kwargs.values()))
+        if op.written or (op.name in ("batch_norm", "instance_norm") and counts):
             return True
         read = (storage(x) for x in tensors((op.args, op.kwargs)))
         return any(self._last_written.get(address, -1) > op.index for address in read)

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from ..._typing import PyTree
+from .._result import Cause
 from .._tensors import tensor_of
 from .arrays import blocks
 from .forward import Forward
-from .search import Trial
+from .search import EQUAL, Found, Trial, relative_error
 from .torch_trace import Change, Departure, Function, LayerCall, Op
 
 RECENT = 6
@@ -39,6 +40,33 @@ def exchanges(forward: Forward, call: LayerCall | None, inside: bool = False) ->
     start = before[-1].last if before else 0
     end = call.first if call is not None else forward.trace.model_ops
     yield [*_other_operands(forward, forward.trace.ops[start:end], recent)]
+
+
+def beside_the_sum(forward: Forward, call: LayerCall | None, ours: np.ndarray) -> list[Found]:
+    """A norm in front of a residual's branch and not behind the sum, or the other way: read off the arrays.
+
+    Args:
+      ours: what Flax gives the layer.
+    """
+    found = []
+    for other in forward.trace.calls if call is not None else []:
+        assert call is not None
+        if _is_norm(forward, call) == _is_norm(forward, other):
+            continue
+        for arrays, words in ((other.outputs, "returns"), (other.inputs, "is given")):
+            theirs = forward.in_layout(other, [tensor_of(x) for x in arrays[:1]])
+            relative = relative_error(ours, theirs[""]) if theirs else np.inf
+            if relative <= EQUAL:
+                text = (
+                    f"{forward.flax(call)} is given what torch's is (it is given what {forward.flax(other)} "
+                    f"{words}: is the norm in front of the branch, or behind the sum?)"
+                )
+                found.append(Found(Cause(text, relative)))
+    return found[:1]
+
+
+def _is_norm(forward: Forward, call: LayerCall) -> bool:
+    return "Norm" in forward.kind(call)
 
 
 def _in_the_place_of_another(

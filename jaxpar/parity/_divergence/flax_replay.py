@@ -42,6 +42,7 @@ class Replay:
       results: the first array that each call returned, from the reference's inputs.
       outputs: of the model.
       state: after the call.
+      misfits: the first array of calls that return other shapes than the reference's.
       missing: calls that Flax did not make, or whose arrays do not fit; each with the reason.
     """
 
@@ -49,6 +50,7 @@ class Replay:
     results: dict[Key, Both]
     outputs: Named
     state: Named
+    misfits: dict[Key, np.ndarray]
     missing: dict[Key, str]
 
 
@@ -68,12 +70,13 @@ def replay(
     def run(parameters: PyTree, rest: PyTree, call: Call, masks: tuple, references: PyTree) -> tuple:
         forcing = _Forcing(references, channels_last, missing)
         outputs, after = side.net.apply(parameters, rest, call, masks, forcing)
-        return forcing.inputs, forcing.results, side.leaves(outputs), side.net.named_rest(after)
+        found = forcing.inputs, forcing.results, forcing.misfits
+        return *found, side.leaves(outputs), side.net.named_rest(after)
 
     compiled = jax.jit(in_float64(run))
     seen = compiled(side.parameters, side.rest, side.call(batch), masks, references)
-    given, returned, outputs, state = jax.tree.map(np.asarray, seen)
-    return Replay(given, returned, outputs, state, missing)
+    given, returned, misfits, outputs, state = jax.tree.map(np.asarray, seen)
+    return Replay(given, returned, outputs, state, misfits, missing)
 
 
 class _Forcing:
@@ -85,6 +88,7 @@ class _Forcing:
         self.counts: dict[str, int] = {}
         self.inputs: dict[Key, dict[int, tuple]] = {}
         self.results: dict[Key, tuple] = {}
+        self.misfits: dict[Key, jax.Array] = {}
 
     def __call__(
         self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
@@ -114,6 +118,8 @@ class _Forcing:
         replaced = _replaced(leaves, returned, last, rows)
         if replaced is None:
             self.missing[key] = _misfit("returns", leaves, returned)
+            if leaves and hasattr(leaves[0], "shape"):
+                self.misfits[key] = leaves[0]
             return outputs
         both = together(leaves[0], returned[0], last, rows)
         assert both, "what was replaced fits"

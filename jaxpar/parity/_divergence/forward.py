@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from .._pair import Pair
 from .._result import LayerResult
 from .._sides.task import Named, Seen
 from .._sides.torch_side import to_numpy
+from .._tensors import tensor_of
 from .._weights import Link
 from .dataflow import Dataflow, quick
 from .flax_replay import Both, Key, Replay, replay, together, unfit
@@ -62,7 +63,7 @@ class Forward:
         made = replay(self.candidate, self.batch, self.seen.masks, given)
         why = "has a forward of its own, given other things than Flax's"
         return dataclasses.replace(
-            made, missing=made.missing | {key: f"{self._kind(calls[key])} {why}" for key in without}
+            made, missing=made.missing | {key: f"{self.kind(calls[key])} {why}" for key in without}
         )
 
     def _is_called_otherwise(self, call: LayerCall) -> bool:
@@ -130,11 +131,30 @@ class Forward:
         finally:
             self._mark(trace)
 
+    def gradients(self) -> Named:
+        """Those of the whole step, as the module is now."""
+        self._restore()
+        found = self.reference.step(self.batch).gradients
+        self._restore()
+        return found
+
     def outputs_of(self, call: LayerCall, departure: Departure) -> Named:
         """The first array that the layer returns in another run, in Flax's layout."""
         _, trace = self.rerun(departure, (call.key, "outputs"))
         again = trace.call(call.key)
         return self._like(call, again.outputs[0], self.replay.results[self.key(call)]) if again else {}
+
+    def outputs_as_flax(self, call: LayerCall, departure: Departure) -> Named:
+        """The same, of whatever shape."""
+        _, trace = self.rerun(departure, (call.key, "outputs"))
+        again = trace.call(call.key)
+        return self.in_layout(call, [tensor_of(x) for x in again.outputs]) if again else {}
+
+    def in_layout(self, call: LayerCall, found: Sequence[torch.Tensor]) -> Named:
+        if not found:
+            return {}
+        array = to_numpy(found[0])
+        return {"": np.moveaxis(array, 1, -1) if self.channels_last(call) and array.ndim > 2 else array}
 
     def quickly(self, flow: Dataflow, call: LayerCall, place: int, which: str, departure: Departure) -> Named:
         """The same of inputs or outputs, without a run of the model, where that can be had."""
@@ -192,7 +212,7 @@ class Forward:
 
     def _result(self, call: LayerCall) -> LayerResult:
         key = self.key(call)
-        found = partial(LayerResult, call.path, self.flax(call), self._kind(call))
+        found = partial(LayerResult, call.path, self.flax(call), self.kind(call))
         if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
             return found(math.inf, False, f"not replayed: {self.replay.missing.get(key, '')}")
@@ -202,7 +222,7 @@ class Forward:
             return found(state, False, STATE)
         return found(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
-    def _kind(self, call: LayerCall) -> str:
+    def kind(self, call: LayerCall) -> str:
         return type(self.module.get_submodule(call.path)).__name__
 
     def _tensors(self) -> dict[str, torch.Tensor]:

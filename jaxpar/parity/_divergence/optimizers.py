@@ -115,12 +115,108 @@ def _variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[st
         yield f"lr={rate} (it acts as {factor * rate:g})", partial(_with, build, {"lr": factor * rate})
     for other in OTHERS.get(kind, ()):
         yield f"{kind} (it acts as {other})", partial(_as, build, getattr(torch.optim, other), {})
+    yield from _forms(build, defaults)
     if kind == "AdamW":
         for value in VALUES["weight_decay"]:
             text = (
                 f"{kind}, weight_decay={defaults['weight_decay']} (it acts as Adam with weight_decay={value})"
             )
             yield text, partial(_as, build, torch.optim.Adam, {"weight_decay": value})
+
+
+def _forms(build: Build, defaults: dict[str, Any]) -> Iterator[tuple[str, Build]]:
+    """Other formulas under the same name."""
+    if "betas" in defaults:
+        yield "moments are divided by 1 - beta**t (they are not)", partial(_adam, build, corrected=False)
+        for eps in dict.fromkeys((defaults["eps"], 1e-8)):
+            yield (
+                f"eps={defaults['eps']} is added behind the root (it acts as eps_root={eps:g}, inside)",
+                partial(_adam, build, eps=0.0, root=eps),
+            )
+            yield (
+                f"eps={defaults['eps']} is added behind the root alone (there is eps_root={eps:g}, too)",
+                partial(_adam, build, root=eps),
+            )
+        yield "there is no momentum of Nesterov's (there is)", partial(_adam, build, nesterov=True)
+    if "alpha" in defaults:
+        text = f"eps={defaults['eps']} is added behind the root (inside of it: eps_in_sqrt=False)"
+        yield text, partial(_root_of, build)
+    if decay := defaults.get("weight_decay"):
+        shares = {f"{decay}": decay}
+        if not defaults.get("decoupled_weight_decay"):
+            shares[f"the rate times {decay}"] = defaults["lr"] * decay
+        for words, share in shares.items():
+            text = f"weight_decay={decay} is torch's (each step takes {words} of the weight itself)"
+            yield text, partial(_decoupled, build, share)
+
+
+class _Adam(torch.optim.Optimizer):
+    """optax's formula, each part as it is asked for; decay as in AdamW, or in the gradient."""
+
+    def __init__(self, groups: Any, decoupled: bool, root: float, corrected: bool, nesterov: bool):
+        super().__init__(groups, {})
+        self.decoupled, self.root, self.corrected, self.nesterov = decoupled, root, corrected, nesterov
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, group)
+
+    def _update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p] or {"t": 0, "m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+        (first, second), decay, g = group["betas"], group["weight_decay"], p.grad
+        assert g is not None
+        g = g if self.decoupled else g + decay * p
+        t, m = state["t"] + 1, first * state["m"] + (1 - first) * g
+        v = second * state["v"] + (1 - second) * g * g
+        self.state[p] = {"t": t, "m": m, "v": v}
+        by = (lambda beta, t: 1 - beta**t) if self.corrected else (lambda beta, t: 1.0)
+        mean = m / by(first, t)
+        if self.nesterov:
+            mean = first * m / by(first, t + 1) + (1 - first) * g / by(first, t)
+        step = mean / ((v / by(second, t) + self.root).sqrt() + group["eps"])
+        p -= group["lr"] * (step + decay * p if self.decoupled else step)
+
+
+def _adam(
+    build: Build,
+    parameters: Parameters,
+    eps: float | None = None,
+    root: float = 0.0,
+    corrected: bool = True,
+    nesterov: bool = False,
+) -> torch.optim.Optimizer:
+    before = build(parameters)
+    groups = [{**group, "eps": group["eps"] if eps is None else eps} for group in before.param_groups]
+    return _Adam(groups, before.defaults.get("decoupled_weight_decay", False), root, corrected, nesterov)
+
+
+def _root_of(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
+    """RMSprop by optax's default: g / sqrt(v + eps)."""
+    before = build(parameters)
+    groups = [{**group, "betas": (0.0, group["alpha"]), "eps": 0.0} for group in before.param_groups]
+    return _Adam(groups, False, before.defaults["eps"], corrected=False, nesterov=False)
+
+
+def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.optim.Optimizer:
+    """A share of the weight as it was before the step is taken from it, and the gradient has none."""
+    optimizer = _with(build, {"weight_decay": 0.0}, parameters)
+    kept: list[torch.Tensor] = []
+
+    def before(*_: Any) -> None:
+        kept[:] = [p.detach().clone() for p in parameters]
+
+    def after(*_: Any) -> None:
+        with torch.no_grad():
+            for p, old in zip(parameters, kept, strict=True):
+                if p.grad is not None:
+                    p -= share * old
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return optimizer
 
 
 def _with(build: Build, settings: dict[str, Any], parameters: Parameters) -> torch.optim.Optimizer:
@@ -131,8 +227,13 @@ def _with(build: Build, settings: dict[str, Any], parameters: Parameters) -> tor
 
 
 def _every(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
-    """An optimizer that knows no None, as in JAX, where what is not used decays like the rest."""
+    """An optimizer that knows no None, as in JAX, where what is not used or frozen decays like the rest."""
+    frozen = [p for p in parameters if not p.requires_grad]
+    for p in frozen:
+        p.requires_grad_(True)  # it may be asked for those that have a gradient
     optimizer = build(parameters)
+    for p in frozen:
+        p.requires_grad_(False)
 
     def fill(*_: Any) -> None:
         for parameter in parameters:

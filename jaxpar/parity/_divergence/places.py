@@ -19,8 +19,8 @@ from .._result import Divergence
 from .._sides.task import Named
 from .._sides.torch_side import to_numpy
 from .arrays import made_of
-from .dataflow import Dataflow
-from .exchanges import exchanges
+from .dataflow import Dataflow, quick
+from .exchanges import beside_the_sum, exchanges
 from .forward import STATE, Forward
 from .search import EQUAL, Found, Quick, Search, Trial, Watch, any_mistakes, known_mistakes, relative_error
 from .torch_trace import Departure, LayerCall, Trace
@@ -75,6 +75,8 @@ class Places:
             # Its own result is from the reference's inputs in any case.
             if self.forward.key(call) in self.forward.replay.results and not result.same:
                 yield self._inside(call, result.relative, result.note == STATE)
+            elif not different:
+                yield from self._of_another_shape(call)
             previous = call if call.replayed else previous
         for name in self.forward.seen.outputs:
             if self._output_apart(name) > EQUAL:
@@ -99,6 +101,27 @@ class Places:
             moved = self._moved(forward.with_flax_outputs(call))
         where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
         return Place(Divergence(call.path, flax, kind, where, tuple(each.cause for each in found)), moved)
+
+    def _of_another_shape(self, call: LayerCall) -> Iterator[Place]:
+        """A layer that returns another shape, if a cause is known; it may mean the same nevertheless."""
+        forward, flax = self.forward, self.forward.flax(call)
+        ours = forward.replay.misfits.get(forward.key(call))
+        if ours is None or not forward.arriving(call):
+            return
+        flow = Dataflow(forward.trace, call.last, inside=call)
+        watch = partial(forward.outputs_as_flax, call)
+        found = self.search.first(
+            known_mistakes(forward.ops(call)),
+            watch,
+            {"": ours},
+            lambda departure: forward.in_layout(call, quick(flow, call, 0, "outputs", departure)),
+        )
+        if found:
+            self._depart(found, None)
+            kind, shape = forward.kind(call), watch(Departure())[""].shape
+            where = f"{flax} ({kind}) returns an array of shape {ours.shape}, and torch's is {shape}."
+            causes = tuple(each.cause for each in found)
+            yield Place(Divergence(call.path, flax, kind, where, causes), math.inf)
 
     def _causes_inside(self, call: LayerCall, ours: np.ndarray, theirs: np.ndarray) -> list[Found]:
         ops, flax, before = self.forward.ops(call), {"": ours}, relative_error(ours, theirs)
@@ -198,6 +221,7 @@ class Places:
         return (
             first(known_mistakes(near))
             or first(known_mistakes(far[-CLOSE:]))
+            or beside_the_sum(self.forward, call, ours)
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
             or made_of(ours, theirs)

@@ -20,6 +20,7 @@ from .variation import (
     calling,
     orders,
     recalling,
+    recalling_then,
 )
 
 
@@ -56,7 +57,7 @@ def _padded(given: Given) -> Iterator[Variation]:
 
 
 def _transposed(given: Given) -> Iterator[Variation]:
-    """Flax's paddings of a transposed convolution."""
+    """Flax's paddings of a transposed convolution: of the spread input, so k - 1 - p where torch has p."""
     space = given["weight"].shape[2:]
     right = _each(given.get("padding", 0), len(space))[0]
     for p in range(max(space)):
@@ -64,6 +65,39 @@ def _transposed(given: Given) -> Iterator[Variation]:
             yield calling(f"padding for torch's {right} (it acts as {p})", padding=p)
     for p in (0, 1):
         yield calling(f"output_padding={given.get('output_padding', 0)} (it acts as {p})", output_padding=p)
+    settings = [
+        _each(given.get(name, default), len(space))
+        for name, default in {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}.items()
+    ]
+    each = [*zip(space, *settings, strict=True)]
+    full = [d * (k - 1) for k, _, _, _, d in each]
+    wanted = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, each, strict=True)]
+    others = {
+        "'SAME'": [_same(n + 1, s) for n, (_, s, *_) in zip(full, each, strict=True)],
+        "'VALID'": [(n, n + max(s - 1 - n, 0)) for n, (_, s, *_) in zip(full, each, strict=True)],
+        "torch's own number": [(p, p) for _, _, p, _, _ in each],
+        "output_padding at the beginning": [(b, a) for a, b in wanted],
+    }
+    for words, pads in others.items():
+        if pads != wanted:
+            moved = [(a - n, b - n) for n, (a, b) in zip(full, pads, strict=True)]
+            yield recalling_then(
+                f"padding={wanted} for torch's padding and output_padding (it acts as {words}, {pads})",
+                {"padding": 0, "output_padding": 0, "bias": None},
+                partial(_cut_or_filled, moved, given.get("bias")),
+            )
+
+
+def _same(length: int, stride: int) -> tuple[int, int]:
+    """What 'SAME' of jax.lax.conv_transpose is, so that the output is stride times as long."""
+    both = length + stride - 2
+    first = length - 1 if stride > length - 1 else -(-both // 2)
+    return first, both - first
+
+
+def _cut_or_filled(moved: list[tuple[int, int]], bias: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+    y = F.pad(y, [n for pads in reversed(moved) for n in pads])
+    return y if bias is None else y + bias.view(-1, *[1] * len(moved))
 
 
 def _each(value: int | str | Sequence[int], n: int) -> tuple:

@@ -87,6 +87,12 @@ def recalling(text: str, change: Callable[[Given], Given]) -> Variation:
     return Variation(text, again)
 
 
+def recalling_then(text: str, other: Given, then: Callable[[Any], Any]) -> Variation:
+    """The same function with other values for some arguments, and its result changed."""
+    again = recalling(text, lambda given: other).change
+    return Variation(text, lambda function, args, kwargs: then(again(function, args, kwargs)))
+
+
 def applying(text: str, instead: Function) -> Variation:
     """Another function of the same arguments."""
     return Variation(text, lambda function, args, kwargs: instead(*args, **kwargs))

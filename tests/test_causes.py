@@ -1,0 +1,358 @@
+"""Causes that are named: for each a small pair that is healthy, and what is said when it is not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxpar import parity
+from jaxpar.parity._divergence import search
+
+torch = pytest.importorskip("torch")
+
+RNGS = nnx.Rngs(0)
+NORM = {"use_fast_variance": False, "rngs": RNGS}
+
+
+@pytest.fixture(autouse=True)
+def same_weights_every_time():
+    torch.manual_seed(0)
+
+
+def texts(divergence: parity.Divergence) -> list[str]:
+    return [cause.text for cause in divergence.causes]
+
+
+def check(reference, flax, inputs, place, cause, **more):
+    """The one place that differs, and its first cause."""
+    found = parity.compare(reference, flax, inputs, **more)
+    assert not found.same
+    assert (found.divergence.candidate, found.divergence.others) == (place, ())
+    assert any(cause in text for text in texts(found.divergence)), texts(found.divergence)
+
+
+# ---------------------------------------------------------------------------------------------- the search
+
+
+class Norms(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = torch.nn.GroupNorm(2, 6, eps=1e-6), torch.nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.norm(x)))
+
+
+class FlaxNorms(nnx.Module):
+    def __init__(self, epsilon):
+        self.norm = nnx.GroupNorm(6, 2, epsilon=epsilon, **NORM)
+        self.fc = nnx.Linear(6, 2, rngs=RNGS)
+
+    def __call__(self, x):
+        return self.fc(jnp.tanh(self.norm(x)))
+
+
+def test_the_first_place_is_named_where_an_optimizer_has_moved_the_weights():
+    """As in diffusers' UNet: it was searched with the weights after the step."""
+    x = np.random.RandomState(0).randn(4, 6)
+    adamw = (lambda p: torch.optim.AdamW(p, 1e-2), optax.adamw(1e-2, weight_decay=1e-2))
+    assert parity.compare(Norms(), FlaxNorms(1e-6), x, optimizer=adamw).same
+    check(Norms(), FlaxNorms(1e-5), x, "norm", "epsilon=1e-06 (it acts as 1e-05)", optimizer=adamw)
+
+
+class Window(torch.nn.Module):
+    """Attention to the last keys, with a table of float32 in the scores, as rotary positions have."""
+
+    def __init__(self, written: bool):
+        super().__init__()
+        self.proj, self.out = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.register_buffer("table", torch.sin(torch.arange(40) / 3)[:, None], persistent=False)
+        self.written = written
+
+    def forward(self, x):
+        t = x.shape[1]
+        place = torch.arange(t)
+        seen = (place <= place[:, None]) & (place > place[:, None] - 3)
+        mask = torch.zeros(t, t, dtype=x.dtype).masked_fill(~seen, torch.finfo(x.dtype).min)
+        if self.written:
+            mask = mask + torch.zeros(1).add_(1).sub_(1)
+        q = self.proj(x) + self.table[:t]
+        return self.out((q @ q.mT / 2 + mask).softmax(-1) @ q)
+
+
+class FlaxWindow(nnx.Module):
+    def __init__(self, width):
+        self.proj, self.out, self.width = nnx.Linear(4, 4, rngs=RNGS), nnx.Linear(4, 4, rngs=RNGS), width
+
+    def __call__(self, x):
+        t = x.shape[1]
+        q = self.proj(x) + jnp.sin(jnp.arange(t) / 3)[:, None]
+        seen = jnp.triu(jnp.tril(jnp.ones((t, t), bool)), 1 - self.width)
+        scores = q @ q.mT / 2 + jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min)
+        return self.out(nnx.softmax(scores) @ q)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["made", "written in place"])
+def test_a_window_is_named_beside_a_table_of_float32(written, monkeypatch):
+    """As in Mistral: every cause leaves the rounding of the table. No run is left for guesses."""
+    monkeypatch.setattr(search, "OPS", 0)
+    monkeypatch.setattr(search, "FEWEST", 0)
+    x = np.random.RandomState(0).randn(2, 9, 4)
+    healthy = parity.compare(Window(written), FlaxWindow(3), x)
+    assert healthy.same
+    assert healthy.constants == ("torch's table",)
+    found = parity.compare(Window(written), FlaxWindow(4), x).divergence
+    assert found.candidate == "out"
+    assert any("off by one" in text for text in texts(found)), texts(found)
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+class Growing(torch.nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.up = torch.nn.ConvTranspose2d(3, 4, 3, stride=2, **settings)
+        self.out = torch.nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return self.out(self.up(x))
+
+
+class FlaxGrowing(nnx.Module):
+    def __init__(self, padding):
+        self.up = nnx.ConvTranspose(3, 4, (3, 3), (2, 2), padding=padding, transpose_kernel=True, rngs=RNGS)
+        self.out = nnx.Conv(4, 2, (1, 1), rngs=RNGS)
+
+    def __call__(self, x):
+        return self.out(self.up(x))
+
+
+BOTH = {"padding": 1, "output_padding": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "padding", "cause"),
+    [
+        (BOTH, [(1, 1)] * 2, "output_padding=(1, 1) (it acts as 0)"),
+        (BOTH, [(2, 1)] * 2, "it acts as output_padding at the beginning, [(2, 1), (2, 1)]"),
+        (BOTH, "SAME", "it acts as 'SAME', [(2, 1), (2, 1)]"),
+        (BOTH, "VALID", "it acts as 'VALID', [(2, 2), (2, 2)]"),
+        ({"padding": 1}, [(0, 0)] * 2, "padding for torch's 1 (it acts as 2)"),
+        ({"padding": 0}, [(0, 0)] * 2, "it acts as torch's own number, [(0, 0), (0, 0)]"),
+        ({"padding": 0}, "SAME", "it acts as 'SAME', [(2, 1), (2, 1)]"),
+        ({"padding": 1}, "SAME", "it acts as 'SAME', [(2, 1), (2, 1)]"),
+    ],
+    ids=str,
+)
+def test_the_padding_of_a_transposed_convolution(settings, padding, cause):
+    x = np.random.RandomState(0).randn(2, 3, 5, 5)
+    check(Growing(**settings), FlaxGrowing(padding), x, "up", cause, layout="channels_last")
+
+
+@pytest.mark.parametrize("settings", [BOTH, {"padding": 1}, {}], ids=str)
+def test_a_transposed_convolution_is_healthy(settings):
+    p, o = settings.get("padding", 0), settings.get("output_padding", 0)
+    x = np.random.RandomState(0).randn(2, 3, 5, 5)
+    healthy = FlaxGrowing([(2 - p, 2 - p + o)] * 2)
+    assert parity.compare(Growing(**settings), healthy, x, layout="channels_last").same
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+
+
+class Words(torch.nn.Module):
+    def __init__(self, padding_idx=None, frozen=()):
+        super().__init__()
+        self.words, self.out = torch.nn.Embedding(9, 4, padding_idx=padding_idx), torch.nn.Linear(4, 2)
+        for name in frozen:
+            getattr(self.out, name).requires_grad_(False)
+
+    def forward(self, x):
+        return self.out(self.words(x))
+
+
+class FlaxWords(nnx.Module):
+    def __init__(self, padding_idx=None, stopped=()):
+        self.words, self.out = nnx.Embed(9, 4, rngs=RNGS), nnx.Linear(4, 2, rngs=RNGS)
+        self.padding_idx, self.stopped = padding_idx, frozenset(stopped)
+
+    def __call__(self, x):
+        y = self.words(x)
+        if self.padding_idx is not None:
+            y = jnp.where((x != self.padding_idx)[..., None], y, jax.lax.stop_gradient(y))
+        kernel, bias = (
+            jax.lax.stop_gradient(leaf[...]) if name in self.stopped else leaf[...]
+            for name, leaf in (("weight", self.out.kernel), ("bias", self.out.bias))
+        )
+        return y @ kernel + bias
+
+
+TOKENS = np.array([[0, 1, 2, 2, 0], [1, 0, 2, 1, 5]])
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(0, None), (0, 1), (None, 0), (1, 0)])
+def test_the_padding_of_a_table(right, wrong):
+    assert parity.compare(Words(right), FlaxWords(right), TOKENS).same
+    check(Words(right), FlaxWords(wrong), TOKENS, "words", f"padding_idx={right} (it acts as {wrong})")
+
+
+@pytest.mark.parametrize("names", [["weight"], ["weight", "bias"]], ids=str)
+def test_what_is_frozen_or_stopped(names):
+    said = " and ".join(names)
+    assert parity.compare(Words(frozen=names), FlaxWords(stopped=names), TOKENS).same
+    trains = f"{said} is frozen, requires_grad=False (it has a gradient"
+    check(Words(frozen=names), FlaxWords(), TOKENS, "out", trains)
+    check(Words(), FlaxWords(stopped=names), TOKENS, "out", f"a gradient reaches {said} (none does")
+
+
+# --------------------------------------------------------------------------------------------- optimizers
+
+ADAMW = optax.adamw(1e-2, weight_decay=1e-2)
+
+
+def all_of(parameters):
+    return torch.optim.AdamW(parameters, 1e-2)
+
+
+def those_that_train(parameters):
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], 1e-2)
+
+
+@pytest.mark.parametrize("build", [all_of, those_that_train])
+def test_a_frozen_parameter_is_left_alone(build):
+    """torch does not move it, in the optimizer or not; Flax does by its decay, unless it is masked."""
+
+    def trained(tree):
+        return jax.tree_util.tree_map_with_path(lambda path, _: "bias" not in str(path), tree)
+
+    def call(tx):
+        return {"optimizer": (build, tx), "steps": 2}
+
+    still = optax.masked(ADAMW, trained)
+    assert parity.compare(Words(frozen=["bias"]), FlaxWords(stopped=["bias"]), TOKENS, **call(still)).same
+    cause = "torch leaves parameters without a gradient alone"
+    reference, flax = Words(frozen=["bias"]), FlaxWords(stopped=["bias"])
+    found = parity.compare(reference, flax, TOKENS, **call(ADAMW))
+    assert {row.difference.name for row in found.different} == {"out.bias"}
+    assert cause in texts(found.divergence)[0]
+
+
+def uncorrected(rate, first, second, eps):
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return zeros, zeros
+
+    def update(grads, state, params=None):
+        m = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state[0], grads)
+        v = jax.tree.map(lambda v, g: second * v + (1 - second) * g * g, state[1], grads)
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v), (m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+T = torch.optim
+
+
+@pytest.mark.parametrize(
+    ("build", "tx", "cause"),
+    [
+        (
+            lambda p: T.Adam(p, 1e-2, weight_decay=0.1),
+            optax.adamw(1e-2, weight_decay=0.1),
+            "decoupled_",
+        ),
+        (
+            lambda p: T.AdamW(p, 1e-2, weight_decay=1e-2),
+            optax.chain(optax.adam(1e-2), optax.add_decayed_weights(-1e-2)),
+            "weight_decay=0.01 is torch's (each step takes 0.01 of the weight itself)",
+        ),
+        (
+            lambda p: T.SGD(p, 1e-2, momentum=0.9, weight_decay=1e-2),
+            optax.chain(optax.sgd(1e-2, momentum=0.9), optax.add_decayed_weights(-1e-4)),
+            "weight_decay=0.01 is torch's (each step takes the rate times 0.01 of the weight itself)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2, eps=1e-4),
+            optax.adam(1e-2, eps=0.0, eps_root=1e-4),
+            "eps=0.0001 is added behind the root (it acts as eps_root=0.0001, inside)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2, eps=1e-4),
+            optax.adam(1e-2, eps=1e-4, eps_root=1e-4),
+            "eps=0.0001 is added behind the root alone (there is eps_root=0.0001, too)",
+        ),
+        (
+            lambda p: T.RMSprop(p, 1e-2),
+            optax.rmsprop(1e-2, decay=0.99, eps_in_sqrt=True),
+            "eps=1e-08 is added behind the root (inside of it",
+        ),
+        (lambda p: T.Adam(p, 1e-2), optax.adam(1e-2, nesterov=True), "no momentum of Nesterov's (there is)"),
+        (
+            lambda p: T.SGD(p, 1e-2, momentum=0.9),
+            optax.sgd(1e-2, momentum=0.9, nesterov=True),
+            "nesterov=False (it acts as True)",
+        ),
+        (
+            lambda p: T.Adam(p, 1e-2),
+            uncorrected(1e-2, 0.9, 0.999, 1e-8),
+            "divided by 1 - beta**t (they are not)",
+        ),
+    ],
+)
+def test_the_form_of_an_optimizer(build, tx, cause):
+    check(Words(), FlaxWords(), TOKENS, "optimizer", cause, optimizer=(build, tx), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("build", "tx"),
+    [
+        (lambda p: T.Adam(p, 1e-2, eps=1e-4), optax.adam(1e-2, eps=1e-4)),
+        (lambda p: T.RMSprop(p, 1e-2), optax.rmsprop(1e-2, decay=0.99, eps_in_sqrt=False)),
+        (
+            lambda p: T.SGD(p, 1e-2, momentum=0.9, weight_decay=1e-2),
+            optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(1e-2, momentum=0.9)),
+        ),
+    ],
+)
+def test_the_form_of_an_optimizer_is_healthy(build, tx):
+    assert parity.compare(Words(), FlaxWords(), TOKENS, optimizer=(build, tx), steps=3).same
+
+
+# ------------------------------------------------------------------------------------------ norms and sums
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, post):
+        super().__init__()
+        self.norm, self.fc = torch.nn.LayerNorm(6), torch.nn.Linear(6, 6)
+        self.out, self.post = torch.nn.Linear(6, 3), post
+
+    def forward(self, x):
+        if self.post:
+            return self.out(self.norm(x + torch.tanh(self.fc(x))))
+        return self.out(x + torch.tanh(self.fc(self.norm(x))))
+
+
+class FlaxResidual(nnx.Module):
+    def __init__(self, post):
+        self.norm, self.fc = nnx.LayerNorm(6, epsilon=1e-5, **NORM), nnx.Linear(6, 6, rngs=RNGS)
+        self.out, self.post = nnx.Linear(6, 3, rngs=RNGS), post
+
+    def __call__(self, x):
+        if self.post:
+            return self.out(self.norm(x + jnp.tanh(self.fc(x))))
+        return self.out(x + jnp.tanh(self.fc(self.norm(x))))
+
+
+@pytest.mark.parametrize(("post", "words"), [(True, "returns"), (False, "is given")])
+def test_a_norm_in_front_of_the_branch_or_behind_the_sum(post, words):
+    x = np.random.RandomState(0).randn(4, 6)
+    assert parity.compare(Residual(post), FlaxResidual(post), x).same
+    found = parity.compare(Residual(post), FlaxResidual(not post), x).divergence
+    said = [text for each in (found, *found.others) if each.candidate == "fc" for text in texts(each)]
+    assert any(f"fc is given what torch's is (it is given what norm {words}" in text for text in said), said
