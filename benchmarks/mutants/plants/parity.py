@@ -17,7 +17,7 @@ PLANTS = [
         ('if error > OUTSIDE * top + floor', 'if error > OUTSIDE * (top + 1)', "tests/test_levels.py"),
         ('sides.oracle.continue_from(sides.reference)', 'pass', "tests/test_levels.py -k where_the_reference_is"),
         ('names = [name for name in oracle if name in moved and name not in findings.noise]', 'names = [name for name in oracle if name in moved]', "tests/test_levels.py"),
-        ('found.append(_top(x.astype(np.float64) - o) / _top(o))', 'found.append(_top(x.astype(np.float64) - o))', "tests/test_levels.py"),
+        ('found.append(_top(widened(x) - o) / _top(o))', 'found.append(_top(widened(x) - o))', "tests/test_levels.py"),
     ),
     *plants("jaxpar/parity/measuring/_measure.py",
         ('"ratio_max": _over(max_c, max(max_r, 2 * unit * max_o))', '"ratio_max": _over(max_c, max(max_r, unit * max_o))', "tests/test_measure.py"),
