@@ -21,7 +21,6 @@ class Findings:
 
     Attributes:
       layers, architectures: semantic answers, by section.
-      rounded: semantic answers where torch itself rounds, and why.
       bugs: semantic answers, by section.
       numeric: an answer for each seed, by name of the healthy case.
       fixed: what each fixed tolerance says, by name of the healthy case or of the bug.
@@ -29,7 +28,6 @@ class Findings:
 
     layers: dict[str, list[Answer]] = dataclasses.field(default_factory=dict)
     architectures: dict[str, list[Answer]] = dataclasses.field(default_factory=dict)
-    rounded: list[tuple[str, Answer]] = dataclasses.field(default_factory=list)
     bugs: dict[str, list[tuple[Bug, Answer]]] = dataclasses.field(default_factory=dict)
     numeric: dict[str, list[Answer]] = dataclasses.field(default_factory=dict)
     fixed: dict[str, dict[str, bool]] = dataclasses.field(default_factory=dict)
@@ -61,12 +59,6 @@ after each step."""
 
 LARGEST = "*Largest* is max|c - r| / max|r| of the worst tensor, both sides in float64; the bound is 1e-10."
 
-ROUNDED = """\
-### Where torch itself rounds
-
-A function of torch is not exact in float64, so no port of its formula can be equal to 1e-10. It is in none
-of the counts."""
-
 PLANTED = """\
 ## Planted bugs
 
@@ -91,8 +83,6 @@ def write(findings: Findings, command: str) -> str:
     parts = [HEAD.format(command=command, machine=machine()), summary(findings)]
     if findings.layers:
         parts += [f"## Layers\n\n{LARGEST}", *itertools.starmap(semantic, findings.layers.items())]
-        rows = [(answer.name, f"{answer.relative:.1e}", reason) for reason, answer in findings.rounded]
-        parts.append(f"{ROUNDED}\n\n" + table(("", "largest", "because"), rows))
     if findings.architectures:
         parts += ["## Architectures", *itertools.starmap(semantic, findings.architectures.items())]
     if findings.bugs:

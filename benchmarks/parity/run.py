@@ -70,8 +70,6 @@ def find(chosen: argparse.Namespace, ask: Callable[..., list]):
     healthy, planted = names([*layers.CASES, *zoo]), names(bugs.BUGS)
     if chosen.layers or chosen.fixed:
         findings.layers = semantic(layers.SECTIONS)
-        rounded = ask("semantic", names(layers.ROUNDED.values()))
-        findings.rounded = list(zip(layers.ROUNDED, rounded, strict=True))
     if chosen.architectures or chosen.fixed:
         findings.architectures = semantic({"Whole models": zoo})
     if chosen.bugs or chosen.fixed:
@@ -102,7 +100,7 @@ def answer(kind: str, seed: int, small: bool, name: str):
 def cases(small: bool) -> dict:
     from benchmarks.parity import architectures, bugs, layers
 
-    rows = (*layers.CASES, *layers.ROUNDED.values(), *architectures.cases(small))
+    rows = (*layers.CASES, *architectures.cases(small))
     return {case.name: case for case in rows} | {bug.name: bug.case for bug in bugs.BUGS}
 
 

@@ -14,5 +14,4 @@ SECTIONS = {
     "Optimizers, five steps": optimizers.CASES,
 }
 CASES = [case for cases in SECTIONS.values() for case in cases]
-ROUNDED = activations.ROUNDED
 """By reason: pairs that cannot be equal in float64, because torch itself is not exact there."""

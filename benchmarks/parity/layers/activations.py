@@ -37,6 +37,7 @@ FUNCTIONS = {
     "Threshold": (lambda: nn.Threshold(0.1, 20.0), lambda x: jnp.where(x > 0.1, x, 20.0)),
     "Softmax": (lambda: nn.Softmax(-1), nnx.softmax),
     "Softmin": (lambda: nn.Softmin(-1), lambda x: nnx.softmax(-x)),
+    "Hardsigmoid": (nn.Hardsigmoid, nnx.hard_sigmoid),
     "LogSoftmax": (lambda: nn.LogSoftmax(-1), nnx.log_softmax),
     "GLU": (nn.GLU, nnx.glu),
 }
@@ -50,6 +51,3 @@ CASES = [
     *(activation(name, *pair) for name, pair in FUNCTIONS.items()),
     Case("PReLU", nn.PReLU, lambda rngs: nnx.PReLU(0.25), (normal(4, 6),)),
 ]
-ROUNDED = {
-    "torch's gradient is 1/6 rounded to float32": activation("Hardsigmoid", nn.Hardsigmoid, nnx.hard_sigmoid)
-}
