@@ -154,7 +154,7 @@ class FlaxPicture(nnx.Module):
         ({"second": Rough}, "second", "differs although it is given the same inputs"),
         ({"act": nnx.relu}, "second", "look between first and second"),
     ],
-    ids=str,
+    ids=["layer", "activation"],
 )
 def test_a_layer_that_means_the_same_in_both_is_replayed(wrong, place, text):
     x = np.random.RandomState(1).randn(2, 3, 7, 7)
