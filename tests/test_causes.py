@@ -356,3 +356,99 @@ def test_a_norm_in_front_of_the_branch_or_behind_the_sum(post, words):
     found = parity.compare(Residual(post), FlaxResidual(not post), x).divergence
     said = [text for each in (found, *found.others) if each.candidate == "fc" for text in texts(each)]
     assert any(f"fc is given what torch's is (it is given what norm {words}" in text for text in said), said
+
+
+# ------------------------------------------------------------------------------- functions without weights
+
+
+class Between(torch.nn.Module):
+    """A function between two convolutions of 8 channels, the second of as many as it leaves."""
+
+    def __init__(self, function, channels=8):
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(channels, 2, 1)
+        self.function = function
+
+    def forward(self, x):
+        return self.b(self.function(self.a(x)))
+
+
+class FlaxBetween(nnx.Module):
+    def __init__(self, function, channels=8):
+        self.a = nnx.Conv(3, 8, (3, 3), rngs=RNGS)
+        self.b, self.function = nnx.Conv(channels, 2, (1, 1), rngs=RNGS), function
+
+    def __call__(self, x):
+        return self.b(self.function(self.a(x)))
+
+
+def shuffled(order):
+    """Channels read as two factors of 2 and a rest of 2, moved to rows, columns and channels."""
+
+    def function(x):
+        B, H, W, _ = x.shape
+        rows, columns, channels = (3 + i for i in order)
+        x = x.reshape(B, H, W, 2, 2, 2).transpose(0, 1, rows, 2, columns, channels)
+        return x.reshape(B, 2 * H, 2 * W, 2)
+
+    return function
+
+
+FUNCTIONS = {
+    "max_pool2d (it acts as avg_pool2d)": (
+        torch.nn.MaxPool2d(2),
+        lambda x: nnx.max_pool(x, (2, 2), (2, 2)),
+        lambda x: nnx.avg_pool(x, (2, 2), (2, 2)),
+    ),
+    "avg_pool2d (it acts as max_pool2d)": (
+        torch.nn.AvgPool2d(2),
+        lambda x: nnx.avg_pool(x, (2, 2), (2, 2)),
+        lambda x: nnx.max_pool(x, (2, 2), (2, 2)),
+    ),
+    "shifts=(1, 2) (it acts as (-1, -2))": (
+        lambda x: torch.roll(x, (1, 2), (2, 3)),
+        lambda x: jnp.roll(x, (1, 2), (1, 2)),
+        lambda x: jnp.roll(x, (-1, -2), (1, 2)),
+    ),
+    "shifts=(1, 2) (nothing is rolled)": (
+        lambda x: torch.roll(x, (1, 2), (2, 3)),
+        lambda x: jnp.roll(x, (1, 2), (1, 2)),
+        lambda x: x,
+    ),
+    "softmax (it acts as log_softmax)": (
+        lambda x: x.softmax(1),
+        nnx.softmax,
+        nnx.log_softmax,
+    ),
+    "softmax (it acts as sigmoid)": (lambda x: x.softmax(1), nnx.softmax, nnx.sigmoid),
+    "log_softmax (it acts as softmax)": (
+        lambda x: torch.nn.functional.log_softmax(x, 1),
+        nnx.log_softmax,
+        nnx.softmax,
+    ),
+    "channels are read as (C, rows, columns) (they are read as (C, columns, rows))": (
+        torch.nn.PixelShuffle(2),
+        shuffled((1, 2, 0)),
+        shuffled((2, 1, 0)),
+    ),
+    "channels are read as (C, rows, columns) (they are read as (rows, columns, C))": (
+        torch.nn.PixelShuffle(2),
+        shuffled((1, 2, 0)),
+        shuffled((0, 1, 2)),
+    ),
+    "channels are read as (C, rows, columns) (they are read as (columns, rows, C))": (
+        torch.nn.PixelShuffle(2),
+        shuffled((1, 2, 0)),
+        shuffled((1, 0, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", FUNCTIONS)
+def test_a_function_between_layers(cause):
+    theirs, right, wrong = FUNCTIONS[cause]
+    channels = 2 if "channels" in cause else 8
+    x = np.random.RandomState(3).randn(2, 3, 4, 6)
+    reference = Between(theirs, channels)
+    assert parity.compare(reference, FlaxBetween(right, channels), x, layout="channels_last").same
+    check(reference, FlaxBetween(wrong, channels), x, "b", cause, layout="channels_last")

@@ -35,6 +35,8 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     shapes.average_pool: ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
     shapes.max_pool: ("max_pool1d", "max_pool2d", "max_pool3d"),
     shapes.interpolate: ("interpolate",),
+    shapes.pixel_shuffle: ("pixel_shuffle",),
+    shapes.roll: ("roll",),
     shapes.flatten: ("flatten",),
     shapes.reshape: ("view", "reshape"),
     axes.heads: ("view", "reshape", "flatten", "unflatten"),

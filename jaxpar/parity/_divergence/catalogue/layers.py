@@ -138,6 +138,22 @@ def softmax(op: Op) -> Iterator[Variation]:
     for axis in range(op.args[0].ndim):
         if axis != right % op.args[0].ndim:
             yield calling(f"{op.name} over axis {right} (it acts on axis {axis})", dim=axis)
+    for name, other in OF_SCORES.items():
+        if name != op.name:
+            yield applying(f"{op.name} (it acts as {name})", partial(_over, other, right))
+
+
+OF_SCORES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "softmax": F.softmax,
+    "log_softmax": F.log_softmax,
+    "sigmoid": lambda x, axis: torch.sigmoid(x),
+    "x / x.sum()": lambda x, axis: x / x.sum(axis, keepdim=True),
+}
+"""What is made of scores, over an axis."""
+
+
+def _over(other: Function, axis: int, input: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    return other(input, axis)
 
 
 def dropout(op: Op) -> Iterator[Variation]:

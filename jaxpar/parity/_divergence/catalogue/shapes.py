@@ -16,6 +16,7 @@ from .variation import (
     acting_as,
     afterwards,
     applying,
+    arguments,
     arguments_of,
     calling,
     orders,
@@ -117,12 +118,40 @@ def max_pool(op: Op) -> Iterator[Variation]:
     stride = given.get("stride") or kernel
     yield calling(f"strides={stride} (it acts as 1)", stride=1)
     yield calling(f"ceil_mode={ceil}", ceil_mode=not ceil)
-    other = F.avg_pool2d if "max" in op.name else F.max_pool2d
-    if op.args[0].ndim == 4:
-        yield applying(
-            f"{op.name} (it acts as {other.__name__})",
-            lambda *args, **kwargs: other(given["input"], kernel, stride, given.get("padding", 0)),
+    name = op.name.replace("max", "avg") if "max" in op.name else op.name.replace("avg", "max")
+    other, padding = getattr(F, name), given.get("padding", 0)
+    yield applying(
+        f"{op.name} (it acts as {name})", lambda x, *args, **kwargs: other(x, kernel, stride, padding)
+    )
+
+
+def pixel_shuffle(op: Op) -> Iterator[Variation]:
+    """torch reads the channels as (C, rows, columns)."""
+    r = arguments_of(op)["upscale_factor"]
+    # Where C, rows and columns stand then.
+    axes = {"(C, columns, rows)": (0, 2, 1), "(rows, columns, C)": (2, 0, 1), "(columns, rows, C)": (2, 1, 0)}
+
+    def read(words: str, function: Function, args: tuple, kwargs: Given) -> PyTree:
+        given = arguments(function, args, kwargs)
+        x, order = given["input"], axes[words]
+        sizes = [r, r, r]
+        sizes[order[0]] = x.shape[-3] // r**2
+        blocks = x.unflatten(-3, sizes).movedim([-5 + place for place in order], [-5, -4, -3])
+        return function(blocks.flatten(-5, -3), r)
+
+    for words in axes:
+        yield Variation(
+            f"channels are read as (C, rows, columns) (they are read as {words})", partial(read, words)
         )
+
+
+def roll(op: Op) -> Iterator[Variation]:
+    given = arguments_of(op)
+    shifts = given["shifts"]
+    several = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
+    back = tuple(-n for n in several)
+    yield calling(f"shifts={shifts} (it acts as {back})", shifts=back)
+    yield applying(f"shifts={shifts} (nothing is rolled)", lambda x, *args, **kwargs: x)
 
 
 def interpolate(op: Op) -> Iterator[Variation]:

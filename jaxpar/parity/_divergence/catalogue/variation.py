@@ -43,6 +43,11 @@ BUILTIN = {
         "input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override",
     ],
     "avg_pool1d": ["input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"],
+    **{
+        f"max_pool{n}d": ["input", "kernel_size", "stride", "padding", "dilation", "ceil_mode"] for n in "123"
+    },
+    "pixel_shuffle": ["input", "upscale_factor"],
+    "roll": ["input", "shifts", "dims"],
     "scaled_dot_product_attention": [
         "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
     ],
