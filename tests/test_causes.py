@@ -452,3 +452,16 @@ def test_a_function_between_layers(cause):
     reference = Between(theirs, channels)
     assert parity.compare(reference, FlaxBetween(right, channels), x, layout="channels_last").same
     check(reference, FlaxBetween(wrong, channels), x, "b", cause, layout="channels_last")
+
+
+def test_an_epsilon_that_is_written_by_hand():
+    def torchs(x):
+        return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)
+
+    def flaxs(epsilon):
+        return lambda x: x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + epsilon)
+
+    x = np.random.RandomState(3).randn(2, 3, 4, 6)
+    assert parity.compare(Between(torchs), FlaxBetween(flaxs(1e-6)), x, layout="channels_last").same
+    cause = "epsilon=1e-06 (it acts as 1e-05)"
+    check(Between(torchs), FlaxBetween(flaxs(1e-5)), x, "b", cause, layout="channels_last")

@@ -24,10 +24,12 @@ from .variation import (
     recalling,
     reordered,
     short,
+    with_argument,
 )
 
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-7, 1e-10, 1e-9, 0.0, 1e-4, 1.1e-5, 2.0**-23)
 """What libraries have as their defaults; the last is what float32 has at 1."""
+LARGEST = max(EPSILONS)
 
 
 def epsilons(op: Op) -> Iterator[Variation]:
@@ -36,6 +38,16 @@ def epsilons(op: Op) -> Iterator[Variation]:
     if right is None:  # rms_norm: the type's own
         right = torch.finfo(op.args[0].dtype).eps
     yield from acting_as("eps", right, EPSILONS, short, "epsilon")
+
+
+def added_epsilon(op: Op) -> Iterator[Variation]:
+    """x + 1e-6, in a norm that is written by hand."""
+    for place, right in enumerate(op.args[:2]):
+        if isinstance(right, float) and 0 < right <= LARGEST:
+            for value in EPSILONS:
+                if value != right:
+                    text = f"epsilon={right:g} (it acts as {value:g})"
+                    yield Variation(text, partial(with_argument, place, value))
 
 
 def batch_norm(op: Op) -> Iterator[Variation]:

@@ -10,8 +10,8 @@ from numbers import Real
 
 import torch
 
-from ..torch_trace import Function, Op
-from .variation import Given, Variation, afterwards
+from ..torch_trace import Op
+from .variation import Variation, afterwards, with_argument
 
 
 def roots(sizes: Iterable[int]) -> dict[str, float]:
@@ -68,14 +68,10 @@ def factor(op: Op) -> Iterator[Variation]:
         value = 1 / scale if divided else scale
         if not math.isclose(value, right):
             text = f"the scale is {shown} (it is {words})"
-            yield Variation(text, partial(_with, place, value))
+            yield Variation(text, partial(with_argument, place, value))
     if right not in (0.0, 1.0):
-        yield Variation(f"the scale is {shown} (it is left out)", partial(_with, place, 1.0))
+        yield Variation(f"the scale is {shown} (it is left out)", partial(with_argument, place, 1.0))
 
 
 def _is_number(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.ndim == 0 and not x.requires_grad
-
-
-def _with(place: int, value: float, function: Function, args: tuple, kwargs: Given) -> torch.Tensor:
-    return function(*(value if i == place else x for i, x in enumerate(args)), **kwargs)

@@ -108,6 +108,11 @@ def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
     return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
 
 
+def with_argument(place: int, value: Any, function: Function, args: tuple, kwargs: Given) -> PyTree:
+    """The function with another value for the argument at a place."""
+    return function(*(value if i == place else x for i, x in enumerate(args)), **kwargs)
+
+
 def acting_as(
     name: str,
     right: Any,
