@@ -162,3 +162,53 @@ def test_a_layer_that_means_the_same_in_both_is_replayed(wrong, place, text):
     found = parity.compare(Picture(), FlaxPicture(**wrong), x, layout=("channels_last", "same")).divergence
     assert (found.candidate, found.others) == (place, ())
     assert text in found.where
+
+
+class ChannelsFirst(torch.nn.Module):
+    """ConvNeXt's own LayerNorm, for [B, C, H, W]."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(channels))
+        self.bias = torch.nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x):
+        x = x - x.mean(1, keepdim=True)
+        x = x / (x.pow(2).mean(1, keepdim=True) + 1e-6).sqrt()
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class Stem(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.out = torch.nn.Conv2d(3, 4, 1), ChannelsFirst(4), torch.nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(self.conv(x))))
+
+
+class FlaxStem(nnx.Module):
+    def __init__(self, epsilon=1e-6, function=jnp.tanh):
+        self.conv, self.out = nnx.Conv(3, 4, (1, 1), rngs=RNGS), nnx.Conv(4, 2, (1, 1), rngs=RNGS)
+        self.norm = nnx.LayerNorm(4, epsilon=epsilon, use_fast_variance=False, rngs=RNGS)
+        self.function = function
+
+    def __call__(self, x):
+        return self.out(self.function(self.norm(self.conv(x))))
+
+
+@pytest.mark.parametrize("size", [(4, 4), (5, 6)], ids=["axes of one length", "axes of their own"])
+@pytest.mark.parametrize(
+    ("wrong", "place", "cause"),
+    [
+        ({"epsilon": 1e-3}, "norm", "epsilon=1e-06 (it acts as 0.001)"),
+        ({"function": nnx.relu}, "out", "tanh (it acts as relu)"),
+    ],
+    ids=["epsilon", "activation"],
+)
+def test_a_layer_of_the_users_own_may_have_its_channels_last(wrong, place, cause, size):
+    x = np.random.RandomState(0).randn(2, 3, *size)
+    assert parity.compare(Stem(), FlaxStem(), x, layout="channels_last").same
+    found = parity.compare(Stem(), FlaxStem(**wrong), x, layout="channels_last").divergence
+    assert (found.candidate, found.others) == (place, ())
+    assert cause in [each.text for each in found.causes]

@@ -196,6 +196,11 @@ def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> 
     # torch's recurrent layers have time first, unless they were told otherwise.
     if array.ndim > 2 and jnp.swapaxes(array, 0, 1).shape == shape:
         return jnp.swapaxes(array, 0, 1)
+    # A layer of the user's own, of whose channels the rulebook says nothing.
+    if array.ndim > 2 and jnp.issubdtype(array.dtype, jnp.floating):
+        last = jnp.moveaxis(array, 1, -1)
+        if last.shape == shape:
+            return last
     return _with_rows(array, shape) if rows else None
 
 

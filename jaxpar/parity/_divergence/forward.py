@@ -13,7 +13,7 @@ import torch
 from .._levels import Batches
 from .._pair import Pair
 from .._result import LayerResult
-from .._sides.task import Named, Seen
+from .._sides.task import Named, Seen, same
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
@@ -50,7 +50,11 @@ class Forward:
         )
         # The optimizer has written to the weights, which functions of the trace are called with again.
         self._restore()
+        self._turned: set[Key] = set()
         self.replay = self._replayed()
+        while turned := {self.key(call) for call in self.trace.calls if self._is_turned(call)}:
+            self._turned |= turned
+            self.replay = self._replayed()
         if own := {self.key(call) for call in self.trace.calls if self._is_called_otherwise(call)}:
             self.replay = self._replayed(without=own)
         self._mark(self.trace)
@@ -65,6 +69,19 @@ class Forward:
         return dataclasses.replace(
             made, missing=made.missing | {key: f"{self.kind(calls[key])} {why}" for key in without}
         )
+
+    def _is_turned(self, call: LayerCall) -> bool:
+        """Whether a layer of the user's own has its channels last in Flax, and first in torch."""
+        both = self.arriving(call).get(0)
+        own = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
+        if both is None or not own or self.reference.task.layout.inputs is same or self.channels_last(call):
+            return False
+        ours, theirs = both[0], call.inputs[0]
+        last = np.moveaxis(theirs, 1, -1) if theirs.ndim > 2 else theirs
+        if ours.shape != last.shape or ours.shape != theirs.shape:
+            return ours.shape == last.shape and theirs.ndim > 2
+        # Of axes of one length the values tell.
+        return relative_error(ours, theirs) > EQUAL and relative_error(ours, last) <= EQUAL
 
     def _is_called_otherwise(self, call: LayerCall) -> bool:
         """Whether torch's layer computes for itself what Flax's is given, as the positions of a table.
@@ -95,7 +112,7 @@ class Forward:
 
     def channels_last(self, call: LayerCall) -> bool:
         rule = self.links[call.path].rule
-        return bool(rule and rule.channels == "last")
+        return bool(rule and rule.channels == "last") or self.key(call) in self._turned
 
     def ops(self, call: LayerCall) -> list[Op]:
         """The functions that a layer called."""
