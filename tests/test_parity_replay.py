@@ -88,7 +88,7 @@ def test_a_layer_of_another_meaning_is_not_blamed(kind, wrong, place, cause):
     assert [each.text for each in found.causes] == [cause]
     (result,) = (layer for layer in found.layers if layer.candidate == "places")
     assert not result.same
-    why = f"{kind.__name__} has a forward of its own, given other things than Flax's"
+    why = f"{kind.__name__} has a forward of its own, and Flax's layer is the plain one"
     assert result.note == f"not replayed: {why}"
 
 
@@ -210,5 +210,46 @@ def test_a_layer_of_the_users_own_may_have_its_channels_last(wrong, place, cause
     x = np.random.RandomState(0).randn(2, 3, *size)
     assert parity.compare(Stem(), FlaxStem(), x, layout="channels_last").same
     found = parity.compare(Stem(), FlaxStem(**wrong), x, layout="channels_last").divergence
+    assert (found.candidate, found.others) == (place, ())
+    assert cause in [each.text for each in found.causes]
+
+
+class Scaled(torch.nn.Embedding):
+    """Scaled in here, as in XGLM."""
+
+    def forward(self, tokens):
+        return super().forward(tokens) * 4.0
+
+
+class ScaledNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm, self.fc = Scaled(9, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 4)
+
+    def forward(self, tokens):
+        return self.fc(self.norm(self.words(tokens)).tanh())
+
+
+class FlaxScaledNet(nnx.Module):
+    def __init__(self, scale=4.0, function=jnp.tanh):
+        self.words, self.fc = nnx.Embed(9, 6, rngs=RNGS), nnx.Linear(6, 4, rngs=RNGS)
+        self.norm = nnx.LayerNorm(6, epsilon=1e-5, use_fast_variance=False, rngs=RNGS)
+        self.scale, self.function = scale, function
+
+    def __call__(self, tokens):
+        return self.fc(self.function(self.norm(self.words(tokens) * self.scale)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "cause"),
+    [
+        ({"function": nnx.relu}, "fc", "tanh (it acts as relu)"),
+        ({"scale": 1.0}, "norm", "the scale is 4 (it is left out)"),
+    ],
+    ids=["behind it", "the scale"],
+)
+def test_what_a_torch_layer_does_more_than_flaxs_may_be_done_behind_it(wrong, place, cause):
+    assert parity.compare(ScaledNet(), FlaxScaledNet(), TOKENS).same
+    found = parity.compare(ScaledNet(), FlaxScaledNet(**wrong), TOKENS).divergence
     assert (found.candidate, found.others) == (place, ())
     assert cause in [each.text for each in found.causes]

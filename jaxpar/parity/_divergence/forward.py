@@ -19,7 +19,7 @@ from .._tensors import tensor_of
 from .._weights import Link
 from .dataflow import Dataflow, quick
 from .flax_replay import Both, Key, Replay, replay, together, unfit
-from .overridden import is_plain
+from .overridden import plain_results
 from .search import EQUAL, relative_error
 from .torch_trace import Departure, Enough, LayerCall, Nth, Op, Trace, watched
 
@@ -65,7 +65,7 @@ class Forward:
         calls = {self.key(call): call for call in self.trace.calls}
         given = {key: (call, self.channels_last(call)) for key, call in calls.items() if key not in without}
         made = replay(self.candidate, self.batch, self.seen.masks, given)
-        why = "has a forward of its own, given other things than Flax's"
+        why = "has a forward of its own, and Flax's layer is the plain one"
         return dataclasses.replace(
             made, missing=made.missing | {key: f"{self.kind(calls[key])} {why}" for key in without}
         )
@@ -84,16 +84,22 @@ class Forward:
         return relative_error(ours, theirs) > EQUAL and relative_error(ours, last) <= EQUAL
 
     def _is_called_otherwise(self, call: LayerCall) -> bool:
-        """Whether torch's layer computes for itself what Flax's is given, as the positions of a table.
+        """Whether torch's layer computes for itself what Flax's is given, as the positions of a table, or
+        what Flax does behind it, as the scale of an embedding.
 
-        A layer with a forward of its own may also mean the same in both; then it takes the same inputs, or
+        A layer with a forward of its own may also mean the same in both; then it takes the same inputs, and
         gives the same results from them.
         """
         both, rule = self.arriving(call).values(), self.links[call.path].rule
         if not both or rule is None or self._result(call).same:
             return False
-        apart = any(relative_error(ours, theirs) > EQUAL for ours, theirs in both)
-        return apart and not is_plain(self.module.get_submodule(call.path), rule, call)
+        plain = plain_results(self.module.get_submodule(call.path), rule, call)
+        if plain is None or any(relative_error(x, call.outputs[0]) <= EQUAL for x in plain):
+            return False
+        if any(relative_error(ours, theirs) > EQUAL for ours, theirs in both):
+            return True
+        found = self.replay.results.get(self.key(call))
+        return found is not None and any(relative_error(found[0], x) <= EQUAL for x in plain)
 
     def _mark(self, trace: Trace) -> None:
         for call in trace.calls:

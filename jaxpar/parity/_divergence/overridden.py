@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -17,27 +18,27 @@ from .._sides.torch_float64 import in_float64
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .dataflow import with_tensors
-from .search import EQUAL, relative_error
 from .torch_trace import LayerCall, tensors
 
 
-def is_plain(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> bool:
-    """Whether the forward of the torch class that the rule is about returns what this call did.
+def plain_results(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> list[np.ndarray] | None:
+    """What the forward of the torch class that the rule is about returns for such a call.
 
-    Of a class that is no subclass of it, and no table, nothing is known: True.
+    One result for each way to call it; None if the layer has no other forward. Of a class that is no subclass
+    of it, and no table, nothing is known, and it is None, too.
     """
     plain = _plain_forward(layer, rule)
     if plain is None or not call.outputs:
-        return True
+        return None
+    found = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_float64():
         for args, kwargs in _ways(call):
             try:
                 again = tensors(plain(layer, *args, **kwargs))
             except Exception:
                 continue  # the plain forward has other arguments, or refuses what it is given
-            if again and relative_error(to_numpy(again[0]), call.outputs[0]) <= EQUAL:
-                return True
-    return False
+            found += [to_numpy(x) for x in again[:1]]
+    return found
 
 
 def _plain_forward(layer: torch.nn.Module, rule: Rule) -> Callable[..., Any] | None:
