@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from jaxpar._tools.launch.report import last_words
 from jaxpar._tools.launch.settings import Settings
 from jaxpar._tools.launch.stacks import frames, waits
 from jaxpar._tools.launch.supervise import Supervisor
+from jaxpar._tools.launch.watch import LOOK
 from jaxpar._training.watchdog import Marks
 
 WORKER = """
@@ -275,6 +277,26 @@ def test_a_signal_between_two_attempts(script, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (143, "jaxpar launch: stopped by SIGTERM between two attempts\n")
+
+
+class Late:
+    """A queue whose first waiting misses a signal, as one that comes just before it begins."""
+
+    def __init__(self):
+        self.waited = []
+
+    def get(self, timeout):
+        self.waited.append(timeout)
+        if len(self.waited) == 1:
+            raise queue.Empty
+        return signal.SIGTERM
+
+
+def test_a_signal_that_comes_just_before_a_long_wait(tmp_path):
+    signals = Late()
+    supervisor = Supervisor(Settings(1, "train.py"), signals, tmp_path, None)
+    assert supervisor._sleep(60.0) == signal.SIGTERM
+    assert max(signals.waited) <= LOOK
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from .environment import free_port, variables
 from .gang import Gang, plain_command
 from .settings import DONE, NEVER_RESTARTED, PREEMPTED, Settings
 from .sink import Terminal
-from .watch import STOPS, Outcome, Signals, Watch
+from .watch import LOOK, STOPS, Outcome, Signals, Watch
 
 
 def run(settings: Settings) -> int:
@@ -109,9 +109,11 @@ class Supervisor:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             try:
-                number = self.signals.get(timeout=left)
+                # Python calls a handler between two instructions: a signal that comes just before the thread
+                # begins to wait is heard only when it has waited.
+                number = self.signals.get(timeout=min(left, LOOK))
             except queue.Empty:
-                return None
+                continue
             if number in STOPS:
                 return number
         return None
