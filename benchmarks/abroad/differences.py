@@ -25,7 +25,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "torch lets a query see `sliding_window` keys, itself among them "
         "(`transformers/masking_utils.py`: `kv_idx > q_idx - sliding_window`). `modeling_flax_mistral.py` "
         "cuts with `jnp.triu(mask, k=-sliding_window)`, which leaves one more. Texts shorter than the "
-        "window do not show it. Confirmed by reading both sources only.",
+        "window do not show it. The comparison says so itself, in both layers; confirmed by reading both "
+        "sources.",
     ),
     Difference(
         "A parameter without a gradient, and weight decay",
@@ -34,8 +35,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "keeps its sines frozen in torch, behind a `stop_gradient` in Flax. torch leaves their gradient "
         "None, and its AdamW leaves such a parameter alone; in JAX the gradient is zero, and optax decays "
         "the weight. Outputs and gradients are the same. Confirmed: the weight differs by rate times "
-        "decay, 1e-5 of it, in each step. For Whisper the place that is named, `decoder.embed_positions`, "
-        "is wrong: torch's layer is called with words and Flax's with positions.",
+        "decay, 1e-5 of it, in each step, and for Whisper the comparison says so itself.",
     ),
     Difference(
         "A position that is not trained",
