@@ -195,11 +195,15 @@ def test_one_program_and_nothing_waits():
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize(("cores", "before"), [(2, STEPS), (4, STEPS + 2)], ids=str)
+@pytest.mark.parametrize(
+    ("cores", "competes", "before"),
+    [(2, True, STEPS), (4, True, STEPS + 2), (2, False, STEPS + 2)],
+    ids=["fewer", "as many", "since JAX 0.12"],
+)
 @pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
-def test_python_is_a_few_steps_ahead_of_virtual_devices(kind, cores, before, monkeypatch):
+def test_python_is_a_few_steps_ahead_of_virtual_devices(kind, cores, competes, before, monkeypatch):
     """Of 4, if they have fewer cores; `before` of STEPS + 2 steps are made before the first has ended."""
-    monkeypatch.setattr(throttle, "STEPS_COMPETE", True)
+    monkeypatch.setattr(throttle, "STEPS_COMPETE", competes)
     monkeypatch.setattr(throttle, "cores", lambda: cores)
     gate, returned = threading.Event(), []
     gate.set()
