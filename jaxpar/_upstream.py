@@ -52,6 +52,7 @@ __all__ = [
     "backends_are_initialized",
     "batching",
     "before_thread_pools_close",
+    "bound",
     "called",
     "clear_backends",
     "concrete",
@@ -59,6 +60,7 @@ __all__ = [
     "detect_cluster",
     "get_opaque_trace_state",
     "has_own_jvp",
+    "has_own_vjp",
     "in_cloud_tpu_vm",
     "inside",
     "intercepted",
@@ -144,6 +146,19 @@ def has_own_jvp(eqn: JaxprEqn) -> bool:
     """Whether the equation is a function of `jax.custom_jvp`."""
     held = eqn.params.get("_prim")
     return eqn.primitive.name == "custom_jvp_call" or type(held).__name__ == "CustomJVPTraced"
+
+
+def has_own_vjp(eqn: JaxprEqn) -> bool:
+    """Whether the equation is a function of `jax.custom_vjp`."""
+    held = eqn.params.get("_prim")
+    return eqn.primitive.name == "custom_vjp_call" or type(held).__name__ == "CustomVJPTraced"
+
+
+def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Runs one equation on other operands; its results."""
+    with eqn.ctx.manager:
+        found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return found if eqn.primitive.multiple_results else [found]
 
 
 def inside(value: Any) -> ClosedJaxpr | Jaxpr | None:

@@ -26,6 +26,7 @@ from ..errors import GatherError, GatherTypeError
 from .backends import Backend
 from .convolution_in_branch import for_branch
 from .lift import communicates, switch, traced, zeros
+from .padding import Padded, Plan, planned
 from .placement import Placement
 from .shards import combine, crop, separate
 
@@ -114,23 +115,18 @@ def run(
         pieces, mine = rows[: len(stacks)], jax.tree.unflatten(own_form, rows[len(stacks) :])
         data = (index, shared, mine, pieces)
 
-        def one(kind: Kind, index: jax.Array, shared: PyTree, mine: PyTree, pieces: list[jax.Array]) -> Local:
-            cropped = [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)]
+        def one(index: jax.Array, shared: PyTree, mine: PyTree, cropped: list[jax.Array]) -> Local:
             args, kwargs = combine(cropped, statics, treedef)
             local = replica(shared, mine, None if k == 1 else index, args, kwargs)
             check_outputs(local.outputs)
             return local
 
         branches = [
-            _trace(functools.partial(one, kind), data, placement, kinds.index(kind), k if uneven else None)
-            for kind in order
+            _trace(one, data, kind, placement, kinds.index(kind), k if uneven else None) for kind in order
         ]
-        if placement.devices[0].platform == "cpu" and uneven:
-            # XLA's CPU compiler has no fast convolution inside of a branch.
-            branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
         table = [len(order) if kind is None else order.index(kind) for kind in kinds]
         shapes = _output_shapes(branches, table)
-        local = _choose(branches, table, source, shapes, data, k)
+        local = _choose(branches, table, source, shapes, data, k, placement.devices[0].platform)
         shared, mine = finish(index, shared, mine, local)
         kept, form = jax.tree.flatten(mine)
         found.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
@@ -147,15 +143,24 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class _Branch:
-    """The function traced for one kind of pieces; `local` holds shapes."""
+    """The function traced for one kind of pieces, which it takes without padding; `local` holds shapes."""
 
     jaxpr: ClosedJaxpr
     local: Local
+    kind: Kind
+
+    def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
+        """What it returns for operands of which the last are the pieces, with their padding."""
+        first = len(flat) - len(self.kind)
+        pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]
+        return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
 
 
 def _trace(
-    one: Callable[..., Local], data: PyTree, placement: Placement, replica: int, k: int | None
+    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int | None
 ) -> _Branch:
+    *rest, pieces = data
+    data = (*rest, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
     try:
         # To a jaxpr, and not straight into the switch: shapes of outputs and collectives must be known first.
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
@@ -168,7 +173,7 @@ def _trace(
             " (replicas with the same number of rows are traced once)."
         )
         raise
-    return _Branch(jaxpr, local)
+    return _Branch(jaxpr, local, kind)
 
 
 def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
@@ -210,10 +215,16 @@ def _choose(
     shapes: tuple[tuple[Shape, ...], ...],
     data: PyTree,
     k: int,
+    platform: str,
 ) -> Local:
     """One device's part: take its branch, and fill up what it returns to the shapes of the largest."""
     # A switch wants equal shapes from all branches. Only the source's branch returns its changes; the others
     # return zeros in their place, because a changed buffer may have the batch's shape.
+    some_idle = len(branches) in table
+    in_branch = len(branches) + some_idle > 1 and platform == "cpu"
+    united = _united(branches, len(shapes))
+    if united is None and in_branch:
+        branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
     kept = branches[table[source]]
     outputs, form = jax.tree.flatten(kept.local.outputs)
     rest, rest_form = jax.tree.flatten((kept.local.terms, kept.local.changes))
@@ -222,7 +233,7 @@ def _choose(
     common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
 
     def take(branch: _Branch, flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        out = jaxpr_as_fun(branch.jaxpr)(*flat)
+        out = branch(flat)
         rows = [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)]
         if branch is kept:
             return rows, list(out[n:])
@@ -233,21 +244,41 @@ def _choose(
         rows = [zeros(shape, a.dtype) for shape, a in zip(common, outputs, strict=True)]
         return rows, [zeros(a.shape, a.dtype) for a in rest]
 
-    choices: list[Callable[..., Any]] = [functools.partial(take, branch) for branch in branches]
-    choices += [idle] * (len(branches) in table)
     flat = jax.tree.leaves(data)
-    if len(choices) == 1:
-        rows, others = take(kept, flat)
+    choice = jnp.array(table)[data[0]]
+    if united is not None:
+        # A device without rows takes the other branch, so here it may ask for any number of rows.
+        kind, choice = jnp.minimum(choice, len(branches) - 1), choice // len(branches)
+        run = Padded(united.rewritten(for_branch) if some_idle and in_branch else united)
+
+        def padded(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            out = run(kind, flat)
+            return [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)], out[n:]
+
+        choices: list[Callable[..., Any]] = [padded]
     else:
-        choice = jnp.array(table)[data[0]]
-        if any(communicates(branch.jaxpr) for branch in branches):
-            programs = [jax.make_jaxpr(take)(flat) for take in choices]
-            made = switch(choice, programs, flat, k, idle=len(branches) in table)
-            rows, others = made[:n], made[n:]
-        else:
-            rows, others = jax.lax.switch(choice, choices, flat)
+        choices = [functools.partial(take, branch) for branch in branches]
+    choices += [idle] * some_idle
+    if len(choices) == 1:
+        rows, others = choices[0](flat)
+    elif any(communicates(branch.jaxpr) for branch in branches):
+        programs = [jax.make_jaxpr(take)(flat) for take in choices]
+        made = switch(choice, programs, flat, k, idle=some_idle)
+        rows, others = made[:n], made[n:]
+    else:
+        rows, others = jax.lax.switch(choice, choices, flat)
     terms, changes = jax.tree.unflatten(rest_form, others)
     return Local(jax.tree.unflatten(form, rows), terms, changes)
+
+
+def _united(branches: list[_Branch], n: int) -> Plan | None:
+    """All branches as one program, if that can be proved; its first n results are outputs."""
+    if len(branches) == 1 or any(communicates(branch.jaxpr) for branch in branches):
+        return None
+    plan = planned([branch.jaxpr for branch in branches])
+    if plan is None or any(plan.results[n:]) or any(rows and rows.outer > 1 for rows in plan.results[:n]):
+        return None
+    return plan
 
 
 def _pad(x: jax.Array, shape: Shape) -> jax.Array:

@@ -23,6 +23,11 @@ def same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
     return _equal(a, b, {})
 
 
+def equal_parameters(a: Any, b: Any) -> bool:
+    """Whether two equations' parameters are the same."""
+    return _equal(a, b, {})
+
+
 def _equal(a: Any, b: Any, names: Names) -> bool:
     """Whether two programs, or parameters of equations, are the same; `names` pairs their variables.
 

@@ -1,0 +1,115 @@
+"""evaluation: the program for the most rows, run on fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._upstream import JaxprEqn, Literal, bound, jaxpr_as_fun, opened, part
+from .analysis import Plan, Step, Table
+from .rows import masked, repeated
+
+
+class Padded:
+    """What a plan runs: a function of operands as they are for the most rows.
+
+    Operands that have rows come with anything behind the replica's own; results come with zeros there.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    def __call__(self, choice: jax.Array, operands: Sequence[Any]) -> list[Any]:
+        """`choice` says which of the plan's numbers of rows this replica has."""
+        plan = self.plan
+        b, n = plan.sizes[0], jnp.array(plan.sizes, jnp.int32)[choice]
+        given = [x if r is None else repeated(x, r, b, n) for x, r in zip(operands, plan.given, strict=True)]
+        out = _evaluate(plan, choice, n, given)
+        return [y if r is None else masked(y, r, b, n, 0) for y, r in zip(out, plan.results, strict=True)]
+
+
+def _evaluate(plan: Plan, choice: jax.Array, n: jax.Array, operands: Sequence[Any]) -> list[Any]:
+    """A program whose operands have their padding filled; equations without a step run many at a time."""
+    jaxpr, _ = opened(plan.program)
+    values = dict(zip(jaxpr.invars, operands, strict=True))
+    values |= {v: _chosen(t, v, choice) for v, t in zip(jaxpr.constvars, plan.consts, strict=True)}
+    read = {v for eqn in [*jaxpr.eqns] for v in eqn.invars if not isinstance(v, Literal)}
+    read |= {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+
+    def value(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else values[v]
+
+    for step, eqns in _groups(plan):
+        made = [v for eqn in eqns for v in eqn.outvars]
+        if step is None:
+            wanted = [v for v in made if v in read]
+            given = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+            needed = [v for v in given if v in values]
+            out = jaxpr_as_fun(part(jaxpr, eqns, needed, wanted))(*map(value, needed))
+            values |= dict(zip(wanted, out, strict=True))
+        else:
+            given_ = list(map(value, eqns[0].invars))
+            values |= dict(zip(made, _run(plan, step, eqns[0], choice, n, given_), strict=True))
+    return list(map(value, jaxpr.outvars))
+
+
+def _groups(plan: Plan) -> Iterator[tuple[Step | None, list[JaxprEqn]]]:
+    """The equations in order: one with its step, or as many as have none."""
+    plain: list[JaxprEqn] = []
+    for i, eqn in enumerate(opened(plan.program)[0].eqns):
+        if i not in plan.steps:
+            plain.append(eqn)
+            continue
+        if plain:
+            yield None, plain
+            plain = []
+        yield plan.steps[i], [eqn]
+    if plain:
+        yield None, plain
+
+
+def _run(
+    plan: Plan, step: Step, eqn: JaxprEqn, choice: jax.Array, n: jax.Array, operands: list[Any]
+) -> Sequence[Any]:
+    """One equation that does not run as it stands."""
+    for i, table in step.tables:
+        operands[i] = _chosen(table, eqn.invars[i], choice)
+    for i, rows, neutral in step.masks:
+        operands[i] = masked(operands[i], rows, plan.sizes[0], n, neutral)
+    if step.inner is None:
+        return bound(eqn, operands)
+    if step.derivative is None:
+        return _evaluate(step.inner, choice, n, operands)
+    return _with_rule(step.inner, step.derivative)(choice, n, *operands)
+
+
+def _with_rule(inner: Plan, derivative: Plan) -> Any:
+    """A function that keeps its own rule for its derivative."""
+    m = len(inner.results)
+
+    @jax.custom_jvp
+    def f(choice: jax.Array, n: jax.Array, *operands: Any) -> list[Any]:
+        return _evaluate(inner, choice, n, operands)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        choice, n, *operands = primals
+        moving = [t for t in tangents[2:] if t.dtype != jax.dtypes.float0]
+        found = _evaluate(derivative, choice, n, [*operands, *moving])
+        out, rest = found[:m], iter(found[m:])
+        still = [np.zeros(y.shape, jax.dtypes.float0) for y in out]
+        floats = [jnp.issubdtype(y.dtype, jnp.inexact) for y in out]
+        return out, [next(rest) if floating else zero for floating, zero in zip(floats, still, strict=True)]
+
+    f.defjvp(rule)
+    return f
+
+
+def _chosen(table: Table, variable: Any, choice: jax.Array) -> Any:
+    """A number of this replica's program."""
+    if all(value is table[0] for value in table):
+        return table[0]
+    return jnp.stack([jnp.asarray(value, variable.aval.dtype) for value in table])[choice]

@@ -1,0 +1,358 @@
+"""rules: what a primitive does to an axis of rows.
+
+A rule is given an equation and where its operands have rows. It says where the results have them, and which
+operands need a mask: those whose rows are summed, or whose largest is taken. It raises DependentError for
+anything else in which rows meet. A primitive without a rule may not touch rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._upstream import JaxprEqn
+from .rows import DependentError, Rows, reshaped, unified
+
+
+class Mask(NamedTuple):
+    """Operand `operand` has `neutral` in its padding before the equation runs."""
+
+    operand: int
+    rows: Rows
+    neutral: Any
+
+
+class Found(NamedTuple):
+    """Where results have rows, and what is masked."""
+
+    rows: Sequence[Rows | None]
+    masks: tuple[Mask, ...] = ()
+
+
+Where = Sequence[Rows | None]
+Rule = Callable[[JaxprEqn, Where, Rows | None], Found]
+"""`rule(eqn, where, made)`: `made` is the axis of the first result that differs in length, as if of one block."""
+
+# fmt: off
+ELEMENTWISE = frozenset(
+    {
+        "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+        "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "complex", "conj",
+        "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf",
+        "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac", "imag",
+        "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "logistic", "lt", "lt_to",
+        "max", "min", "mul", "ne", "neg", "nextafter", "not", "optimization_barrier", "or", "polygamma",
+        "population_count", "pow", "real", "reduce_precision", "regularized_incomplete_beta", "rem",
+        "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical",
+        "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "threefry2x32",
+        "xor", "zeta",
+    }
+)
+# fmt: on
+
+SHAPES = {
+    "broadcast_in_dim": ("shape",),
+    "dynamic_slice": ("slice_sizes",),
+    "gather": ("slice_sizes",),
+    "iota": ("shape",),
+    "random_bits": ("shape",),
+    "reshape": ("new_sizes",),
+    "slice": ("limit_indices",),
+}
+"""Parameters that are lengths of axes, and therefore differ with the number of rows."""
+
+
+def rule_of(name: str) -> Rule | None:
+    """The rule of a primitive."""
+    return _elementwise if name in ELEMENTWISE else RULES.get(name)
+
+
+def _shape(eqn: JaxprEqn, i: int = 0) -> tuple[int, ...]:
+    operand: Any = eqn.invars[i]
+    return operand.aval.shape
+
+
+def _dtype(eqn: JaxprEqn) -> Any:
+    operand: Any = eqn.invars[0]
+    return operand.aval.dtype
+
+
+def _result(eqn: JaxprEqn) -> tuple[int, ...]:
+    result: Any = eqn.outvars[0]
+    return result.aval.shape
+
+
+def _elementwise(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    if eqn.primitive.name == "optimization_barrier":
+        return Found(where)
+    return Found([unified(where)] * len(eqn.outvars))
+
+
+def _broadcast(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = where[0]
+    if rows is None:
+        return Found([made and made._replace(constant=True)])
+    return Found([rows._replace(axis=eqn.params["broadcast_dimensions"][rows.axis])])
+
+
+def _reshape(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    if where[0] is None or made is None or eqn.params["dimensions"] is not None:
+        raise DependentError("reshape")
+    return Found([reshaped(where[0], _shape(eqn), _result(eqn), made.axis)])
+
+
+def _without(rows: Rows, gone: Sequence[int]) -> Rows:
+    """The axis of rows after others are gone."""
+    return rows._replace(axis=rows.axis - sum(i < rows.axis for i in gone))
+
+
+def _squeeze(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    assert where[0] is not None
+    return Found([_without(where[0], eqn.params["dimensions"])])
+
+
+def _transpose(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    assert where[0] is not None
+    return Found([where[0]._replace(axis=eqn.params["permutation"].index(where[0].axis))])
+
+
+def _reduction(neutral: Callable[[Any], Any]) -> Rule:
+    def rule(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+        rows = where[0]
+        assert rows is not None
+        if rows.axis not in eqn.params["axes"]:
+            return Found([_without(rows, eqn.params["axes"])])
+        return Found([None], (Mask(0, rows, neutral(_dtype(eqn))),))
+
+    return rule
+
+
+def _lowest(dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return False
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return True
+    return np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+
+
+def _beside(*names: str) -> Rule:
+    """Of what runs along axes that the parameters name, if none of them is that of the rows."""
+
+    def rule(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+        rows = unified(where)
+        along = [i for name in names for i in np.ravel(eqn.params[name]).tolist()]
+        if rows is None or rows.axis in along:
+            raise DependentError(eqn.primitive.name)
+        return Found([rows] * len(eqn.outvars))
+
+    return rule
+
+
+def _argument(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = where[0]
+    if rows is None or rows.axis in eqn.params["axes"]:
+        raise DependentError("argmax")
+    return Found([_without(rows, eqn.params["axes"])])
+
+
+def _dot(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    (contract, batch), (left, right) = eqn.params["dimension_numbers"], where
+    places = [_place(rows, contract[i], batch[i]) for i, rows in enumerate(where)]
+    if left is not None and right is not None:
+        kind, at = places[0]
+        rows = unified([left._replace(axis=0), right._replace(axis=0)])
+        if places[0] != places[1] or kind == "free" or rows is None:
+            raise DependentError("dot_general")
+        if kind == "batch":
+            return Found([rows._replace(axis=at)])
+        # Both: 0 times what is not finite would be no 0.
+        return Found(
+            [None], tuple(Mask(i, rows._replace(axis=r.axis), 0) for i, r in enumerate((left, right)))
+        )
+    side = 0 if left is not None else 1
+    rows = where[side]
+    if rows is None or places[side][0] != "free":
+        raise DependentError("dot_general")
+    gone = [*contract[side], *batch[side]]
+    before = len(batch[0]) + (side and len(_shape(eqn, 0)) - len(contract[0]) - len(batch[0]))
+    free = sum(i not in gone for i in range(rows.axis))
+    return Found([rows._replace(axis=before + free)])
+
+
+def _place(rows: Rows | None, contract: Sequence[int], batch: Sequence[int]) -> tuple[str, int]:
+    """What a product does with an operand's axis of rows, and at which position."""
+    if rows is None:
+        return "none", 0
+    if rows.axis in contract:
+        return "contract", list(contract).index(rows.axis)
+    if rows.axis in batch:
+        return "batch", list(batch).index(rows.axis)
+    return "free", 0
+
+
+def _convolution(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
+    left, right = where
+    if right is None and left is not None and left.axis == numbers.lhs_spec[0] and groups == 1:
+        return Found([left._replace(axis=numbers.out_spec[0])])
+    raise DependentError("convolution")
+
+
+def _pad(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows, value = where
+    if rows is None or value is not None or tuple(eqn.params["padding_config"][rows.axis]) != (0, 0, 0):
+        raise DependentError("pad")
+    return Found([rows])
+
+
+def _slice(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows, params = where[0], eqn.params
+    assert rows is not None
+    i = rows.axis
+    whole = params["start_indices"][i], params["limit_indices"][i], (params["strides"] or {i: 1})[i]
+    if whole != (0, _shape(eqn)[i], 1):
+        raise DependentError("slice")
+    return Found([rows])
+
+
+def _dynamic_slice(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = where[0]
+    # A slice of full length starts at 0, wherever it was asked to.
+    if rows is None or any(where[1:]) or eqn.params["slice_sizes"][rows.axis] != _shape(eqn)[rows.axis]:
+        raise DependentError("dynamic_slice")
+    return Found([rows])
+
+
+def _dynamic_update(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = unified(where[:2])
+    if rows is None or any(where[2:]) or _shape(eqn, 1)[rows.axis] != _shape(eqn)[rows.axis]:
+        raise DependentError("dynamic_update_slice")
+    return Found([rows])
+
+
+def _gather(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    operand, indices = where
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    offsets = numbers.offset_dims
+    batch = [i for i in range(len(_result(eqn))) if i not in offsets]
+    last = len(_shape(eqn, 1)) - 1
+    if operand is None:  # a row's own entries of a table
+        assert indices is not None
+        if indices.axis == last:
+            raise DependentError("gather")
+        return Found([indices._replace(axis=batch[indices.axis])])
+    if operand.axis in numbers.operand_batching_dims:  # each row's own entries of it
+        at = numbers.start_indices_batching_dims[numbers.operand_batching_dims.index(operand.axis)]
+        if indices is None or indices.axis != at:
+            raise DependentError("gather")
+        rows = unified([operand._replace(axis=at), indices])
+        assert rows is not None
+        return Found([rows._replace(axis=batch[at])])
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    kept = [i for i in range(len(_shape(eqn))) if i not in gone]
+    if indices is not None or operand.axis in gone or sizes[operand.axis] != _shape(eqn)[operand.axis]:
+        raise DependentError("gather")
+    return Found([operand._replace(axis=offsets[kept.index(operand.axis)])])
+
+
+def _iota(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    return Found([made and made._replace(constant=eqn.params["dimension"] != made.axis)])
+
+
+def _random_bits(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    # Each number is a function of the key and of its position, so that more rows behind change none. It is
+    # so for JAX's default generator alone.
+    kind = jax.dtypes.prng_key
+    key = _dtype(eqn)
+    partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if (
+        made is None
+        or made.axis
+        or where[0] is not None
+        or not jnp.issubdtype(key, kind)
+        or not partitionable
+    ):
+        raise DependentError("random_bits")
+    if "fry" not in str(key) or _shape(eqn):
+        raise DependentError("random_bits")
+    return Found([made])
+
+
+def _window(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows, params = unified(where), eqn.params
+    if rows is None:
+        raise DependentError("reduce_window")
+    i = rows.axis
+    for name in ("window_dimensions", "window_strides", "base_dilation", "window_dilation"):
+        if (params.get(name) or {i: 1})[i] != 1:
+            raise DependentError("reduce_window")
+    if tuple(params["padding"][i]) != (0, 0):
+        raise DependentError("reduce_window")
+    return Found([rows])
+
+
+def _concatenate(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = unified(where)
+    if rows is None or None in where or rows.axis == eqn.params["dimension"]:
+        raise DependentError("concatenate")
+    return Found([rows])
+
+
+def _split(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = where[0]
+    if rows is None or rows.axis == eqn.params["axis"]:
+        raise DependentError("split")
+    return Found([rows] * len(eqn.outvars))
+
+
+def _last(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    rows = where[0]
+    if rows is None or rows.axis == len(_shape(eqn)) - 1:
+        raise DependentError("top_k")
+    return Found([rows] * len(eqn.outvars))
+
+
+RULES: dict[str, Rule] = {
+    "argmax": _argument,
+    "argmin": _argument,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenate,
+    "conv_general_dilated": _convolution,
+    "cumlogsumexp": _beside("axis"),
+    "cummax": _beside("axis"),
+    "cummin": _beside("axis"),
+    "cumprod": _beside("axis"),
+    "cumsum": _beside("axis"),
+    "dot_general": _dot,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+    "gather": _gather,
+    "iota": _iota,
+    "pad": _pad,
+    "random_bits": _random_bits,
+    "reduce_and": _reduction(lambda dtype: True),
+    "reduce_max": _reduction(_lowest),
+    "reduce_min": _reduction(_highest),
+    "reduce_or": _reduction(lambda dtype: False),
+    "reduce_prod": _reduction(lambda dtype: 1),
+    "reduce_sum": _reduction(lambda dtype: 0),
+    "reduce_window_max": _window,
+    "reduce_window_min": _window,
+    "reduce_window_sum": _window,
+    "reshape": _reshape,
+    "rev": _beside("dimensions"),
+    "slice": _slice,
+    "sort": _beside("dimension"),
+    "split": _split,
+    "squeeze": _squeeze,
+    "top_k": _last,
+    "transpose": _transpose,
+}
