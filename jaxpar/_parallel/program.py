@@ -57,6 +57,46 @@ class Replica(Protocol):
     ) -> Local: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Differentiated:
+    """A replica with gradients of its own, which stand among its terms.
+
+    Attributes:
+      forward: a replica; among its terms is the "objective", one number, which goes no further.
+      parameters: the leaves of the shared values that get gradients.
+    """
+
+    forward: Replica
+    parameters: tuple[int, ...]
+
+    def __call__(
+        self, shared: PyTree, own: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
+    ) -> Local:
+        leaves, form = jax.tree.flatten(shared)
+
+        def local(leaves: list[jax.Array]) -> Local:
+            return self.forward(jax.tree.unflatten(form, leaves), own, index, args, kwargs)
+
+        return differentiated(local, leaves, self.parameters)
+
+
+def differentiated(
+    local: Callable[[list[jax.Array]], Local], leaves: list[jax.Array], parameters: Sequence[int]
+) -> Local:
+    """What `local` makes of the leaves, with the gradients in place of the objective."""
+
+    def objective(moved: list[jax.Array]) -> tuple[jax.Array, Local]:
+        given = list(leaves)
+        for i, leaf in zip(parameters, moved, strict=True):
+            given[i] = leaf
+        found = local(given)
+        return found.terms["objective"], found
+
+    (_, found), gradients = jax.value_and_grad(objective, has_aux=True)([leaves[i] for i in parameters])
+    rest = {name: term for name, term in found.terms.items() if name != "objective"}
+    return found._replace(terms=rest | {"gradients": gradients})
+
+
 class Finish(Protocol):
     """`finish(i, shared, own, local) -> (shared, own)`, on every device, behind the branches.
 
@@ -115,18 +155,24 @@ def run(
         pieces, mine = rows[: len(stacks)], jax.tree.unflatten(own_form, rows[len(stacks) :])
         data = (index, shared, mine, pieces)
 
-        def one(index: jax.Array, shared: PyTree, mine: PyTree, cropped: list[jax.Array]) -> Local:
-            args, kwargs = combine(cropped, statics, treedef)
-            local = replica(shared, mine, None if k == 1 else index, args, kwargs)
-            check_outputs(local.outputs)
-            return local
+        def branches_of(replica: Replica) -> list[_Branch]:
+            def one(index: jax.Array, shared: PyTree, mine: PyTree, cropped: list[jax.Array]) -> Local:
+                args, kwargs = combine(cropped, statics, treedef)
+                local = replica(shared, mine, None if k == 1 else index, args, kwargs)
+                check_outputs(local.outputs)
+                return local
 
-        branches = [
-            _trace(one, data, kind, placement, kinds.index(kind), k if uneven else None) for kind in order
-        ]
+            return [
+                _trace(one, data, kind, placement, kinds.index(kind), k if uneven else None) for kind in order
+            ]
+
         table = [len(order) if kind is None else order.index(kind) for kind in kinds]
+        platform, united = placement.devices[0].platform, None
+        if len(order) > 1:
+            united = _united(branches_of, replica)
+        branches = united.branches if united is not None else branches_of(replica)
         shapes = _output_shapes(branches, table)
-        local = _choose(branches, table, source, shapes, data, k, placement.devices[0].platform)
+        local = _choose(united, branches, table, source, shapes, data, k, platform)
         shared, mine = finish(index, shared, mine, local)
         kept, form = jax.tree.flatten(mine)
         found.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
@@ -209,6 +255,7 @@ def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Sha
 
 
 def _choose(
+    united: _United | None,
     branches: list[_Branch],
     table: list[int],
     source: int,
@@ -221,14 +268,17 @@ def _choose(
     # A switch wants equal shapes from all branches. Only the source's branch returns its changes; the others
     # return zeros in their place, because a changed buffer may have the batch's shape.
     some_idle = len(branches) in table
-    in_branch = len(branches) + some_idle > 1 and platform == "cpu"
-    united = _united(branches, len(shapes))
-    if united is None and in_branch:
-        branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
+    if platform == "cpu" and len(branches) + some_idle > 1:
+        # XLA's CPU compiler has no fast convolution inside of a branch.
+        if united is None:
+            branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
+        elif some_idle:
+            united = dataclasses.replace(united, plan=united.plan.rewritten(for_branch))
     kept = branches[table[source]]
-    outputs, form = jax.tree.flatten(kept.local.outputs)
-    rest, rest_form = jax.tree.flatten((kept.local.terms, kept.local.changes))
-    n, m = len(outputs), len(jax.tree.leaves(kept.local.terms))
+    like = kept.local if united is None else united.local(data)
+    outputs, form = jax.tree.flatten(like.outputs)
+    rest, rest_form = jax.tree.flatten((like.terms, like.changes))
+    n, m = len(outputs), len(jax.tree.leaves(like.terms))
     # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
     common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
 
@@ -246,18 +296,18 @@ def _choose(
 
     flat = jax.tree.leaves(data)
     choice = jnp.array(table)[data[0]]
+    choices: list[Callable[..., Any]] = [functools.partial(take, branch) for branch in branches]
     if united is not None:
         # A device without rows takes the other branch, so here it may ask for any number of rows.
         kind, choice = jnp.minimum(choice, len(branches) - 1), choice // len(branches)
-        run = Padded(united.rewritten(for_branch) if some_idle and in_branch else united)
+        padded = united
 
-        def padded(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-            out = run(kind, flat)
-            return [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)], out[n:]
+        def together(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            local = padded(kind, flat)
+            rows = [_pad(x, shape) for x, shape in zip(jax.tree.leaves(local.outputs), common, strict=True)]
+            return rows, jax.tree.leaves((local.terms, local.changes))
 
-        choices: list[Callable[..., Any]] = [padded]
-    else:
-        choices = [functools.partial(take, branch) for branch in branches]
+        choices = [together]
     choices += [idle] * some_idle
     if len(choices) == 1:
         rows, others = choices[0](flat)
@@ -271,14 +321,46 @@ def _choose(
     return Local(jax.tree.unflatten(form, rows), terms, changes)
 
 
-def _united(branches: list[_Branch], n: int) -> Plan | None:
-    """All branches as one program, if that can be proved; its first n results are outputs."""
-    if len(branches) == 1 or any(communicates(branch.jaxpr) for branch in branches):
+@dataclasses.dataclass(frozen=True)
+class _United:
+    """All branches as one program.
+
+    Attributes:
+      branches: of the forward pass, if there is a backward one.
+      parameters: of a replica that is differentiated.
+    """
+
+    plan: Plan
+    branches: list[_Branch]
+    parameters: tuple[int, ...] | None
+
+    def __call__(self, kind: jax.Array, flat: list[jax.Array]) -> Local:
+        """What a replica makes of `flat`, of which the last are the pieces with their padding."""
+        form = jax.tree.structure(self.branches[0].local)
+
+        def local(flat: list[jax.Array]) -> Local:
+            return jax.tree.unflatten(form, Padded(self.plan)(kind, flat))
+
+        if self.parameters is None:
+            return local(flat)
+        # The number of the replica stands before the shared values.
+        return differentiated(local, flat, [1 + i for i in self.parameters])
+
+    def local(self, data: PyTree) -> Local:
+        """The shapes of what it returns."""
+        return jax.eval_shape(self, jnp.int32(0), jax.tree.leaves(data))
+
+
+def _united(branches_of: Callable[[Replica], list[_Branch]], replica: Replica) -> _United | None:
+    """One program for all branches, if there provably is one."""
+    parameters = replica.parameters if isinstance(replica, Differentiated) else None
+    branches = branches_of(replica.forward if isinstance(replica, Differentiated) else replica)
+    if any(communicates(branch.jaxpr) for branch in branches):
         return None
-    plan = planned([branch.jaxpr for branch in branches])
+    plan, n = planned([branch.jaxpr for branch in branches]), len(jax.tree.leaves(branches[0].local.outputs))
     if plan is None or any(plan.results[n:]) or any(rows and rows.outer > 1 for rows in plan.results[:n]):
         return None
-    return plan
+    return _United(plan, branches, parameters)
 
 
 def _pad(x: jax.Array, shape: Shape) -> jax.Array:

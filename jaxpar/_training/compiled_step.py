@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from .._parallel import program as _program
 from .._parallel.backends import Backend
 from .._parallel.placement import Placement
-from .._parallel.program import Kind, Local
+from .._parallel.program import Differentiated, Kind, Local
 from .._parallel.reduce import terms_of
 from .._parallel.shards import Shards, combine
 from .._typing import REPLICA, PyTree, Static, TreeDef
@@ -90,7 +90,7 @@ class ReplicaPlan:
     def __call__(self, values: list, extra: dict[str, Any], own: Own, batch: tuple[PyTree, PyTree]) -> Result:
         source = self.active[0] if self.source is None else self.source
         done = _program.run(
-            functools.partial(_replica, self),
+            Differentiated(functools.partial(_forward, self), self.loss.parameters),
             functools.partial(_finish, self),
             self.backend,
             self.placement,
@@ -145,7 +145,7 @@ def compiled(plan: ReplicaPlan | BatchPlan, donate: tuple[str, ...] = ()) -> Pro
 # ---------------------------------------------------------------------------------- on a replica
 
 
-def _replica(
+def _forward(
     plan: ReplicaPlan,
     shared: tuple[list, PyTree],
     own: Own,
@@ -155,11 +155,11 @@ def _replica(
 ) -> Local:
     del own
     values, extra = shared
-    value = plan.loss(values, index, args, kwargs, extra.get("scale"))
-    terms = {"loss": value.loss, "gradients": value.gradients}
+    found = plan.loss.forward(values, index, args, kwargs, extra.get("scale"))
+    terms = {"loss": found.loss, "objective": found.scaled}
     if plan.source is not None:
-        return Local(value.aux, terms, value.changes)
-    return Local(value.aux, {**terms, "changes": value.changes}, {})
+        return Local(found.aux, terms, found.changes)
+    return Local(found.aux, {**terms, "changes": found.changes}, {})
 
 
 class _Kept(NamedTuple):

@@ -29,6 +29,15 @@ class Value(NamedTuple):
     gradients: list
 
 
+class Forward(NamedTuple):
+    """A value before it is differentiated; `scaled` is the number that is."""
+
+    scaled: jax.Array
+    loss: jax.Array
+    aux: PyTree
+    changes: Changes
+
+
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """A loss function and the module it is given. Hashable: part of a program.
@@ -68,22 +77,37 @@ class Loss:
         Raises:
           LossError: the function returned something else than one real number.
         """
-        args, kwargs = self._cast((args, kwargs))
 
-        def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, PyTree]:
+        def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, Forward]:
             full = list(values)
             for i, value in zip(self.parameters, parameters, strict=True):
-                full[i] = self._cast(value)
-            module = self.form.unflatten(full)
-            result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
-            loss, aux = _split(result, self.has_aux)
-            if self.precision is not None:
-                loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
-            return loss if scale is None else loss * scale, (loss, aux, changes)
+                full[i] = value
+            found = self.forward(full, replica, args, kwargs, scale)
+            return found.scaled, found
 
         wanted = [values[i] for i in self.parameters]
-        (_, (loss, aux, changes)), gradients = jax.value_and_grad(scaled, has_aux=True)(wanted)
-        return Value(loss, aux, changes, gradients)
+        (_, found), gradients = jax.value_and_grad(scaled, has_aux=True)(wanted)
+        return Value(found.loss, found.aux, found.changes, gradients)
+
+    def forward(
+        self,
+        values: list,
+        replica: jax.Array | None,
+        args: tuple,
+        kwargs: dict[str, Any],
+        scale: jax.Array | None = None,
+    ) -> Forward:
+        """The loss of one batch, to be differentiated. Raises LossError, as a call does."""
+        args, kwargs = self._cast((args, kwargs))
+        full = list(values)
+        for i in self.parameters:
+            full[i] = self._cast(values[i])
+        module = self.form.unflatten(full)
+        result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
+        loss, aux = _split(result, self.has_aux)
+        if self.precision is not None:
+            loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
+        return Forward(loss if scale is None else loss * scale, loss, aux, changes)
 
     def _cast(self, tree: PyTree) -> PyTree:
         return tree if self.precision is None else self.precision.cast(tree)

@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 Where = Sequence[Rows | None]
 Rule = Callable[[JaxprEqn, Where, Rows | None], Found]
-"""`rule(eqn, where, made)`: `made` is the axis of the first result that differs in length, as if of one block."""
+"""`rule(eqn, where, made)`: `made` is where the first result differs in length, as if its rows were one block."""
 
 # fmt: off
 ELEMENTWISE = frozenset(
