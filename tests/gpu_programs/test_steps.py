@@ -133,11 +133,12 @@ def gradients(kind, rows):
 
     def run(state, x, y):
         net = nnx.merge(definition, state)
-        if kind == "ddp":
-            found = net.value_and_grad(loss_fn)(x, y)
-        else:
-            found = nnx.value_and_grad(loss_fn)(net, x, y)
-        return found, nnx.state(net, nnx.BatchStat)
+
+        def with_module(loss_fn):
+            return lambda *batch: nnx.value_and_grad(loss_fn)(net, *batch)
+
+        make = net.value_and_grad if kind == "ddp" else with_module
+        return make(loss_fn)(x, y), nnx.state(net, nnx.BatchStat)
 
     def on(x, spec):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(placement.mesh, spec))
