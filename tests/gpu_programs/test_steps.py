@@ -107,7 +107,10 @@ def test_powersgd_sends_less():
     found = program("ddp", 64, hook=comm_hooks.powersgd(matrix_approximation_rank=1))
     hlo.check_only_sums(found)
     hlo.check_stays_on_device(found)
-    assert 0 < sum(n for _, n in found.collectives) < ALL / 2, found.collectives
+    sent = [nbytes for _, nbytes in found.collectives]
+    # Of the first thousand steps: whole gradients, in a branch that all replicas take by their counter.
+    sent.remove(F32 * PARAMETERS)
+    assert 0 < sum(sent) < ALL / 4, found.collectives
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
