@@ -1,5 +1,6 @@
 """upstream: every private or experimental name of other libraries that jaxpar touches.
 
+What has to do with compiling for GPUs that are not there is in `gpu_compiler`, everything else in this file.
 Whoever raises a version reads this file, and runs tests/test_upstream.py, which holds that each name is there
 and does what is relied on, and that no other file uses a name of this kind. Differences between versions are
 handled here.
