@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 Where = Sequence[Rows | None]
 Rule = Callable[[JaxprEqn, Where, Rows | None], Found]
-"""`rule(eqn, where, made)`: `made` is where the first result differs in length, as if its rows were one block."""
+"""`rule(eqn, where, made)`: `made` is where the first result differs in length, as if it were one block."""
 
 # fmt: off
 ELEMENTWISE = frozenset(
