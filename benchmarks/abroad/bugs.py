@@ -140,5 +140,6 @@ def changed(
             return base.__call__(self, *args, **kwargs)
 
     wrong: Any = type(base.__name__, (base,), {"__call__": __call__, "__module__": base.__module__})
+    wrong.__init__ = base.__init__  # of a diffusers model it keeps the config, and Linen has made another
     fields = {field.name for field in dataclasses.fields(module) if field.init} - {"parent", "name"}
     return wrong(**{name: getattr(module, name) for name in fields})
