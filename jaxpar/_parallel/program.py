@@ -1,11 +1,11 @@
 """program: a function on every replica's own rows, all replicas in one compiled program.
 
 torch starts a thread, or a process, for each replica. Here one program is compiled for all devices. When
-replicas have different numbers of rows, it holds one branch for each number that occurs, and every device
-takes its own. So the function never sees padding, and needs no mask for BatchNorm, for a loss inside of
-forward, or for anything else that looks at more than one row
-(docs/semantics.md rows 15, 75). What the replicas say to each other they say behind the branches,
-where every device passes.
+replicas have different numbers of rows, `padding` makes one program for all of them if it can. Otherwise
+there is one branch for each number that occurs, and every device takes its own. Either way padding reaches
+nothing, and no mask has to reach BatchNorm, a loss inside of forward, or anything else that looks at more
+than one row (docs/semantics.md rows 15, 75). What the replicas say to each other they say behind the
+branches, where every device passes.
 """
 
 from __future__ import annotations
