@@ -252,11 +252,16 @@ class Normed(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    ("net", "branches"),
-    [(Normed(), False), (Net(MIXED["sorted rows"]), True)],
-    ids=["BatchNorm", "sorted rows"],
+    ("net", "B", "branches"),
+    [
+        (Normed(), 15, False),
+        (Net(MIXED["sorted rows"]), 15, True),
+        (jaxpar.nn.SyncBatchNorm(C), 15, False),
+        (jaxpar.nn.SyncBatchNorm(C), 9, True),  # 3, 3 and 3 on four devices
+    ],
+    ids=["BatchNorm", "sorted rows", "SyncBatchNorm", "SyncBatchNorm, a device without rows"],
 )
-def test_branches_are_compiled_where_nothing_is_proved(net, branches):
+def test_branches_are_compiled_where_nothing_is_proved(net, B, branches):
     graphdef, state = nnx.split(parallel(net))
-    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, rows(15))
+    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, rows(B))
     assert ("stablehlo.case" in program.as_text()) == branches

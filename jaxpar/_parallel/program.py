@@ -169,7 +169,7 @@ def run(
         table = [len(order) if kind is None else order.index(kind) for kind in kinds]
         platform, united = placement.devices[0].platform, None
         if len(order) > 1:
-            united = _united(branches_of, replica)
+            united = _united(branches_of, replica, some_idle=None in kinds)
         branches = united.branches if united is not None else branches_of(replica)
         shapes = _output_shapes(branches, table)
         local = _choose(united, branches, table, source, shapes, data, k, platform)
@@ -351,12 +351,14 @@ class _United:
         return jax.eval_shape(self, jnp.int32(0), jax.tree.leaves(data))
 
 
-def _united(branches_of: Callable[[Replica], list[_Branch]], replica: Replica) -> _United | None:
+def _united(
+    branches_of: Callable[[Replica], list[_Branch]], replica: Replica, some_idle: bool
+) -> _United | None:
     """One program for all branches, if there provably is one."""
     parameters = replica.parameters if isinstance(replica, Differentiated) else None
     branches = branches_of(replica.forward if isinstance(replica, Differentiated) else replica)
-    if any(communicates(branch.jaxpr) for branch in branches):
-        return None
+    if some_idle and any(communicates(branch.jaxpr) for branch in branches):
+        return None  # a device without rows adds zeros to every sum, which is what `lift` is for
     plan, n = planned([branch.jaxpr for branch in branches]), len(jax.tree.leaves(branches[0].local.outputs))
     if plan is None or any(plan.results[n:]) or any(rows and rows.outer > 1 for rows in plan.results[:n]):
         return None
