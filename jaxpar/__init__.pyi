@@ -50,6 +50,8 @@ from ._training.precision import Precision as Precision
 from ._training.train_step import TrainStep as TrainStep
 from ._training.eval_step import eval_step as eval_step
 from ._training.train_step import train_step as train_step
+from ._devices.topology import Topology as Topology
+from ._devices.topology import topology as topology
 from ._devices.virtual import virtual_devices as virtual_devices
 from ._training.watchdog import beat as beat
 from .nn import convert_sync_batchnorm as convert_sync_batchnorm

@@ -26,6 +26,22 @@ def is_array(leaf: object) -> TypeGuard[Array]:
     return isinstance(leaf, (jax.Array, np.ndarray))
 
 
+def has_shape(leaf: object) -> bool:
+    """Whether it is an array, or the shape of one."""
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def is_committed(x: object) -> bool:
+    """Whether somebody has chosen where an array lies."""
+    return is_real(x) and x.committed
+
+
+def shape_of(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:
+    """An array as a shape, of the type that JAX would give it."""
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
+
+
 def paths(tree: PyTree, root: str) -> list[str]:
     """The leaves' paths as a reader would write them: `inputs[0]['image']`."""
     return [root + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]

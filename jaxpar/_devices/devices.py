@@ -16,9 +16,11 @@ from collections.abc import Sequence
 import jax
 
 from .._typing import DeviceLike
+from .._upstream import compile_only
 from ..errors import DeviceError
 from . import virtual as _virtual
 from . import visible as _visible
+from .cards import card_of
 
 _ACCELERATOR = ("cuda", "gpu", "rocm", "tpu")
 
@@ -83,7 +85,9 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
 
 
 def name(d: jax.Device) -> str:
-    """What a device is called in tables and errors: `cuda:1`, `cpu:0`."""
+    """What a device is called in tables and errors: `cuda:1`, `cpu:0`, and of a topology `h100:7`."""
+    if compile_only(d):
+        return f"{card_of(d.device_kind)}:{d.id}"
     kind = "cuda" if d.platform == "gpu" else d.platform
     peers = jax.local_devices(backend=d.platform) if d.process_index == jax.process_index() else []
     return f"{kind}:{peers.index(d)}" if d in peers else f"{kind}:{d.id}"

@@ -17,6 +17,7 @@ from .._tree import check_alive, check_leaf, is_array, is_real, is_staged, warn_
 from .._typing import DeviceLike, PyTree
 from ..errors import DeviceError, LeafError, MixedDevicesError, UninitializedError
 from . import devices as _devices
+from .topology import refuse_topology
 
 
 def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike | None = None) -> PyTree:
@@ -181,6 +182,7 @@ def _move_leaf(
     if isinstance(leaf, np.ndarray) and target is None:
         leaf = jnp.asarray(leaf)
     if target is not None and not _is_there(leaf, target, stay_spread):
+        refuse_topology([target], "to")
         leaf = jax.device_put(leaf, target)
     return leaf if dtype is None or leaf.dtype == dtype else leaf.astype(dtype)
 

@@ -253,13 +253,14 @@ for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):
 
 
 def _settle(module: nnx.Module, placement: Placement) -> None:
-    """Parameters go to the devices now, unless they are tracers, shapes, or in a wrong place.
+    """Parameters go to the devices now, unless they are tracers, shapes, or in a wrong place, or the devices
+    are a topology's.
 
     torch moves a module for a single device only (docs/semantics.md row 10). Here a module left on
     one device could not be passed to `nnx.jit`, which must see all its arguments on the same ones.
     Whatever is wrong is said at the first call, as in torch (#14).
     """
-    if not placement.devices or is_staged():
+    if not placement.devices or placement.of_topology or is_staged():
         return
     try:
         replicate(module, placement)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._devices import devices as _devices
+from .._devices.topology import of_topology
 from .._typing import REPLICA, DeviceLike
 from ..errors import DeviceError
 
@@ -47,6 +48,11 @@ class Placement:
         """The devices as positions in `jaxpar.devices()`; a device that is not among them, as text."""
         known = _devices.devices()
         return [known.index(d) if d in known else _devices.name(d) for d in self.devices]
+
+    @functools.cached_property
+    def of_topology(self) -> bool:
+        """Whether nothing can run there, see `jaxpar.topology`."""
+        return of_topology(self.devices[:1])
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -84,7 +90,8 @@ def place(
     """Reads what a user wrote. Defaults: all devices, results on the first one.
 
     A host with one CPU device and no accelerator gives a placement without devices, whatever the
-    ids say: torch without a GPU does the same (docs/semantics.md row 2). Not so with `one_is_none=False`.
+    ids say: torch without a GPU does the same (docs/semantics.md row 2). Not so with `one_is_none=False`, and
+    not for devices of a topology.
     """
     if isinstance(device_ids, Placement):
         if output_device is not None or dim != 0:
@@ -99,9 +106,9 @@ def place(
         raise TypeError(
             f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}]."
         )
-    if one_is_none and _devices.device_count() == 0:
-        return Placement((), dim)
     wanted = _devices.devices() if device_ids is None else list(device_ids)
+    if one_is_none and not of_topology(wanted[:1]) and _devices.device_count() == 0:
+        return Placement((), dim)
     if not wanted:
         raise DeviceError(f"{function}: device_ids is empty; leave it out to use all devices.")
     return _place(tuple(wanted), output_device, dim, function)

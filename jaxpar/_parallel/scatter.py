@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._devices.topology import refuse_topology
 from .._tree import LazyPaths, check_alive, check_leaves, is_array, is_staged
 from .._typing import Array, DeviceLike, PyTree, Shape
 from ..errors import DeviceError, DimError, NoRowsError, RowsError
@@ -94,6 +95,8 @@ def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
     leaves = jax.tree.leaves(tree)
     check_leaves(leaves, names, "scatter")
     check_alive(leaves, names, "scatter")
+    if not is_staged():
+        refuse_topology(placement.devices, "scatter")
     arrays, statics, treedef = separate(tree)
     if not arrays:
         # docs/semantics.md rows 28, 29: only non-tensors, one replica for each device; nothing, one.

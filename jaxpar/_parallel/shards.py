@@ -17,7 +17,7 @@ from typing import Any, overload
 
 import jax
 
-from .._tree import is_array
+from .._tree import has_shape, is_array
 from .._typing import PyTree, Shape, Static, TreeDef
 from .placement import Placement
 
@@ -76,10 +76,13 @@ class Shards(Sequence):
 
 
 def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
-    """The array leaves, then every other leaf at its position (None where an array was), the form."""
+    """The array leaves, then every other leaf at its position (None where an array was), the form.
+
+    Shapes stand for arrays.
+    """
     leaves, treedef = jax.tree.flatten(tree)
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
-    return arrays, tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves), treedef
+    arrays = [leaf for leaf in leaves if has_shape(leaf)]
+    return arrays, tuple(None if has_shape(leaf) else Static(leaf) for leaf in leaves), treedef
 
 
 def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: TreeDef) -> PyTree:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from .._devices import devices as _devices
+from .._devices.topology import refuse_topology
 from .._tree import has_tracers, is_array, is_real
 from .._upstream import concrete
 from ..errors import LeafError, MisplacedError, UninitializedError
@@ -24,6 +25,7 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
 
     Returns at once when they are there already (docs/semantics.md row 34).
     """
+    refuse_topology(placement.devices, "replicate")
     for value, name in zip(values, names, strict=True):
         for leaf in jax.tree.leaves(value):
             _check_place(concrete(leaf), name, placement)

@@ -20,13 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from jax.sharding import Sharding
 
 from .._parallel.modules import Changes, Definition
 from .._parallel.modules.function_view import Applied, AppliedView
 from .._parallel.modules.linen_view import LinenView
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
-from .._tree import check_alive, is_array
+from .._tree import check_alive, is_array, is_committed, shape_of
 from .._typing import PyTree, Static, TreeDef
 from .._upstream import address
 from .world import ALONE, World
@@ -59,6 +60,14 @@ class Arrays(abc.ABC):
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
         """The module's arrays and the state beside it, as a program wants them. `keep`: no update follows."""
         return self.world.shared(self.read()), {}
+
+    def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        """What `take` would give, as shapes with shardings. Arrays may be anywhere, or be shapes."""
+        return self._shapes(self.read()), {}
+
+    def _shapes(self, tree: PyTree) -> PyTree:
+        everywhere = self.world.everywhere
+        return jax.tree.map(lambda x: shape_of(x, everywhere.replicated), tree)
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
         """Puts the results back, or returns those that nothing holds."""
@@ -107,6 +116,11 @@ class ObjectArrays:
             check_alive(values, view.names, self._function)
         self.clean = len(self._held) == len(values) and all(map(operator.is_, self._held, values))
         return values
+
+    def held(self) -> list:
+        """What the object holds now, wherever it is."""
+        self.view = view_nnx(self.thing)
+        return self.view.held()
 
     def for_program(self, values: list) -> list:
         """What was read, on the devices of all processes."""
@@ -163,6 +177,20 @@ class ModuleArrays(ObjectArrays, Arrays):
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
         return self.for_program(self.read()), {}
 
+    def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        return self._shapes(self.held()), {}
+
+    def _shapes(self, tree: PyTree) -> PyTree:
+        if self.world.N:
+            return super()._shapes(tree)
+        return jax.tree.map(lambda x: shape_of(x, self._where(x)), tree)
+
+    def _where(self, x: Any) -> Sharding | None:
+        """Where an array of one process goes; None if that is nobody's choice."""
+        if self.placement is not None:
+            return self.placement.replicated
+        return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
+
     def commit(self, changes: Changes) -> None:
         self.view.commit(changes)
 
@@ -201,7 +229,9 @@ class TrainingArrays(ModuleArrays):
 
     def reset(self, extra: dict[str, Any]) -> None:
         """Puts some of the step's own state in the place of what there is."""
-        here = extra if self.placement is None else jax.device_put(extra, self.placement.replicated)
+        here = extra
+        if self.placement is not None and not self.placement.of_topology:
+            here = jax.device_put(extra, self.placement.replicated)
         self.extra |= self.world.shared(here)
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
@@ -209,6 +239,12 @@ class TrainingArrays(ModuleArrays):
         if keep:  # the loss is scaled already, and nothing else is read
             return values, {name: x for name, x in self.extra.items() if name == "scale"}
         return values, {**self.extra, "optimizer": optimizer}
+
+    def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        values, optimizer, extra = self._shapes((self.held(), self.optimizer.held(), self.extra))
+        if keep:
+            return values, {name: x for name, x in extra.items() if name == "scale"}
+        return values, {**extra, "optimizer": optimizer}
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:

@@ -6,12 +6,13 @@ program, which would say neither which leaf nor, of a class that JAX wraps to an
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import jax
 
-from .._tree import LazyPaths, check_alive, check_leaves, is_array
+from .._tree import LazyPaths, check_alive, check_leaves, has_shape, is_array
 from .._typing import TreeDef
 from ..errors import BatchError
 
@@ -69,7 +70,7 @@ def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str
 def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
     """The first array without elements, as `path has shape`; None if there is none."""
     for i, leaf in enumerate(jax.tree.leaves((args, kwargs))):
-        if is_array(leaf) and leaf.size == 0:
+        if has_shape(leaf) and math.prod(leaf.shape) == 0:
             names = LazyPaths(("batch", args), ("batch", kwargs))
             return f"{names[i]} has shape {tuple(leaf.shape)}"
     return None

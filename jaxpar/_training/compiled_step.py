@@ -133,13 +133,16 @@ class BatchPlan:
         return Result(value.loss, value.aux, after, {}, extra, Own())
 
 
-def compiled(plan: ReplicaPlan | BatchPlan, donate: tuple[str, ...] = ()) -> Program:
-    """The plan as a program; `donate` names the arguments whose memory it may use again."""
+def compiled(
+    plan: ReplicaPlan | BatchPlan, donate: tuple[str, ...] = (), options: tuple[tuple[str, str], ...] = ()
+) -> Program:
+    """The plan as a program; `donate` names the arguments whose memory it may use again, `options` are
+    XLA's."""
 
     def step(values: list, extra: dict[str, Any], own: Own, batch: PyTree) -> Result:
         return plan(values, extra, own, batch)
 
-    return jax.jit(step, donate_argnames=donate)
+    return jax.jit(step, donate_argnames=donate, compiler_options=dict(options) or None)
 
 
 # ---------------------------------------------------------------------------------- on a replica

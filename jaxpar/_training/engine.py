@@ -32,11 +32,17 @@ class Work(Protocol):
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The batch, on this process's devices."""
 
+    def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What `bring` would give, as shapes with shardings. Arrays may be anywhere, or be shapes."""
+
     def program(self, arrays: Arrays, batch: Any, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         """What is run, and the batch as it takes it."""
 
     def first_own(self, trained: list) -> Own:
         """What replicas keep before the first step; `trained` are this process's parameters."""
+
+    def own_like(self, trained: list) -> Own:
+        """What `first_own` gives, as shapes with shardings."""
 
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
         """The gradients that replicas keep between two updates, as shapes with shardings."""
@@ -89,6 +95,24 @@ class Engine:
         done = self.turn(batch, keep)
         assert done is not None  # a rank with rows takes part in the step
         return done
+
+    def trace(
+        self, args: tuple, kwargs: dict[str, Any], keep: bool = False, kept: bool = False
+    ) -> jax.stages.Traced:
+        """The program of a step, for shapes: nothing is sent, run, changed or compared with other ranks.
+
+        Args:
+          keep: as for `step`. kept: whether gradients of earlier calls are there, to be added to.
+        """
+        values, extra = self.arrays.shapes(keep)
+        found = self.state.usual.agree(self.work.shapes(args, kwargs), None, keep)
+        assert found is not None  # only join runs out of rows
+        program, given = self.work.program(self.arrays, found[1], found[0], keep)
+        trained = [values[i] for i in self.arrays.parameters]
+        own = self.work.own_like(trained)
+        if kept:
+            own = own._replace(gradients=self.work.gradients_like(trained))
+        return program.trace(values, extra, own, given)  # type: ignore[attr-defined]
 
     def turn(self, batch: Any, keep: bool = False) -> Outcome | None:
         """Once around the loop. None, with nothing done, when no rank has rows any more."""

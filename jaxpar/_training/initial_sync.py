@@ -23,7 +23,7 @@ NOTHING_TO_TRAIN = (
 
 
 def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
-    """The module's values as rank 0 has them (docs/semantics.md row D3).
+    """The module's values as rank 0 has them (docs/semantics.md row D3); none for a topology.
 
     Raises:
       ParametersError: nothing to train; or ranks have different names, shapes or dtypes.
@@ -31,6 +31,8 @@ def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
     """
     if not arrays.parameters:
         raise ParametersError(NOTHING_TO_TRAIN)
+    if world.local.of_topology:
+        return []
     values = arrays.read()
     if world.size == 1 or not init_sync:
         return values

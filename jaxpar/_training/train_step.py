@@ -12,15 +12,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 
+from .._devices.topology import refuse_topology
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
 from .agreement import Alone
 from .arrays import TrainingArrays
-from .batches import Batches
+from .batches import Batches, check_batch, check_rows
 from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
@@ -112,7 +114,9 @@ class TrainStep:
         self.net, self.optimizer = net, optimizer
         self.calls = self.updates = 0
         self._accumulate, self._has_aux = accumulate, has_aux
-        make = functools.partial(update_of, net, optimizer, accumulate, on_nonfinite, precision)
+        here = _placement(net)
+        self._devices = () if here is None else here.devices
+        make = functools.partial(update_of, net, optimizer, accumulate, on_nonfinite, precision, here)
         self._objective = Objective(loss_fn, has_aux, precision, make)
         self._engine, self._arrays = _engine(net, optimizer, self._objective, loss_fn)
         self._batches = Batches()
@@ -121,6 +125,7 @@ class TrainStep:
 
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
+        refuse_topology(self._devices, "train_step")
         seen = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
         self._check_context()
@@ -133,6 +138,33 @@ class TrainStep:
             self._reports.add(done.report)
         self._throttle.add(done.loss)
         return (done.loss, done.aux) if self._has_aux else done.loss
+
+    def lower(self, *batch: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
+        """The program of a call that updates, for shapes, without running it.
+
+        ```python
+        compiled = step.lower(jax.ShapeDtypeStruct((64, 8), "float32")).compile()
+        compiled.memory_analysis().temp_size_in_bytes  # on each device
+        ```
+
+        Args:
+          batch: arrays, of which only the shapes are read, or `jax.ShapeDtypeStruct`s: the rows of this
+            process, as for a call. Anything else is passed as it is.
+
+        Returns:
+          JAX's `Lowered`; its `compile()` gives `as_text`, `memory_analysis` and `cost_analysis`. With
+          `accumulate=k` it is the last of k calls. Net, optimizer and step stay as they are.
+
+        Net and optimizer may be shapes (`nnx.eval_shape`), and the devices may be those of
+        `jaxpar.topology`. Ranks do not compare their programs here.
+
+        Raises: LossError, BatchError, and as `scatter`.
+
+        torch counterpart: none. JAX's is `jax.jit(f).lower`.
+        """
+        check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
+        check_rows(batch, kwargs, "train_step")
+        return self._engine.trace(batch, kwargs, kept=self._accumulate > 1).lower()
 
     def check(self) -> None:
         """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
@@ -195,19 +227,23 @@ class TrainStep:
         )
 
 
+def _placement(net: nnx.Module) -> Placement | None:
+    """Where this process's arrays go; None leaves those of a plain module where they are."""
+    return net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
+
+
 def _engine(
     net: Any, optimizer: nnx.Optimizer, objective: Objective, loss_fn: Callable[..., Any]
 ) -> tuple[Engine, TrainingArrays]:
     """The loop for this kind of module, and the arrays that go around in it."""
     programs = Programs(compiled)
     work: Work
+    placement = _placement(net)
     if isinstance(net, DistributedDataParallel):
         module, world, state = net.module, net.world, net.engine_state
-        placement: Placement | None = world.local
         work = ReplicaWork(objective, world, state, net.backend, programs)
     else:
         module, world, state = net, ALONE, EngineState(Alone())
-        placement = placement_of(net)
         work = BatchWork(objective, placement, programs)
     arrays = TrainingArrays(net, module, optimizer, placement, world)
     objective.see(arrays)

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
+from .._parallel.placement import Placement
 from .._tree import is_real
 from .._typing import PyTree
 from ..errors import OptimizerError
@@ -165,6 +166,13 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
     return None
 
 
+def _platform(values: list, placement: Placement | None) -> str:
+    if placement is not None and placement.devices:
+        return placement.devices[0].platform
+    held = (x.sharding for x in values if is_real(x) or isinstance(x, jax.ShapeDtypeStruct))
+    return next((d.platform for where in held if where is not None for d in where.device_set), "cpu")
+
+
 def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
     """A state for a parameter that gets no gradient is why an optimizer does not fit, if there is one.
 
@@ -183,9 +191,14 @@ def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
 
 
 def update_of(
-    net: nnx.Module, optimizer: nnx.Optimizer, accumulate: int, on_nonfinite: str, precision: Precision | None
+    net: nnx.Module,
+    optimizer: nnx.Optimizer,
+    accumulate: int,
+    on_nonfinite: str,
+    precision: Precision | None,
+    placement: Placement | None = None,
 ) -> Update:
-    """The update of this net by this optimizer, if they belong together."""
+    """The update of this net by this optimizer, if they belong together; `placement` is where it runs."""
     split = view_nnx(net)
     other = view_nnx(optimizer)
     form, order = order_of_gradients(net, optimizer.wrt, split, root=0)
@@ -195,7 +208,6 @@ def update_of(
         return form.unflatten([flat[i] for i in order])
 
     values = split.held()
-    platform = next((d.platform for x in values if is_real(x) for d in x.devices()), "cpu")
     trained = [values[i] for i in parameters]
     nbytes = sum(x.size * jnp.result_type(x.dtype).itemsize for x in trained)
     made = Update(
@@ -206,7 +218,7 @@ def update_of(
         accumulate,
         on_nonfinite,
         precision,
-        strategy_for(platform, nbytes),
+        strategy_for(_platform(values, placement), nbytes),
     )
     names = split.names
     wrong = check(made, values, other.held(), names)

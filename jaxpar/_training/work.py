@@ -6,21 +6,24 @@ DataParallel's is computed from gathered outputs, so it is one number for the wh
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from .._devices.topology import compiler_options
 from .._parallel.backends import backend
 from .._parallel.data_parallel import DataParallel
 from .._parallel.gather import assemble
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
-from .._parallel.shards import separate
-from .._tree import is_staged
-from .._typing import PyTree, Static, TreeDef
+from .._parallel.shards import combine, separate
+from .._tree import is_committed, is_staged, shape_of
+from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..data.sending import sender
 from .agreement import Agreement
 from .arrays import Arrays
@@ -87,6 +90,18 @@ class ReplicaWork:
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Rows:
         return take(args, kwargs, self._world)
 
+    def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Rows:
+        arrays, statics, form = separate((args, kwargs))
+        rows: list[Rows] = []
+
+        def bring(arrays: list) -> list:
+            rows.append(take(*combine(arrays, statics, form), self._world))
+            return separate(rows[0].batch)[0]
+
+        stacks = jax.eval_shape(bring, [shape_of(x) for x in arrays])
+        found = [shape_of(x, self._world.local.stacked) for x in stacks]
+        return dataclasses.replace(rows[0], batch=combine(found, *separate(rows[0].batch)[1:]))
+
     def program(self, arrays: Arrays, batch: Rows, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         objective = self.objective
         objective.see(arrays)
@@ -101,7 +116,8 @@ class ReplicaWork:
             None if keep else objective.update,
         )
         own = () if objective.update is None else ("own",)
-        return self.programs(plan, (*objective.donates(keep), *own)), self._world.stacked(batch.batch)
+        donate, options = (*objective.donates(keep), *own), compiler_options(self._world.local.devices)
+        return self.programs(plan, donate, options), self._world.stacked(batch.batch)
 
     def first_own(self, trained: list) -> Own:
         local = self._world.local
@@ -111,12 +127,19 @@ class ReplicaWork:
 
         return Own((), self._world.stacked(jax.tree.map(on_replicas, self._state.hook.init(trained))))
 
+    def own_like(self, trained: list) -> Own:
+        return Own((), self._stacks(jax.eval_shape(self._state.hook.init, trained)))
+
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
+        return self._stacks(trained)
+
+    def _stacks(self, tree: PyTree) -> PyTree:
+        """For each array a shape in which every replica has one."""
         everywhere = self._world.everywhere
-        return [
-            jax.ShapeDtypeStruct((everywhere.N, *x.shape), x.dtype, sharding=everywhere.stacked)
-            for x in trained
-        ]
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((everywhere.N, *x.shape), x.dtype, sharding=everywhere.stacked),
+            tree,
+        )
 
     def read(self, done: Result, agreed: Agreement, batch: Rows) -> tuple[jax.Array, PyTree, PyTree]:
         aux: PyTree = ()
@@ -163,15 +186,29 @@ class WholeBatch:
     """A batch that goes to the devices as one; a DataParallel cuts it in the program."""
 
     def __init__(self, placement: Placement | None):
+        self.placement = placement
         self._send = sender(placement, checked=True) if placement is not None else lambda arrays: arrays
 
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
         arrays, statics, form = separate((args, kwargs))
         return Whole(self._send(arrays), statics, form)
 
+    def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Whole:
+        arrays, statics, form = separate((args, kwargs))
+        return Whole([shape_of(x, self._where(x)) for x in arrays], statics, form)
+
+    def _where(self, x: Any) -> Sharding | None:
+        """Where the rows of one array go: as `data.sending` has it."""
+        if self.placement is not None:
+            return over_devices(x, self.placement)
+        return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
+
     def first_own(self, trained: list) -> Own:
         del trained
         return Own()
+
+    def own_like(self, trained: list) -> Own:
+        return self.first_own(trained)
 
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
         return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in trained]
@@ -193,7 +230,17 @@ class BatchWork(WholeBatch):
         objective = self.objective
         objective.see(arrays)
         plan = BatchPlan(objective.loss, batch.statics, batch.form, None if keep else objective.update)
-        return self.programs(plan, ("own",) if keep else objective.donates(keep)), batch.arrays
+        donate = ("own",) if keep else objective.donates(keep)
+        options = compiler_options(() if self.placement is None else self.placement.devices)
+        return self.programs(plan, donate, options), batch.arrays
+
+
+def over_devices(x: Any, placement: Placement) -> NamedSharding:
+    """Where a whole batch goes: cut if it can be cut evenly, or else to all devices."""
+    dim = placement.dim
+    if not -x.ndim <= dim < x.ndim or not x.shape[dim] or x.shape[dim] % placement.N:
+        return placement.replicated
+    return NamedSharding(placement.mesh, PartitionSpec(*[None] * (dim % x.ndim), REPLICA))
 
 
 def placement_of(net: nnx.Module) -> Placement | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 
@@ -67,8 +68,10 @@ class World:
             return tree
         sharding = placement.stacked if stacked else placement.replicated
 
-        def one(x: jax.Array) -> jax.Array:
+        def one(x: Any) -> Any:
             shape = (placement.N, *x.shape[1:]) if stacked else x.shape
+            if isinstance(x, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
             if self.local.N == 1:
                 pieces = [x.addressable_data(0)]  # a tenth of the time
             else:
@@ -95,7 +98,7 @@ def make_world(device_ids: Iterable[DeviceLike] | Placement | None, dim: int) ->
       DeviceError: ranks with different numbers of devices.
     """
     local = place(device_ids, None, dim, function="DistributedDataParallel", one_is_none=False)
-    if size() == 1:
+    if size() == 1 or local.of_topology:
         return World(local, local, 0, 1)
     told = exchange("DistributedDataParallel: devices", " ".join(str(d.id) for d in local.devices))
     ids = [list(map(int, text.split())) for text in told]

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .._devices import devices as _devices
+from .._devices.topology import refuse_topology
 from .._parallel.placement import Placement, place
 from .._tree import LazyPaths, check_leaves, is_real
 from .._typing import REPLICA, DeviceLike, PyTree
@@ -32,6 +33,8 @@ def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, chec
     if isinstance(placement, (str, int, jax.Device)):
         return _to_one(_devices.device(placement), checked)
     where = place(placement, function="prefetch")
+    if where.of_topology:
+        return lambda batch: refuse_topology(where.devices, "prefetch")
     if not where.devices:
         first = jax.devices()[0]
         return functools.partial(_send, first, checked, lambda x: jax.device_put(_unshared(x, first)))
