@@ -22,7 +22,7 @@ from .arguments import optimizer_of
 from .hardware import Hardware
 from .hlo import read
 from .program import Program, is_float, size, state_sizes
-from .schedule import Event, Start, Wait, events, starts
+from .schedule import Event, Start, Wait, events, starts, unknown
 
 INSTALL = 'pip install "jaxpar[gpu-compiler]"'
 
@@ -87,6 +87,11 @@ class Step:
 
     memory: Memory
     events: tuple[Event, ...]
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Library functions whose operations nobody counts here."""
+        return tuple(unknown(self.events))
 
 
 def compile_step(
