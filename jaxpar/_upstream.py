@@ -61,6 +61,7 @@ __all__ = [
     "compile_only",
     "concrete",
     "coordination_client",
+    "cudnn_of",
     "detect_cluster",
     "get_opaque_trace_state",
     "gpu_topology",
@@ -369,6 +370,32 @@ def gpu_topology(shape: str, target: str, start: Callable[[], object]) -> tuple[
         return None
     found = topologies.get_topology_desc("gpu", platform="cuda", topology=shape, target_config=target)
     return tuple(found.devices)
+
+
+CUDNN = 91000
+"""The version that topologies have, as cuDNN counts: 9.10.0."""
+
+
+@contextmanager
+def cudnn_of(device: jax.Device) -> Iterator[None]:
+    """While tracing for a device of a topology, JAX's fused attention takes that device's cuDNN and not this host's.
+
+    It asks the host, and refuses where there is none, although the compiler needs none. A way to give
+    `jax.nn.dot_product_attention(implementation="cudnn")` a target would do.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    if not compile_only(device):
+        yield
+        return
+    here = tuple(int(n) for n in device.compute_capability.split("."))
+    before = attention.check_cudnn_version, attention.check_compute_capability
+    attention.check_cudnn_version = lambda: CUDNN
+    attention.check_compute_capability = lambda least: here >= tuple(int(n) for n in least.split("."))
+    try:
+        yield
+    finally:
+        attention.check_cudnn_version, attention.check_compute_capability = before
 
 
 def _load_gpu_compiler() -> bool:

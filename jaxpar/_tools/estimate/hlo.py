@@ -69,7 +69,7 @@ class Instruction:
     @functools.cached_property
     def turns(self) -> int | None:
         """How often a loop runs, if the compiler knows."""
-        found = self._attribute(r'"known_trip_count":\{"n":"(\d+)"')
+        found = self._attribute(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
         return int(found) if found else None
 
     @functools.cached_property
@@ -79,10 +79,9 @@ class Instruction:
         return re.sub(r"^(?:(?:jit\([^/]*\)|shard_map)/)+", "", path)
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
-        """`lhs_contracting_dims={1,2}`, or the same in a library's configuration."""
-        found = self._attribute(attribute + r"=\{([\d,]*)\}") or self._attribute(
-            f'"{attribute.replace("dims", "dimensions")}"' + r":\[([\d\",]*)\]"
-        )
+        """Those behind a name that matches: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a library's
+        configuration."""
+        found = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
         return tuple(int(n) for n in re.findall(r"\d+", found))
 
     def _attribute(self, pattern: str) -> str:

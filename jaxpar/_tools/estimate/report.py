@@ -194,5 +194,5 @@ class Estimate:
 
 
 def _both(one: Slot, other: Slot) -> Slot:
-    sums = {name: getattr(one, name) + getattr(other, name) for name in ("seconds",)}
+    sums = {name: getattr(one, name) + getattr(other, name) for name in ("seconds", "flops", "bytes")}
     return dataclasses.replace(one, **sums)

@@ -18,6 +18,7 @@ from ..._devices import devices as _devices
 from ..._devices.topology import topology
 from ..._parallel.placement import Placement
 from ..._training.traced_step import trace_step
+from ..._upstream import cudnn_of
 from .arguments import optimizer_of
 from .hardware import Hardware
 from .hlo import read
@@ -106,7 +107,9 @@ def compile_step(
     optimizer, n = optimizer_of(net, tx), len(where.devices)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
     placement = Placement(where.devices, 0, where.devices[0])
-    program = Program(trace_step(net, optimizer, loss_fn, rows, placement), "estimate", where.devices)
+    with cudnn_of(where.devices[0]):
+        traced = trace_step(net, optimizer, loss_fn, rows, placement)
+        program = Program(traced, "estimate", where.devices)
     done = events(read(program.text), hardware.seconds)
     if where.why and not list(starts(done)):
         done += _exchange(net)

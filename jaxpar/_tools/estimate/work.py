@@ -23,8 +23,8 @@ FREE = frozenset(
 SLICES = ("slice", "dynamic-slice", "gather")
 VIEWS = ("bitcast", "reshape", "copy")
 ATTENTION_PRODUCTS = {"Backward": 5, "": 2}
-"""Products of two matrices in cuDNN's fused attention: scores and outputs; backward, both for both operands and the
-scores once more."""
+"""Products of two matrices in fused attention: scores and outputs; backward, the gradients of both operands of both, and
+the scores once more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _flops(instruction: Instruction, inside: Computation) -> int:
     operation, target = instruction.operation, instruction.target
     if operation == "dot" or target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
         left = inside.operand(instruction, 0)
-        contracted = instruction.numbers("lhs_contracting_dims")
+        contracted = instruction.numbers("lhs_contracting_dim(?:s|ensions)")
         return 2 * instruction.results[0].size * math.prod(left.shape[i] for i in contracted)
     if operation == "convolution" or target.startswith("__cudnn$conv"):
         results, kernel = _convolved(instruction, inside)
@@ -107,16 +107,13 @@ def _convolved(instruction: Instruction, inside: Computation) -> tuple[Array, Ar
 
 
 def _attention(instruction: Instruction, inside: Computation) -> int:
-    """Queries [.., rows, features] and keys of the same leading axes, however they lie in memory."""
-    queries, keys = inside.operand(instruction, 0), inside.operand(instruction, 1)
-    backward = "Backward" in instruction.target
-    heads = instruction.numbers("lhs_batch_dims")
-    contracted = instruction.numbers("lhs_contracting_dims")
-    batch = math.prod(queries.shape[i] for i in heads)
-    features = math.prod(queries.shape[i] for i in contracted)
-    scores = batch * (queries.size // batch // features) * (keys.size // batch // features)
-    causal = 2 if '"CAUSAL"' in instruction.attributes else 1
-    return 2 * scores * features * ATTENTION_PRODUCTS["Backward" if backward else ""] // causal
+    """Of cuDNN's fused attention, whose scores [heads, rows, keys] are never in memory; masked ones are not computed."""
+    scores = instruction.numbers("intermediate_tensor_shape.*?dimensions")
+    queries = inside.operand(instruction, 0)
+    features = queries.size // math.prod(scores[:-1])
+    products = ATTENTION_PRODUCTS["Backward" if instruction.target.endswith("Backward") else ""]
+    causal = '"CAUSAL"' in instruction.attributes
+    return products * 2 * math.prod(scores) * features // (2 if causal else 1)
 
 
 def _bytes(instruction: Instruction, inside: Computation, module: Module) -> int:
