@@ -35,7 +35,12 @@ from flax import nnx
 import jaxpar
 
 Shape = jax.ShapeDtypeStruct
-rngs = nnx.Rngs(0)
+
+
+def seeds() -> nnx.Rngs:
+    """Some; only the shapes of what they make are asked for."""
+    return nnx.Rngs(0)
+
 
 # ------------------------------------------------------------------------------------------- ResNet-50
 
@@ -44,9 +49,9 @@ class Convolution(nnx.Module):
     """A convolution without bias, its BatchNorm, and ReLU if asked for."""
 
     def __init__(self, inside, outside, size, dtype, stride=1, relu=True):
-        options = {"strides": stride, "use_bias": False, "dtype": dtype, "padding": size // 2, "rngs": rngs}
-        self.conv = nnx.Conv(inside, outside, (size, size), **options)
-        self.norm = nnx.BatchNorm(outside, momentum=0.9, dtype=dtype, rngs=rngs)
+        options = {"strides": stride, "padding": size // 2, "use_bias": False, "dtype": dtype}
+        self.conv = nnx.Conv(inside, outside, (size, size), **options, rngs=seeds())
+        self.norm = nnx.BatchNorm(outside, momentum=0.9, dtype=dtype, rngs=seeds())
         self.relu = relu
 
     def __call__(self, x):
@@ -74,7 +79,7 @@ class ResNet50(nnx.Module):
             for i in range(depth):
                 blocks.append(Bottleneck(inside, 64 * 2**stage, 2 if stage and not i else 1, dtype))
                 inside = 256 * 2**stage
-        self.blocks, self.head = nnx.List(blocks), nnx.Linear(inside, 1000, dtype=dtype, rngs=rngs)
+        self.blocks, self.head = nnx.List(blocks), nnx.Linear(inside, 1000, dtype=dtype, rngs=seeds())
 
     def __call__(self, x):
         x = nnx.max_pool(self.stem(x), (3, 3), (2, 2), ((1, 1), (1, 1)))
@@ -101,9 +106,9 @@ class Attention(nnx.Module):
     """Fused is cuDNN's; otherwise the scores are in memory, as they were before there was such a kernel."""
 
     def __init__(self, width, heads, dtype, *, fused, causal, dropout):
-        self.qkv = nnx.Linear(width, 3 * width, dtype=dtype, rngs=rngs)
-        self.out = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
-        self.drop, self.heads, self.fused, self.causal = nnx.Dropout(dropout, rngs=rngs), heads, fused, causal
+        self.qkv = nnx.Linear(width, 3 * width, dtype=dtype, rngs=seeds())
+        self.out = nnx.Linear(width, width, dtype=dtype, rngs=seeds())
+        self.drop, self.heads, self.fused, self.causal = nnx.Dropout(dropout, rngs=seeds()), heads, fused, causal
 
     def __call__(self, x):
         b, t, width = x.shape
@@ -120,11 +125,11 @@ class Block(nnx.Module):
     """GPT-2 normalizes before, BERT behind."""
 
     def __init__(self, width, heads, dtype, *, before, dropout=0.0, **attention):
-        self.norms = nnx.List([nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2)])
+        self.norms = nnx.List([nnx.LayerNorm(width, dtype=dtype, rngs=seeds()) for _ in range(2)])
         self.attention = Attention(width, heads, dtype, dropout=dropout, **attention)
-        self.up = nnx.Linear(width, 4 * width, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(4 * width, width, dtype=dtype, rngs=rngs)
-        self.drop, self.before = nnx.Dropout(dropout, rngs=rngs), before
+        self.up = nnx.Linear(width, 4 * width, dtype=dtype, rngs=seeds())
+        self.down = nnx.Linear(4 * width, width, dtype=dtype, rngs=seeds())
+        self.drop, self.before = nnx.Dropout(dropout, rngs=seeds()), before
 
     def feed(self, x):
         return self.down(nnx.gelu(self.up(x)))
@@ -137,11 +142,11 @@ class Block(nnx.Module):
 
 class Transformer(nnx.Module):
     def __init__(self, words, places, width, depth, heads, dtype, **block):
-        self.words = nnx.Embed(words, width, dtype=dtype, rngs=rngs)
-        self.places = nnx.Embed(places, width, dtype=dtype, rngs=rngs)
-        self.norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.words = nnx.Embed(words, width, dtype=dtype, rngs=seeds())
+        self.places = nnx.Embed(places, width, dtype=dtype, rngs=seeds())
+        self.norm = nnx.LayerNorm(width, dtype=dtype, rngs=seeds())
         self.blocks = nnx.List([Block(width, heads, dtype, **block) for _ in range(depth)])
-        self.answer = nnx.Linear(width, 2, dtype=dtype, rngs=rngs)
+        self.answer = nnx.Linear(width, 2, dtype=dtype, rngs=seeds())
 
     def __call__(self, tokens):
         x = self.words(tokens) + self.places(jnp.arange(tokens.shape[1]))
