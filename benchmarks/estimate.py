@@ -36,8 +36,8 @@ import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 from flax import nnx  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
-
 from jaxpar._tools.estimate.count import all_reduces  # noqa: E402
+
 from jaxpar._tools.estimate.program import Program  # noqa: E402
 
 TX = optax.adam(1e-3)

@@ -2,13 +2,14 @@
 
     python benchmarks/published.py [--only WORD] [--json] [--out docs/estimate.md]
 
-Each row is a number that somebody published for a training step on real GPUs, with its source. The same model, batch
-and precision is written here in Flax and handed to `jaxpar.estimate`, which compiles its step for that card and
-predicts the throughput. Nothing is fitted: what the prediction assumes is in jaxpar/_tools/estimate/hardware.py, for
-all rows alike. It needs XLA's compiler for GPUs (`jaxpar[gpu-compiler]`) and no GPU.
+Each row is a number that somebody published for a training step on real GPUs, with its source. The same
+model, batch and precision is written here in Flax and handed to `jaxpar.estimate`, which compiles its step
+for that card and predicts the throughput. Nothing is fitted: what the prediction assumes is in
+jaxpar/_tools/estimate/hardware.py, for all rows alike. It needs XLA's compiler for GPUs
+(`jaxpar[gpu-compiler]`) and no GPU.
 
-Mixed precision is bfloat16 here, where most published runs used float16; both have the same rates. With `--out` the
-table replaces the one between the two marks of that file.
+Mixed precision is bfloat16 here, where most published runs used float16; both have the same rates. With
+`--out` the table replaces the one between the two marks of that file.
 """
 
 from __future__ import annotations
@@ -108,7 +109,12 @@ class Attention(nnx.Module):
     def __init__(self, width, heads, dtype, *, fused, causal, dropout):
         self.qkv = nnx.Linear(width, 3 * width, dtype=dtype, rngs=seeds())
         self.out = nnx.Linear(width, width, dtype=dtype, rngs=seeds())
-        self.drop, self.heads, self.fused, self.causal = nnx.Dropout(dropout, rngs=seeds()), heads, fused, causal
+        self.drop, self.heads, self.fused, self.causal = (
+            nnx.Dropout(dropout, rngs=seeds()),
+            heads,
+            fused,
+            causal,
+        )
 
     def __call__(self, x):
         b, t, width = x.shape
@@ -192,7 +198,9 @@ def bert(b: int, length: int, hidden: int, dtype: Any = jnp.bfloat16) -> tuple:
 # -------------------------------------------------------------------------------------------- the table
 
 NVIDIA = "https://github.com/NVIDIA/DeepLearningExamples/blob/729963dd47e7c8bd462ad10bfac7a7b0b604e6dd"
-LAMBDA = "https://github.com/lambdal/deeplearning-benchmark/blob/aa5addb6a53675a649a80036dad548f1c27cbcc4/pytorch"
+LAMBDA = (
+    "https://github.com/lambdal/deeplearning-benchmark/blob/aa5addb6a53675a649a80036dad548f1c27cbcc4/pytorch"
+)
 SOURCES = {
     "NVIDIA, TensorFlow with XLA": f"{NVIDIA}/TensorFlow/Classification/ConvNets/resnet50v1.5/README.md",
     "NVIDIA, PyTorch": f"{NVIDIA}/PyTorch/Classification/ConvNets/resnet50v1.5/README.md",
@@ -228,7 +236,9 @@ def _resnet(card: str, b: int, dtype: Any, *published: tuple[int, float, str]) -
 
 
 def _bert(card: str, b: int, length: int, hidden: int, *published: tuple[int, float, str]) -> Case:
-    return Case(f"BERT-large, {length}", card, b, "mixed", functools.partial(bert, b, length, hidden), published)
+    return Case(
+        f"BERT-large, {length}", card, b, "mixed", functools.partial(bert, b, length, hidden), published
+    )
 
 
 def _gpt2(card: str, *published: tuple[int, float, str]) -> Case:
@@ -296,17 +306,20 @@ def geometric_mean(ratios: list[float]) -> float:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| model, length of a row | card | devices | rows each | precision | predicted rows/s | published | predicted / published | source |",
+        "| model, length | card | devices | rows each | precision | predicted rows/s | published | ratio | source |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         source = f"[{r.source.removesuffix(' (BERT)').removesuffix(', TF32')}]({SOURCES[r.source]})"
         figures = f"{r.predicted:,.0f} | {r.published:,.0f} | {r.ratio:.2f}"
-        lines.append(f"| {r.model} | {r.card} | {r.devices} | {r.batch} | {r.precision} | {figures} | {source} |")
+        lines.append(
+            f"| {r.model} | {r.card} | {r.devices} | {r.batch} | {r.precision} | {figures} | {source} |"
+        )
     ratios = [r.ratio for r in rows]
     lines += [
         "",
-        f"Geometric mean of the ratios: {geometric_mean(ratios):.2f}; from {min(ratios):.2f} to {max(ratios):.2f}.",
+        f"Geometric mean of predicted / published: {geometric_mean(ratios):.2f}; "
+        f"from {min(ratios):.2f} to {max(ratios):.2f}.",
     ]
     return "\n".join(lines)
 
@@ -318,7 +331,9 @@ def put(path: Path, text: str) -> None:
     """Replaces what stands between the marks."""
     begin, end = map(re.escape, MARKS)
     whole = path.read_text()
-    path.write_text(re.sub(f"({begin}\n).*?({end})", lambda m: f"{m[1]}{text}\n{m[2]}", whole, flags=re.DOTALL))
+    path.write_text(
+        re.sub(f"({begin}\n).*?({end})", lambda m: f"{m[1]}{text}\n{m[2]}", whole, flags=re.DOTALL)
+    )
 
 
 def main() -> None:
@@ -332,7 +347,11 @@ def main() -> None:
         if options.only in f"{case.model} {case.card} {case.batch}":
             rows += predict(case)
             print(f"{case.model}, {case.card}: {rows[-1].seconds:.0f} s", file=sys.stderr)
-    print(json.dumps([dataclasses.asdict(r) | {"ratio": r.ratio} for r in rows], indent=1) if options.json else table(rows))
+    print(
+        json.dumps([dataclasses.asdict(r) | {"ratio": r.ratio} for r in rows], indent=1)
+        if options.json
+        else table(rows)
+    )
     if options.out:
         put(options.out, table(rows))
 

@@ -378,10 +378,10 @@ CUDNN = 91000
 
 @contextmanager
 def cudnn_of(device: jax.Device) -> Iterator[None]:
-    """While tracing for a device of a topology, JAX's fused attention takes that device's cuDNN and not this host's.
+    """While tracing for a device of a topology, JAX's fused attention asks for that device's cuDNN.
 
-    It asks the host, and refuses where there is none, although the compiler needs none. A way to give
-    `jax.nn.dot_product_attention(implementation="cudnn")` a target would do.
+    Otherwise it asks for this host's, and refuses where there is none, although the compiler needs none. A
+    way to give `jax.nn.dot_product_attention(implementation="cudnn")` a target would do.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 

@@ -213,9 +213,15 @@ def rates_options(command: Command) -> Command:
 @click.option("--device", metavar="NAME", default="h100", help="A card: h200, h100, a100, v100, rtx4090 ...")
 @click.option("--devices", type=AT_LEAST_1, metavar="N", default=8, help="Devices of a host.")
 @click.option("--hosts", type=AT_LEAST_1, metavar="N", default=1, help="Hosts.")
-@click.option("--watch-batch", is_flag=True, help="Find the most rows that fit into a device; compiles more often.")
 @click.option(
-    "--memory-share", type=Finite(0, 1, min_open=True), metavar="X", default=0.75, help="Of a device's memory, for JAX."
+    "--watch-batch", is_flag=True, help="Find the most rows that fit into a device; compiles more often."
+)
+@click.option(
+    "--memory-share",
+    type=Finite(0, 1, min_open=True),
+    metavar="X",
+    default=0.75,
+    help="Of a device's memory, for JAX.",
 )
 @rates_options
 @click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")

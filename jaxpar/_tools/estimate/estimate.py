@@ -42,9 +42,9 @@ def estimate(
     print(found.memory.total, found.step, found.schedule.overlap)
     ```
 
-    The step that `train_step` would run is compiled for these GPUs, which need not be there, and read. Nothing
-    runs, and no array is made, so the model may be far larger than this host. Without XLA's compiler for GPUs, or for
-    a card that it does not know, a program for this host stands in; `found.why` then says so.
+    The step that `train_step` would run is compiled for these GPUs, which need not be there, and read.
+    Nothing runs, and no array is made, so the model may be far larger than this host. Without XLA's compiler
+    for GPUs, or for a card that it does not know, a program for this host stands in; `found.why` says so.
 
     Args:
       net: an NNX module, or a function that makes one, which is called for its shapes only.
@@ -53,8 +53,8 @@ def estimate(
       batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s.
       device: a card by name, or its figures.
       devices: how many a host has. hosts: how many hosts.
-      memory_share: the part of a device's memory that JAX may take, above 0 and at most 1; with the default it takes
-        0.75, see `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+      memory_share: the part of a device's memory that JAX may take, above 0 and at most 1; 0.75 unless
+        `XLA_PYTHON_CLIENT_MEM_FRACTION` says otherwise.
       watch_batch: also compiles for other numbers of rows, to find the most that fit.
 
     Returns:
@@ -75,7 +75,11 @@ def estimate(
         raise ValueError(f"estimate: memory_share={memory_share} must be above 0 and at most 1.")
     module, rows = _module(net), _rows(batch)
     tx, shapes = transformation(optimizer, "estimate"), jax.tree.map(shape_of, batch)
-    where, loss, room = target(hardware, hosts, devices), scalar(loss_fn, "estimate"), memory_share * hardware.memory
+    where, loss, room = (
+        target(hardware, hosts, devices),
+        scalar(loss_fn, "estimate"),
+        memory_share * hardware.memory,
+    )
 
     def compiled(b: int) -> Step:
         cut = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), shapes)

@@ -22,7 +22,7 @@ HUNDRED_GIGABIT = 12.5
 
 
 PRODUCTS = 0.7
-"""Of the peak. The best shapes of bfloat16 products reach 0.80 on an H100 and 0.87 on an A100; layers have others."""
+"""Of the peak. The best shapes of products reach 0.80 on an H100 and 0.87 on an A100; layers have others."""
 
 STREAMING = 0.85
 """Of the memory's peak, for kernels that only read and write."""
@@ -36,7 +36,7 @@ KERNEL, COLLECTIVE = 1e-6, 5e-6
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """One device, its links and its host, in bytes, seconds and operations, and how much of that programs reach.
+    """One device, its links and its host, in bytes, seconds and operations; and what programs reach of it.
 
     Attributes:
       name: of the device.
@@ -70,7 +70,9 @@ class Hardware:
 
     def __post_init__(self) -> None:
         positive = {f"flops[{kind!r}]": rate for kind, rate in self.flops.items()}
-        positive |= {name: getattr(self, name) for name in ("bandwidth", "memory", "link", "network", *PARTS_OF_PEAK)}
+        positive |= {
+            name: getattr(self, name) for name in ("bandwidth", "memory", "link", "network", *PARTS_OF_PEAK)
+        }
         for name, value in positive.items():
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"estimate: {name}={value} must be a positive number.")
@@ -129,7 +131,7 @@ KINDS = ("float64", "float32", "bfloat16", "float16")
 
 
 _CARDS = {
-    # name; topology's name; TFLOP/s in each of KINDS; memory in GB/s and GB; GB/s of a link and of a host's network
+    # name; topology's name; TFLOP/s in each of KINDS; memory in GB/s and GB; GB/s of a link and of a network
     "h200": ("H200 SXM", "h200", (66.9, 494.7, 989.4, 989.4), 4800, 141, 450, 400),
     "h100": ("H100 SXM", "h100", (66.9, 494.7, 989.4, 989.4), 3350, 80, 450, 400),
     "a100": ("A100 SXM 80GB", "a100-80", (19.5, 156.0, 312.0, 312.0), 2039, 80, 300, 200),

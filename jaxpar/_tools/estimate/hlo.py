@@ -1,7 +1,7 @@
 """hlo: the text of a compiled program, as instructions that can be counted.
 
-Only what counting needs is read: names, shapes, operations, operands, attributes. A scheduled program lists the
-instructions of a computation in the order in which they are started.
+Only what counting needs is read: names, shapes, operations, operands, attributes. A scheduled program lists
+the instructions of a computation in the order in which they are started.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Instruction:
 
     @functools.cached_property
     def origin(self) -> str:
-        """The operation of the user's program that it came from, without what jit and shard_map put before it."""
+        """The operation of the user's program that it came from, without jit and shard_map before it."""
         path = self._attribute(r'op_name="([^"]*)"')
         return re.sub(r"^(?:(?:jit\([^/]*\)|shard_map)/)+", "", path)
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
-        """Those behind a name that matches: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a library's
-        configuration."""
+        """Those behind a name that matches: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a
+        library's configuration."""
         found = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
         return tuple(int(n) for n in re.findall(r"\d+", found))
 
@@ -137,7 +137,9 @@ def read(text: str) -> Module:
         elif inside is not None and (found := instruction(line)):
             inside[found.name] = found
     if entry is None:
-        raise ValueError("estimate: the compiler's text has no ENTRY computation, so there is no program to read.")
+        raise ValueError(
+            "estimate: the compiler's text has no ENTRY computation, so there is no program to read."
+        )
     return Module({name: Computation(held) for name, held in computations.items()}, entry)
 
 

@@ -48,7 +48,12 @@ def _draw_lanes(panel: Any, found: Estimate) -> None:
         panel.broken_barh(spans, (row, 0.8), facecolors=colour, label=kind, edgecolor="white", linewidth=0.2)
     for slot in found.schedule.exchanges:
         if slot.seconds > 0.04 * found.step:
-            panel.annotate(number(slot.bytes, "B"), ((slot.begin + slot.seconds / 2) * 1e3, 0.45), ha="center", fontsize=8)
+            panel.annotate(
+                number(slot.bytes, "B"),
+                ((slot.begin + slot.seconds / 2) * 1e3, 0.45),
+                ha="center",
+                fontsize=8,
+            )
     panel.set_yticks([1.0, 2.0], ["exchange", "computes"])
     panel.set_ylim(0.2, 2.7)
     panel.set_xlim(0, found.step * 1e3)

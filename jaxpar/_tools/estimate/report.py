@@ -98,7 +98,12 @@ class Estimate:
         """The same as plain values, in bytes, operations and seconds."""
         found = dataclasses.asdict(self)
         found["memory"]["total"] = self.memory.total
-        found |= {"fits": self.fits, "free": self.free, "step": self.step, "rows_per_second": self.rows_per_second}
+        found |= {
+            "fits": self.fits,
+            "free": self.free,
+            "step": self.step,
+            "rows_per_second": self.rows_per_second,
+        }
         found["traffic"] = dataclasses.asdict(self.traffic) | {"overlap": self.schedule.overlap}
         return found
 
@@ -109,7 +114,7 @@ class Estimate:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a picture; the ending of `path` says the format (`.png`, `.svg`, `.pdf`).
 
-        Left, what a device holds; right, both lanes of the step: what it computes, and what it exchanges meanwhile.
+        Left, what a device holds; right, both lanes of the step: what it computes and what it exchanges.
 
         Raises:
           ImportError: matplotlib is not installed.
@@ -121,13 +126,17 @@ class Estimate:
     @property
     def subject(self) -> str:
         """What was asked."""
-        where = f"{self.devices} {self.hardware.name}" + (f" on each of {self.hosts} hosts" if self.hosts > 1 else "")
+        where = f"{self.devices} {self.hardware.name}" + (
+            f" on each of {self.hosts} hosts" if self.hosts > 1 else ""
+        )
         return f"{self.model}, {self.rows} rows on each of {where}"
 
     def __rich__(self) -> RenderableType:
         parts = [self._memory(), self._exchanges(), self._longest(), self._scaling()]
         shown = [piece for part in parts for piece in ("", part)]
-        return Group(f"{self.subject}, compiled for {self.platform}", *self._warnings(), *shown, "", *self._notes())
+        return Group(
+            f"{self.subject}, compiled for {self.platform}", *self._warnings(), *shown, "", *self._notes()
+        )
 
     def _memory(self) -> RenderableType:
         held = [getattr(self.memory, part) for part in PARTS]
@@ -140,15 +149,24 @@ class Estimate:
             return "One device exchanges nothing."
         sizes = ", ".join(number(slot.bytes, "B") for slot in found[:8]) + ", ..." * (len(found) > 8)
         return (
-            f"{traffic.count} collective{'s' * (traffic.count > 1)} of {number(traffic.bytes, 'B')} ({sizes}): "
-            f"{number(self.schedule.communicating, 's')}, of which {self.schedule.overlap:.0%} lie beside computation."
+            f"{traffic.count} collective{'s' * (traffic.count > 1)} of {number(traffic.bytes, 'B')} "
+            f"({sizes}): "
+            f"{number(self.schedule.communicating, 's')}, {self.schedule.overlap:.0%} of it beside computation."
         )
 
     def _longest(self) -> RenderableType:
         rows = []
         for slot in self.longest():
             part = f"{slot.seconds / self.step:.1%}"
-            rows.append((slot.origin or slot.name, number(slot.seconds, "s"), part, number(slot.flops, "FLOP"), number(slot.bytes, "B")))
+            rows.append(
+                (
+                    slot.origin or slot.name,
+                    number(slot.seconds, "s"),
+                    part,
+                    number(slot.flops, "FLOP"),
+                    number(slot.bytes, "B"),
+                )
+            )
         return table(("largest operations", "time", "of the step", "products", "memory traffic"), rows)
 
     def _scaling(self) -> RenderableType:
@@ -165,7 +183,8 @@ class Estimate:
             return []
         return [
             f"NOT THE CARD'S PROGRAM: {self.why}.",
-            "Bytes, kernels and their order are those of this host's compiler, which fuses less and overlaps nothing.",
+            "Bytes, kernels and their order are those of this host's compiler, which fuses less and overlaps "
+            "nothing.",
         ]
 
     def _notes(self) -> list[str]:
@@ -181,12 +200,14 @@ class Estimate:
             )
         flops = ", ".join(f"{number(rate, 'FLOP/s')} in {kind}" for kind, rate in hardware.flops.items())
         notes += [
-            f"Assumed: {hardware.products:.0%} of {flops}; {hardware.streaming:.0%} of {number(hardware.bandwidth, 'B/s')}; "
-            f"{number(hardware.kernel, 's')} to start a kernel; link {hardware.exchanging:.0%} of "
-            f"{number(hardware.link, 'B/s')} and {number(hardware.latency, 's')} a step of a ring, network of a host "
-            f"{number(hardware.network, 'B/s')} and {number(hardware.network_latency, 's')}; "
+            f"Assumed: {hardware.products:.0%} of {flops}; {hardware.streaming:.0%} of "
+            f"{number(hardware.bandwidth, 'B/s')}; {number(hardware.kernel, 's')} to start a kernel; "
+            f"{hardware.exchanging:.0%} of a link's {number(hardware.link, 'B/s')} and of a host's network's "
+            f"{number(hardware.network, 'B/s')}, {number(hardware.latency, 's')} and "
+            f"{number(hardware.network_latency, 's')} for a step of a ring there, "
             f"{number(hardware.collective, 's')} to start a collective.",
-            "A prediction, not a measurement. No input pipeline, no Python, no slow neighbour; collectives slow no kernel.",
+            "A prediction, not a measurement: no input pipeline, no Python, no slow neighbour; collectives "
+            "slow no kernel.",
         ]
         if self.uncounted:
             notes.append(f"Only the bytes are counted of: {', '.join(self.uncounted)}.")

@@ -1,4 +1,4 @@
-"""The model of time: a roofline for each kernel, a ring of rings for each all-reduce, and both lanes of the schedule.
+"""The model of time: a roofline for each kernel, a ring of rings for each all-reduce, two lanes.
 
 Weak scaling, as data parallelism is used: every device keeps its rows, and n devices see n times
 as many in a step.

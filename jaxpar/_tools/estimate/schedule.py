@@ -1,7 +1,8 @@
 """schedule: a compiled program as two lanes of a device, one that computes and one that exchanges.
 
-XLA fixes the order of kernels when it compiles. A collective is a start and a done: the device's other stream has it
-from the one on, and the kernels behind the other wait for it. torch finds the same out by profiling a run.
+XLA fixes the order of kernels when it compiles. A collective is a start and a done: the device's other stream
+has it from the one on, and the kernels behind the other wait for it. torch finds the same out by profiling a
+run.
 """
 
 from __future__ import annotations
@@ -108,11 +109,13 @@ class Schedule:
 
 
 def events(module: Module, seconds: Callable[[Work], float]) -> list[Event]:
-    """What a device does, in the program's order; `seconds` says which branch of a conditional is the longest."""
+    """What a device does, in order; `seconds` says which branch of a conditional is the longest."""
     return list(_events(module, module.computations[module.entry], 1, seconds))
 
 
-def _events(module: Module, inside: Computation, turns: int, seconds: Callable[[Work], float]) -> Iterator[Event]:
+def _events(
+    module: Module, inside: Computation, turns: int, seconds: Callable[[Work], float]
+) -> Iterator[Event]:
     for instruction in inside.instructions.values():
         operation = instruction.operation
         inner = [module.computations[name] for name in instruction.called]
@@ -206,7 +209,9 @@ def _common(slot: Slot, begin: float, end: float) -> float:
 
 def unknown(program: Sequence[Event]) -> list[str]:
     """Library functions whose operations are not counted."""
-    found = {event.origin or event.name for event in program if isinstance(event, Kernel) and not event.work.known}
+    found = {
+        event.origin or event.name for event in program if isinstance(event, Kernel) and not event.work.known
+    }
     return sorted(found)
 
 

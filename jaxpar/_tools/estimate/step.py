@@ -1,7 +1,7 @@
 """step: the program that `train_step` would run, compiled for the devices that are asked about.
 
-With XLA's compiler for GPUs it is the GPUs' own program. Without it, or for a card that it does not know, it is the
-program for devices of this host, which says less; `Target.why` tells, and so does every report.
+With XLA's compiler for GPUs it is the GPUs' own program. Without it, or for a card that it does not know, it
+is the program for devices of this host, which says less; `Target.why` tells, and so does every report.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..._upstream import cudnn_of
 from .arguments import optimizer_of
 from .hardware import Hardware
 from .hlo import read
-from .program import Program, is_float, size, state_sizes
-from .schedule import Event, Start, Wait, events, starts, unknown
+from .program import Program, size, state_sizes
+from .schedule import Event, events, unknown
 
 INSTALL = 'pip install "jaxpar[gpu-compiler]"'
 
@@ -111,8 +111,6 @@ def compile_step(
         traced = trace_step(net, optimizer, loss_fn, rows, placement)
         program = Program(traced, "estimate", where.devices)
     done = events(read(program.text), hardware.seconds)
-    if where.why and not list(starts(done)):
-        done += _exchange(net)
     return Step(_memory(program, state_sizes(net, optimizer), size(batch)), tuple(done))
 
 
@@ -120,13 +118,3 @@ def _memory(program: Program, state: dict[str, int], batch: int) -> Memory:
     rest = max(program.everything - sum(state.values()) - batch, 0)
     gradients = min(state["parameters"], rest)
     return Memory(**state, gradients=gradients, activations=rest - gradients, batch=batch)
-
-
-def _exchange(net: nnx.Module) -> list[Event]:
-    """One all-reduce for each type behind the step, for a host with a single device."""
-    exchanged = [x for x in jax.tree.leaves(nnx.state(net, graph=True)) if is_float(x)]
-    found: list[Event] = []
-    for kind in dict.fromkeys(x.dtype for x in exchanged):
-        name = f"all-reduce of {kind}"
-        found += [Start(name, "all-reduce", size([x for x in exchanged if x.dtype == kind])), Wait(name)]
-    return found

@@ -1,8 +1,8 @@
 """work: what one instruction computes, and what it reads and writes.
 
-Operations are those of matrix products and convolutions, which tensor cores do; everything else is bound by the
-memory it touches. Bytes are those of operands and results, except that a slice of an array costs the slice: of the
-stacked weights of a `lax.scan` a turn reads its own.
+Operations are those of matrix products and convolutions, which tensor cores do; everything else is bound by
+the memory it touches. Bytes are those of operands and results, except that a slice of an array costs the
+slice: of the stacked weights of a `lax.scan` a turn reads its own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from collections.abc import Iterator
 
 from .hlo import Array, Computation, Instruction, Module
 
-FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast partition-id replica-id after-all opt-barrier add-dependency "
-    "domain copy-done send send-done recv recv-done async-update".split()
-)
+FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "domain"),
+    *("partition-id", "replica-id", "after-all", "add-dependency"),
+    *("copy-done", "send", "send-done", "recv", "recv-done", "async-update"),
+}
 """No kernel runs for these."""
 
 SLICES = ("slice", "dynamic-slice", "gather")
 VIEWS = ("bitcast", "reshape", "copy")
 ATTENTION_PRODUCTS = {"Backward": 5, "": 2}
-"""Products of two matrices in fused attention: scores and outputs; backward, the gradients of both operands of both, and
-the scores once more."""
+"""Products of two matrices in fused attention: scores and outputs; backward, the gradients of both operands
+of both, and the scores once more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,11 @@ def _flops(instruction: Instruction, inside: Computation) -> int:
 
 def _convolved(instruction: Instruction, inside: Computation) -> tuple[Array, Array]:
     """The results of the forward convolution, and its kernel; a gradient has them among its operands."""
-    first, second, result = inside.operand(instruction, 0), inside.operand(instruction, 1), instruction.results[0]
+    first, second, result = (
+        inside.operand(instruction, 0),
+        inside.operand(instruction, 1),
+        instruction.results[0],
+    )
     if instruction.target == "__cudnn$convBackwardInput":
         return first, second
     if instruction.target == "__cudnn$convBackwardFilter":
@@ -107,7 +112,8 @@ def _convolved(instruction: Instruction, inside: Computation) -> tuple[Array, Ar
 
 
 def _attention(instruction: Instruction, inside: Computation) -> int:
-    """Of cuDNN's fused attention, whose scores [heads, rows, keys] are never in memory; masked ones are not computed."""
+    """Of cuDNN's fused attention: its scores [heads, rows, keys] are never in memory, masked ones not even
+    computed."""
     scores = instruction.numbers("intermediate_tensor_shape.*?dimensions")
     queries = inside.operand(instruction, 0)
     features = queries.size // math.prod(scores[:-1])
