@@ -149,8 +149,8 @@ class Estimate:
             return "One device exchanges nothing."
         sizes = ", ".join(number(slot.bytes, "B") for slot in found[:8]) + ", ..." * (len(found) > 8)
         return (
-            f"{traffic.count} collective{'s' * (traffic.count > 1)} of {number(traffic.bytes, 'B')} "
-            f"({sizes}): "
+            f"{traffic.count} collective{'s' * (traffic.count > 1)} of "
+            f"{number(traffic.bytes, 'B')} ({sizes}): "
             f"{number(self.schedule.communicating, 's')}, {self.schedule.overlap:.0%} of it beside computation."
         )
 
