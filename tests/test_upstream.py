@@ -23,7 +23,7 @@ from processes import ranks
 from jaxpar import _upstream as upstream
 
 ROOT = Path(__file__).resolve().parents[1]
-REGISTER = ROOT / "jaxpar" / "_upstream.py"
+REGISTER = ROOT / "jaxpar" / "_upstream"
 FOREIGN = ("jax", "jaxlib", "flax", "optax", "orbax", "torch", "threading", "tensorstore")
 UNPROMISED = ("jax.extend", "jax.interpreters", "jax.experimental", "flax.nnx.nn", "torch.nn.parallel")
 MEMBERS = {"_raw_value", "unsafe_buffer_pointer", "_register_atexit", "_open_and_write"}
@@ -73,7 +73,10 @@ def known() -> list[str]:
 
 
 FILES = sorted(
-    path for top in ("jaxpar", "torch_ref") for path in (ROOT / top).rglob("*.py") if path != REGISTER
+    path
+    for top in ("jaxpar", "torch_ref")
+    for path in (ROOT / top).rglob("*.py")
+    if REGISTER not in path.parents
 )
 
 

@@ -89,7 +89,7 @@ def _card(
     shared: tuple[int, int],
     accelerated: bool = False,
 ) -> Card:
-    """A row: bandwidth in GB/s, memory in bytes, cache in MiB, shared memory of a core and of a block in KiB."""
+    """A row: bandwidth in GB/s, memory in bytes, cache in MiB, shared memory of a core and a block in KiB."""
     nbytes = round(bandwidth * GB), memory, round(cache * MIB), shared[0] * KIB, shared[1] * KIB
     return Card(kind, capability, cores, fpus, threads, clock, *nbytes, accelerated)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jax
 
 from .._typing import DeviceLike
-from .._upstream import compile_only
+from .._upstream.gpu_compiler import compile_only
 from ..errors import DeviceError
 from . import virtual as _virtual
 from . import visible as _visible

@@ -17,10 +17,10 @@ from typing import Any, overload
 
 import jax
 
-from .._upstream import compile_only, gpu_topology
+from .._upstream.gpu_compiler import compile_only, gpu_topology
 from ..errors import DeviceError
 from . import devices as _devices
-from .cards import CARDS, card_of
+from .cards import CARDS
 
 MOST = 2**16
 """Devices of one topology; a typing error should not fill the memory with them."""

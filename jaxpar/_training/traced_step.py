@@ -1,8 +1,8 @@
 """traced_step: the program of `train_step` for shapes, so that a compiler can say what it needs.
 
-Module and optimizer may come from `nnx.eval_shape`: nothing runs, nothing is sent, and no array is made. It is
-`TrainStep.lower` without a wrapper around the module, and with gradients instead of an update where these are
-what is asked for. JAX's counterpart is `jax.jit(f).trace`; torch runs a step to know.
+Module and optimizer may come from `nnx.eval_shape`: nothing runs, nothing is sent, and no array is made. It
+is `TrainStep.lower` without a wrapper around the module, and with gradients instead of an update where these
+are what is asked for. JAX's counterpart is `jax.jit(f).trace`; torch runs a step to know.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class ReplicaWork:
         rows: list[Rows] = []
 
         def bring(arrays: list) -> list:
-            rows.append(take(*combine(arrays, statics, form), self._world))
+            args, kwargs = combine(arrays, statics, form)
+            rows.append(take(args, kwargs, self._world))
             return separate(rows[0].batch)[0]
 
         stacks = jax.eval_shape(bring, [shape_of(x) for x in arrays])

@@ -18,7 +18,7 @@ from ..._devices import devices as _devices
 from ..._devices.topology import topology
 from ..._parallel.placement import Placement
 from ..._training.traced_step import trace_step
-from ..._upstream import cudnn_of
+from ..._upstream.gpu_compiler import cudnn_of
 from .arguments import optimizer_of
 from .hardware import Hardware
 from .hlo import read
