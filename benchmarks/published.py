@@ -306,7 +306,7 @@ def geometric_mean(ratios: list[float]) -> float:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| model, length | card | devices | rows each | precision | predicted rows/s | published | ratio | source |",
+        "| model, length | card | devices | rows | precision | predicted rows/s | published | ratio | by |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:

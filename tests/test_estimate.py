@@ -22,7 +22,7 @@ import jaxpar
 from jaxpar._cli.main import cli
 from jaxpar._tools.estimate import Estimate, Hardware, estimate
 from jaxpar._tools.estimate.hardware import CARDS
-from jaxpar._tools.estimate.hlo import read
+from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
 from jaxpar._tools.estimate.program import Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
@@ -283,6 +283,25 @@ def test_a_planted_fault_in_the_text_is_found(text, fault, name, monkeypatch):
 def test_a_text_without_a_program():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         read("HloModule empty")
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("f32", 12), ("bf16", 6), ("pred", 3), ("f8e4m3fn", 3), ("s4", 2), ("c64", 24), ("token", 0)],
+)
+def test_sizes_of_types(kind, size):
+    assert next(iter(arrays(f"({kind}[3]{{0}}, {kind}[])"))).bytes == size
+
+
+def test_a_loop_in_a_loop():
+    twelve = "%turn = f32[8,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    five = (
+        "%turn = (f32[8,8]{1,0}) while(%p), condition=%condition, body=%long, "
+        'backend_config={"known_trip_count":{"n":"5"}}'
+    )
+    assert twelve in TEXT
+    inside = TEXT.replace(twelve, five)
+    assert {event.turns for event in events(read(inside), flat) if event.name == "second"} == {1, 60}
 
 
 def test_every_turn_of_a_scan_counts():

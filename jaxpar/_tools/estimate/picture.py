@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._metrics.chart import figure
 from .chart import COLOURS, bars
 from .schedule import COMPUTE, Slot
 from .step import PARTS
 from .table import number
-
-if TYPE_CHECKING:
-    from .report import Estimate
 
 KINDS = {
     "products, forward": COLOURS[0],
@@ -24,7 +21,8 @@ THIN = 0.0008
 """Of the step: shorter kernels are drawn this long, or nobody would see them."""
 
 
-def draw(found: Estimate, path: str | os.PathLike[str]) -> None:
+def draw(found: Any, path: str | os.PathLike[str]) -> None:
+    """Writes the picture of an Estimate."""
     picture = figure("estimate", (12, 5))
     memory, lanes = picture.subplots(1, 2, width_ratios=(1, 4))
     bars(memory, ["one device"], {part: [getattr(found.memory, part) / 1e9] for part in PARTS})
@@ -38,7 +36,7 @@ def draw(found: Estimate, path: str | os.PathLike[str]) -> None:
     picture.savefig(path, dpi=150)
 
 
-def _draw_lanes(panel: Any, found: Estimate) -> None:
+def _draw_lanes(panel: Any, found: Any) -> None:
     """Time to the right; above what the device computes, below what it exchanges."""
     at_least = THIN * found.step
     for kind, colour in KINDS.items():

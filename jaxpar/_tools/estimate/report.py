@@ -8,6 +8,8 @@ import os
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
 
 from .hardware import Hardware
 from .largest import Largest
@@ -134,9 +136,9 @@ class Estimate:
     def __rich__(self) -> RenderableType:
         parts = [self._memory(), self._exchanges(), self._longest(), self._scaling()]
         shown = [piece for part in parts for piece in ("", part)]
-        return Group(
-            f"{self.subject}, compiled for {self.platform}", *self._warnings(), *shown, "", *self._notes()
-        )
+        # As they are: rich would take the "[gpu-compiler]" in a warning for a colour.
+        above = map(Text, (f"{self.subject}, compiled for {self.platform}", *self._warnings()))
+        return Group(*above, *shown, "", *map(Text, self._notes()))
 
     def _memory(self) -> RenderableType:
         held = [getattr(self.memory, part) for part in PARTS]
@@ -151,7 +153,8 @@ class Estimate:
         return (
             f"{traffic.count} collective{'s' * (traffic.count > 1)} of "
             f"{number(traffic.bytes, 'B')} ({sizes}): "
-            f"{number(self.schedule.communicating, 's')}, {self.schedule.overlap:.0%} of it beside computation."
+            f"{number(self.schedule.communicating, 's')}, {self.schedule.overlap:.0%} of it beside "
+            "computation."
         )
 
     def _longest(self) -> RenderableType:
@@ -160,7 +163,7 @@ class Estimate:
             part = f"{slot.seconds / self.step:.1%}"
             rows.append(
                 (
-                    slot.origin or slot.name,
+                    escape(slot.origin or slot.name),
                     number(slot.seconds, "s"),
                     part,
                     number(slot.flops, "FLOP"),
