@@ -341,6 +341,7 @@ LANES = [
     ([start("a", 5), kernel("x", 3), A, kernel("y", 1)], 6, 5, 3),
     ([start("a", 2), start("b", 2), kernel("x", 3), A, kernel("y", 2), B], 5, 4, 4),
     ([kernel("x", 1), start("a", 4), kernel("y", 1)], 5, 4, 1),
+    ([start("a", 2), start("b", 2), kernel("x", 1), A, B], 4, 4, 1),
     ([start("a", 2, 3), kernel("x", 3), A], 6, 6, 3),
 ]
 
@@ -506,7 +507,7 @@ def test_the_largest_batch_is_the_largest(name, begin):
     assert found.compiles == len(compiled) == len(set(compiled)) <= 6
     assert found.rows <= most
     assert found.sure <= (found.rows == most)
-    assert found.sure or name in ("a square", "a jump", "nothing fits")
+    assert found.sure or name == "a square" or begin != 16  # far off, or no line
 
 
 def test_the_largest_batch_of_a_network():
