@@ -30,7 +30,9 @@ def draw(found: Any, path: str | os.PathLike[str]) -> None:
     memory.set_ylabel("memory [GB]; dashed: what JAX takes")
     memory.set_xlim(-0.6, 0.6)
     _draw_lanes(lanes, found)
-    picture.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    for panel, columns in ((memory, 2), (lanes, 4)):  # one each, since they share colours
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
+        panel.legend(**below, ncols=columns, frameon=False, fontsize=9)
     compiled = "" if not found.why else f" (compiled for {found.platform})"
     picture.suptitle(f"{found.subject}{compiled}: predicted, not measured")
     picture.savefig(path, dpi=150)
@@ -43,7 +45,7 @@ def _draw_lanes(panel: Any, found: Any) -> None:
         slots = [slot for slot in found.schedule.slots if _kind(slot) == kind]
         row = 0.6 if kind == "exchange" else 1.6
         spans = [(slot.begin * 1e3, max(slot.seconds, at_least) * 1e3) for slot in slots]
-        panel.broken_barh(spans, (row, 0.8), facecolors=colour, label=kind, edgecolor="white", linewidth=0.2)
+        panel.broken_barh(spans, (row, 0.8), facecolors=colour, label=kind, linewidth=0)
     for slot in found.schedule.exchanges:
         if slot.seconds > 0.04 * found.step:
             panel.annotate(
