@@ -8,11 +8,12 @@ WORKERS ?= auto
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
-.PHONY: help demo test proof quick lint next-defaults newest package benchmark abroad mutants clean
+.PHONY: help demo test gpu-programs proof quick lint next-defaults newest package benchmark abroad mutants clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
 	@echo "make test       all tests but the longest"
+	@echo "make gpu-programs  steps as XLA compiles them for GPUs, without one; downloads 280 MB"
 	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
 	@echo "make quick      the tests of everyday work, about three minutes"
 	@echo "make lint       ruff and mypy"
@@ -36,6 +37,19 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not long"
+
+# XLA's compiler for GPUs, beside the environment: all other tests run without it.
+GPU_COMPILER := .cache/gpu-compiler
+
+gpu-programs: $(READY) $(GPU_COMPILER)/.ready
+	PYTHONPATH=$(GPU_COMPILER) $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --quiet \
+	  --confcutdir=tests/gpu_programs tests/gpu_programs
+
+$(GPU_COMPILER)/.ready: constraints-python3.11.txt constraints-python3.12.txt
+	rm -rf $(GPU_COMPILER)
+	$(BIN)/python -m pip install --quiet --target $(GPU_COMPILER) --no-deps --constraint $(CONSTRAINTS) \
+	  jax-cuda12-pjrt jax-cuda12-plugin nvidia-cuda-nvcc-cu12 nvidia-cuda-runtime-cu12
+	@touch $@
 
 proof: $(READY)
 	$(BIN)/python -m pytest --quiet -m long

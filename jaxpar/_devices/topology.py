@@ -17,6 +17,7 @@ from typing import Any, overload
 
 import jax
 
+from .._tree import is_staged
 from .._upstream.gpu_compiler import compile_only, gpu_topology
 from ..errors import DeviceError
 from . import devices as _devices
@@ -130,5 +131,8 @@ def refuse_topology(devices: Sequence[jax.Device], function: str) -> None:
 
 
 def compiler_options(devices: Sequence[jax.Device]) -> tuple[tuple[str, str], ...]:
-    """What XLA must be told for these: it tries kernels on a GPU, if it is not told that there is none."""
-    return (("xla_gpu_autotune_level", "0"),) if of_topology(devices[:1]) else ()
+    """What XLA must be told for these: it tries kernels on a GPU, if it is not told that there is none.
+
+    Inside of a user's `jax.jit` nothing, because it takes options with the outermost program only.
+    """
+    return (("xla_gpu_autotune_level", "0"),) if of_topology(devices[:1]) and not is_staged() else ()

@@ -6,7 +6,6 @@ program, which would say neither which leaf nor, of a class that JAX wraps to an
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -70,7 +69,7 @@ def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str
 def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
     """The first array without elements, as `path has shape`; None if there is none."""
     for i, leaf in enumerate(jax.tree.leaves((args, kwargs))):
-        if has_shape(leaf) and math.prod(leaf.shape) == 0:
+        if has_shape(leaf) and leaf.size == 0:
             names = LazyPaths(("batch", args), ("batch", kwargs))
             return f"{names[i]} has shape {tuple(leaf.shape)}"
     return None

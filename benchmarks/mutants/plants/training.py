@@ -51,7 +51,7 @@ PLANTS = [
     *plants("jaxpar/_training/batches.py",
         ('if len(self._shapes) == MANY - 1', 'if len(self._shapes) == MANY', "tests/test_train_step.py -k third_shape"),
         ('if shapes not in self._shapes:\n            check_rows', 'if shapes in self._shapes:\n            check_rows', "tests/test_train_step.py -k bad_input"),
-        ('if is_array(leaf) and leaf.size == 0', 'if is_array(leaf) and leaf.ndim == 0', "tests/test_train_step.py -k bad_input"),
+        ('if has_shape(leaf) and leaf.size == 0', 'if has_shape(leaf) and leaf.ndim == 0', "tests/test_train_step.py -k bad_input"),
     ),
     *plants("jaxpar/_training/precision.py",
         ('jnp.issubdtype(x.dtype, jnp.floating)\n', 'True\n', "tests/test_train_step.py -k precision"),
