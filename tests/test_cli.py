@@ -64,7 +64,7 @@ def test_demo_help_names_the_defaults_and_hides_the_faults() -> None:
         (["launch", "-n", "1", "--step-timeout", "nan", "x.py"], "nan is not a finite number"),
         (["launch", "-n", "1", "--grace", "NaN", "x.py"], "NaN is not a finite number"),
         (["launch", "-n", "1", "--grace", "inf", "x.py"], "inf is not a finite number"),
-        (["estimate", "x.py", "--efficiency", "nan"], "nan is not a finite number"),
+        (["estimate", "x.py", "--products", "nan"], "nan is not a finite number"),
         (["estimate", "x.py", "--flops", "nan"], "nan is not a finite number"),
         (["estimate", "x.py", "--png", "nowhere/x.png"], "there is no folder"),
         (["devices", "--watch", "nan"], "nan is not a finite number"),

@@ -22,31 +22,26 @@ UNITS = {
     "network": 1e9,
     "latency": 1e-6,
     "network_latency": 1e-6,
-    "per_host": 1,
+    "kernel": 1e-6,
+    "collective": 1e-6,
+    "products": 1,
+    "streaming": 1,
+    "exchanging": 1,
 }
 """What an option's number counts, in bytes, seconds and operations."""
 
 
-def run(
-    spec: str,
-    *,
-    device: str,
-    up_to: int,
-    efficiency: float,
-    overlap: float,
-    as_json: bool,
-    png: str | None,
-    **rates: float | None,
-) -> None:
+def run(spec: str, *, device: str, as_json: bool, png: str | None, **options: Any) -> None:
     """Prints the estimate, and draws it."""
-    changes = {name: rate * UNITS[name] for name, rate in rates.items() if rate is not None}
+    changes = {name: options.pop(name) for name in UNITS if name in options}
+    changes = {name: rate * UNITS[name] for name, rate in changes.items() if rate is not None}
     try:
         hardware = Hardware.of(device, **changes)
     except ValueError as error:
         raise SpecError(str(error).removeprefix("estimate: ")) from None
     if changes:
         hardware = dataclasses.replace(hardware, name=f"{hardware.name} (figures changed)")
-    found = _estimated(spec, hardware, up_to, efficiency, overlap)
+    found = _estimated(spec, hardware, options)
     if png:
         found.plot(png)
     if as_json:
@@ -55,7 +50,7 @@ def run(
         Console(highlight=False).print(found)
 
 
-def _estimated(spec: str, hardware: Hardware, up_to: int, efficiency: float, overlap: float) -> Estimate:
+def _estimated(spec: str, hardware: Hardware, options: dict[str, Any]) -> Estimate:
     given = read_names(spec, ("loss_fn", "batch"))
     net = given.get("net", given.get("make_net"))
     if net is None:
@@ -63,9 +58,7 @@ def _estimated(spec: str, hardware: Hardware, up_to: int, efficiency: float, ove
             f"{spec}: it defines neither make_net, a function that makes the module, nor net, the module."
         )
     batch = given["batch"] if isinstance(given["batch"], tuple) else (given["batch"],)
-    numbers = sorted({up_to, *(2**i for i in range(up_to.bit_length()))})
-    arguments: dict[str, Any] = {"efficiency": efficiency, "overlap": overlap, "devices": numbers}
     try:
-        return estimate(net, given.get("optimizer"), given["loss_fn"], *batch, device=hardware, **arguments)
+        return estimate(net, given.get("optimizer"), given["loss_fn"], *batch, device=hardware, **options)
     except Exception as error:  # the spec's own code runs in there
         raise failed(spec, "", error) from error

@@ -190,42 +190,57 @@ RATES = {
     "network": "GB/s from a host to another.",
     "latency": "Microseconds for one step of a ring within a host.",
     "network-latency": "Microseconds for one step of a ring between hosts.",
+    "products": "The part of --flops that products reach.",
+    "streaming": "The part of --bandwidth that other kernels reach.",
+    "exchanging": "The part of --link and --network that collectives reach.",
+    "kernel": "Microseconds to start a kernel.",
+    "collective": "Microseconds to start a collective.",
 }
 """Figures of `jaxpar estimate` that may replace those of the card."""
+MAY_BE_ZERO = ("latency", "network-latency", "kernel", "collective")
 
 
 def rates_options(command: Command) -> Command:
     for name, what in reversed(RATES.items()):
         shown = "that of the device"
-        rate = Finite(min=0, min_open="latency" not in name)
+        rate = Finite(min=0, min_open=name not in MAY_BE_ZERO)
         command = click.option(f"--{name}", type=rate, metavar="X", show_default=shown, help=what)(command)
     return command
 
 
-@cli.command(short_help="Predict memory, step time and scaling of a training step.")
+@cli.command(short_help="Predict memory, schedule and step time of a training step on GPUs.")
 @click.argument("spec", type=click.Path())
 @click.option("--device", metavar="NAME", default="h100", help="A card: h200, h100, a100, v100, rtx4090 ...")
+@click.option("--devices", type=AT_LEAST_1, metavar="N", default=8, help="Devices of a host.")
+@click.option("--hosts", type=AT_LEAST_1, metavar="N", default=1, help="Hosts.")
+@click.option(
+    "--watch-batch", is_flag=True, help="Find the most rows that fit into a device; compiles more often."
+)
+@click.option(
+    "--memory-share",
+    type=Finite(0, 1, min_open=True),
+    metavar="X",
+    default=0.75,
+    help="Of a device's memory, for JAX.",
+)
 @rates_options
-@click.option("--per-host", type=AT_LEAST_1, metavar="N", show_default="8", help="Devices of a host.")
-@click.option("--up-to", type=AT_LEAST_1, metavar="N", default=1024, help="Devices at most.")
-@click.option("--efficiency", type=Finite(0, 1, min_open=True), default=1.0, help="Part of the peak rates.")
-@click.option("--overlap", type=Finite(0, 1), default=0.0, help="Part of the exchange beside computation.")
 @click.option("--png", type=OUTPUT, metavar="FILE", help="Draw it; needs jaxpar[report].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @plain_ending()
 def estimate(spec: str, **options: Any) -> None:
-    """Predict bytes per device, step time and scaling on 1 to 1024 devices.
+    """Predict bytes per device, the schedule of both lanes, and step time on 1 to N x hosts devices.
 
     SPEC is a Python file that defines make_net (a function that makes the NNX module) or net, loss_fn
     as in loss_fn(net, *batch), batch (arrays or jax.ShapeDtypeStructs with the rows of one device), and
-    optimizer, an optax transformation. Programs are compiled and none is run; no weights are made.
+    optimizer, an optax transformation. The step is compiled for the card, which need not be there
+    (jaxpar[gpu-compiler]), and not run; no weights are made.
 
     \b
       jaxpar estimate spec.py
-      jaxpar estimate spec.py --device a100 --efficiency 0.5 --png scaling.png
-      jaxpar estimate spec.py --device rtx4090 --per-host 4 --network 3 --json
+      jaxpar estimate spec.py --device a100 --hosts 16 --watch-batch --png step.png
+      jaxpar estimate spec.py --device h100 --devices 4 --link 100 --json
     """
-    start_devices(None)  # several, to see what they exchange
+    start_devices(None)  # several, to see what they exchange where the card's compiler is missing
     from .estimate import run
 
     check_outputs(spec, options)

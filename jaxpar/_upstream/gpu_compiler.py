@@ -83,3 +83,29 @@ def _muted(logger: str, text: str) -> Iterator[None]:
         yield
     finally:
         logging.getLogger(logger).removeFilter(unless)
+
+
+CUDNN = 91000
+"""The version that topologies have, as cuDNN counts: 9.10.0."""
+
+
+@contextmanager
+def cudnn_of(device: jax.Device) -> Iterator[None]:
+    """While tracing for a device of a topology, JAX's fused attention asks for that device's cuDNN.
+
+    Otherwise it asks for this host's, and refuses where there is none, although the compiler needs none. A
+    way to give `jax.nn.dot_product_attention(implementation="cudnn")` a target would do.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    if not compile_only(device):
+        yield
+        return
+    here = tuple(int(n) for n in device.compute_capability.split("."))
+    before = attention.check_cudnn_version, attention.check_compute_capability
+    attention.check_cudnn_version = lambda: CUDNN
+    attention.check_compute_capability = lambda least: here >= tuple(int(n) for n in least.split("."))
+    try:
+        yield
+    finally:
+        attention.check_cudnn_version, attention.check_compute_capability = before

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 from flax import linen, nnx
 
-from ..._devices import devices as _devices
 from ..._parallel.data_parallel import DataParallel
 from ..._training.distributed_data_parallel import DistributedDataParallel
 from ..._training.traced_step import has_shape, shape_of
 from ...errors import NoRowsError
 from .arguments import as_shapes, scalar, transformation
-from .count import count
 from .hardware import Hardware
+from .largest import largest
 from .report import Estimate
-from .scaling import scale
+from .scaling import scale, simulate
+from .step import Step, compile_step, target
 
-DEVICES = tuple(2**i for i in range(11))
+MEMORY_SHARE = 0.75
+"""Of a device's memory, what JAX takes when it starts: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""
 
 
 def estimate(
@@ -29,19 +30,21 @@ def estimate(
     loss_fn: Callable[..., Any],
     *batch: Any,
     device: str | Hardware = "h100",
-    devices: Iterable[int] = DEVICES,
-    efficiency: float = 1.0,
-    overlap: float = 0.0,
+    devices: int = 8,
+    hosts: int = 1,
+    memory_share: float = MEMORY_SHARE,
+    watch_batch: bool = False,
 ) -> Estimate:
-    """What a training step needs on each device, and how long it would take on 1 to 1024 of them.
+    """What a training step needs on each GPU, what the GPUs exchange, and how long it would take.
 
     ```python
     found = jaxpar.estimate(lambda: Net(nnx.Rngs(0)), optax.adam(1e-3), loss_fn, x, y, device="a100")
-    print(found.memory.total, found.points[3].efficiency)
+    print(found.memory.total, found.step, found.schedule.overlap)
     ```
 
-    Two programs are compiled for the devices of this host; none runs, and no array is made, so the
-    model may be far larger than this host.
+    The step that `train_step` would run is compiled for these GPUs, which need not be there, and read.
+    Nothing runs, and no array is made, so the model may be far larger than this host. Without XLA's compiler
+    for GPUs, or for a card that it does not know, a program for this host stands in; `found.why` says so.
 
     Args:
       net: an NNX module, or a function that makes one, which is called for its shapes only.
@@ -49,14 +52,14 @@ def estimate(
       loss_fn: `loss_fn(net, *batch)`, a scalar.
       batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s.
       device: a card by name, or its figures.
-      devices: the numbers of devices that are asked about.
-      efficiency: the part of the peak rates that a device reaches, 0 < efficiency <= 1.
-      overlap: the part of the communication that lies beside computation, 0 to 1. A step with one
-        all-reduce after the backward pass has none.
+      devices: how many a host has. hosts: how many hosts.
+      memory_share: the part of a device's memory that JAX may take, above 0 and at most 1; 0.75 unless
+        `XLA_PYTHON_CLIENT_MEM_FRACTION` says otherwise.
+      watch_batch: also compiles for other numbers of rows, to find the most that fit.
 
     Returns:
-      Bytes, operations, and a predicted step time for each number of devices. docs/estimate.md has
-      the model and what it leaves out.
+      Bytes on each device, both lanes of the schedule, and the step's time on 1, 2, 4, ... and all devices.
+      docs/estimate.md has the model, what it assumes and how far it is from what others measured.
 
     Raises:
       TypeError: not an NNX module, not an optimizer, a loss that is no scalar.
@@ -65,28 +68,41 @@ def estimate(
     torch counterpart: none; `accelerate estimate-memory` counts parameters.
     """
     hardware = Hardware.of(device) if isinstance(device, str) else device
-    numbers = tuple(devices)
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"estimate: efficiency={efficiency} must be above 0 and at most 1.")
-    if not 0 <= overlap <= 1:
-        raise ValueError(f"estimate: overlap={overlap} must be between 0 and 1.")
-    if not numbers or min(numbers) < 1:
-        raise ValueError(f"estimate: devices={numbers} must be numbers from 1 up.")
+    for name, n in (("devices", devices), ("hosts", hosts)):
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"estimate: {name}={n!r} must be a number from 1 up.")
+    if not 0 < memory_share <= 1:
+        raise ValueError(f"estimate: memory_share={memory_share} must be above 0 and at most 1.")
     module, rows = _module(net), _rows(batch)
     tx, shapes = transformation(optimizer, "estimate"), jax.tree.map(shape_of, batch)
-    memory, work, traffic = count(module, tx, scalar(loss_fn, "estimate"), shapes)
-    points = scale(rows, work, traffic, hardware, numbers, efficiency=efficiency, overlap=overlap)
+    where, loss, room = (
+        target(hardware, hosts, devices),
+        scalar(loss_fn, "estimate"),
+        memory_share * hardware.memory,
+    )
+
+    def compiled(b: int) -> Step:
+        cut = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), shapes)
+        return compile_step(module, tx, loss, cut, where, hardware)
+
+    step, n = compiled(rows), hosts * devices
+    numbers = sorted({n, *(2**i for i in range(n.bit_length()))})
+    held = step.memory.total
+    most = largest(lambda b: compiled(b).memory.total, room, rows, held) if watch_batch else None
     return Estimate(
         model=type(module).__name__,
         rows=rows,
-        platform=_devices.devices()[0].device_kind,
+        devices=devices,
+        hosts=hosts,
+        platform=where.name,
+        why=where.why,
         hardware=hardware,
-        memory=memory,
-        work=work,
-        traffic=traffic,
-        efficiency=efficiency,
-        overlap=overlap,
-        points=points,
+        room=room,
+        memory=step.memory,
+        schedule=simulate(step.events, hardware, n, devices),
+        uncounted=step.uncounted,
+        points=scale(rows, step.events, hardware, numbers, devices),
+        largest_batch=most,
     )
 
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from .work import Work
+
 NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 9.6e-6
 """Seconds for one step of a ring with large messages: hwLat in NCCL's src/graph/tuning.cc, ring, Simple."""
 
@@ -19,9 +21,22 @@ HUNDRED_GIGABIT = 12.5
 """In GB/s. Assumed for cards of which the vendor builds no cluster."""
 
 
+PRODUCTS = 0.7
+"""Of the peak. The best shapes of products reach 0.80 on an H100 and 0.87 on an A100; layers have others."""
+
+STREAMING = 0.85
+"""Of the memory's peak, for kernels that only read and write."""
+
+EXCHANGING = 0.8
+"""Of a link's peak, for a large all-reduce over NCCL's rings."""
+
+KERNEL, COLLECTIVE = 1e-6, 5e-6
+"""Seconds that starting one takes, as XLA's own performance model has them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """One device, its links and its host, in bytes, seconds and operations.
+    """One device, its links and its host, in bytes, seconds and operations; and what programs reach of it.
 
     Attributes:
       name: of the device.
@@ -32,7 +47,10 @@ class Hardware:
       link: bytes per second that a device sends to its neighbour on the same host.
       network: bytes per second that a host sends to another one.
       latency, network_latency: seconds for one step of a ring, within a host and between hosts.
-      per_host: devices of a host.
+      products, streaming, exchanging: the part of `flops`, `bandwidth` and of `link` and `network` that is
+        reached, above 0 and at most 1.
+      kernel, collective: seconds that starting one takes.
+      card: what `jaxpar.topology` calls it; empty if XLA's compiler cannot be told of it.
     """
 
     name: str
@@ -43,16 +61,25 @@ class Hardware:
     network: float
     latency: float
     network_latency: float = NETWORK
-    per_host: int = 8
+    products: float = PRODUCTS
+    streaming: float = STREAMING
+    exchanging: float = EXCHANGING
+    kernel: float = KERNEL
+    collective: float = COLLECTIVE
+    card: str = ""
 
     def __post_init__(self) -> None:
         positive = {f"flops[{kind!r}]": rate for kind, rate in self.flops.items()}
-        names = ("bandwidth", "memory", "link", "network", "per_host")
-        positive |= {name: getattr(self, name) for name in names}
+        positive |= {
+            name: getattr(self, name) for name in ("bandwidth", "memory", "link", "network", *PARTS_OF_PEAK)
+        }
         for name, value in positive.items():
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"estimate: {name}={value} must be a positive number.")
-        for name in ("latency", "network_latency"):
+        for name in PARTS_OF_PEAK:
+            if getattr(self, name) > 1:
+                raise ValueError(f"estimate: {name}={getattr(self, name)} is a part of the peak, at most 1.")
+        for name in ("latency", "network_latency", "kernel", "collective"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"estimate: {name}={getattr(self, name)} must not be negative.")
 
@@ -65,7 +92,8 @@ class Hardware:
         Raises:
           ValueError: no such card, or a rate that is not positive.
         """
-        key = card.lower().replace(" ", "").replace("-", "")
+        key = card.lower().replace(" ", "")
+        key = key if key in CARDS else key.replace("-", "")
         if key not in CARDS:
             raise ValueError(
                 f"estimate: device={card!r} is none of {', '.join(CARDS)}. For another one give its figures: "
@@ -74,6 +102,15 @@ class Hardware:
         if isinstance(changes.get("flops"), (int, float)):
             changes["flops"] = dict.fromkeys(KINDS, float(changes["flops"]))
         return dataclasses.replace(CARDS[key], **changes)
+
+    def seconds(self, work: Work) -> float:
+        """Of a kernel: its operations or its bytes, whichever take longer, and its start.
+
+        Raises:
+          ValueError: the card has no figure for the type of its products.
+        """
+        products = work.flops / (self.rate(work.kind) * self.products) if work.flops else 0.0
+        return max(products, work.bytes / (self.bandwidth * self.streaming)) + self.kernel
 
     def rate(self, kind: str) -> float:
         """Operations per second in a type.
@@ -89,30 +126,33 @@ class Hardware:
         return self.flops[kind]
 
 
+PARTS_OF_PEAK = ("products", "streaming", "exchanging")
 KINDS = ("float64", "float32", "bfloat16", "float16")
 
 
 _CARDS = {
-    # name; TFLOP/s in each of KINDS; memory in GB/s and GB; GB/s of a link and of a host's network
-    "h200": ("H200 SXM", (66.9, 494.7, 989.4, 989.4), 4800, 141, 450, 400),
-    "h100": ("H100 SXM", (66.9, 494.7, 989.4, 989.4), 3350, 80, 450, 400),
-    "a100": ("A100 SXM 80GB", (19.5, 156.0, 312.0, 312.0), 2039, 80, 300, 200),
-    "v100": ("V100 SXM2 32GB", (7.8, 15.7, None, 125.0), 900, 32, 150, 50),
-    "l40s": ("L40S", (None, 183.0, 362.0, 362.0), 864, 48, 32, HUNDRED_GIGABIT),
-    "l4": ("L4", (None, 60.0, 121.0, 121.0), 300, 24, 32, HUNDRED_GIGABIT),
-    "t4": ("T4", (None, 8.1, None, 65.0), 300, 16, 16, HUNDRED_GIGABIT),
-    "rtx4090": ("GeForce RTX 4090", (None, 82.6, 165.2, 165.2), 1008, 24, 32, HUNDRED_GIGABIT),
-    "rtx3090": ("GeForce RTX 3090", (None, 35.6, 71.0, 71.0), 936, 24, 32, HUNDRED_GIGABIT),
+    # name; topology's name; TFLOP/s in each of KINDS; memory in GB/s and GB; GB/s of a link and of a network
+    "h200": ("H200 SXM", "h200", (66.9, 494.7, 989.4, 989.4), 4800, 141, 450, 400),
+    "h100": ("H100 SXM", "h100", (66.9, 494.7, 989.4, 989.4), 3350, 80, 450, 400),
+    "a100": ("A100 SXM 80GB", "a100-80", (19.5, 156.0, 312.0, 312.0), 2039, 80, 300, 200),
+    "a100-40": ("A100 SXM 40GB", "a100-40", (19.5, 156.0, 312.0, 312.0), 1555, 40, 300, 200),
+    "v100": ("V100 SXM2 32GB", "v100", (7.8, 15.7, None, 125.0), 900, 32, 150, 50),
+    "l40s": ("L40S", "", (None, 183.0, 362.0, 362.0), 864, 48, 32, HUNDRED_GIGABIT),
+    "l4": ("L4", "", (None, 60.0, 121.0, 121.0), 300, 24, 32, HUNDRED_GIGABIT),
+    "t4": ("T4", "", (None, 8.1, None, 65.0), 300, 16, 16, HUNDRED_GIGABIT),
+    "rtx4090": ("GeForce RTX 4090", "", (None, 82.6, 165.2, 165.2), 1008, 24, 32, HUNDRED_GIGABIT),
+    "rtx3090": ("GeForce RTX 3090", "", (None, 35.6, 71.0, 71.0), 936, 24, 32, HUNDRED_GIGABIT),
 }
 CARDS = {
-    card: Hardware(
-        name,
+    name: Hardware(
+        title,
         {kind: rate * 1e12 for kind, rate in zip(KINDS, tera, strict=True) if rate is not None},
         bandwidth=bandwidth * 1e9,
         memory=memory * 1e9,
         link=link * 1e9,
         network=network * 1e9,
-        latency=NVLINK if "SXM" in name else PCIE,
+        latency=NVLINK if "SXM" in title else PCIE,
+        card=card,
     )
-    for card, (name, tera, bandwidth, memory, link, network) in _CARDS.items()
+    for name, (title, card, tera, bandwidth, memory, link, network) in _CARDS.items()
 }

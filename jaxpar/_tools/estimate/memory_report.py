@@ -104,7 +104,7 @@ def memory_report(
         model=type(module).__name__,
         sizes=step.sizes,
         kind=placement.devices[0].device_kind,
-        compiled_step=Program(whole, FUNCTION).everything,
+        compiled_step=Program(whole, FUNCTION, placement.devices).everything,
     )
 
 
@@ -144,7 +144,7 @@ class Step:
 def sharded(step: Step) -> tuple[tuple[DeviceBytes, ...], PyTree]:
     """jaxpar's pattern, one program over all devices in which everything stays where it is; its outputs."""
     traced = step.trace(step.loss_and_outputs, step.args, step.placement, has_aux=True, update=False)
-    program = Program(traced, FUNCTION)
+    program = Program(traced, FUNCTION, step.placement.devices)
     gradients, outputs = program.results.own.gradients, program.results.aux
     devices = tuple(
         DeviceBytes(
@@ -209,7 +209,8 @@ def _replica(step: Step, b: int) -> Replica:
 
     outputs = step.trace(unseeded, args, here, has_aux=True, update=False).out_info.aux
     seeds = _floats(outputs)
-    program = Program(step.trace(seeded, (seeds, *args), here, has_aux=True, update=False), FUNCTION)
+    traced = step.trace(seeded, (seeds, *args), here, has_aux=True, update=False)
+    program = Program(traced, FUNCTION, here.devices)
     return Replica(program.temporary, size(outputs), size(seeds))
 
 
@@ -222,7 +223,7 @@ def _loss(step: Step, outputs: PyTree) -> int:
         return loss, _floats(gradients)
 
     traced = jax.jit(differentiate).trace(jax.tree.map(lambda x: shape_of(x, here), outputs))
-    program = Program(traced, FUNCTION)
+    program = Program(traced, FUNCTION, step.placement.devices)
     return program.temporary + size(program.results[1])
 
 

@@ -1,45 +1,40 @@
-"""A compiled program as numbers: what it returns, where, what it needs meanwhile, what it does."""
+"""A compiled program as numbers: what it returns, where, what it needs meanwhile, and its text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..._devices.topology import compiler_options
 from ..._typing import PyTree
 from ...errors import BackendError
 
 
 class Program:
-    """What was traced, compiled.
+    """What was traced, compiled for its devices.
 
     Attributes:
       results: what it returns, as shapes with the shardings that the compiler chose.
       arguments: bytes on each device of what it is given.
       temporary: bytes on each device that are neither arguments nor results.
       everything: bytes on each device for arguments, results and temporaries together.
-      flops, accessed: floating-point operations of each device, and bytes it reads and writes; a
-        loop's body counts once. 0 from a compiler that does not tell.
-      jaxpr: what was compiled, before the compiler saw it.
       text: what the compiler made of it, in HLO.
     """
 
-    def __init__(self, traced: jax.stages.Traced, function: str) -> None:
+    def __init__(self, traced: jax.stages.Traced, function: str, devices: Sequence[jax.Device]) -> None:
         lowered = traced.lower()
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=dict(compiler_options(devices)))
         told: Any = compiled.memory_analysis()
         if told is None:
             raise BackendError(
                 f"{function}: the compiler of backend {jax.default_backend()!r} does not analyse memory; "
                 "use another backend (JAX_PLATFORMS=cpu)."
             )
-        cost = compiled.cost_analysis() or {}
-        self.jaxpr = traced.jaxpr.jaxpr
-        self.flops = float(cost.get("flops", 0))
-        self.accessed = float(cost.get("bytes accessed", 0))
         self.text = compiled.as_text() or ""
         self.results = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),

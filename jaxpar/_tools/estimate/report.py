@@ -1,4 +1,4 @@
-"""Estimate: the figures of a training step on every number of devices, and the ways to show them."""
+"""Estimate: the figures of a training step on so many devices, and the ways to show them."""
 
 from __future__ import annotations
 
@@ -8,50 +8,105 @@ import os
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
 
-from ..._metrics.chart import figure
-from .chart import COLOURS, bars
-from .count import COMPILED, PARTS, Memory, Traffic, Work
 from .hardware import Hardware
+from .largest import Largest
 from .scaling import Point
+from .schedule import COMPUTE, Schedule, Slot
+from .step import PARTS, Memory
 from .table import number, table
+
+LARGEST = 8
+"""Operations in the table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What devices exchange in one step: collectives, and their bytes on each device."""
+
+    count: int
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A training step on every number of devices, in bytes and seconds.
+    """A training step on hosts x devices GPUs, in bytes and seconds.
 
     Attributes:
       model: the name of the module's class. rows: of one device.
-      platform: what the programs were compiled for.
+      devices: of a host. hosts: how many.
+      platform: what the program was compiled for.
+      why: empty if that is the card; otherwise why it is not, and the figures are those of another compiler.
       hardware: the rates of the prediction.
-      memory, work, traffic: what a device holds, does and exchanges in one step.
-      efficiency: the part of the peak rates that was assumed.
-      overlap: the part of the communication that was assumed to lie beside computation.
-      points: the prediction for each number of devices.
+      room: bytes of a device that JAX takes.
+      memory: bytes on a device.
+      schedule: when each kernel computes and each collective runs.
+      uncounted: library functions in it of which only the bytes are counted.
+      points: the prediction for each number of devices; the last is for all.
+      largest_batch: the most rows of one device that fit, if they were looked for.
     """
 
     model: str
     rows: int
+    devices: int
+    hosts: int
     platform: str
+    why: str
     hardware: Hardware
+    room: float
     memory: Memory
-    work: Work
-    traffic: Traffic
-    efficiency: float
-    overlap: float
+    schedule: Schedule
+    uncounted: tuple[str, ...]
     points: tuple[Point, ...]
+    largest_batch: Largest | None
+
+    @property
+    def step(self) -> float:
+        """Predicted seconds of a step on all devices."""
+        return self.schedule.step
+
+    @property
+    def rows_per_second(self) -> float:
+        """Of all devices together."""
+        return self.points[-1].rows_per_second
+
+    @property
+    def free(self) -> float:
+        """Bytes that JAX takes and the step leaves; negative if the step does not fit."""
+        return self.room - self.memory.total
 
     @property
     def fits(self) -> bool:
-        """Whether one device has room for the step, by either sum."""
-        return max(self.memory.total, self.memory.compiled_step) <= self.hardware.memory
+        return self.free >= 0
+
+    @property
+    def traffic(self) -> Traffic:
+        found = self.schedule.exchanges
+        return Traffic(len(found), int(sum(slot.bytes for slot in found)))
+
+    def longest(self, n: int = LARGEST) -> list[Slot]:
+        """The kernels that take most of the step; those of one origin and size together."""
+        alike: dict[tuple, Slot] = {}
+        for slot in self.schedule.slots:
+            if slot.lane == COMPUTE:
+                key = slot.origin or slot.name, slot.flops, slot.bytes
+                more = alike.get(key)
+                alike[key] = _both(more, slot) if more else slot
+        return sorted(alike.values(), key=lambda slot: -slot.seconds)[:n]
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, in bytes, operations and seconds."""
         found = dataclasses.asdict(self)
         found["memory"]["total"] = self.memory.total
-        found["fits"] = self.fits
+        found |= {
+            "fits": self.fits,
+            "free": self.free,
+            "step": self.step,
+            "rows_per_second": self.rows_per_second,
+        }
+        found["traffic"] = dataclasses.asdict(self.traffic) | {"overlap": self.schedule.overlap}
         return found
 
     def to_json(self) -> str:
@@ -61,50 +116,64 @@ class Estimate:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a picture; the ending of `path` says the format (`.png`, `.svg`, `.pdf`).
 
-        Left, what a device holds; right, the step's parts and the efficiency on n devices.
+        Left, what a device holds; right, both lanes of the step: what it computes and what it exchanges.
 
         Raises:
           ImportError: matplotlib is not installed.
         """
-        picture = figure("estimate", (11, 5))
-        memory, times = picture.subplots(1, 2, width_ratios=(1, 2))
-        bars(memory, ["one device"], {part: [getattr(self.memory, part) / 1e9] for part in PARTS})
-        memory.axhline(self.hardware.memory / 1e9, color="black", linestyle="--", linewidth=1)
-        memory.set_ylabel("memory [GB]; dashed: there is")
-        memory.set_xlim(-0.6, 0.6)
-        self._plot_times(times)
-        picture.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-        picture.suptitle(
-            f"{self.model}, {self.rows} rows on each {self.hardware.name}: predicted, not measured"
-        )
-        picture.savefig(path, dpi=150)
+        from .picture import draw
 
-    def _plot_times(self, panel: Any) -> None:
-        names = [str(p.devices) for p in self.points]
-        parts = {
-            "computing": [p.computing * 1e3 for p in self.points],
-            "waiting for all-reduce": [p.waiting * 1e3 for p in self.points],
-        }
-        bars(panel, names, parts, (COLOURS[0], COLOURS[-1]))
-        panel.set_xlabel("devices")
-        panel.set_ylabel("step [ms]")
-        right = panel.twinx()
-        percent = [100 * p.efficiency for p in self.points]
-        right.plot(names, percent, "o-", color="black", label="efficiency")
-        right.set_ylim(0, 105)
-        right.set_ylabel("efficiency [%]")
+        draw(self, path)
+
+    @property
+    def subject(self) -> str:
+        """What was asked."""
+        where = f"{self.devices} {self.hardware.name}" + (
+            f" on each of {self.hosts} hosts" if self.hosts > 1 else ""
+        )
+        return f"{self.model}, {self.rows} rows on each of {where}"
 
     def __rich__(self) -> RenderableType:
-        heading = f"{self.model}, {self.rows} rows on each {self.hardware.name}, compiled for {self.platform}"
-        return Group(heading, "", self._memory(), "", self._scaling(), "", *self._notes())
+        parts = [self._memory(), self._exchanges(), self._longest(), self._scaling()]
+        shown = [piece for part in parts for piece in ("", part)]
+        # As they are: rich would take the "[gpu-compiler]" in a warning for a colour.
+        above = map(Text, (f"{self.subject}, compiled for {self.platform}", *self._warnings()))
+        return Group(*above, *shown, "", *map(Text, self._notes()))
 
     def _memory(self) -> RenderableType:
         held = [getattr(self.memory, part) for part in PARTS]
-        row = [number(n, "B") for n in (*held, self.memory.total, self.hardware.memory)]
-        return table((*PARTS, "total", "of"), [row])
+        row = [number(n, "B") for n in (*held, self.memory.total, abs(self.free))]
+        return table((*PARTS, "peak", "free" if self.fits else "missing"), [row])
+
+    def _exchanges(self) -> RenderableType:
+        found, traffic = self.schedule.exchanges, self.traffic
+        if not found:
+            return "One device exchanges nothing."
+        sizes = ", ".join(number(slot.bytes, "B") for slot in found[:8]) + ", ..." * (len(found) > 8)
+        return (
+            f"{traffic.count} collective{'s' * (traffic.count > 1)} of "
+            f"{number(traffic.bytes, 'B')} ({sizes}): "
+            f"{number(self.schedule.communicating, 's')}, {self.schedule.overlap:.0%} of it beside "
+            "computation."
+        )
+
+    def _longest(self) -> RenderableType:
+        rows = []
+        for slot in self.longest():
+            part = f"{slot.seconds / self.step:.1%}"
+            rows.append(
+                (
+                    escape(slot.origin or slot.name),
+                    number(slot.seconds, "s"),
+                    part,
+                    number(slot.flops, "FLOP"),
+                    number(slot.bytes, "B"),
+                )
+            )
+        return table(("largest operations", "time", "of the step", "products", "memory traffic"), rows)
 
     def _scaling(self) -> RenderableType:
-        columns = ("devices", "hosts", "computing", "all-reduce", "waiting", "step", "efficiency", "rows/s")
+        columns = ("devices", "hosts", "computing", "exchange", "waiting", "step", "efficiency", "rows/s")
         rows = []
         for p in self.points:
             times = [number(t, "s") for t in (p.computing, p.communicating, p.waiting, p.step)]
@@ -112,21 +181,42 @@ class Estimate:
             rows.append((str(p.devices), str(p.hosts), *times, *last))
         return table(columns, rows)
 
-    def _notes(self) -> list[str]:
-        hardware, work, traffic = self.hardware, self.work, self.traffic
-        source = "the compiled step" if traffic.source == COMPILED else "shapes (one device to compile for)"
-        room = "" if self.fits else f" This is more than the {number(hardware.memory, 'B')} of one device."
-        link = f"link {number(hardware.link, 'B/s')} and {number(hardware.latency, 's')}"
-        network = f"{number(hardware.network, 'B/s')} and {number(hardware.network_latency, 's')}"
-        rate = hardware.rate(work.kind)
+    def _warnings(self) -> list[str]:
+        if not self.why:
+            return []
         return [
-            f"XLA's sum for the whole compiled step: {number(self.memory.compiled_step, 'B')}.{room}",
-            f"A step is {number(work.flops, 'FLOP')} in {work.kind}, {number(work.flops / rate, 's')} at the "
-            f"peak, and {number(work.bytes, 'B')} of memory traffic, "
-            f"{number(work.bytes / hardware.bandwidth, 's')} at the peak; "
-            f"all-reduces: {traffic.count} with {number(traffic.bytes, 'B')}, from {source}.",
-            f"Rates: {number(rate, 'FLOP/s')}, memory {number(hardware.bandwidth, 'B/s')}, "
-            f"{link}, network of {hardware.per_host} devices {network}; efficiency {self.efficiency:g}, "
-            f"overlap {self.overlap:g}.",
-            "A prediction from peak rates, not a measurement: an upper bound of speed.",
+            f"NOT THE CARD'S PROGRAM: {self.why}.",
+            "Bytes, kernels and their order are those of this host's compiler, which fuses less and overlaps "
+            "nothing.",
         ]
+
+    def _notes(self) -> list[str]:
+        hardware = self.hardware
+        notes = [f"JAX takes {number(self.room, 'B')} of the {number(hardware.memory, 'B')} of a device."]
+        if not self.fits:
+            notes[0] += f" The step needs {number(self.memory.total, 'B')} and does not fit."
+        if most := self.largest_batch:
+            bound = "" if most.sure else ", perhaps more"
+            notes.append(
+                f"Largest batch: {most.rows} rows on each device with {number(most.peak, 'B')}{bound}; "
+                f"compiled for {most.compiles} other numbers of rows."
+            )
+        flops = ", ".join(f"{number(rate, 'FLOP/s')} in {kind}" for kind, rate in hardware.flops.items())
+        notes += [
+            f"Assumed: {hardware.products:.0%} of {flops}; {hardware.streaming:.0%} of "
+            f"{number(hardware.bandwidth, 'B/s')}; {number(hardware.kernel, 's')} to start a kernel; "
+            f"{hardware.exchanging:.0%} of a link's {number(hardware.link, 'B/s')} and of a host's network's "
+            f"{number(hardware.network, 'B/s')}, {number(hardware.latency, 's')} and "
+            f"{number(hardware.network_latency, 's')} for a step of a ring there, "
+            f"{number(hardware.collective, 's')} to start a collective.",
+            "A prediction, not a measurement: no input pipeline, no Python, no slow neighbour; collectives "
+            "slow no kernel.",
+        ]
+        if self.uncounted:
+            notes.append(f"Only the bytes are counted of: {', '.join(self.uncounted)}.")
+        return notes
+
+
+def _both(one: Slot, other: Slot) -> Slot:
+    sums = {name: getattr(one, name) + getattr(other, name) for name in ("seconds", "flops", "bytes")}
+    return dataclasses.replace(one, **sums)

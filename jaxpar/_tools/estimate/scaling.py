@@ -1,4 +1,4 @@
-"""The model of time: a roofline for the device, a ring of rings for the all-reduce.
+"""The model of time: a roofline for each kernel, a ring of rings for each all-reduce, two lanes.
 
 Weak scaling, as data parallelism is used: every device keeps its rows, and n devices see n times
 as many in a step.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Sequence
 
-from .count import Traffic, Work
 from .hardware import Hardware
+from .schedule import Event, Schedule, Start, lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Point:
     """One step on a number of devices, in seconds.
 
     Attributes:
-      computing: of a device alone. communicating: of the all-reduces alone.
-      waiting: the part of communicating that does not lie beside computing.
+      computing: of a device alone. communicating: of the exchange alone.
+      waiting: in which a device computes nothing.
       step: computing and waiting. efficiency: the step of one device over this one.
       rows_per_second: of all devices.
     """
@@ -34,55 +35,50 @@ class Point:
     rows_per_second: float
 
 
-def computing(work: Work, hardware: Hardware, efficiency: float = 1.0) -> float:
-    """Seconds of a device: operations or bytes, whichever takes longer, at a part of the peak."""
-    return max(work.flops / hardware.rate(work.kind), work.bytes / hardware.bandwidth) / efficiency
+def simulate(events: Sequence[Event], hardware: Hardware, n: int, per_host: int) -> Schedule:
+    """Both lanes of a step on n devices."""
+    return lanes(events, hardware.seconds, lambda start: exchange(start, n, per_host, hardware))
 
 
-def all_reduce(n: int, traffic: Traffic, hardware: Hardware) -> float:
-    """Seconds of a step's all-reduces over n devices.
+def exchange(start: Start, n: int, per_host: int, hardware: Hardware) -> float:
+    """Seconds of one collective over n devices; alone, a device has none.
 
-    Within a host a ring of g devices sends 2(g-1)/g of the bytes over each link in 2(g-1) steps.
-    Between h hosts a ring does the same, each device of a host with its share of the bytes, all of
-    them through the host's network.
+    Within a host a ring of g devices sends 2(g-1)/g of an all-reduce's bytes over each link in 2(g-1)
+    steps. Between h hosts the same goes through the host's network, each device of a host with its share of
+    the bytes; there NCCL has trees too, with 2 log2(h) steps.
     """
-    g = min(n, hardware.per_host)
-    h = math.ceil(n / hardware.per_host)
-    within = _ring(g, traffic, hardware.link, hardware.latency)
-    return within + _ring(h, traffic, hardware.network, hardware.network_latency)
+    if n == 1:
+        return 0.0
+    g, h = min(n, per_host), math.ceil(n / per_host)
+    passes = 2 if start.kind == "all-reduce" else 1
+    within = _ring(g, passes * start.bytes, hardware.link * hardware.exchanging)
+    between = _ring(h, passes * start.bytes, hardware.network * hardware.exchanging)
+    waits = (g - 1) * hardware.latency + min(h - 1, math.ceil(math.log2(h))) * hardware.network_latency
+    return within + between + passes * waits + hardware.collective
 
 
-def _ring(n: int, traffic: Traffic, rate: float, latency: float) -> float:
-    return 2 * (n - 1) / n * traffic.bytes / rate + traffic.count * 2 * (n - 1) * latency
+def _ring(n: int, sent: float, rate: float) -> float:
+    return (n - 1) / n * sent / rate
 
 
 def scale(
-    rows: int,
-    work: Work,
-    traffic: Traffic,
-    hardware: Hardware,
-    devices: tuple[int, ...],
-    *,
-    efficiency: float,
-    overlap: float,
+    rows: int, events: Sequence[Event], hardware: Hardware, numbers: Iterable[int], per_host: int
 ) -> tuple[Point, ...]:
     """A point for each number of devices."""
-    alone = computing(work, hardware, efficiency)
+    alone = simulate(events, hardware, 1, per_host).step
     points = []
-    for n in devices:
-        exchange = all_reduce(n, traffic, hardware)
-        waiting = exchange - min(overlap * exchange, alone)
-        step = alone + waiting
+    for n in numbers:
+        found = simulate(events, hardware, n, per_host)
         points.append(
             Point(
                 devices=n,
-                hosts=math.ceil(n / hardware.per_host),
-                computing=alone,
-                communicating=exchange,
-                waiting=waiting,
-                step=step,
-                efficiency=alone / step,
-                rows_per_second=n * rows / step,
+                hosts=math.ceil(n / per_host),
+                computing=found.computing,
+                communicating=found.communicating,
+                waiting=found.step - found.computing,
+                step=found.step,
+                efficiency=alone / found.step,
+                rows_per_second=n * rows / found.step,
             )
         )
     return tuple(points)

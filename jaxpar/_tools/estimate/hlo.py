@@ -1,0 +1,196 @@
+"""hlo: the text of a compiled program, as instructions that can be counted.
+
+Only what counting needs is read: names, shapes, operations, operands, attributes. A scheduled program lists
+the instructions of a computation in the order in which they are started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array's type and shape: `f32`, `bf16`, `s32`, `pred`."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return math.ceil(self.size * _bits(self.kind) / 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      results: its array, or those of its tuple.
+      operands: names of instructions. attributes: what stands behind them, as text.
+    """
+
+    name: str
+    operation: str
+    results: tuple[Array, ...]
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of all results."""
+        return sum(x.bytes for x in self.results)
+
+    @functools.cached_property
+    def target(self) -> str:
+        """What a custom call calls."""
+        return self._attribute(r'custom_call_target="([^"]*)"')
+
+    @functools.cached_property
+    def called(self) -> tuple[str, ...]:
+        """Computations that it calls: a fusion's, a loop's, those of a conditional's branches."""
+        several = self._attribute(r"branch_computations=\{([^}]*)\}")
+        if several:
+            return tuple(name.strip(" %") for name in several.split(","))
+        # A reduction's to_apply adds two numbers; a call's is a part of the program.
+        keys = "calls|body|true_computation|false_computation" + "|to_apply" * (self.operation == "call")
+        return tuple(re.findall(rf"\b(?:{keys})=%([\w.\-]+)", self.attributes))
+
+    @functools.cached_property
+    def turns(self) -> int | None:
+        """How often a loop runs, if the compiler knows."""
+        found = self._attribute(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
+        return int(found) if found else None
+
+    @functools.cached_property
+    def origin(self) -> str:
+        """The operation of the user's program that it came from, without jit and shard_map before it."""
+        path = self._attribute(r'op_name="([^"]*)"')
+        return re.sub(r"^(?:(?:jit\([^/]*\)|shard_map)/)+", "", path)
+
+    def numbers(self, attribute: str) -> tuple[int, ...]:
+        """Those behind a name that matches: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a
+        library's configuration."""
+        found = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
+        return tuple(int(n) for n in re.findall(r"\d+", found))
+
+    def _attribute(self, pattern: str) -> str:
+        found = re.search(pattern, self.attributes)
+        return found.group(1) if found else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions by name, in their order."""
+
+    instructions: Mapping[str, Instruction]
+
+    @property
+    def root(self) -> Instruction:
+        return next(i for i in self.instructions.values() if i.root)
+
+    def operand(self, instruction: Instruction, number: int) -> Array:
+        """The array that an instruction is given; of a tuple, the first."""
+        return self.instructions[instruction.operands[number]].results[0]
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """Who reads each instruction."""
+        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for name in dict.fromkeys(instruction.operands):
+                if name in found:
+                    found[name].append(instruction)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A program: computations by name, and where it starts."""
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+
+def read(text: str) -> Module:
+    """A program's text as a Module.
+
+    Raises:
+      ValueError: no computation in it is the first.
+    """
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, inside = None, None
+    for line in text.splitlines():
+        if header := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            inside = computations.setdefault(header.group(2), {})
+            entry = header.group(2) if header.group(1) else entry
+        elif inside is not None and (found := instruction(line)):
+            inside[found.name] = found
+    if entry is None:
+        raise ValueError(
+            "estimate: the compiler's text has no ENTRY computation, so there is no program to read."
+        )
+    return Module({name: Computation(held) for name, held in computations.items()}, entry)
+
+
+def instruction(line: str) -> Instruction | None:
+    """A line as an instruction, or None if it is none.
+
+    >>> instruction("  ROOT %y = (f32[2,3]{1,0}, bf16[]) fusion(%a, %b.1), kind=kLoop, calls=%f").operands
+    ('a', 'b.1')
+    """
+    begin = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+    if not begin:
+        return None
+    middle = _closing(line, begin.end()) if line[begin.end()] == "(" else line.index(" ", begin.end())
+    start = line.index("(", middle)
+    end = _closing(line, start)
+    return Instruction(
+        name=begin.group(2),
+        operation=line[middle:start].strip(),
+        results=arrays(line[begin.end() : middle]),
+        operands=tuple(re.findall(r"%([\w.\-]+)", line[start:end])),
+        attributes=line[end:],
+        root=bool(begin.group(1)),
+    )
+
+
+def arrays(text: str) -> tuple[Array, ...]:
+    """The arrays of a shape.
+
+    >>> [x.bytes for x in arrays("(f32[2,3]{1,0}, /*index=1*/bf16[])")]
+    [24, 2]
+    """
+    found = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text)
+    return tuple(Array(kind, tuple(int(n) for n in shape.split(",") if n)) for kind, shape in found)
+
+
+def _closing(line: str, start: int) -> int:
+    """Behind the bracket that closes the one at `start`."""
+    depth = 0
+    for here in range(start, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[here], 0)
+        if not depth:
+            return here + 1
+    raise ValueError(f"estimate: a bracket stays open in the compiler's text: {line[:80]}")
+
+
+def _bits(kind: str) -> int:
+    """
+    >>> _bits("bf16"), _bits("f8e4m3fn"), _bits("pred"), _bits("token")
+    (16, 8, 8, 0)
+    """
+    if kind == "pred":
+        return 8
+    digits = re.search(r"\d+", kind)
+    return int(digits.group()) if digits else 0

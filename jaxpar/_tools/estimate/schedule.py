@@ -1,0 +1,227 @@
+"""schedule: a compiled program as two lanes of a device, one that computes and one that exchanges.
+
+XLA fixes the order of kernels when it compiles. A collective is a start and a done: the device's other stream
+has it from the one on, and the kernels behind the other wait for it. torch finds the same out by profiling a
+run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from .hlo import Computation, Instruction, Module
+from .work import Work, work
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+COMPUTE, EXCHANGE = "compute", "exchange"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One instruction that computes; in a loop, all of its turns."""
+
+    name: str
+    origin: str
+    work: Work
+    turns: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A collective begins: `kind` is one of COLLECTIVES, `bytes` those of its larger side on each device."""
+
+    name: str
+    kind: str
+    bytes: int
+    turns: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """What follows needs the collective that began as `name`."""
+
+    name: str
+
+
+Event = Kernel | Start | Wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """When something occupies a lane, in seconds from the step's begin.
+
+    Attributes:
+      hidden: of an exchange, the seconds in which the other lane computes.
+    """
+
+    name: str
+    origin: str
+    lane: str
+    begin: float
+    seconds: float
+    flops: float = 0.0
+    bytes: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Both lanes of one step."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def step(self) -> float:
+        """Seconds until both lanes are done."""
+        return max((slot.end for slot in self.slots), default=0.0)
+
+    @property
+    def computing(self) -> float:
+        """Seconds in which the first lane works."""
+        return sum(slot.seconds for slot in self.slots if slot.lane == COMPUTE)
+
+    @property
+    def exchanges(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.slots if slot.lane == EXCHANGE)
+
+    @property
+    def communicating(self) -> float:
+        return sum(slot.seconds for slot in self.exchanges)
+
+    @property
+    def overlap(self) -> float:
+        """The part of the exchange behind which the device computes, 0 to 1; 1 if there is no exchange."""
+        return sum(slot.hidden for slot in self.exchanges) / self.communicating if self.communicating else 1.0
+
+
+def events(module: Module, seconds: Callable[[Work], float]) -> list[Event]:
+    """What a device does, in order; `seconds` says which branch of a conditional is the longest."""
+    return list(_events(module, module.computations[module.entry], 1, seconds))
+
+
+def _events(
+    module: Module, inside: Computation, turns: int, seconds: Callable[[Work], float]
+) -> Iterator[Event]:
+    for instruction in inside.instructions.values():
+        operation = instruction.operation
+        inner = [module.computations[name] for name in instruction.called]
+        if operation in ("while", "call"):
+            again = (instruction.turns or 1) if operation == "while" else 1
+            yield from _events(module, inner[-1], turns * again, seconds)
+        elif operation == "conditional":
+            branches = [list(_events(module, branch, turns, seconds)) for branch in inner]
+            yield from max(branches, key=lambda branch: _busy(branch, seconds))
+        elif found := _collective(instruction, inner):
+            yield from _exchange(instruction, found, inside, inner, turns)
+        elif not operation.endswith("-done") and (done := work(instruction, inside, module)):
+            yield Kernel(instruction.name, instruction.origin, done, turns)
+
+
+def _busy(branch: Sequence[Event], seconds: Callable[[Work], float]) -> float:
+    return sum(seconds(event.work) * event.turns for event in branch if isinstance(event, Kernel))
+
+
+def _collective(instruction: Instruction, inner: Sequence[Computation]) -> str | None:
+    """Which collective an instruction is a part of."""
+    operation = instruction.operation
+    if operation == "async-start":
+        operation = inner[0].root.operation
+    elif operation == "async-done":
+        return "done" if any(kind in instruction.name for kind in COLLECTIVES) else None
+    return next((kind for kind in COLLECTIVES if operation in (kind, f"{kind}-start", f"{kind}-done")), None)
+
+
+def _exchange(
+    instruction: Instruction, kind: str, inside: Computation, inner: Sequence[Computation], turns: int
+) -> Iterator[Event]:
+    if instruction.operation.endswith("-done"):
+        yield Wait(instruction.operands[0])
+        return
+    moved = inner[0].root if instruction.operation == "async-start" else instruction
+    given = sum(inside.instructions[name].bytes for name in instruction.operands)
+    # A start's result may hold the operands as well.
+    returned = moved.bytes if moved.operation in (kind, "all-reduce-start") else max(moved.bytes - given, 0)
+    yield Start(instruction.name, kind, max(given, returned), turns)
+    if not instruction.operation.endswith("-start"):
+        yield Wait(instruction.name)
+
+
+def lanes(
+    program: Sequence[Event], seconds: Callable[[Work], float], exchange: Callable[[Start], float]
+) -> Schedule:
+    """When each event runs: kernels one behind the other, collectives one behind the other beside them."""
+    slots: list[Slot] = []
+    now, free, ends = 0.0, 0.0, {}
+    for event in program:
+        if isinstance(event, Kernel):
+            took, done = seconds(event.work) * event.turns, event.work
+            flops, moved = done.flops * event.turns, done.bytes * event.turns
+            slots.append(Slot(event.name, event.origin, COMPUTE, now, took, flops, moved))
+            now += took
+        elif isinstance(event, Start):
+            begin, took = max(now, free), exchange(event) * event.turns
+            slots.append(Slot(event.name, event.kind, EXCHANGE, begin, took, bytes=event.bytes * event.turns))
+            free = ends[event.name] = begin + took
+        else:
+            now = max(now, ends.get(event.name, free))
+    return Schedule(_hidden(slots))
+
+
+def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+    """The slots in their order, with what computes beside each exchange."""
+    busy = _merged(slot for slot in slots if slot.lane == COMPUTE)
+    return tuple(
+        dataclasses.replace(slot, hidden=sum(_common(slot, begin, end) for begin, end in busy))
+        if slot.lane == EXCHANGE
+        else slot
+        for slot in slots
+    )
+
+
+def _merged(computing: Iterator[Slot]) -> list[tuple[float, float]]:
+    """Kernels without a gap between them, as one."""
+    found: list[tuple[float, float]] = []
+    for slot in computing:
+        if found and slot.begin <= found[-1][1]:
+            found[-1] = found[-1][0], slot.end
+        else:
+            found.append((slot.begin, slot.end))
+    return found
+
+
+def _common(slot: Slot, begin: float, end: float) -> float:
+    return max(min(slot.end, end) - max(slot.begin, begin), 0.0)
+
+
+def unknown(program: Sequence[Event]) -> list[str]:
+    """Library functions whose operations are not counted."""
+    found = {
+        event.origin or event.name for event in program if isinstance(event, Kernel) and not event.work.known
+    }
+    return sorted(found)
+
+
+def kernels(program: Sequence[Event]) -> int:
+    """How many are started in a step."""
+    return sum(event.turns for event in program if isinstance(event, Kernel))
+
+
+def starts(program: Sequence[Event]) -> Iterator[Start]:
+    """The collectives, every turn of a loop as one of its own."""
+    for event in program:
+        if isinstance(event, Start):
+            yield from itertools.repeat(dataclasses.replace(event, turns=1), event.turns)

@@ -1,0 +1,120 @@
+"""step: the program that `train_step` would run, compiled for the devices that are asked about.
+
+With XLA's compiler for GPUs it is the GPUs' own program. Without it, or for a card that it does not know, it
+is the program for devices of this host, which says less; `Target.why` tells, and so does every report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from ..._devices import devices as _devices
+from ..._devices.topology import topology
+from ..._parallel.placement import Placement
+from ..._training.traced_step import trace_step
+from ..._upstream.gpu_compiler import cudnn_of
+from .arguments import optimizer_of
+from .hardware import Hardware
+from .hlo import read
+from .program import Program, size, state_sizes
+from .schedule import Event, events, unknown
+
+INSTALL = 'pip install "jaxpar[gpu-compiler]"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a program is compiled for.
+
+    Attributes:
+      why: empty if these are the devices that were asked about; otherwise why they are others.
+    """
+
+    devices: tuple[jax.Device, ...]
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.devices[0].device_kind
+
+
+def target(hardware: Hardware, hosts: int, devices: int) -> Target:
+    """The GPUs that are asked about, or two devices of this host in their place."""
+    try:
+        if hardware.card:
+            return Target(topology(hardware.card, hosts=hosts, devices=devices).devices)
+        why = f"XLA's compiler has no figures of {hardware.name}"
+    except ImportError:
+        why = f"XLA's compiler for GPUs is not installed ({INSTALL})"
+    first = _devices.devices()[0]
+    alike = [d for d in _devices.devices() if d.device_kind == first.device_kind]
+    return Target(tuple(alike[: min(2, hosts * devices)]), why)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, by purpose, while the compiled step runs.
+
+    Attributes:
+      gradients: as many bytes as the parameters have, if the step's temporaries are as many.
+      activations: the temporaries beside them. Both are temporaries of one program, which uses bytes again.
+    """
+
+    parameters: int
+    buffers: int
+    optimizer: int
+    gradients: int
+    activations: int
+    batch: int
+
+    @property
+    def total(self) -> int:
+        """The peak: all arguments, results and temporaries of the compiled step."""
+        return sum(getattr(self, part) for part in PARTS)
+
+
+PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One compiled step: its bytes on a device, and what that does, in order."""
+
+    memory: Memory
+    events: tuple[Event, ...]
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Library functions whose operations nobody counts here."""
+        return tuple(unknown(self.events))
+
+
+def compile_step(
+    net: nnx.Module,
+    tx: optax.GradientTransformation,
+    loss_fn: Callable[..., Any],
+    batch: tuple,
+    where: Target,
+    hardware: Hardware,
+) -> Step:
+    """Compiles for one device's rows and a net that may have no values; nothing runs."""
+    optimizer, n = optimizer_of(net, tx), len(where.devices)
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
+    placement = Placement(where.devices, 0, where.devices[0])
+    with cudnn_of(where.devices[0]):
+        traced = trace_step(net, optimizer, loss_fn, rows, placement)
+        program = Program(traced, "estimate", where.devices)
+    done = events(read(program.text), hardware.seconds)
+    return Step(_memory(program, state_sizes(net, optimizer), size(batch)), tuple(done))
+
+
+def _memory(program: Program, state: dict[str, int], batch: int) -> Memory:
+    rest = max(program.everything - sum(state.values()) - batch, 0)
+    gradients = min(state["parameters"], rest)
+    return Memory(**state, gradients=gradients, activations=rest - gradients, batch=batch)

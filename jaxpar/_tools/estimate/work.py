@@ -1,0 +1,165 @@
+"""work: what one instruction computes, and what it reads and writes.
+
+Operations are those of matrix products and convolutions, which tensor cores do; everything else is bound by
+the memory it touches. Bytes are those of operands and results, except that a slice of an array costs the
+slice: of the stacked weights of a `lax.scan` a turn reads its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from .hlo import Array, Computation, Instruction, Module
+
+FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "domain"),
+    *("partition-id", "replica-id", "after-all", "add-dependency"),
+    *("copy-done", "send", "send-done", "recv", "recv-done", "async-update"),
+}
+"""No kernel runs for these."""
+
+SLICES = ("slice", "dynamic-slice", "gather")
+VIEWS = ("bitcast", "reshape", "copy")
+ATTENTION_PRODUCTS = {"Backward": 5, "": 2}
+"""Products of two matrices in fused attention: scores and outputs; backward, the gradients of both operands
+of both, and the scores once more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Operations, the type they are done in, and bytes of the device's memory.
+
+    `known` is False for a library's function that this file cannot count.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    kind: str = ""
+    known: bool = True
+
+
+def work(instruction: Instruction, inside: Computation, module: Module) -> Work | None:
+    """Of one instruction; None if no kernel runs for it."""
+    if instruction.operation in FREE:
+        return None
+    found = list(_products(instruction, inside, module))
+    flops = sum(n for n, _ in found)
+    _, kind = max(found, default=(0, ""))
+    library = instruction.operation == "custom-call" and not found
+    known = not library or instruction.target in ("Sharding", "AllocateBuffer", "TopK", "__gpu$TopK")
+    return Work(float(flops), float(_bytes(instruction, inside, module)), kind, known)
+
+
+def _products(instruction: Instruction, inside: Computation, module: Module) -> Iterator[tuple[int, str]]:
+    """Operations of each product in an instruction, and their type."""
+    for name in instruction.called:
+        computation = module.computations[name]
+        for inner in computation.instructions.values():
+            yield from _products(inner, computation, module)
+    flops = _flops(instruction, inside)
+    if flops:
+        left, right = inside.operand(instruction, 0), inside.operand(instruction, 1)
+        complex_ = left.kind.startswith("c")
+        kind = _FLOATS.get(max((left, right), key=lambda x: x.bytes / x.size).kind)
+        if kind:  # a product of integers is no floating-point work
+            yield flops * (4 if complex_ else 1), kind
+
+
+_FLOATS = {
+    "f64": "float64",
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "c64": "float32",
+    "c128": "float64",
+    "f8e4m3fn": "float8",
+    "f8e5m2": "float8",
+}
+
+
+def _flops(instruction: Instruction, inside: Computation) -> int:
+    """Multiplications and additions of a product or a convolution; 0 for anything else."""
+    operation, target = instruction.operation, instruction.target
+    if operation == "dot" or target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
+        left = inside.operand(instruction, 0)
+        contracted = instruction.numbers("lhs_contracting_dim(?:s|ensions)")
+        return 2 * instruction.results[0].size * math.prod(left.shape[i] for i in contracted)
+    if operation == "convolution" or target.startswith("__cudnn$conv"):
+        results, kernel = _convolved(instruction, inside)
+        labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
+        assert labels, instruction.name  # every convolution has them
+        return 2 * results.size * kernel.size // kernel.shape[labels.group(1).index("o")]
+    if target.startswith("__cudnn$fmha"):
+        return _attention(instruction, inside)
+    return 0
+
+
+def _convolved(instruction: Instruction, inside: Computation) -> tuple[Array, Array]:
+    """The results of the forward convolution, and its kernel; a gradient has them among its operands."""
+    first, second, result = (
+        inside.operand(instruction, 0),
+        inside.operand(instruction, 1),
+        instruction.results[0],
+    )
+    if instruction.target == "__cudnn$convBackwardInput":
+        return first, second
+    if instruction.target == "__cudnn$convBackwardFilter":
+        return second, result
+    return result, second
+
+
+def _attention(instruction: Instruction, inside: Computation) -> int:
+    """Of cuDNN's fused attention: its scores [heads, rows, keys] are never in memory, masked ones not even
+    computed."""
+    scores = instruction.numbers("intermediate_tensor_shape.*?dimensions")
+    queries = inside.operand(instruction, 0)
+    features = queries.size // math.prod(scores[:-1])
+    products = ATTENTION_PRODUCTS["Backward" if instruction.target.endswith("Backward") else ""]
+    causal = '"CAUSAL"' in instruction.attributes
+    return products * 2 * math.prod(scores) * features // (2 if causal else 1)
+
+
+def _bytes(instruction: Instruction, inside: Computation, module: Module) -> int:
+    """Read and written."""
+    operands = [inside.instructions[name] for name in dict.fromkeys(instruction.operands)]
+    if instruction.operation == "fusion":
+        fused = module.computations[instruction.called[0]]
+        read = sum(_read(i, fused) for i in fused.instructions.values() if i.operation == "parameter")
+        return read + _written(fused.root, fused)
+    if instruction.operation in SLICES:
+        return 2 * instruction.bytes
+    if instruction.operation == "dynamic-update-slice":
+        return 2 * operands[1].bytes
+    if instruction.operation == "scatter":  # in place: what is there, what comes, where to
+        return 2 * operands[-1].bytes + operands[1].bytes
+    return instruction.bytes + sum(x.bytes for x in operands)
+
+
+def _read(source: Instruction, fused: Computation) -> int:
+    """What a fusion reads of one of its parameters."""
+    read = 0
+    for user in fused.users[source.name]:
+        first = bool(user.operands) and user.operands[0] == source.name
+        if user.operation in VIEWS:
+            read += _read(user, fused)
+        elif user.operation in SLICES and first:
+            read += user.bytes
+        elif user.operation != "dynamic-update-slice" or not first:
+            return source.bytes
+    return min(read, source.bytes)
+
+
+def _written(root: Instruction, fused: Computation) -> int:
+    """What a fusion writes: all results, but of an array that it updates in place only the slice."""
+    if root.operation == "tuple":
+        return sum(_written(fused.instructions[name], fused) for name in root.operands)
+    if root.operation in VIEWS and root.operands:
+        inner = fused.instructions[root.operands[0]]
+        if inner.operation == "dynamic-update-slice":
+            return _written(inner, fused)
+    if root.operation == "dynamic-update-slice":
+        return fused.operand(root, 1).bytes
+    return root.bytes
