@@ -14,6 +14,7 @@ from flax import nnx
 import jaxpar
 from jaxpar._parallel import program
 from jaxpar._parallel.padding import evaluation, planned
+from jaxpar._parallel.padding.rows import Rows
 
 C = 4
 ROWS = [(4, 15), (4, 11), (4, 14), (5, 11)]
@@ -76,6 +77,9 @@ SUMMED = {
     "logsumexp": lambda w, x: jax.nn.logsumexp(x @ w, axis=0)[None],
     "how many": lambda w, x: x @ w / jnp.ones(x.shape[0]).sum() + x.shape[0],
     "blocks of rows": lambda w, x: softened(x @ w).reshape(-1).mean().reshape(1),
+    "rows in blocks of columns": lambda w, x: jnp.mean(
+        softened(x @ w).reshape(-1, 2, 2).swapaxes(0, 1).reshape(-1), keepdims=True
+    ),
     "normalised by the batch": lambda w, x: (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5) @ w,
     "BatchNorm": lambda w, x: jaxpar.nn.functional.batch_norm(x @ w, None, None, w[0], w[1], True)[0],
     "behind a jit": lambda w, x: jax.jit(lambda y: softened(y - y.mean(0)))(x @ w),
@@ -134,8 +138,8 @@ def compared(name, N=4, B=15):
     """The largest difference of outputs and gradients from `one_by_one`; whether it was one program."""
     x, f, found, united = rows(B), CASES[name], [], program._united
 
-    def spy(*args):
-        found.append(united(*args))
+    def spy(*args, **kwargs):
+        found.append(united(*args, **kwargs))
         return found[-1]
 
     want = outcome(one_by_one, f, x, N)
@@ -213,6 +217,38 @@ def test_a_length_that_happens_to_be_the_number_of_rows_is_not_taken_for_it():
     assert [rows.axis for rows in plan.results] == [0]
 
 
+LENGTHS = {
+    "twice the rows, one after the other": (lambda x, y: jnp.concatenate([x, y]), None),
+    "rows of one block among rows of two": (lambda x, y: x.reshape(-1) + y.T.reshape(-1), None),
+    "torn rows": (lambda x, y: (x + y).T.reshape(-1, C), None),
+    "blocks of rows": (lambda x, y: (x + y).T.reshape(-1), [Rows(0, C, 1)]),
+    "rows in blocks": (lambda x, y: (x + y).reshape(-1), [Rows(0, 1, C)]),
+    "one row less": (lambda x, y: x[1:] * y[1:], None),
+    "rows and rows": (lambda x, y: x @ y.T, None),
+    "positions in blocks": (lambda x, y: (x + y).reshape(-1) + jnp.arange(x.size), [Rows(0, 1, C)]),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths_are_explained_or_refused(name):
+    f, rows = LENGTHS[name]
+    plan = planned(programs(f, 3, 2))
+    assert (plan and list(plan.results)) == rows
+
+
+def test_the_first_program_has_the_most_rows():
+    f = lambda x, y: x + y  # noqa: E731
+    assert planned(programs(f, 2, 3)) is None
+    assert planned(programs(f, 3, 2, 1)) is not None
+
+
+def test_results_have_zeros_for_padding():
+    plan = planned(programs(lambda x, y: x + y + 1, 3, 2))
+    x = rows(3)
+    (found,) = evaluation.Padded(plan)(jnp.int32(1), [x, x])
+    np.testing.assert_array_equal(found, np.concatenate([(x + x + 1)[:2], np.zeros((1, C))]))
+
+
 def test_rules_that_look_at_rows_count():
     """A function may treat every row by itself, and its derivative's rule may not."""
 
@@ -222,12 +258,19 @@ def test_rules_that_look_at_rows_count():
 
     clipped.defvjp(lambda x: (x * 1.0, None), lambda _, g: (g / (1 + jnp.abs(g).sum()),))
 
+    @jax.custom_jvp
+    def shifted(x):
+        return x * 1.0
+
+    shifted.defjvp(lambda x, t: (x[0] * 1.0, jnp.roll(t[0], 1, 0)))
+
     @jax.custom_vjp
     def plain(x):
         return x * 1.0
 
     plain.defvjp(lambda x: (x * 1.0, None), lambda _, g: (g * 2,))
     assert planned(programs(lambda x, y: clipped(x) + y, 3, 2)) is None
+    assert planned(programs(lambda x, y: shifted(x) + y, 3, 2)) is None
     assert planned(programs(lambda x, y: plain(x) + y, 3, 2)) is not None
 
 

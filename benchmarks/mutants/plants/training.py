@@ -59,7 +59,7 @@ PLANTS = [
         ('isinstance(number, bool)', 'False', "tests/test_train_step.py -k numbers_of_a_precision"),
     ),
     *plants("jaxpar/_training/loss.py",
-        ('return loss if scale is None else loss * scale', 'return loss', "tests/test_loss_scale.py -k divided"),
+        ('Forward(loss if scale is None else loss * scale, loss,', 'Forward(loss, loss,', "tests/test_loss_scale.py -k divided"),
         ('jnp.promote_types(loss.dtype, jnp.float32)', 'loss.dtype', "tests/test_train_step.py -k casts"),
         ('if shape != () or not', 'if shape is None or not', "tests/test_value_and_grad.py -k no_number"),
     ),

@@ -143,7 +143,7 @@ class _Walk:
 
         met([j.invars for j in jaxprs], given)
         met([j.constvars for j in jaxprs], [None] * len(first.constvars))
-        tables = tuple(map(self._table, zip(*consts, strict=True)))
+        tables = tuple(zip(*consts, strict=True))
         steps: dict[int, Step] = {}
         for i, eqns in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
             for name, other in zip(names, eqns[1:], strict=True):
@@ -173,16 +173,10 @@ class _Walk:
         if found != (rows and (rows.axis, rows.outer * rows.inner)):
             raise DependentError("rows")
 
-    def _table(self, values: Table) -> Table:
-        """A constant, or a number, of each program; all arrays have one shape."""
-        if not _alike(values) and self.strict:
-            raise DependentError("number")
-        return values
-
     def _equation(self, eqns: Sequence[JaxprEqn], where: Where) -> tuple[Step, Where]:
         first = eqns[0]
         tables = self._tables(eqns)
-        if any(e.primitive is not first.primitive for e in eqns) or _prints(first):
+        if any(e.primitive is not first.primitive for e in eqns):
             raise DependentError("equation")
         if list(_programs(first)):
             return self._calling(eqns, where, tables)
@@ -202,8 +196,6 @@ class _Walk:
         if name in SHAPES:
             self._check_lengths(eqns, SHAPES[name][0])
         found = rule(first, where, made[0])
-        if found.masks and self.strict:
-            raise DependentError("mask")
         return Step(found.masks, tables), found.rows
 
     def _check_lengths(self, eqns: Sequence[JaxprEqn], key: str) -> None:
@@ -218,7 +210,7 @@ class _Walk:
         found = []
         for i, atoms in enumerate(zip(*(e.invars for e in eqns), strict=True)):
             if isinstance(atoms[0], Literal):
-                values = self._table(tuple(v.val for v in atoms))
+                values = tuple(v.val for v in atoms)
                 if not _alike(values):
                     found.append((i, values))
         return tuple(found)
@@ -352,11 +344,6 @@ def _check_operands(first: Any, other: Any, name: dict[Any, Any], of: str = "inv
     for v, w in pairs:
         if isinstance(v, Literal) != isinstance(w, Literal) or not (isinstance(v, Literal) or name[w] is v):
             raise DependentError("operands")
-
-
-def _prints(eqn: JaxprEqn) -> bool:
-    """Whether an equation does more than compute. axis_index is marked, and only computes."""
-    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 def _inside(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:

@@ -315,7 +315,7 @@ def _split(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
 
 def _last(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
     rows = where[0]
-    if rows is None or rows.axis == len(_shape(eqn)) - 1:
+    if rows is None or rows.axis == eqn.params.get("axis", len(_shape(eqn)) - 1):
         raise DependentError("top_k")
     return Found([rows] * len(eqn.outvars))
 
