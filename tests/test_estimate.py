@@ -651,7 +651,7 @@ def test_specs_with_errors(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"device": "v200"}, ValueError, "device='v200' is none of h200"),
+        ({"device": "v200"}, ValueError, "device='v200' is none of b200"),
         ({"devices": 0}, ValueError, "devices=0 must be a number from 1 up"),
         ({"hosts": 2.5}, ValueError, "hosts=2.5 must be a number from 1 up"),
         ({"memory_share": 2}, ValueError, "memory_share=2 must be above 0 and at most 1"),

@@ -41,7 +41,7 @@ PLANTS = [
         ('moving = [i for i, t in enumerate(tangents[1:]) if _moves(t)]', 'moving = [i for i, t in enumerate(tangents) if _moves(t)]', "tests/test_lift.py -k \"values or rule\""),
     ),
     *plants("jaxpar/_parallel/padding/rows.py",
-        ('index < n * rows.inner', 'index <= n * rows.inner', "tests/test_padding.py -m \"not long\" -k \"alone and mean\""),
+        ('index < n * rows.inner', 'index <= n * rows.inner', "tests/test_padding.py -m \"not long\" -k \"alone and variance\""),
         ('return index // rows.inner % b < n', 'return index % b < n', "tests/test_padding.py -m \"not long\" -k \"alone and columns\""),
         ('or len(ordered) > 1', '', "tests/test_padding.py -k lengths"),
         ('return jax.lax.select(keep, x, jnp.tile(first, copies))', 'return jax.lax.select(keep, x, jnp.zeros_like(x))', "tests/test_padding.py -m \"not long\" -k logarithm"),

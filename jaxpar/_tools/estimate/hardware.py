@@ -132,6 +132,7 @@ KINDS = ("float64", "float32", "bfloat16", "float16")
 
 _CARDS = {
     # name; topology's name; TFLOP/s in each of KINDS; memory in GB/s and GB; GB/s of a link and of a network
+    "b200": ("B200 SXM", "b200", (40.0, 1100.0, 2250.0, 2250.0), 8000, 192, 900, 400),
     "h200": ("H200 SXM", "h200", (66.9, 494.7, 989.4, 989.4), 4800, 141, 450, 400),
     "h100": ("H100 SXM", "h100", (66.9, 494.7, 989.4, 989.4), 3350, 80, 450, 400),
     "a100": ("A100 SXM 80GB", "a100-80", (19.5, 156.0, 312.0, 312.0), 2039, 80, 300, 200),
