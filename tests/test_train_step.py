@@ -448,6 +448,32 @@ def test_precision_casts_at_the_edge(compute):
     assert loss.dtype == net.kernel[...].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("B", [8, 7], ids=["even", "uneven"])
+@pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
+def test_gradients_of_halves_are_summed_in_float32(kind, B):
+    """Each replica's fits into float16, and their sum does not. torch's autocast casts on replicas, too."""
+
+    class Scaled(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones((), jnp.float32))
+
+        def __call__(self, x):
+            return x * self.w
+
+    rows = np.full((B, 4), 4096, np.float32)
+    net = kind(Scaled())
+    optimizer = nnx.Optimizer(net, optax.sgd(1e-6), wrt=nnx.Param)
+    step = jaxpar.train_step(
+        net,
+        optimizer,
+        lambda net, x: net(x).astype(jnp.float32).sum(),
+        precision=jaxpar.Precision("float16", loss_scale=1.0),
+    )
+    step(rows)
+    gradient = rows.sum() / (1 if kind is data_parallel else net.replicas)
+    np.testing.assert_allclose(net.module.w[...], 1 - 1e-6 * gradient, rtol=1e-6)
+
+
 def test_precision_casts_floating_arrays_alone():
     """Labels, flags and random keys stay what they are."""
     tree = {"x": jnp.ones(2), "y": jnp.arange(2), "flag": jnp.array(True), "key": jax.random.key(0), "n": 2.5}

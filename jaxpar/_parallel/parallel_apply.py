@@ -6,10 +6,13 @@ modules of a list are run one by one, each on its own device, without waiting fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen, nnx
 
 from .._devices import devices as _devices
@@ -20,6 +23,7 @@ from . import program as _program
 from .backends import Backend
 from .backends import backend as _backend
 from .modules import Definition
+from .modules.nnx_view import NNXDefinition
 from .placement import Placement, place
 from .program import Kind, Local
 from .programs import Programs, shared
@@ -80,10 +84,27 @@ def apply_replicas(
 ) -> Shards:
     """`parallel_apply` behind its doors, for wrappers that have programs of their own."""
     split = replicas.split()
-    program = programs(split.definition, _backend(backend), inputs.placement)
+    program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
     outputs, changes = program(replicas.values(split), inputs, kwargs)
     split.commit(changes)
     return outputs
+
+
+_type: contextvars.ContextVar[Any] = contextvars.ContextVar("type", default=None)
+
+
+@contextlib.contextmanager
+def cast_on_replicas(dtype: Any) -> Iterator[None]:
+    """In what is traced in here, replicas of NNX modules cast floating parameters to `dtype`.
+
+    So their gradients are summed in the parameters' own type, as under torch's autocast, which casts on the
+    replicas as well. Cast before they come here, 16-bit gradients would be summed in 16 bits.
+    """
+    token = _type.set(dtype)
+    try:
+        yield
+    finally:
+        _type.reset(token)
 
 
 def _check_counts(m: int, inputs: Any, kwargs_tup: Any, devices: Any) -> None:
@@ -147,11 +168,11 @@ def _arrays(module: Any) -> PyTree:
 # ------------------------------------------------------------------------------------ as one program
 
 
-def compiled(definition: Definition, run: Backend, placement: Placement) -> Any:
-    """`compiled(...)(values, inputs, kwargs) -> (outputs, changes)`."""
+def compiled(definition: Definition, run: Backend, placement: Placement, dtype: Any = None) -> Any:
+    """`compiled(...)(values, inputs, kwargs) -> (outputs, changes)`; `dtype`: see `cast_on_replicas`."""
 
     def program(values: PyTree, inputs: Shards, kwargs: Shards | None) -> tuple[Shards, PyTree]:
-        return _run(definition, run, placement, values, inputs, kwargs)
+        return _run(definition, run, placement, dtype, values, inputs, kwargs)
 
     return jax.jit(program)
 
@@ -163,12 +184,15 @@ def _run(
     definition: Definition,
     run: Backend,
     placement: Placement,
+    dtype: Any,
     values: PyTree,
     inputs: Shards,
     kwargs: Shards | None,
 ) -> tuple[Shards, PyTree]:
     def replica(values: PyTree, own: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
         del own
+        if dtype is not None and isinstance(definition, NNXDefinition):
+            values = [_lowered(x, kind, dtype) for x, kind in zip(values, definition.kinds, strict=True)]
         outputs, changes = definition(values, index, _arguments(args), named)
         return Local(outputs, (), changes)
 
@@ -179,6 +203,11 @@ def _run(
     batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
     done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))
     return Shards(done.outputs, inputs.sizes, done.shapes, inputs.placement), done.shared
+
+
+def _lowered(x: Any, kind: str, dtype: Any) -> Any:
+    lowered = kind == "parameter" and jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(dtype) if lowered else x
 
 
 def _kinds(inputs: Shards, kwargs: Shards | None) -> list[Kind | None]:

@@ -7,6 +7,7 @@ into one program.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from .._parallel.modules import Changes, Definition
+from .._parallel.parallel_apply import cast_on_replicas
 from .._typing import PyTree, Static, TreeDef
 from ..errors import LossError
 from .precision import Precision
@@ -47,6 +49,7 @@ class Loss:
       parameters: which of the values' leaves get gradients.
       function: `function(module, *args, **kwargs)`, the loss or with `has_aux` (loss, aux).
       precision: in which type it is computed; None is that of the values.
+      on_replicas: the module is a DataParallel, whose replicas cast the parameters.
     """
 
     definition: Definition
@@ -55,14 +58,15 @@ class Loss:
     function: Static
     has_aux: bool = False
     precision: Precision | None = None
+    on_replicas: bool = False
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:  # every step asks for it, to find its program
-        fields = self.definition, self.form, self.parameters, self.function, self.has_aux, self.precision
-        return hash(fields)
+        made_of = self.definition, self.form, self.parameters, self.function
+        return hash((made_of, self.has_aux, self.precision, self.on_replicas))
 
     def __call__(
         self,
@@ -100,10 +104,15 @@ class Loss:
         """The loss of one batch, to be differentiated. Raises LossError, as a call does."""
         args, kwargs = self._cast((args, kwargs))
         full = list(values)
-        for i in self.parameters:
-            full[i] = self._cast(values[i])
+        casts: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.precision is not None and self.on_replicas:
+            casts = cast_on_replicas(self.precision.compute)
+        else:
+            for i in self.parameters:
+                full[i] = self._cast(values[i])
         module = self.form.unflatten(full)
-        result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
+        with casts:
+            result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
         loss, aux = _split(result, self.has_aux)
         if self.precision is not None:
             loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))

@@ -1,7 +1,8 @@
 """Precision: in which type a step computes, while parameters stay in theirs.
 
 torch's autocast chooses a type for every operation. Here parameters and batch are cast once, at the edge
-of the step, and the layers compute in what they get; statistics of BatchNorm and the optimizer see float32.
+of the step or, as under torch, on each replica, and the layers compute in what they get; statistics of
+BatchNorm, sums of gradients and the optimizer see float32.
 """
 
 from __future__ import annotations

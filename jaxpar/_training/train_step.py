@@ -16,6 +16,7 @@ import jax
 from flax import nnx
 
 from .._devices.topology import refuse_topology
+from .._parallel.data_parallel import DataParallel
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._typing import PyTree
@@ -117,7 +118,7 @@ class TrainStep:
         here = _placement(net)
         self._devices = () if here is None else here.devices
         make = functools.partial(update_of, net, optimizer, accumulate, on_nonfinite, precision, here)
-        self._objective = Objective(loss_fn, has_aux, precision, make)
+        self._objective = Objective(loss_fn, has_aux, precision, make, isinstance(net, DataParallel))
         self._engine, self._arrays = _engine(net, optimizer, self._objective, loss_fn)
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)

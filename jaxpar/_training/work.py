@@ -41,6 +41,7 @@ class Objective:
 
     Args:
       make_update: the update of net and optimizer; None where the gradients are what is wanted.
+      on_replicas: the module is a DataParallel.
 
     Attributes:
       loss, update: of the arrays that were seen last.
@@ -55,8 +56,9 @@ class Objective:
         has_aux: bool,
         precision: Precision | None = None,
         make_update: Callable[[], Update] | None = None,
+        on_replicas: bool = False,
     ):
-        self.has_aux = has_aux
+        self.has_aux, self._on_replicas = has_aux, on_replicas
         self._loss_fn, self._precision, self._make_update = Static(loss_fn), precision, make_update
         self._seen: Any = None
 
@@ -68,7 +70,8 @@ class Objective:
         self.update = None if self._make_update is None else self._make_update()
         trained = arrays.parameters
         form, definition = arrays.form, arrays.definition
-        self.loss = Loss(definition, form, trained, self._loss_fn, self.has_aux, self._precision)
+        policy = self.has_aux, self._precision, self._on_replicas
+        self.loss = Loss(definition, form, trained, self._loss_fn, *policy)
 
     def donates(self, keep: bool) -> tuple[str, ...]:
         """The arguments that a program may consume: a training step owns its state, `value_and_grad` does

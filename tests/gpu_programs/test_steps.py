@@ -22,9 +22,6 @@ ALL = F32 * (PARAMETERS + STATISTICS + 1)
 """Bytes of one message: gradients, statistics and the loss."""
 
 ONE = (("all-reduce", ALL),)
-IN_HALVES = (("all-reduce", HALF * PARAMETERS), ("all-reduce", F32 * (STATISTICS + 1)))
-"""DataParallel's parameters are cast before they go to the replicas: their gradients are summed as cast."""
-
 BFLOAT16, FLOAT16 = Precision("bfloat16"), Precision("float16")
 STEP = ARRAYS + 2 * 6 + 2
 """What a step donates: parameters and statistics, Adam's two moments of each parameter, and two counters."""
@@ -39,9 +36,9 @@ SMALL = [
     ("ddp", 60, {"on_nonfinite": "skip"}, ONE, STEP),
     ("dp", 64, {"accumulate": 2}, ONE, STEP + 1),
     ("ddp", 64, {"accumulate": 2}, ONE, STEP + 1),
-    ("dp", 64, {"precision": BFLOAT16}, IN_HALVES, STEP + 1),
+    ("dp", 64, {"precision": BFLOAT16}, ONE, STEP + 1),
     ("ddp", 60, {"precision": BFLOAT16}, ONE, STEP + 1),
-    ("dp", 60, {"precision": FLOAT16}, IN_HALVES, STEP + 2),
+    ("dp", 60, {"precision": FLOAT16}, ONE, STEP + 2),
     ("ddp", 64, {"precision": FLOAT16}, ONE, STEP + 2),
     ("dp", 8192, {"hosts": 128}, ONE, STEP + 1),
     ("ddp", 8192, {"hosts": 128}, ONE, STEP + 1),
