@@ -329,8 +329,8 @@ def texts_of(monkeypatch, calls):
     """The compiled programs that `calls(net)` runs, as text."""
     texts = []
 
-    def spied(plan, donate=()):
-        program = compiled(plan, donate)
+    def spied(*what):
+        program = compiled(*what)
 
         def run(*args):
             texts.append(program.lower(*args).compile().as_text())

@@ -55,7 +55,7 @@ PLANTS = [
     *plants("jaxpar/_parallel/padding/analysis.py",
         ('if max(sizes) != sizes[0] or', 'if', "tests/test_padding.py -k first"),
         ('        if self.strict and not plan.plain:\n            raise DependentError("mask")\n', '', "tests/test_padding.py -k loop"),
-        ('derivative = self._rule(eqns, _tangents, [*where, *tangents])', 'derivative = None', "tests/test_padding.py -k rules"),
+        ('derivative = self._rule(eqns, tangents, [*where, *moving])', 'derivative = None', "tests/test_padding.py -k rules"),
     ),
     *plants("jaxpar/_parallel/padding/evaluation.py",
         ('operands[i] = _chosen(table, eqn.invars[i], choice)', 'operands[i] = table[0]', "tests/test_padding.py -m \"not long\" -k \"alone and mean\""),

@@ -6,8 +6,9 @@ program for 1 row is their program for 3 with other sizes, and treats every row 
 sums over rows. There the padding is masked.
 
 `analysis` proves that, equation by equation, from the programs for all numbers of rows that occur; `rules`
-has what each primitive does to an axis of rows, `rows` what such an axis is. `evaluation` runs the program
-for the most rows with the masks in it. What cannot be proved is not padded.
+has what each primitive does to an axis of rows, `rows` what such an axis is, and `derivatives` the rules of
+functions that have their own. `evaluation` runs the program for the most rows with the masks in it. What
+cannot be proved is not padded.
 
 torch has no counterpart: its replicas run their own programs.
 """

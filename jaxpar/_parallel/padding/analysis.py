@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..._typing import Shape
@@ -20,7 +19,6 @@ from ..._upstream import (
     Jaxpr,
     JaxprEqn,
     Literal,
-    bound,
     called,
     has_own_jvp,
     has_own_vjp,
@@ -28,6 +26,7 @@ from ..._upstream import (
     opened,
 )
 from ..same_program import equal_parameters
+from .derivatives import cotangents, moves, tangents
 from .rows import DependentError, Rows, axis_of, unified
 from .rules import SHAPES, Mask, rule_of
 
@@ -286,9 +285,8 @@ class _Walk:
     ) -> tuple[Step, Where]:
         """A function with a rule for its derivative: both are looked at."""
         inner = self.program([_called(e) for e in eqns], where)
-        floats = [_moves(v.aval) for v in eqns[0].invars]
-        tangents = [rows for rows, moves in zip(where, floats, strict=True) if moves]
-        derivative = self._rule(eqns, _tangents, [*where, *tangents])
+        moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if moves(v.aval)]
+        derivative = self._rule(eqns, tangents, [*where, *moving])
         if not tables and inner.plain and (derivative is None or derivative.plain):
             return Step(), inner.results
         if derivative is None:
@@ -303,9 +301,9 @@ class _Walk:
             raise DependentError("custom_vjp")
         walk = _Walk(self.sizes, True, self._rules)
         results = walk.program([_called(e) for e in eqns], where).results
-        cotangents = [rows for rows, v in zip(results, eqns[0].outvars, strict=True) if _moves(v.aval)]
-        backward = walk._rule(eqns, _cotangents, [*where, *cotangents])
-        moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if _moves(v.aval)]
+        given = [rows for rows, v in zip(results, eqns[0].outvars, strict=True) if moves(v.aval)]
+        backward = walk._rule(eqns, cotangents, [*where, *given])
+        moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if moves(v.aval)]
         if backward is not None and list(backward.results) != moving:
             raise DependentError("custom_vjp")
         return Step(), results
@@ -376,65 +374,3 @@ def _name(eqn: JaxprEqn) -> str:
     """The function that an equation calls: what it is called, and where it is written."""
     jaxpr, _ = opened(_called(eqn))
     return f"{eqn.primitive.name} {jaxpr.debug_info.func_src_info}"
-
-
-# ------------------------------------------------------------------------------- rules for derivatives
-
-
-def _moves(aval: Any) -> bool:
-    """Whether it has a derivative."""
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
-def _shapes(variables: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
-
-
-def _among(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any]]]:
-    """The operands that have derivatives, and the equation as a function of them."""
-    at = [i for i, v in enumerate(eqn.invars) if _moves(v.aval)]
-
-    def of(*moved: Any) -> list[Any]:
-        given = list(operands)
-        for i, x in zip(at, moved, strict=True):
-            given[i] = x
-        return list(bound(eqn, given))
-
-    return [operands[i] for i in at], of
-
-
-def _tangents(eqns: Sequence[JaxprEqn]) -> list[ClosedJaxpr]:
-    """For each equation: its results, then the derivatives of those that have any."""
-
-    def program(eqn: JaxprEqn) -> ClosedJaxpr:
-        n = len(eqn.invars)
-
-        def both(*given: Any) -> list[Any]:
-            moving, of = _among(eqn, given[:n])
-            out, derivatives = jax.jvp(of, moving, list(given[n:]))
-            return [*out, *(d for y, d in zip(out, derivatives, strict=True) if _moves(y))]
-
-        moving = [v for v in eqn.invars if _moves(v.aval)]
-        return jax.make_jaxpr(both)(*_shapes([*eqn.invars, *moving]))
-
-    return list(map(program, eqns))
-
-
-def _cotangents(eqns: Sequence[JaxprEqn]) -> list[ClosedJaxpr]:
-    """For each equation: the cotangents of its operands."""
-
-    def program(eqn: JaxprEqn) -> ClosedJaxpr:
-        n = len(eqn.invars)
-
-        def back(*given: Any) -> list[Any]:
-            moving, of = _among(eqn, given[:n])
-
-            def floats(*moved: Any) -> list[Any]:
-                return [y for y in of(*moved) if _moves(y)]
-
-            return list(jax.vjp(floats, *moving)[1](list(given[n:])))
-
-        results = [v for v in eqn.outvars if _moves(v.aval)]
-        return jax.make_jaxpr(back)(*_shapes([*eqn.invars, *results]))
-
-    return list(map(program, eqns))

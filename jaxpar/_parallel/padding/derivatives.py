@@ -1,0 +1,73 @@
+"""derivatives: the programs of functions that have their own rules for derivatives.
+
+Such a function may treat every row by itself, and its rule may not, so the rule is made a program as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..._upstream import ClosedJaxpr, JaxprEqn, bound
+
+
+def moves(aval: Any) -> bool:
+    """Whether it has a derivative."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _shapes(variables: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+
+
+def _among(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any]]]:
+    """The operands that have derivatives, and the equation as a function of them."""
+    at = [i for i, v in enumerate(eqn.invars) if moves(v.aval)]
+
+    def of(*moved: Any) -> list[Any]:
+        given = list(operands)
+        for i, x in zip(at, moved, strict=True):
+            given[i] = x
+        return list(bound(eqn, given))
+
+    return [operands[i] for i in at], of
+
+
+def tangents(eqns: Sequence[JaxprEqn]) -> list[ClosedJaxpr]:
+    """For each equation: its results, then the derivatives of those that have any."""
+
+    def program(eqn: JaxprEqn) -> ClosedJaxpr:
+        n = len(eqn.invars)
+
+        def both(*given: Any) -> list[Any]:
+            moving, of = _among(eqn, given[:n])
+            out, derivatives = jax.jvp(of, moving, list(given[n:]))
+            return [*out, *(d for y, d in zip(out, derivatives, strict=True) if moves(y))]
+
+        moving = [v for v in eqn.invars if moves(v.aval)]
+        return jax.make_jaxpr(both)(*_shapes([*eqn.invars, *moving]))
+
+    return list(map(program, eqns))
+
+
+def cotangents(eqns: Sequence[JaxprEqn]) -> list[ClosedJaxpr]:
+    """For each equation: the cotangents of its operands."""
+
+    def program(eqn: JaxprEqn) -> ClosedJaxpr:
+        n = len(eqn.invars)
+
+        def back(*given: Any) -> list[Any]:
+            moving, of = _among(eqn, given[:n])
+
+            def floats(*moved: Any) -> list[Any]:
+                return [y for y in of(*moved) if moves(y)]
+
+            return list(jax.vjp(floats, *moving)[1](list(given[n:])))
+
+        results = [v for v in eqn.outvars if moves(v.aval)]
+        return jax.make_jaxpr(back)(*_shapes([*eqn.invars, *results]))
+
+    return list(map(program, eqns))
