@@ -194,7 +194,10 @@ class _Walk:
             raise DependentError(name)
         if name in SHAPES:
             self._check_lengths(eqns, SHAPES[name][0])
-        found = rule(first, where, made[0])
+        try:
+            found = rule(first, where, made[0])
+        except (KeyError, IndexError, AttributeError) as error:  # another JAX may have other parameters
+            raise DependentError(name) from error
         return Step(found.masks, tables), found.rows
 
     def _check_lengths(self, eqns: Sequence[JaxprEqn], key: str) -> None:
@@ -258,8 +261,10 @@ class _Walk:
 
     def scan(self, eqns: Sequence[JaxprEqn], where: Where) -> Where:
         """A loop whose every turn leaves the rows where they are."""
-        params = eqns[0].params
-        n, m = params["num_consts"], params["num_consts"] + params["num_carry"]
+        # Which operands are constants, carried or scanned: JAX's parameters for it are others since 0.12.
+        body, _ = opened(eqns[0].params["jaxpr"])
+        m = _alike_in_shape(eqns[0].invars, body.invars)
+        n = m - _alike_in_shape(eqns[0].outvars, body.outvars)
         pieces = [_inner(rows) for rows in where[m:]]
         carry = list(where[n:m])
         for _ in range(len(carry) + 2):
@@ -318,7 +323,11 @@ class _Walk:
         key = _name(eqns[0])
         if key in self._rules:
             return None
-        return _Walk(self.sizes, self.strict, self._rules | {key}).program(derived(eqns), given)
+        try:
+            programs = derived(eqns)
+        except Exception as error:  # the user's own code runs in there, and is asked for all derivatives
+            raise DependentError("rule") from error
+        return _Walk(self.sizes, self.strict, self._rules | {key}).program(programs, given)
 
 
 # ------------------------------------------------------------------------------------------ equations
@@ -368,6 +377,11 @@ def _inner(rows: Rows | None) -> Rows | None:
     if rows is not None and rows.axis == 0:
         raise DependentError("scan")
     return rows and rows._replace(axis=rows.axis - 1)
+
+
+def _alike_in_shape(variables: Sequence[Any], others: Sequence[Any]) -> int:
+    """How many are not cut into turns."""
+    return sum(v.aval.shape == w.aval.shape for v, w in zip(variables, others, strict=True))
 
 
 def _name(eqn: JaxprEqn) -> str:
