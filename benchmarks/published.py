@@ -119,9 +119,10 @@ class Attention(nnx.Module):
     def __call__(self, x):
         b, t, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(b, t, 3 * self.heads, width // self.heads), 3, 2)
-        if self.fused:
-            attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
-            return self.out(attend(q, k, v, is_causal=self.causal).reshape(x.shape))
+        if self.fused or self.causal:
+            kernel = "cudnn" if self.fused else "xla"
+            attended = jax.nn.dot_product_attention(q, k, v, is_causal=self.causal, implementation=kernel)
+            return self.out(attended.reshape(x.shape))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // self.heads)
         part = self.drop(jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype))
         return self.out(jnp.einsum("bhqk,bkhd->bqhd", part, v).reshape(x.shape))
@@ -177,9 +178,9 @@ def begin_and_end(net, tokens, targets):
     return cross_entropy(net.answer(net(tokens)).astype(jnp.float32).swapaxes(1, 2), targets).mean()
 
 
-def gpt2(b: int) -> tuple:
+def gpt2(b: int, fused: bool = True) -> tuple:
     sizes = {"words": 50304, "places": 1024, "width": 768, "depth": 12, "heads": 12, "dtype": jnp.bfloat16}
-    net = functools.partial(Transformer, **sizes, before=True, fused=True, causal=True)
+    net = functools.partial(Transformer, **sizes, before=True, fused=fused, causal=True)
     tokens = Shape((b, 1024), jnp.int32)
     return net, optax.adamw(6e-4), next_word, tokens, tokens
 
