@@ -240,8 +240,9 @@ class Row:
         return f"| {case.model} | {case.devices:,} | {case.name} | {figures} | {ratios} | {missed} |"
 
 
-COLUMNS = "model|H100s|step|all-reduces|bytes|overlap|temporary MB|ratio|compile s|ratio|misses".split("|")
-HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
+HEAD = """\
+| model | H100s | step | all-reduces | bytes | overlap | temporary MB | ratio | compile s | ratio | misses |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def row(case: Case, programs: dict[Case, Program]) -> Row:
@@ -280,6 +281,8 @@ def main() -> None:
     if options.one:
         print(json.dumps(dataclasses.asdict(compiled(Case(**json.loads(options.one))))))
         return
+    if any(n < 1 or n % A_HOST for n in options.devices):
+        parser.error(f"--devices {options.devices}: a host has {A_HOST}; give multiples of {A_HOST}.")
     programs = kept(options.keep)
     print(f"jax {jax.__version__}\n\n{HEAD}", flush=True)
     rows = []
