@@ -39,7 +39,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from published import BF16, Shape, gpt2, resnet, seeds
+from published import BF16, Shape, Transformer, gpt2, resnet, seeds
 
 import jaxpar
 from jaxpar._devices.topology import compiler_options
@@ -72,10 +72,23 @@ def mlp(b: int) -> tuple:
     return MLP, optax.adam(1e-3), labelled, Shape((b, 784), jnp.float32), Shape((b,), jnp.int32)
 
 
+class GPT(Transformer):
+    """The published one with logits as its outputs: a DataParallel's loss has no other way to its embedding."""
+
+    def __call__(self, tokens):
+        return self.words.attend(super().__call__(tokens)).astype(jnp.float32)
+
+
+def gpt(b: int) -> tuple:
+    _, tx, _, *batch = gpt2(b)
+    sizes = {"words": 50304, "places": 1024, "width": 768, "depth": 12, "heads": 12, "dtype": BF16}
+    return functools.partial(GPT, **sizes, before=True, fused=False, causal=True), tx, labelled, *batch
+
+
 MODELS: dict[str, tuple[Callable[[int], tuple], int]] = {
     "mlp": (mlp, 64),
     "resnet50": (functools.partial(resnet, dtype=BF16), 32),
-    "gpt": (functools.partial(gpt2, fused=False), 8),
+    "gpt": (gpt, 8),
 }
 """Each with the rows of a device. The GPT's attention is `jax.nn.dot_product_attention`'s default."""
 

@@ -178,9 +178,9 @@ def begin_and_end(net, tokens, targets):
     return cross_entropy(net.answer(net(tokens)).astype(jnp.float32).swapaxes(1, 2), targets).mean()
 
 
-def gpt2(b: int, fused: bool = True) -> tuple:
+def gpt2(b: int) -> tuple:
     sizes = {"words": 50304, "places": 1024, "width": 768, "depth": 12, "heads": 12, "dtype": jnp.bfloat16}
-    net = functools.partial(Transformer, **sizes, before=True, fused=fused, causal=True)
+    net = functools.partial(Transformer, **sizes, before=True, fused=True, causal=True)
     tokens = Shape((b, 1024), jnp.int32)
     return net, optax.adamw(6e-4), next_word, tokens, tokens
 
