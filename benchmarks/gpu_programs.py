@@ -73,7 +73,7 @@ def mlp(b: int) -> tuple:
 
 
 class GPT(Transformer):
-    """The published one with logits as its outputs: a DataParallel's loss has no other way to its embedding."""
+    """The published one with logits as outputs: a DataParallel's loss has no other way to its embedding."""
 
     def __call__(self, tokens):
         return self.words.attend(super().__call__(tokens)).astype(jnp.float32)
@@ -234,15 +234,17 @@ class Row:
 
     @property
     def missed(self) -> list[str]:
-        """The bars that it does not hold."""
+        """The bars that it does not hold. Those of the exchange are for rows that divide evenly."""
         found, against = self.found, self.against
-        held = {
+        even = {
             "all-reduces": found.count <= against.count,
             "bytes": found.sent <= against.sent,
             "overlap": found.overlap >= against.overlap - SAME,
+        }
+        held = {
             "memory": self.memory <= (UNEVEN if self.case.missing else MEMORY),
             "compilation": self.compilation <= COMPILATION,
-        }
+        } | ({} if self.case.missing else even)
         return [bar for bar, holds in held.items() if not holds]
 
     def __str__(self) -> str:
