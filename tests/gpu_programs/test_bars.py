@@ -17,7 +17,7 @@ FEWER = dataclasses.replace(OURS, devices=8)
 
 MISSES = [
     # case, what is planted, bar
-    (OURS, {"count": 14}, "all-reduces"),
+    (OURS, {"count": 14}, "collectives"),
     (OURS, {"sent": 1001}, "bytes"),
     (OURS, {"overlap": 0.88}, "overlap"),
     (OURS, {"temporary": 1011}, "memory"),
