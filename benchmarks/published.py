@@ -119,9 +119,10 @@ class Attention(nnx.Module):
     def __call__(self, x):
         b, t, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(b, t, 3 * self.heads, width // self.heads), 3, 2)
-        if self.fused:
-            attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
-            return self.out(attend(q, k, v, is_causal=self.causal).reshape(x.shape))
+        if self.fused or self.causal:
+            kernel = "cudnn" if self.fused else "xla"
+            attended = jax.nn.dot_product_attention(q, k, v, is_causal=self.causal, implementation=kernel)
+            return self.out(attended.reshape(x.shape))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // self.heads)
         part = self.drop(jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype))
         return self.out(jnp.einsum("bhqk,bkhd->bqhd", part, v).reshape(x.shape))

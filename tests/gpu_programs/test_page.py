@@ -1,4 +1,4 @@
-"""The blocks of docs/topology.md that need the compiler, run as test_docs.py runs those that do not."""
+"""The blocks in docs/ that need the compiler, run as test_docs.py runs those that do not."""
 
 import sys
 from pathlib import Path
@@ -10,12 +10,15 @@ sys.path.append(str(ROOT / "tests"))
 
 from test_docs import run  # noqa: E402
 
-PAGE = (ROOT / "docs" / "topology.md").read_text()
+BLOCKS = {"topology.md": 3, "multi-gpu.md": 3}
+"""How many of them a page has."""
 
 
-def test_the_page_runs():
-    assert PAGE.count("```py\n") == 3
-    run("topology.md", PAGE.replace("```python\n", "```skipped\n").replace("```py\n", "```python\n"))
+@pytest.mark.parametrize("page", BLOCKS)
+def test_the_page_runs(page):
+    text = (ROOT / "docs" / page).read_text()
+    assert text.count("```py\n") == BLOCKS[page]
+    run(page, text.replace("```python\n", "```skipped\n").replace("```py\n", "```python\n"))
 
 
 def test_a_planted_fault_is_found():
