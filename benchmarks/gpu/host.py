@@ -1,4 +1,7 @@
-"""The machine: whether it has a GPU, and what it is called. Nothing here imports JAX, which takes the cards' memory."""
+"""The machine: whether it has a GPU, and what it is called.
+
+Nothing here imports JAX, which would take the memory of the cards.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import sys
 from pathlib import Path
 
 NONE = (
-    "make gpu: this host has no GPU ({found}). Start it on one that has, or say `make gpu ON=cpu` to try the same "
-    "programs small on virtual CPU devices."
+    "make gpu: this host has no GPU ({found}). Start it on one that has, or say `make gpu ON=cpu` to try "
+    "the same programs small on virtual CPU devices."
 )
 DRIVERS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """What NVIDIA's driver makes, the one of Windows' Linux, and AMD's."""

@@ -1,4 +1,4 @@
-"""The page: from what the visits found to Markdown. Every row that was asked for is on it, or says why not."""
+"""The page: from what the visits found to Markdown. Every row that was asked for is on it, or says why."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from side import REFERENCES
 LONGEST = 160
 """Of a reason, letters."""
 
+SMALL = "Small models on CPU devices: this shows that the programs run, and no speed."
+LEGEND = """\
+Each visit of a side is a process of its own; sides take turns, in an order that changes. A number is the
+median of the visits, for all devices together. `x` is how many times as fast a side is as the one in the
+head; `spread` is from its fastest visit to its slowest. Memory is the peak on the fullest device, as the
+framework's own allocator counts it."""
 NOT_YET = "not run: stopped before its turn"
 HEAD = ("model", "precision", "side", "a second", "spread", "ms a step", "first loss", "peak memory")
 
@@ -91,17 +97,12 @@ def page(
     small: bool,
 ) -> str:
     """The whole file: the machine, the table, the tests, what the other benchmarks printed."""
-    warning = (
-        "Small models on CPU devices: this shows that the programs run, and no speed.\n\n" if small else ""
-    )
+    warning = f"{SMALL}\n\n" if small else ""
     machine = "\n".join(f"* {name}: {value}" for name, value in {"date": date, **facts}.items())
     ran = "\n".join(f"* `{name}`: {ended}" for name, ended in tests.items()) or "None ran."
     printed = "\n\n".join(f"### {name}\n\n```\n{text.strip()}\n```" for name, text in others.items())
     return (
         f"# Measured on a machine\n\n`make gpu` wrote this page.\n\n{warning}{machine}\n\n"
-        "## Training steps\n\nEach visit of a side is a process of its own; sides take turns, in an order that "
-        "changes. A number is the median of the visits, for all devices together. `x` is how many times as fast "
-        "a side is as the one in the head; `spread` is from its fastest visit to its slowest. Memory is the peak "
-        "on the fullest device, as the framework's own allocator counts it.\n\n"
+        f"## Training steps\n\n{LEGEND}\n\n"
         f"{table(results)}\n\n## Tests\n\n{ran}\n\n## Other benchmarks\n\n{printed or 'None ran.'}\n"
     )

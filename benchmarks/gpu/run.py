@@ -253,6 +253,7 @@ def main() -> int:
         print(host.NONE.format(found="no driver of one"), file=sys.stderr)
         return 2
     run = Run(chosen)
+    run.write()
     parts = {"tests": run.ask_tests, "steps": run.steps, "others": run.ask_others}
     try:
         for part in chosen.only:
