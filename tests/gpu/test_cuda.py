@@ -43,7 +43,6 @@ def test_prefetch_gives_the_same_batches_on_their_devices(workers, devices):
     rows = 4 * len(devices)
     x = np.arange(3.0 * rows, dtype=np.float32).reshape(rows, 3)
     loader = DataLoader(TensorDataset(x), batch_size=rows // 2, num_workers=workers)
-    placement = jaxpar.Placement(list(range(len(devices))))
-    got = [batch for (batch,) in prefetch(loader, placement)]
+    got = [batch for (batch,) in prefetch(loader, devices)]
     np.testing.assert_array_equal(np.concatenate(got), x)
     assert all(batch.devices() == set(devices) for batch in got)
