@@ -37,10 +37,8 @@ def ours(**changes) -> Ask:
 
 def test_a_row_has_the_rate_the_memory_and_the_ratios():
     hand, mine = rows(Result(ASK, visits(0.1, 0.2, 0.4)), Result(ours(), visits(0.1)))
-    assert hand[:8] == ["ResNet-50, 100 a device", "tf32", HAND, "1,000 images/s", "150%", "200.00"] + [
-        "6.900",
-        "3.00 GiB",
-    ]
+    assert hand[:3] == ["ResNet-50, 100 a device", "tf32", HAND]
+    assert hand[3:8] == ["1,000 images/s", "150%", "200.00", "6.900", "3.00 GiB"]
     assert mine[3] == "2,000 images/s"
     assert [hand[8], mine[8]] == ["1.000", "2.000"]
     assert mine[9:] == ["-"] * 4  # those that did not run are no reference
@@ -149,7 +147,6 @@ def test_torchs_models_have_the_published_number_of_parameters(name):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_jaxs_models_have_as_many(name):
-    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "train_step")]
     import jax
     import jax_steps
     from flax import nnx

@@ -6,14 +6,14 @@ The batch lies on the devices. Parameters are float32; with bfloat16 the layers 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import jax_sides
 import numpy as np
 import optax
-import published
 from ask import Ask, Images
 from flax import nnx
 from jax.sharding import NamedSharding
@@ -22,6 +22,12 @@ from side import Step
 
 import jaxpar
 import jaxpar.distributed as dist
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+sys.path += [str(BENCHMARKS), str(BENCHMARKS / "train_step")]
+
+import jax_sides  # noqa: E402
+import published  # noqa: E402
 
 
 class GPT(published.Transformer):

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / where) for where in ("", "benchmarks", "benchmarks/train_step", "benchmarks/gpu")]
+from ask import Answer, Ask
 
-from ask import Answer, Ask  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 WARM, STRETCHES = 3, 3
 """Steps before any that counts, and how often so many steps as asked for are timed."""
