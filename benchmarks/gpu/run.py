@@ -55,7 +55,7 @@ SHORT = {
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make gpu", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--out", type=Path, default=ROOT / "benchmarks" / "gpu.md")
+    add("--out", type=Path, help="the page; benchmarks/gpu.md, with --cpu .cache/gpu.md")
     add("--cpu", type=int, metavar="N", help="on N virtual CPU devices, small")
     add("--devices", type=int, help="of the host's GPUs; all if left out")
     add("--only", nargs="+", choices=PARTS, default=list(PARTS))
@@ -68,6 +68,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=20, help="of a stretch; a visit has three")
     add("--minutes", type=float, default=15, help="of a visit, at most")
     chosen = parser.parse_args(arguments)
+    chosen.out = chosen.out or ROOT / (".cache" if chosen.cpu else "benchmarks") / "gpu.md"
     if chosen.cpu:
         chosen.images, chosen.sequences, chosen.steps = 2, 2, min(chosen.steps, 2)
     return chosen
@@ -111,6 +112,7 @@ class Run:
     def write(self) -> None:
         date = datetime.date.today().isoformat()
         text = page(date, self.facts, self.results.values(), self.tests, self.others, small=self.small)
+        self.chosen.out.parent.mkdir(exist_ok=True)
         whole = self.chosen.out.with_suffix(".part")
         whole.write_text(text)
         whole.replace(self.chosen.out)

@@ -1,6 +1,7 @@
 """On the devices that there are: GPUs, or with JAXPAR_DEVICES virtual CPU devices.
 
-`make gpu` runs these tests. The conftest.py above is left out: it asks for virtual devices and turns XLA's optimizations off.
+`make gpu` runs these tests. The conftest.py above is left out: it asks for virtual devices and turns XLA's
+optimizations off.
 """
 
 import os
