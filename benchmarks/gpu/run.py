@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 import host  # noqa: E402
 from ask import MODELS, PRECISIONS, Answer, Ask, slowest  # noqa: E402
-from page import Result, page  # noqa: E402
+from page import Result, page, table  # noqa: E402
 from side import SIDES  # noqa: E402
 
 VISIT = Path(__file__).with_name("side.py")
@@ -261,11 +261,11 @@ def main() -> int:
         for part in chosen.only:
             parts[part]()
     except KeyboardInterrupt:
-        print("\nmake gpu: stopped; the page holds what there is")
+        print(f"\n{table(run.results.values())}\nmake gpu: stopped")
         return 130
     finally:
         run.write()
-        print(chosen.out.read_text() if sys.exc_info()[0] else f"written: {chosen.out}")
+        print(f"written: {chosen.out}")
     return int(run.failed)
 
 

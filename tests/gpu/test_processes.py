@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 RANK = """
@@ -30,6 +32,7 @@ print(json.dumps([np.asarray(total).tolist(), np.asarray(kernel).ravel().tolist(
 """
 
 
+@pytest.mark.slow
 def test_ranks_sum_and_take_the_mean_of_gradients(devices, tmp_path):
     n = len(devices)
     script = tmp_path / "rank.py"
