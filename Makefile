@@ -8,12 +8,13 @@ WORKERS ?= auto
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
-.PHONY: help demo test gpu-programs proof quick lint next-defaults newest package benchmark abroad mutants clean
+.PHONY: help demo test gpu gpu-host gpu-programs proof quick lint next-defaults newest package benchmark abroad mutants clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
 	@echo "make test       all tests but the longest"
 	@echo "make gpu-programs  steps as XLA compiles them for GPUs, without one; downloads 280 MB"
+	@echo "make gpu        tests and benchmarks on this host's GPUs, into benchmarks/gpu.md; ON=cpu tries them without"
 	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
 	@echo "make quick      the tests of everyday work, about three minutes"
 	@echo "make lint       ruff and mypy"
@@ -49,6 +50,33 @@ $(GPU_COMPILER)/.ready: constraints-python3.11.txt constraints-python3.12.txt
 	rm -rf $(GPU_COMPILER)
 	$(BIN)/python -m pip install --quiet --target $(GPU_COMPILER) --no-deps --constraint $(CONSTRAINTS) \
 	  jax-cuda12-pjrt jax-cuda12-plugin nvidia-cuda-nvcc-cu12 nvidia-cuda-runtime-cu12
+	@touch $@
+
+# GPU_PYTHON is the Python of an environment that is there already; otherwise one is set up. torch from PyPI is built
+# for CUDA 13, and JAX's libraries for CUDA 12 would lie in the same folders: so both have 13.
+ON ?= gpu
+GPU_EXTRA ?= cuda13
+GPU_VENV := .venv-gpu
+ifeq ($(ON),cpu)
+GPU_PYTHON ?= $(BIN)/python
+GPU_READY := $(READY)
+GPU_OPTIONS := --cpu $(or $(DEVICES),2)
+else
+GPU_READY := $(if $(GPU_PYTHON),,$(GPU_VENV)/.ready)
+GPU_PYTHON ?= $(GPU_VENV)/bin/python
+GPU_OPTIONS := $(if $(DEVICES),--devices $(DEVICES))
+endif
+
+gpu: gpu-host $(GPU_READY)
+	@$(GPU_PYTHON) benchmarks/gpu/run.py $(GPU_OPTIONS) $(OPTIONS)
+
+gpu-host:
+	@$(PYTHON) benchmarks/gpu/host.py $(ON)
+
+$(GPU_VENV)/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt | gpu-host
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(GPU_VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[$(GPU_EXTRA),gpu,torch,test]'
 	@touch $@
 
 proof: $(READY)
@@ -93,4 +121,4 @@ mutants: $(READY)
 	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/mutants.md
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-abroad .cache
+	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .cache

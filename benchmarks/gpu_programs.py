@@ -82,7 +82,7 @@ class GPT(Transformer):
 def gpt(b: int) -> tuple:
     _, tx, _, *batch = gpt2(b)
     sizes = {"words": 50304, "places": 1024, "width": 768, "depth": 12, "heads": 12, "dtype": BF16}
-    return functools.partial(GPT, **sizes, before=True, fused=False, causal=True), tx, labelled, *batch
+    return functools.partial(GPT, **sizes, before=True, fused=None, causal=True), tx, labelled, *batch
 
 
 MODELS: dict[str, tuple[Callable[[int], tuple], int]] = {

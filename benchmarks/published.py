@@ -74,9 +74,9 @@ class Bottleneck(nnx.Module):
 
 
 class ResNet50(nnx.Module):
-    def __init__(self, dtype):
+    def __init__(self, dtype, depths=(3, 4, 6, 3)):
         self.stem, inside, blocks = Convolution(3, 64, 7, dtype, 2), 64, []
-        for stage, depth in enumerate((3, 4, 6, 3)):
+        for stage, depth in enumerate(depths):
             for i in range(depth):
                 blocks.append(Bottleneck(inside, 64 * 2**stage, 2 if stage and not i else 1, dtype))
                 inside = 256 * 2**stage
@@ -103,26 +103,25 @@ def resnet(b: int, dtype: Any) -> tuple:
 # --------------------------------------------------------------------------------- BERT-large and GPT-2
 
 
+def dropping(rate):
+    """Dropout; without one there are no random numbers in the module."""
+    return nnx.Dropout(rate, rngs=seeds()) if rate else lambda x: x
+
+
 class Attention(nnx.Module):
-    """Fused is cuDNN's; otherwise the scores are in memory, as they were before there was such a kernel."""
+    """`fused` is JAX's name of a kernel; if None, the scores are in memory, as they were once."""
 
     def __init__(self, width, heads, dtype, *, fused, causal, dropout):
         self.qkv = nnx.Linear(width, 3 * width, dtype=dtype, rngs=seeds())
         self.out = nnx.Linear(width, width, dtype=dtype, rngs=seeds())
-        self.drop, self.heads, self.fused, self.causal = (
-            nnx.Dropout(dropout, rngs=seeds()),
-            heads,
-            fused,
-            causal,
-        )
+        self.drop, self.heads, self.fused, self.causal = dropping(dropout), heads, fused, causal
 
     def __call__(self, x):
         b, t, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(b, t, 3 * self.heads, width // self.heads), 3, 2)
         if self.fused or self.causal:
-            kernel = "cudnn" if self.fused else "xla"
-            attended = jax.nn.dot_product_attention(q, k, v, is_causal=self.causal, implementation=kernel)
-            return self.out(attended.reshape(x.shape))
+            attend = functools.partial(jax.nn.dot_product_attention, implementation=self.fused or "xla")
+            return self.out(attend(q, k, v, is_causal=self.causal).reshape(x.shape))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // self.heads)
         part = self.drop(jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype))
         return self.out(jnp.einsum("bhqk,bkhd->bqhd", part, v).reshape(x.shape))
@@ -136,7 +135,7 @@ class Block(nnx.Module):
         self.attention = Attention(width, heads, dtype, dropout=dropout, **attention)
         self.up = nnx.Linear(width, 4 * width, dtype=dtype, rngs=seeds())
         self.down = nnx.Linear(4 * width, width, dtype=dtype, rngs=seeds())
-        self.drop, self.before = nnx.Dropout(dropout, rngs=seeds()), before
+        self.drop, self.before = dropping(dropout), before
 
     def feed(self, x):
         return self.down(nnx.gelu(self.up(x)))
@@ -180,7 +179,7 @@ def begin_and_end(net, tokens, targets):
 
 def gpt2(b: int) -> tuple:
     sizes = {"words": 50304, "places": 1024, "width": 768, "depth": 12, "heads": 12, "dtype": jnp.bfloat16}
-    net = functools.partial(Transformer, **sizes, before=True, fused=True, causal=True)
+    net = functools.partial(Transformer, **sizes, before=True, fused="cudnn", causal=True)
     tokens = Shape((b, 1024), jnp.int32)
     return net, optax.adamw(6e-4), next_word, tokens, tokens
 
@@ -188,7 +187,7 @@ def gpt2(b: int) -> tuple:
 def bert(b: int, length: int, hidden: int, dtype: Any = jnp.bfloat16) -> tuple:
     """BERT-large; `hidden` words of a row are asked for, or where an answer begins and ends if 0."""
     sizes = {"words": 30528, "places": 512, "width": 1024, "depth": 24, "heads": 16, "dtype": dtype}
-    net = functools.partial(Transformer, **sizes, before=False, fused=False, causal=False, dropout=0.1)
+    net = functools.partial(Transformer, **sizes, before=False, fused=None, causal=False, dropout=0.1)
     tokens = Shape((b, length), jnp.int32)
     asked = Shape((b, hidden or 2), jnp.int32)
     if hidden:

@@ -5,8 +5,8 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
-collect_ignore = ["gpu_programs"]
-"""These want XLA as it is, and its compiler for GPUs: `make gpu-programs`."""
+collect_ignore = ["gpu_programs", "gpu"]
+"""These want XLA as it is: with its compiler for GPUs, `make gpu-programs`, and with GPUs, `make gpu`."""
 
 CACHE = Path(__file__).parent.parent / ".cache" / "compiled"
 """Programs that another test, worker, process or run has compiled."""

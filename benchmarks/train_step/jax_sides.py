@@ -1,6 +1,6 @@
 """The step in JAX: jaxpar.train_step, by hand, and in the other ways there are.
 
-A side is `side(N, model, x, t)`: it gives a function that makes one step.
+A side is `side(N, model, x, t, loss=..., tx=...)`: it gives a function that makes one step.
 """
 
 from __future__ import annotations
@@ -67,55 +67,55 @@ def mesh_of(N):
 
 
 def ours(wrap):
-    def make(N, model, x, t):
+    def make(N, model, x, t, loss=squared, tx=TX):
         net = wrap(model, list(range(N)))
-        step = jaxpar.train_step(net, nnx.Optimizer(net, TX, wrt=nnx.Param), squared)
+        step = jaxpar.train_step(net, nnx.Optimizer(net, tx, wrt=nnx.Param), loss)
         return lambda: step(x, t)
 
     return make
 
 
-def by_hand(N, model, x, t):
+def by_hand(N, model, x, t, loss=squared, tx=TX):
     """jit(shard_map) with donation: the loss of each device, gradients summed, device 0's statistics."""
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
     def per_device(params, rest, opt, x, t):
         def loss_of(params):
             net = nnx.merge(graphdef, params, rest, copy=True)
-            return squared(net, x, t) / N, nnx.state(net, nnx.Not(nnx.Param))
+            return loss(net, x, t) / N, nnx.state(net, nnx.Not(nnx.Param))
 
-        (loss, new), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        (value, new), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
         first = jax.lax.axis_index("d") == 0
         new = jax.tree.map(lambda a: jnp.where(first, a, jnp.zeros_like(a)), new)
-        loss, gradients, new = jax.lax.psum((loss, gradients, new), "d")
-        updates, opt = TX.update(gradients, opt)
-        return optax.apply_updates(params, updates), new, opt, loss
+        value, gradients, new = jax.lax.psum((value, gradients, new), "d")
+        updates, opt = tx.update(gradients, opt, params)
+        return optax.apply_updates(params, updates), new, opt, value
 
     specs = (P(), P(), P(), P("d"), P("d"))
     mapped = jax.shard_map(per_device, mesh=mesh_of(N), in_specs=specs, out_specs=P(), check_vma=False)
-    return repeated(N, jax.jit(mapped, donate_argnums=(0, 1, 2)), params, rest, x, t)
+    return repeated(N, jax.jit(mapped, donate_argnums=(0, 1, 2)), params, rest, x, t, tx)
 
 
-def named_sharding(N, model, x, t):
+def named_sharding(N, model, x, t, loss=squared, tx=TX):
     """jit over sharded arrays: XLA divides the program; BatchNorm sees all rows."""
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
     def step(params, rest, opt, x, t):
         def loss_of(params):
             net = nnx.merge(graphdef, params, rest, copy=True)
-            return squared(net, x, t), nnx.state(net, nnx.Not(nnx.Param))
+            return loss(net, x, t), nnx.state(net, nnx.Not(nnx.Param))
 
-        (loss, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        updates, opt = TX.update(gradients, opt)
-        return optax.apply_updates(params, updates), rest, opt, loss
+        (value, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        updates, opt = tx.update(gradients, opt, params)
+        return optax.apply_updates(params, updates), rest, opt, value
 
-    return repeated(N, jax.jit(step, donate_argnums=(0, 1, 2)), params, rest, x, t)
+    return repeated(N, jax.jit(step, donate_argnums=(0, 1, 2)), params, rest, x, t, tx)
 
 
-def repeated(N, step, params, rest, x, t):
+def repeated(N, step, params, rest, x, t, tx):
     mesh = mesh_of(N)
     copies = lambda tree: jax.device_put(jax.tree.map(jnp.copy, tree), NamedSharding(mesh, P()))  # noqa: E731
-    state = [copies(params), copies(rest), copies(TX.init(params))]
+    state = [copies(params), copies(rest), copies(tx.init(params))]
 
     def once():
         *state[:], loss = step(*state, *jax.device_put((x, t), NamedSharding(mesh, P("d"))))

@@ -125,9 +125,10 @@ def _backends() -> Part:
 
         return [f"{_devices.name(d)} {d.device_kind}" for d in _devices.devices()]
 
+    seen = attempt(devices)  # first: it obeys JAXPAR_DEVICES, which is too late once JAX has started
     return {
         "default_backend": attempt(jax.default_backend),
-        "devices": attempt(devices),
+        "devices": seen,
         "process_index": attempt(jax.process_index),
         "process_count": attempt(jax.process_count),
         **{f"backend_{name}": attempt(functools.partial(_start, name)) for name in _plugins()},
