@@ -32,12 +32,23 @@ class Placement:
       dim: the batch dimension of every input and output; negative counts from the end.
       output_device: where outputs are gathered outside of `jax.jit`.
 
+    Raises:
+      TypeError: `devices` holds something else, such as numbers.
+
     torch counterpart: `DataParallel`'s `device_ids`, `dim`, `output_device` (docs/semantics.md section 1.1).
     """
 
     devices: tuple[jax.Device, ...]
     dim: int = 0
     output_device: jax.Device | None = None
+
+    def __post_init__(self) -> None:
+        for d in self.devices:
+            if not isinstance(d, jax.Device):  # a mesh of anything else ends the process
+                raise TypeError(
+                    f"Placement: devices must be jax.Devices, not {d!r}; write jaxpar.Placement(tuple("
+                    "jaxpar.devices()[:2])), or give the numbers to DataParallel: device_ids=[0, 1]."
+                )
 
     @property
     def N(self) -> int:
