@@ -767,5 +767,5 @@ def test_a_closed_over_module_with_buffers_says_what_to_do():
 @pytest.mark.parametrize("devices", [(0, 1), ["cpu:0"], (None,)], ids=str)
 def test_a_placement_of_what_is_no_device_is_refused(devices):
     """JAX would end the process."""
-    with pytest.raises(TypeError, match="Placement: devices must be jax.Devices, not"):
+    with pytest.raises(TypeError, match=r"Placement: devices must be jax.Devices, not"):
         jaxpar.Placement(devices)
