@@ -533,6 +533,17 @@ def test_every_card_is_plausible():
         assert card.link < card.bandwidth < card.flops["float32"]
 
 
+@pytest.mark.parametrize("name", ["a100-80", "A100 80", "a100", "A100"])
+def test_a_card_may_be_called_as_topology_calls_it(name):
+    assert Hardware.of(name) is not CARDS["a100"]  # a copy
+    assert Hardware.of(name) == CARDS["a100"]
+
+
+def test_a_card_without_a_name_is_none():
+    with pytest.raises(ValueError, match="device='' is none of"):
+        Hardware.of("")
+
+
 def test_figures_are_replaced():
     changed = Hardware.of("RTX 4090", flops=1e12, link=5e9)
     assert (changed.rate("float64"), changed.link, changed.memory) == (1e12, 5e9, 24e9)

@@ -85,23 +85,23 @@ class Hardware:
 
     @staticmethod
     def of(card: str, **changes: Any) -> Hardware:
-        """A card of the table by its name, with other figures where some are given.
+        """A card of the table by its name or by topology's, with other figures where some are given.
 
         `flops` may be one number, for all types.
 
         Raises:
           ValueError: no such card, or a rate that is not positive.
         """
-        key = card.lower().replace(" ", "")
-        key = key if key in CARDS else key.replace("-", "")
-        if key not in CARDS:
+        # By topology's names, too: "a100-80" is the "a100" here.
+        known = {_plain(name): found for key, found in CARDS.items() for name in (key, found.card) if name}
+        if _plain(card) not in known:
             raise ValueError(
                 f"estimate: device={card!r} is none of {', '.join(CARDS)}. For another one give its figures: "
                 "jaxpar.Hardware(...), or --flops, --bandwidth, --memory, --link beside the nearest of these."
             )
         if isinstance(changes.get("flops"), (int, float)):
             changes["flops"] = dict.fromkeys(KINDS, float(changes["flops"]))
-        return dataclasses.replace(CARDS[key], **changes)
+        return dataclasses.replace(known[_plain(card)], **changes)
 
     def seconds(self, work: Work) -> float:
         """Of a kernel: its operations or its bytes, whichever take longer, and its start.
@@ -124,6 +124,11 @@ class Hardware:
                 f"there are {', '.join(self.flops)}. Give one: flops={{{kind!r}: 1e12}}, or --flops."
             )
         return self.flops[kind]
+
+
+def _plain(name: str) -> str:
+    """Without what people write differently."""
+    return name.lower().replace(" ", "").replace("-", "")
 
 
 PARTS_OF_PEAK = ("products", "streaming", "exchanging")
