@@ -448,6 +448,44 @@ def test_precision_casts_at_the_edge(compute):
     assert loss.dtype == net.kernel[...].dtype == jnp.float32
 
 
+class Scales(nnx.Module):
+    """One that is trained, and one that may not be."""
+
+    def __init__(self):
+        self.trained, self.other = nnx.Param(jnp.float32(2)), nnx.Param(jnp.float32(3))
+        self.seen = nnx.static([])
+
+    def __call__(self, x):
+        self.seen.append(tuple(str(v.dtype) for v in (x, self.trained[...], self.other[...])))
+        return x * self.trained * self.other
+
+
+WRAPS = {
+    "plain": plain,
+    "one device": lambda module: jaxpar.DataParallel(module, [0]),
+    "data_parallel": data_parallel,
+    "distributed": distributed,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize(
+    ("wrt", "other"), [(nnx.Param, "bfloat16"), (nnx.PathContains("trained"), "float32")]
+)
+def test_precision_casts_what_is_trained_under_every_wrapper(wrap, wrt, other):
+    module = Scales()
+    net = WRAPS[wrap](module)
+    step = jaxpar.train_step(
+        net,
+        nnx.Optimizer(net, optax.sgd(0.1), wrt=wrt),
+        lambda net, x: net(x).astype(jnp.float32).sum(),
+        precision=jaxpar.Precision("bfloat16"),
+    )
+    step(np.ones((8, 3), np.float32))
+    assert module.seen
+    assert set(module.seen) == {("bfloat16", "bfloat16", other)}
+
+
 @pytest.mark.parametrize("B", [8, 7], ids=["even", "uneven"])
 @pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
 def test_gradients_of_halves_are_summed_in_float32(kind, B):

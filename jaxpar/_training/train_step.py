@@ -118,7 +118,9 @@ class TrainStep:
         here = _placement(net)
         self._devices = () if here is None else here.devices
         make = functools.partial(update_of, net, optimizer, accumulate, on_nonfinite, precision, here)
-        self._objective = Objective(loss_fn, has_aux, precision, make, isinstance(net, DataParallel))
+        # One device, or none, calls the module as it is: no replica casts anything there.
+        replicas = isinstance(net, DataParallel) and net.placement.N > 1
+        self._objective = Objective(loss_fn, has_aux, precision, make, replicas)
         self._engine, self._arrays = _engine(net, optimizer, self._objective, loss_fn)
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)

@@ -19,6 +19,8 @@ from .._devices.topology import compiler_options
 from .._parallel.backends import backend
 from .._parallel.data_parallel import DataParallel
 from .._parallel.gather import assemble
+from .._parallel.modules import Definition
+from .._parallel.modules.nnx_view import NNXDefinition
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._parallel.shards import combine, separate
@@ -41,7 +43,7 @@ class Objective:
 
     Args:
       make_update: the update of net and optimizer; None where the gradients are what is wanted.
-      on_replicas: the module is a DataParallel.
+      on_replicas: the module is a DataParallel over several devices.
 
     Attributes:
       loss, update: of the arrays that were seen last.
@@ -70,7 +72,8 @@ class Objective:
         self.update = None if self._make_update is None else self._make_update()
         trained = arrays.parameters
         form, definition = arrays.form, arrays.definition
-        policy = self.has_aux, self._precision, self._on_replicas
+        on_replicas = self._on_replicas and _all_parameters(definition, trained)
+        policy = self.has_aux, self._precision, on_replicas
         self.loss = Loss(definition, form, trained, self._loss_fn, *policy)
 
     def donates(self, keep: bool) -> tuple[str, ...]:
@@ -79,6 +82,13 @@ class Objective:
         if self.update is None or keep or not self.update.strategy.donates:
             return ()
         return ("values", "extra")
+
+
+def _all_parameters(definition: Definition, trained: tuple[int, ...]) -> bool:
+    """Whether parameters are trained, all of them, and nothing else: these are what replicas cast."""
+    if not isinstance(definition, NNXDefinition):
+        return False
+    return trained == tuple(i for i, kind in enumerate(definition.kinds) if kind == "parameter")
 
 
 class ReplicaWork:
