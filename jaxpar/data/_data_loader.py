@@ -16,9 +16,10 @@ from typing import Any, cast
 
 from ..random import Generator
 from ._collate import default_collate, default_convert
+from ._dataset import is_stream
 from ._distributed_sampler import DistributedSampler
 from ._epoch import Epoch, Position, ReadAhead, worker_source
-from ._fetch import END, ArrayFetcher, Dataset, fetcher, is_stream
+from ._fetch import END, ArrayFetcher, Dataset, fetcher
 from ._generators import generator_from_text, generator_to_text, source
 from ._samplers import BatchSampler, RandomSampler, SequentialSampler
 from ._workers import Workers
