@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from ..errors import JaxparError, NestedError, UninitializedError
 from .backends import backend as _backend
 from .gather import assemble
 from .modules import Module, view
+from .modules.bundle import Bundle, refuse_metrics, set_aside
 from .parallel_apply import apply_replicas, compiled
 from .parallel_apply import programs as shared_programs
 from .placement import Placement, place
@@ -76,6 +77,9 @@ def forward(
     if not placement.devices:
         return module(*args, **kwargs)
     _refuse_nesting()
+    args, kwargs, objects = set_aside(args, kwargs)
+    if objects:
+        module = bundled(module, objects, placement)
     target = _target(args, kwargs, placement)
     inputs, named = scatter_kwargs(args, kwargs, placement)
     if placement.N == 1:
@@ -85,6 +89,18 @@ def forward(
     replicas = Replicas(module, placement, len(inputs))
     outputs = apply_replicas(replicas, inputs, named, backend, programs)
     return assemble(outputs, target)
+
+
+def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bundle:
+    """The module and the streams, or modules, among its arguments, as one."""
+    if isinstance(module, linen.Module):
+        raise TypeError(
+            f"DataParallel: {type(objects[0]).__name__} is an argument of a Linen module, which takes random "
+            "streams as rngs={'dropout': key} and other modules as submodules."
+        )
+    if placement.N > 1:
+        refuse_metrics(objects, "DataParallel")
+    return Bundle(module, objects)
 
 
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:

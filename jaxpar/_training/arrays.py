@@ -53,6 +53,10 @@ class Arrays(abc.ABC):
         """Of everything that a program is made for; another one needs another program."""
         return self.definition
 
+    def loss_of(self, function: Callable[..., Any]) -> Static:
+        """What a program calls with the module, in the place of a user's function."""
+        return Static(function)
+
     @abc.abstractmethod
     def read(self) -> list:
         """The module's arrays on this process's devices."""
@@ -206,52 +210,6 @@ class ModuleArrays(ObjectArrays, Arrays):
             ordered = order_of_gradients(self._net, self._wrt.value, self.view, root)
             self._known[key] = self.view.parameters(self._wrt.value), *ordered
         return self._known[key]
-
-
-class TrainingArrays(ModuleArrays):
-    """A module's arrays, its optimizer's, and in `extra` the step's own: a loss scale, for instance."""
-
-    def __init__(
-        self,
-        net: Any,
-        module: nnx.Module,
-        optimizer: nnx.Optimizer,
-        placement: Placement | None,
-        world: World,
-    ):
-        super().__init__(net, module, optimizer.wrt, placement, world, {})
-        self.optimizer = ObjectArrays(optimizer, placement, world)
-        self.extra: dict[str, Any] = {}
-
-    @property
-    def definitions(self) -> Any:
-        return self.definition, self.optimizer.view.definition
-
-    def reset(self, extra: dict[str, Any]) -> None:
-        """Puts some of the step's own state in the place of what there is."""
-        here = extra
-        if self.placement is not None and not self.placement.of_topology:
-            here = jax.device_put(extra, self.placement.replicated)
-        self.extra |= self.world.shared(here)
-
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer = take_distinct(self, self.optimizer)
-        if keep:  # the loss is scaled already, and nothing else is read
-            return values, {name: x for name, x in self.extra.items() if name == "scale"}
-        return values, {**self.extra, "optimizer": optimizer}
-
-    def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer, extra = self._shapes((self.held(), self.optimizer.held(), self.extra))
-        if keep:
-            return values, {name: x for name, x in extra.items() if name == "scale"}
-        return values, {**extra, "optimizer": optimizer}
-
-    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
-        if extra:
-            self.optimizer.write(extra.pop("optimizer"))
-            self.write(after)
-            self.extra = extra
-        self.commit(changes)
 
 
 def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:

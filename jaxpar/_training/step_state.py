@@ -15,9 +15,9 @@ import numpy as np
 
 from ..distributed import all_gather
 from ..errors import CheckpointError
-from .arrays import TrainingArrays
 from .compiled_step import Own
 from .engine import Engine
+from .training_arrays import TrainingArrays
 from .world import World
 
 WHERE = "TrainStep.load_state_dict"
