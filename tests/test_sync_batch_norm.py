@@ -208,8 +208,8 @@ def test_a_mesh_without_the_axis():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: SyncBatchNorm(3, process_group=object()), "there are no process groups here"),
-        (lambda: jaxpar.convert_sync_batchnorm(BatchNorm(3), object()), "there are no process groups here"),
+        (lambda: SyncBatchNorm(3, process_group=object()), "process_group is a object"),
+        (lambda: jaxpar.convert_sync_batchnorm(BatchNorm(3), object()), "process_group is a object"),
         (lambda: SyncBatchNorm(0), "number of input channels should be non-zero"),
         (lambda: SyncBatchNorm(3, eps=-1), "eps must be non-negative, but got -1"),
         (lambda: SyncBatchNorm(3)(jnp.ones(3)), r"expected at least 2D input \(got 1D input\)"),

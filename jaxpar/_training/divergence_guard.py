@@ -9,6 +9,7 @@ nothing and pays for the making of a key.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -25,6 +26,7 @@ from .._parallel.modules import Definition
 from .._parallel.shards import separate
 from .._tree import is_real
 from .._typing import Array
+from ..distributed.group import Group
 from ..distributed.step_agreement import ledger
 from .local_batch import Rows
 from .program_parts import program_parts
@@ -34,12 +36,15 @@ Fingerprint = tuple[tuple[str, str], ...]
 """More that must be the same on all ranks: what it is called, and what it is."""
 
 _numbers = itertools.count(1)
+_wrappers: collections.Counter[str] = collections.Counter()
 
 
-def next_number() -> int:
-    """Which wrapper of this process it is. Given at a step, which all ranks make, and not when a wrapper is
+def next_number(group: Group | None) -> int:
+    """Which wrapper of this group it is. Given at a step, which all ranks make, and not when a wrapper is
     copied, which one rank may do alone."""
-    return next(_numbers)
+    where = group.folder if group else ""
+    _wrappers[where] += 1
+    return _wrappers[where]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Said:
       loss_fn: the user's.
       keep: whether gradients stay on the replicas.
       fingerprint: of what follows the gradients.
+      group: whose ranks compare it.
     """
 
     number: int
@@ -62,6 +68,7 @@ class Said:
     loss_fn: Callable[..., Any]
     keep: bool
     fingerprint: Fingerprint = ()
+    group: Group | None = None
 
 
 def compare(rows: Rows, said: Said) -> None:
@@ -71,7 +78,7 @@ def compare(rows: Rows, said: Said) -> None:
       DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names
         both sides.
     """
-    book = ledger(f"DistributedDataParallel {said.number}")
+    book = ledger(f"DistributedDataParallel {said.number}", said.group)
     if book is None:
         return
     arrays, statics, form = separate(rows.batch)
@@ -111,7 +118,7 @@ def compare_programs(said: Said, program: Any, arguments: tuple) -> None:
     Raises:
       DivergenceError: ranks have other programs; names what differs first.
     """
-    book = ledger(f"the program of DistributedDataParallel {said.number}")
+    book = ledger(f"the program of DistributedDataParallel {said.number}", said.group)
     if book is None:
         return
     number = _programs.get(program) or _programs.setdefault(program, next(_numbers))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from .._tree import is_staged
 from .._typing import PyTree
@@ -122,7 +123,9 @@ class Engine:
         if found is None:
             return None
         agreed, batch = found
-        if agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True):
+        moved = agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True)
+        if moved or agreed.keep != keep:
+            keep = agreed.keep
             values, extra = self.arrays.take(keep)
         program, given = self.work.program(self.arrays, batch, agreed, keep)
         arguments = values, extra, self.state.own or self._first_own(values), given
@@ -130,6 +133,13 @@ class Engine:
             compare_programs(said, program, arguments)
         done = program(*arguments)
         return self._put(done, agreed, batch)
+
+    def drop(self) -> None:
+        """Forgets what `keep` has left on this process's replicas: from here on they take part with zeros."""
+        own, world = self.state.own, self.world
+        if own is not None and own.gradients:
+            zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in own.gradients]
+            self.state.own = own._replace(gradients=zeros)
 
     def _put(self, done: Result, agreed: Agreement, batch: Any) -> Outcome:
         # Inside of the user's jit nothing has run yet, so nothing may be remembered.
@@ -149,7 +159,7 @@ class Engine:
     def _said(self, keep: bool) -> Said:
         """What has to be the same on all ranks, beside the rows."""
         state, arrays = self.state, self.arrays
-        state.number = state.number or next_number()
+        state.number = state.number or next_number(self.world.group)
         return Said(
             state.number,
             state.steps,
@@ -159,15 +169,18 @@ class Engine:
             self._loss_fn,
             keep,
             self._fingerprint,
+            self.world.group,
         )
 
     def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
-        """Takes the module's buffers or parameters from a rank; all ranks call it. Whether there were any."""
+        """Takes the module's buffers or parameters from a rank of the world; all ranks call it. Whether there
+        were any."""
         values, _ = self.arrays.take(keep=True)
         trained = set(self.arrays.parameters)
         which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]
         if which:
             mine = self.world.local_shared([values[i] for i in which])
-            received = jax.device_put(broadcast(mine, src=src), self.world.local.replicated)
+            received = broadcast(mine, group=self.world.group, group_src=src)
+            received = jax.device_put(received, self.world.local.replicated)
             self.arrays.commit(dict(zip(which, received, strict=True)))
         return bool(which)

@@ -231,8 +231,8 @@ class TrainStep:
             )
         if state.strategy is not state.usual and self._accumulate > 1:
             raise RuntimeError(
-                "train_step: accumulate cannot be used inside of join(): a rank that has finished would not "
-                "know whether the others' next call is an update."
+                "train_step: accumulate cannot be used inside of join(): ranks with other numbers of calls "
+                "would leave it in the middle of other accumulations. Use value_and_grad and no_sync() there."
             )
 
     def _raise_if_reported(self, wait: bool) -> None:

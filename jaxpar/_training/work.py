@@ -179,6 +179,8 @@ class ReplicaWork:
         if jnp.ndim(done.loss) == 0:
             return world.local_shared(done.loss)
         mine = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
+        if not mine:  # inside of join
+            return jnp.zeros((), done.loss.dtype)
         return jnp.mean(world.local_stacked(done.loss)[jnp.array(mine)])
 
     def _changes(self, done: Result, agreed: Agreement) -> PyTree:

@@ -59,6 +59,8 @@ class Group:
 class NonMember:
     """What `new_group` gives the ranks that are not in the group."""
 
+    ranks = ()
+
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
