@@ -13,6 +13,7 @@ from comparing import assert_equal_trees
 from flax import nnx
 
 import jaxpar
+from jaxpar._parallel.modules.bundle import set_aside
 
 torch = pytest.importorskip("torch")
 import torch_ref  # noqa: E402
@@ -232,3 +233,153 @@ def test_a_planted_fault_is_found(kind, monkeypatch):
     monkeypatch.setattr(jax.lax, "stop_gradient", lambda x: exact(x) * (1 + 1e-9))
     with pytest.raises(AssertionError):
         compare_with_torch(gan_in_two_steps, kind)
+
+
+# ------------------------------------------------------------------------------------------ streams
+
+
+class Noisy(nnx.Module):
+    """Adds noise of a stream that it is given."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones((), jnp.float64))
+
+    def __call__(self, x, rngs):
+        return self.scale * x + jax.random.normal(rngs(), x.shape, jnp.float64)
+
+
+def noise_of(replica, calls, rows):
+    """What a stream of seed 5 gives in its calls on one replica, written without the library."""
+    rngs = nnx.Rngs(5 if replica is None else jax.random.fold_in(jax.random.key(5), replica))
+    return [np.asarray(jax.random.normal(rngs(), (rows, 3), jnp.float64)) for _ in range(calls)]
+
+
+def noise(kind, calls=2):
+    if kind is plain:
+        return noise_of(None, calls, 11)
+    of_each = [noise_of(i, calls, rows) for i, rows in enumerate((3, 3, 3, 2))]
+    return [np.concatenate(parts) for parts in zip(*of_each, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [data_parallel, distributed], ids=lambda kind: kind.__name__)
+def test_a_stream_as_an_argument_of_a_call(kind):
+    # docs/semantics.md row 57: every replica has a stream of its own.
+    net, rngs = kind(Noisy()), nnx.Rngs(5)
+    for i, expected in enumerate(noise(kind)):
+        np.testing.assert_array_equal(net(X[0], rngs=rngs) - X[0], (X[0] + expected) - X[0])
+        assert int(rngs.default.count[...]) == i + 1
+
+
+def squares(net, rngs, x):
+    return (net(x, rngs) ** 2).mean()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_stream_as_an_argument_of_a_step(kind):
+    net, rngs = kind(Noisy()), nnx.Rngs(5)
+    step = jaxpar.train_step(net, nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param), squares)
+    scale = 1.0
+    for i, added in enumerate(noise(kind)):
+        loss = step(rngs, X[0])
+        rows = np.split(np.arange(11), [3, 6, 9]) if kind is distributed else [np.arange(11)]
+        y = scale * X[0] + added
+        np.testing.assert_allclose(loss, np.mean([(y[r] ** 2).mean() for r in rows]), rtol=1e-12)
+        scale -= 0.1 * np.mean([(2 * y[r] * X[0][r]).mean() for r in rows])
+        np.testing.assert_allclose(jax.tree.leaves(nnx.state(net, nnx.Param))[0], scale, rtol=1e-12)
+        assert int(rngs.default.count[...]) == i + 1
+    step(nnx.Rngs(i), X[0])  # another object, of the same kind: no program of its own
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_evaluation_moves_streams_and_nothing_else(kind):
+    ((ours, _), (other, _)), rngs = twins(), nnx.Rngs(5)
+    net, other = kind(ours), kind(other)
+    before = values(net) | values(other)
+
+    def noisy(net, other, rngs, z):
+        return other(net(z)) + jax.random.normal(rngs(), (11, 1))
+
+    evaluate = jaxpar.eval_step(net, noisy)
+    one, two = np.asarray(evaluate(other, rngs, Z[0])), np.asarray(evaluate(other, rngs, Z[0]))
+    (first,), (second,) = ([np.asarray(jax.random.normal(key, (11, 1)))] for key in keys(2))
+    np.testing.assert_allclose(two - one, second - first, atol=1e-12)
+    assert_equal_trees("unchanged", values(net) | values(other), before)
+    assert int(rngs.default.count[...]) == 2
+
+
+def keys(n):
+    rngs = nnx.Rngs(5)
+    return [rngs() for _ in range(n)]
+
+
+# ------------------------------------------------------------------------------- metrics, and errors
+
+
+class Total(nnx.Metric):
+    def __init__(self):
+        self.total = nnx.metrics.MetricState(jnp.zeros((), jnp.float64))
+
+    def update(self, *, values):
+        self.total[...] += values.sum()
+
+
+@pytest.mark.parametrize("kind", [plain, data_parallel], ids=lambda kind: kind.__name__)
+def test_a_metric_as_an_argument(kind):
+    (ours, _), _ = twins()
+    net, total = kind(ours), Total()
+
+    def loss_fn(net, total, z):
+        loss = (net(z) ** 2).mean()
+        total.update(values=loss)
+        return loss
+
+    step = jaxpar.train_step(net, sgd(net), loss_fn)
+    losses = [float(step(total, z)) for z in Z]
+    np.testing.assert_allclose(total.total[...], np.sum(losses), rtol=1e-12)
+
+
+def refused():
+    (ours, _), (other, _) = twins()
+    net = jaxpar.DataParallel(ours, list(range(N)))
+    ddp = jaxpar.DistributedDataParallel(Noisy(), list(range(N)))
+    of_net, of_ddp = sgd(net), sgd(ddp)
+    total, z = Total(), Z[0]
+
+    def step_of(net, optimizer):
+        return jaxpar.train_step(net, optimizer, lambda net, *batch: jnp.float64(0))
+
+    yield "an optimizer", lambda: step_of(net, of_net)(of_net, z), TypeError
+    yield "wrapped in different ways", lambda: step_of(net, of_net)(ddp, z), ValueError
+    yield "wrapped in different ways", lambda: step_of((net, other), (of_net, of_net)), ValueError
+    yield "wrapped in different ways", lambda: jaxpar.eval_step(net)(ddp, z), ValueError
+    yield "2 net.s. and 1 optimizer", lambda: step_of((net, net), of_net), ValueError
+    yield "0 net.s.", lambda: step_of((), ()), ValueError
+    yield (
+        "not made for this DataParallel and DataParallel",
+        lambda: step_of((net, net), (of_net, of_ddp)),
+        jaxpar.errors.OptimizerError,
+    )
+    yield "Total is an argument", lambda: step_of(ddp, of_ddp)(total, z), TypeError
+    yield "Total is an argument", lambda: net(z, total), TypeError
+    yield "net must be an nnx.Module", lambda: step_of((net, 1), (of_net, of_net)), TypeError
+
+
+def test_what_cannot_stand_together_is_refused():
+    for says, run, kind in refused():
+        with pytest.raises(kind, match=says):
+            run()
+
+
+def test_several_networks_are_not_trained_inside_of_no_sync():
+    nets = tuple(jaxpar.DistributedDataParallel(ours, list(range(N))) for ours, _ in twins())
+    step = jaxpar.train_step(nets, tuple(map(sgd, nets)), rebuild)
+    with nets[1].no_sync(), pytest.raises(RuntimeError, match="several networks are trained together"):
+        step(X[0], Z[0])
+
+
+def test_objects_are_found_in_containers_and_once():
+    rngs, net = nnx.Rngs(0), Noisy()
+    args, kwargs, objects = set_aside(({"a": [rngs, X]}, nnx.List([X])), {"b": rngs, "c": net})
+    assert objects == (rngs, net)
+    assert len(jax.tree.leaves((args, kwargs))) == 2
+    assert set_aside((X,), {"y": Z}) == ((X,), {"y": Z}, ())

@@ -63,8 +63,10 @@ def virtual_devices(n: int) -> None:
         raise DeviceError(f"virtual_devices: n must be a positive integer, not {n!r}.")
     if not _set(n) and (have := _running()) != n:
         raise BackendError(
-            f"virtual_devices: JAX already runs with {_devices(have)}, so {n} cannot be had any more. Call "
-            f"jaxpar.virtual_devices before anything makes an array, or start again with {_outside(n)}."
+            f"virtual_devices: JAX already runs with {_devices(have)}, so {n} cannot be had any more. "
+            f"{_started()}. Call jaxpar.virtual_devices before that (a default value such as "
+            "rngs=nnx.Rngs(0) is made at import: take rngs without one), or start again with "
+            f"{_outside(n)}."
         )
     _asked = n
     _warn_of_few_threads(n)
@@ -91,8 +93,8 @@ def from_environment() -> int | None:
     n = int(text)
     if not _set(n) and (have := _running()) != n:
         warnings.warn(
-            f"JAXPAR_DEVICES={n} came too late: JAX already runs with {_devices(have)}. Ask for "
-            f"jaxpar.devices() before anything makes an array, or start again with {_outside(n)}.",
+            f"JAXPAR_DEVICES={n} came too late: JAX already runs with {_devices(have)}. "
+            f"{_started()}. Ask for jaxpar.devices() before that, or start again with {_outside(n)}.",
             stacklevel=3,
         )
         return None
@@ -168,6 +170,12 @@ def _running() -> int:
         return len(jax.local_devices(backend="cpu"))
     except RuntimeError:  # JAX_PLATFORMS=cuda: no CPU devices at all
         return 0
+
+
+def _started() -> str:
+    from .._upstream.start import started_by  # imports JAX, which `import jaxpar` must not
+
+    return started_by()
 
 
 def _devices(n: int) -> str:

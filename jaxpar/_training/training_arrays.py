@@ -32,7 +32,7 @@ class TrainingArrays(GivenArrays):
         world: World,
     ):
         super().__init__(net, module, placement, world)
-        self.optimizer = ObjectArrays(optimizer, placement, world)  # type: ignore[arg-type]
+        self.optimizer = ObjectArrays(optimizer, placement, world)
         self.extra: dict[str, Any] = {}
 
     @property

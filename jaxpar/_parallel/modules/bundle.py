@@ -88,7 +88,7 @@ def set_aside(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any
     if not objects:
         return args, kwargs, ()
     places = {key: Place(i) for i, key in enumerate(objects)}
-    args, kwargs = form.unflatten([places.get(id(leaf), leaf) for leaf in leaves])
+    args, kwargs = jax.tree.unflatten(form, [places.get(id(leaf), leaf) for leaf in leaves])
     return args, kwargs, tuple(objects.values())
 
 
