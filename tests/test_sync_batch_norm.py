@@ -275,7 +275,11 @@ class Own(BatchNorm):
     [
         (lambda: nnx.Sequential(Own(3)), TypeError, r"module\.layers\.0 is a Own, a BatchNorm of your own"),
         (lambda: nnx.BatchNorm(3, axis=1, rngs=nnx.Rngs(0)), ValueError, "its channels on axis 1"),
-        (lambda: nnx.BatchNorm(3, axis_index_groups=[[0]], rngs=nnx.Rngs(0)), ValueError, "process groups"),
+        (
+            lambda: nnx.BatchNorm(3, axis_index_groups=[[0]], rngs=nnx.Rngs(0)),
+            ValueError,
+            "has axis_index_groups",
+        ),
         (lambda: jnp.sin, TypeError, "is no NNX module"),
     ],
 )
