@@ -40,8 +40,10 @@ class Arrays(abc.ABC):
       definition: the module without its arrays; form: the structure that they have.
       names: what each array is called in errors.
       parameters: which of them get gradients.
+      function: what the user calls.
     """
 
+    function: str = "value_and_grad"
     definition: Definition
     form: TreeDef
     names: list[str]
@@ -104,7 +106,7 @@ class ObjectArrays:
         world: World = ALONE,
         function: str = "train_step",
     ):
-        self.thing, self.placement, self.world, self._function = thing, placement, world, function
+        self.thing, self.placement, self.world, self.function = thing, placement, world, function
         self.clean = False
         self.view: NNXView = view_nnx(thing)
         self._held: list[Any] = []  # what the object holds since the last write
@@ -114,10 +116,10 @@ class ObjectArrays:
         """The arrays on this process's devices."""
         self.view = view = view_nnx(self.thing)
         if self.placement is not None:
-            values = view.values(self.placement, self._function)
+            values = view.values(self.placement, self.function)
         else:
             values = view.held()
-            check_alive(values, view.names, self._function)
+            check_alive(values, view.names, self.function)
         self.clean = len(self._held) == len(values) and all(map(operator.is_, self._held, values))
         return values
 

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from .._parallel.compiling import Compiling, place_of
 from .._tree import is_staged
 from .._typing import PyTree
 from ..distributed import broadcast
+from ..distributed.group import rank
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Own, Program, Result
@@ -129,9 +131,10 @@ class Engine:
             values, extra = self.arrays.take(keep)
         program, given = self.work.program(self.arrays, batch, agreed, keep)
         arguments = values, extra, self.state.own or self._first_own(values), given
-        if said is not None and not is_staged():
-            compare_programs(said, program, arguments)
-        done = program(*arguments)
+        with Compiling(self._describe, rank()):
+            if said is not None and not is_staged():
+                compare_programs(said, program, arguments)
+            done = program(*arguments)
         return self._put(done, agreed, batch)
 
     def drop(self) -> None:
@@ -140,6 +143,12 @@ class Engine:
         if own is not None and own.gradients:
             zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in own.gradients]
             self.state.own = own._replace(gradients=zeros)
+
+    def _describe(self) -> str:
+        """What is compiled, for a reader of stderr."""
+        placement = getattr(self.arrays, "placement", None)
+        n = max(self.world.N, 1 if placement is None else placement.N)
+        return f"{self.arrays.function} ({place_of(self._loss_fn)}) for {n} device{'s' * (n > 1)}"
 
     def _put(self, done: Result, agreed: Agreement, batch: Any) -> Outcome:
         # Inside of the user's jit nothing has run yet, so nothing may be remembered.

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .._parallel.compiling import begun
 from .._parallel.modules import Changes
 from .._parallel.modules.bundle import set_aside
 from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
@@ -141,6 +142,7 @@ def _compiled(
 
     def run(values: list, extra: dict[str, Any], own: Own, arrays: list) -> Result:
         del extra, own
+        begun()
         if precision is not None:
             values = [_lowered(precision, v, k) for v, k in zip(values, definition.kinds, strict=True)]
             arrays = precision.cast(arrays)
