@@ -51,8 +51,8 @@ def tree(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
 
 
 def parts(text: str) -> dict[str, str]:
-    """The sections of a page by their headings."""
-    _, *rest = re.split(r"^## (.*)\n", text, flags=re.M)
+    """The entrance's sections by their headings, without tables, which lead across the sidebar's order."""
+    _, *rest = re.split(r"^## (.*)\n", re.sub(r"^\|.*$", "", text, flags=re.M), flags=re.M)
     return dict(zip(rest[::2], rest[1::2], strict=True))
 
 
