@@ -3,7 +3,7 @@
     python benchmarks/line_by_line.py [TORCH PORT] > docs/line_by_line.md
 
 Functions and classes of the same name stand side by side, and so do the lines around them. Below each pair
-is a row for every word that differs (WORDS). A line that differs and has no word stops the program.
+is what every word that differs becomes (WORDS). A line that differs and has no word stops the program.
 """
 
 from __future__ import annotations
@@ -185,15 +185,16 @@ def section(name: str, torch: str, port: str, same: set[str]) -> str:
 
 
 def explained(torch: str, port: str, same: set[str]) -> str:
-    """A row for each word that lines of this part have: torch's lines, ours, and the page."""
+    """For each word that lines of this part have, what it says of them, torch's lines and ours."""
     theirs = [word_of(line, "torch") for line in differing(torch, same)]
     ours = [word_of(line, "port") for line in differing(port, same)]
-    rows = ["| torch | jaxpar | |", "|---|---|---|"]
+    found = []
     for word in WORDS:
-        sides = [cell([line for line, each in side if each is word]) for side in (theirs, ours)]
-        if any(sides):
-            rows.append(f"| {sides[0]} | {sides[1]} | {word.text} |")
-    return "\n".join(rows)
+        before = [f"- {line}" for line, each in theirs if each is word]
+        after = [f"+ {line}" for line, each in ours if each is word]
+        if before or after:
+            found.append("\n".join([word.text, "", "```diff", *before, *after, "```"]))
+    return "\n\n".join(found)
 
 
 def differing(text: str, same: set[str]) -> list[str]:
@@ -206,10 +207,6 @@ def word_of(line: str, side: str) -> tuple[str, Word]:
         if re.search(getattr(word, side), line.lstrip('"')):
             return line, word
     raise ValueError(f"line_by_line: no word of WORDS explains the {side}'s line {line!r}.")
-
-
-def cell(found: list[str]) -> str:
-    return "<br>".join(f"`{line}`".replace("|", "\\|") for line in found)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def test_every_page_stands_once_in_the_sidebar():
     assert sorted(found) == sorted((PAGES.keys() - {"index"}) | {"api/index"})
 
 
-def test_a_page_stands_where_it_is_linked_first():
+def test_a_page_stands_where_it_is_linked_and_below_the_first_section_last():
     pages = {
         "index": "# A\n[no](d.md)\n## One\n[b](b.md)\n| [d](d.md) |\n```\n[e](e.md)\n```\n"
         "## Two\n[c](c.md#there)\n",
@@ -46,7 +46,7 @@ def test_a_page_stands_where_it_is_linked_first():
         "e": "nobody links it",
     }
     found = navigation.tree(pages)
-    assert found == {"index": {"One": ["b"], "Two": ["c", "api/index"]}, "b": {"": ["d"]}}
+    assert found == {"index": {"One": ["b"], "Two": ["c", "api/index"]}, "c": {"": ["d"]}}
     assert "e" not in standing(found)  # Sphinx says so: it is in no toctree
 
 
