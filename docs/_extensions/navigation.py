@@ -47,7 +47,7 @@ def tree(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
                 found.setdefault(page, {})[caption] = each[-1]
         return each
 
-    # The first section's pages show the way to all others, so what they link stands there only if nowhere else.
+    # The first section's pages show the way to all others, so what they link stands there at last.
     first, *others = below(ENTRANCE, parts(pages[ENTRANCE]))
     todo = [page for each in (*others, first) for page in each]
     for page in todo:
