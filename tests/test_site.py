@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -35,17 +36,81 @@ def test_every_page_stands_once_in_the_sidebar():
     assert sorted(found) == sorted((PAGES.keys() - {"index"}) | {"api/index"})
 
 
-def test_a_page_stands_where_it_is_linked_first():
+def test_a_page_stands_where_it_is_linked_and_below_the_first_section_last():
     pages = {
-        "index": "# A\n[no](d.md)\n## One\n[b](b.md)\n\n```\n[e](e.md)\n```\n## Two\n[c](c.md#there)\n",
+        "index": "# A\n[no](d.md)\n## One\n[b](b.md)\n| [d](d.md) |\n```\n[e](e.md)\n```\n"
+        "## Two\n[c](c.md#there)\n",
         "b": "[c](c.md) and [d](d.md)",
         "c": "[d](d.md)",
         "d": "",
         "e": "nobody links it",
     }
     found = navigation.tree(pages)
-    assert found == {"index": {"One": ["b"], "Two": ["c", "api/index"]}, "b": {"": ["d"]}}
+    assert found == {"index": {"One": ["b"], "Two": ["c", "api/index"]}, "c": {"": ["d"]}}
     assert "e" not in standing(found)  # Sphinx says so: it is in no toctree
+
+
+# ------------------------------------------------------------------------------ what people look for
+
+TOPICS = {
+    "a torch script, line by line": ("line_by_line", "torch.save"),
+    "pmap": ("from_jax", "jax.pmap"),
+    "Linen": ("from_jax", "TrainState"),
+    "nnx.jit": ("from_jax", "nnx.jit"),
+    "virtual devices": ("virtual_devices", "virtual_devices"),
+    "all GPUs of a host": ("data_parallel", "DataParallel"),
+    "several hosts": ("launch", "--nnodes"),
+    "scheduler.step() once an epoch": ("lr_scheduler", "scheduler.step()"),
+    "a rate that can be set": ("optim", "learning_rate|lr"),
+    "a rate that falls on a plateau": ("lr_scheduler", "ReduceLROnPlateau"),
+    "parameter groups": ("optim", "param_groups"),
+    "clipping": ("optim", "clip_grad_norm"),
+    "mixed precision": ("train_step", "bfloat16"),
+    "accumulation": ("train_step", "accumulate"),
+    "evaluation": ("train_step", "eval_step"),
+    "the best checkpoint": ("early_stopping", "best"),
+    "early stopping": ("early_stopping", "patience"),
+    "resuming": ("checkpointer", "restore"),
+    "W&B": ("logging", "wandb"),
+    "TensorBoard": ("logging", "tensorboard"),
+    "a progress bar": ("progress", "progress"),
+    "shuffling and workers": ("data", "num_workers"),
+    "a seed": ("random", "manual_seed"),
+    "SyncBatchNorm": ("nn_norms", "SyncBatchNorm"),
+    "torch's weights": ("weights", "load_torch"),
+    "is my port right": ("compare", "compare"),
+    "out of memory": ("estimate", "memory"),
+    "a job that hangs": ("multi-gpu", "hang"),
+    "collectives": ("distributed", "all_reduce"),
+    "an error": ("errors", "BatchError"),
+}
+"""What people look for, the page that has it, and a word that the page must have."""
+
+
+def clicks(pages: dict[str, str]) -> dict[str, int]:
+    """How many links lead from the entrance to each page, at least."""
+    found, todo = {"index": 0}, ["index"]
+    for page in todo:
+        for link in navigation.LINK.findall(pages[page]):
+            if link not in found:
+                found[link] = found[page] + 1
+                todo.append(link)
+    return found
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_is_found_in_two_clicks(topic):
+    page, word = TOPICS[topic]
+    assert clicks(PAGES)[page] <= 2
+    assert re.search(word, PAGES[page])
+
+
+def test_every_page_is_found_in_two_clicks():
+    assert max(clicks(PAGES).values()) <= 2
+
+
+def test_a_planted_page_far_away_is_seen():
+    assert clicks({"index": "[a](a.md)", "a": "[b](b.md#c)", "b": "[c](c.md)", "c": ""})["c"] == 3
 
 
 # --------------------------------------------------------------------------------- docstrings

@@ -1,6 +1,6 @@
 """The sidebar, made of the pages' own links.
 
-What the entrance links stands under its headings, every other page below the page that links it first.
+What the entrance links stands under its headings, every other page below a page that links it.
 So no list of pages is kept twice, and on GitHub no page shows markup that only Sphinx reads.
 """
 
@@ -36,23 +36,30 @@ def _add(app: Any, page: str, source: list[str]) -> None:
 def tree(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
     """For each page what stands below it in the sidebar, by caption. Breadth first: each page stands once."""
     found: dict[str, dict[str, list[str]]] = {}
-    seen, todo = {ENTRANCE}, [ENTRANCE]
-    for page in todo:
-        sections = parts(pages[page]) if page == ENTRANCE else {"": pages[page]}
+    seen = {ENTRANCE}
+
+    def below(page: str, sections: dict[str, str]) -> list[list[str]]:
+        each = []
         for caption, text in sections.items():
-            below = [link for link in dict.fromkeys(links(text)) if link in pages and link not in seen]
-            seen.update(below)
-            todo += below
-            if below:
-                found.setdefault(page, {})[caption] = below
+            each.append([link for link in dict.fromkeys(links(text)) if link in pages and link not in seen])
+            seen.update(each[-1])
+            if each[-1]:
+                found.setdefault(page, {})[caption] = each[-1]
+        return each
+
+    # The first section's pages show the way to all others, so what they link stands there at last.
+    first, *others = below(ENTRANCE, parts(pages[ENTRANCE]))
+    todo = [page for each in (*others, first) for page in each]
+    for page in todo:
+        todo += below(page, {"": pages[page]})[0]
     *_, last = found[ENTRANCE].values()
     last.append(API)
     return found
 
 
 def parts(text: str) -> dict[str, str]:
-    """The sections of a page by their headings."""
-    _, *rest = re.split(r"^## (.*)\n", text, flags=re.M)
+    """The entrance's sections by their headings, without tables, which lead across the sidebar's order."""
+    _, *rest = re.split(r"^## (.*)\n", re.sub(r"^\|.*$", "", text, flags=re.M), flags=re.M)
     return dict(zip(rest[::2], rest[1::2], strict=True))
 
 
