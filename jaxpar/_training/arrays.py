@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.sharding import Sharding
 
+from .. import _exact
 from .._parallel.modules import Changes, Definition
 from .._parallel.modules.function_view import Applied, AppliedView
 from .._parallel.modules.linen_view import LinenView
@@ -47,6 +48,11 @@ class Arrays(abc.ABC):
     names: list[str]
     parameters: tuple[int, ...]
     world: World
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What was set in the optimizer's state, by name: its rate. Waits for no device."""
+        return {}
 
     @property
     def definitions(self) -> Any:
@@ -222,6 +228,11 @@ class TrainingArrays(ModuleArrays):
         super().__init__(net, module, optimizer.wrt, placement, world, {})
         self.optimizer = ObjectArrays(optimizer, placement, world)
         self.extra: dict[str, Any] = {}
+        self._numbers: dict[int, float] = {}  # of which the optimizer's arrays were made, by position
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {self.optimizer.view.names[i]: number for i, number in self._numbers.items()}
 
     @property
     def definitions(self) -> Any:
@@ -235,6 +246,7 @@ class TrainingArrays(ModuleArrays):
         self.extra |= self.world.shared(here)
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        self._numbers = _exact.recall_all(self.optimizer.held())  # before reading, which may place them anew
         values, optimizer = take_distinct(self, self.optimizer)
         if keep:  # the loss is scaled already, and nothing else is read
             return values, {name: x for name, x in self.extra.items() if name == "scale"}
@@ -249,6 +261,10 @@ class TrainingArrays(ModuleArrays):
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:
             self.optimizer.write(extra.pop("optimizer"))
+            # An update returns its rate as it was, in another array.
+            kept = self.optimizer.view.held()
+            for i, number in self._numbers.items():
+                _exact.remember(kept[i], number)
             self.write(after)
             self.extra = extra
         self.commit(changes)
