@@ -167,6 +167,16 @@ class OptimizerError(JaxparError, ValueError):
     """
 
 
+class HyperparameterError(JaxparError, KeyError, ValueError):
+    """A hyperparameter that the optimizer's state does not hold, so that it cannot be read or set.
+
+    Cause: `optimizer.lr = 0.01` where the rate is a schedule, or optax's without `inject_hyperparams`.
+    Cure: make the optimizer with a number, `optim.adam(lr=0.1)`. torch's dict has a KeyError there.
+    """
+
+    __str__ = Exception.__str__  # KeyError's is the repr
+
+
 class NonFiniteError(JaxparError, FloatingPointError):
     """A gradient was infinite or not a number; the message names the first one and the update.
 

@@ -51,6 +51,11 @@ class Arrays(abc.ABC):
     world: World
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """What was set in the optimizer's state, by name: its rate. Waits for no device."""
+        return {}
+
+    @property
     def definitions(self) -> Any:
         """Of everything that a program is made for; another one needs another program."""
         return self.definition

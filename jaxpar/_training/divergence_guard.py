@@ -144,6 +144,33 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
     )
 
 
+class Settings:
+    """The numbers that are set in an optimizer between steps, such as a rate: ranks must set them alike.
+
+    A question costs a meeting on the host, and a schedule may set a rate before every step. So they are
+    compared at their first changes and then at the 16th, the 32nd, ...: a rank that has missed one, or set
+    another number, is found there, since the number of changes is compared as well.
+    """
+
+    FIRST = 8
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] | None = None
+        self._changes = 0
+        self._told: Fingerprint = ()
+
+    def fingerprint(self, numbers: dict[str, float]) -> Fingerprint:
+        if numbers != self._last:
+            self._changes += self._last is not None
+            self._last = dict(numbers)
+            if self._changes <= self.FIRST or self._changes & (self._changes - 1) == 0:
+                self._told = tuple(
+                    (f"the optimizer's {name}", f"{x!r} (change {self._changes})")
+                    for name, x in numbers.items()
+                )
+        return self._told
+
+
 def _program(update: Update, values: list, optimizer: list) -> str:
     """A digest of what is computed, with constants such as a learning rate."""
     gradients = [values[i] for i in update.parameters]

@@ -23,7 +23,7 @@ from ..distributed.group import rank
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Own, Program, Result
-from .divergence_guard import Fingerprint, Said, compare_programs, next_number
+from .divergence_guard import Fingerprint, Said, Settings, compare_programs, next_number
 from .engine_state import EngineState
 from .watchdog import beat
 from .world import World
@@ -89,6 +89,7 @@ class Engine:
     ):
         self.arrays, self.work, self.state, self.world = arrays, work, state, world
         self._loss_fn, self._fingerprint = loss_fn, fingerprint
+        self._settings = Settings()
 
     def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> Outcome:
         """A step on this rank's batch. `keep` leaves gradients on their replicas for the next to add to."""
@@ -177,7 +178,7 @@ class Engine:
             arrays.names,
             self._loss_fn,
             keep,
-            self._fingerprint,
+            self._fingerprint + self._settings.fingerprint(arrays.numbers),
             self.world.group,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from .. import _exact
 from .._parallel.modules import Changes
 from .._parallel.placement import Placement
 from .arrays import ObjectArrays, take_distinct
@@ -34,6 +35,11 @@ class TrainingArrays(GivenArrays):
         super().__init__(net, module, placement, world)
         self.optimizer = ObjectArrays(optimizer, placement, world)
         self.extra: dict[str, Any] = {}
+        self._numbers: dict[int, float] = {}  # of which the optimizer's arrays were made, by position
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {self.optimizer.view.names[i]: number for i, number in self._numbers.items()}
 
     @property
     def definitions(self) -> Any:
@@ -54,6 +60,7 @@ class TrainingArrays(GivenArrays):
         self.extra |= self.world.shared(here)
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        self._numbers = _exact.recall_all(self.optimizer.held())  # before reading, which may place them anew
         values, optimizer = take_distinct(self, self.optimizer)
         if keep:  # the loss is scaled already, and nothing else is read
             return values, {name: x for name, x in self.extra.items() if name == "scale"}
@@ -68,6 +75,10 @@ class TrainingArrays(GivenArrays):
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:
             self.optimizer.write(extra.pop("optimizer"))
+            # An update returns its rate as it was, in another array.
+            kept = self.optimizer.view.held()
+            for i, number in self._numbers.items():
+                _exact.remember(kept[i], number)
             self.write(after)
             self.extra = extra
         self.commit(changes)
