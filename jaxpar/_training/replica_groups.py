@@ -37,9 +37,10 @@ def settle_groups(module: nnx.Module, world: World) -> None:
     }
     # A rank outside of the group is alone, as in torch.
     mine = {path: _ranks(layer.process_group) for path, layer in layers.items()}
-    texts = exchange(_WHAT, json.dumps(mine), group=world.group)
+    told = [json.loads(text) for text in exchange(_WHAT, json.dumps(mine), group=world.group)]
+    found = {path: _groups(path, told, world) for path in dict.fromkeys(p for said in told for p in said)}
     for path, layer in layers.items():
-        layer.process_group = _groups(path, [json.loads(text) for text in texts], world)
+        layer.process_group = found[path]
 
 
 def _ranks(group: Group | NonMember) -> list[int]:

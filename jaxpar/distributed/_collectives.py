@@ -91,7 +91,13 @@ def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -
     """
     if (found := member(group, "all_gather")) is None:
         return None
-    return _uneven(found, x) if uneven else _gathered(found, "all_gather", x)
+    if uneven:
+        return _uneven(found, x)
+    try:
+        return _gathered(found, "all_gather", x)
+    except DivergenceError as error:
+        hint = "If only shapes are to differ, write all_gather(x, uneven=True) on all ranks."
+        raise DivergenceError(f"{error} {hint}") from None
 
 
 def all_gather_into_tensor(x: PyTree, group: ProcessGroup = None) -> PyTree:
@@ -217,14 +223,7 @@ def reduce_scatter_tensor(x: PyTree, op: str = "sum", group: ProcessGroup = None
 
 
 def _gathered(group: Group, function: str, x: PyTree) -> list[PyTree]:
-    try:
-        every = run(group, function, bodies.gather, "", x)
-    except DivergenceError as error:
-        if function != "all_gather":
-            raise
-        raise DivergenceError(
-            f"{error} If only shapes are to differ, write all_gather(x, uneven=True) on all ranks."
-        ) from None
+    every = run(group, function, bodies.gather, "", x)
     return [jax.tree.map(lambda _, of, r=rank: of[r], x, every) for rank in range(group.size)]
 
 

@@ -25,7 +25,7 @@ def all_gather_object(
     """Every rank's `obj`, in rank order, on every rank.
 
     Args:
-      object_list: a list of W entries, which are replaced; None makes one.
+      object_list: a list whose first W entries are replaced; None makes one.
       obj: None, booleans, numbers, texts, bytes; lists, tuples, dicts and sets of these; NumPy and JAX
         arrays. A JAX array comes back on the first device of the process.
       group: whose ranks take part, see `new_group`.
@@ -36,7 +36,7 @@ def all_gather_object(
       `object_list`; None, with a warning, on a rank outside of the group.
 
     Raises:
-      GroupError: there is no group; a list of another length. LeafError: an object, of this rank or of
+      GroupError: there is no group; a list that is too short. LeafError: an object, of this rank or of
         another, that only pickle can send, or more than 256 MiB of text. DivergenceError: ranks call
         something else. DistributedError: ranks did not come.
 
@@ -44,7 +44,7 @@ def all_gather_object(
     """
     if (found := member(group, "all_gather_object")) is None:
         return None
-    problem = _length(object_list, found.size, "object_list")
+    problem = _short(object_list, found.size, "object_list")
     texts, problem = _texts([obj], ["obj"], allow_pickle, problem)
     every = post(found, _call("all_gather_object", allow_pickle), texts, range(found.size), 0, problem)
     return _fill(object_list, every, allow_pickle)
@@ -63,7 +63,7 @@ def gather_object(
 
     Args:
       obj, group, allow_pickle: as in `all_gather_object`.
-      object_gather_list: on `dst` a list of W entries, which are replaced; None on the others.
+      object_gather_list: on `dst` a list whose first W entries are replaced; None on the others.
       dst: which rank, of the default group. group_dst: the same as a rank of `group`. 0 if both are left out.
 
     Raises: as `all_gather_object`; GroupError for a list on another rank, or none on `dst`.
@@ -160,13 +160,15 @@ def _where(object_gather_list: list[Any] | None, size: int, is_dst: bool) -> Pro
     if bool(object_gather_list) is not is_dst:
         on = "be specified on destination rank" if is_dst else "NOT be specified on non-destination ranks"
         return GroupError(f"Argument ``gather_list`` must {on}.")
-    return _length(object_gather_list, size, "object_gather_list")
+    return _short(object_gather_list, size, "object_gather_list")
 
 
 def _to_scatter(group: Group, objects: list[Any] | None, allow_pickle: bool) -> tuple[list[str], Problem]:
     if objects is None:
         return [], GroupError("source rank must provide non-None scatter_object_input_list")
-    problem = _length(objects, group.size, "scatter_object_input_list")
+    problem = None
+    if len(objects) != group.size:
+        problem = _entries("scatter_object_input_list", len(objects), group.size)
     names = [f"scatter_object_input_list[{i}]" for i in range(len(objects))]
     return _texts(objects, names, allow_pickle, problem)
 
@@ -183,10 +185,13 @@ def _texts(
         return [], error
 
 
-def _length(given: list[Any] | None, size: int, name: str) -> Problem:
-    if given is None or len(given) == size:
-        return None
-    return GroupError(f"{name} has {len(given)} entries for {size} ranks; it needs one for each.")
+def _short(given: list[Any] | None, size: int, name: str) -> Problem:
+    """A longer one keeps the rest, as in torch: one list may serve groups of all sizes."""
+    return None if given is None or len(given) >= size else _entries(name, len(given), size)
+
+
+def _entries(name: str, have: int, size: int) -> GroupError:
+    return GroupError(f"{name} has {have} entries for {size} ranks; it needs one for each.")
 
 
 def _call(function: str, allow_pickle: bool, **same: int) -> str:
@@ -198,5 +203,5 @@ def _fill(given: list[Any] | None, texts: list[str], allow_pickle: bool) -> list
     found = [from_text(text, allow_pickle) for text in texts]
     if given is None:
         return found
-    given[:] = found
+    given[: len(found)] = found
     return given
