@@ -10,7 +10,8 @@ def set_torch_worker(worker: int, workers: int, seed: int, dataset: Any) -> None
     """Makes this process a worker for `torch.utils.data.get_worker_info`, seeded as torch seeds its own.
 
     torch has no public word for it. Without it an iterable data set that takes its share by
-    `torch.utils.data.get_worker_info` would be read whole by every worker. torch is loaded already, by the data set.
+    `torch.utils.data.get_worker_info` would be read whole by every worker. torch is loaded already, by the
+    data set.
     """
     torch = sys.modules["torch"]
     theirs = torch.utils.data._utils.worker
