@@ -120,6 +120,15 @@ class NestedError(JaxparError, RuntimeError):
     """
 
 
+class WorkerError(JaxparError, RuntimeError):
+    """A worker process of a `DataLoader` has died.
+
+    Cause: the kernel ended it when memory was used up, or native code of the data set has crashed.
+    Cure: the message names the worker, the signal and the batch; fewer workers, or `num_workers=0` to see
+    where.
+    """
+
+
 class CollectiveError(JaxparError, RuntimeError):
     """A module communicates between replicas while these have different numbers of rows.
 

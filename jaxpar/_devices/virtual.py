@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 
 from ..errors import BackendError, DeviceError
@@ -119,6 +120,18 @@ def _set(n: int) -> bool:
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
     return True
+
+
+def hide_accelerators() -> None:
+    """Leaves CPU devices to this process, so that it takes no memory of a GPU that another one trains on.
+
+    For processes that help another one. It is too late where JAX has started, and does not load JAX.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _safe(n: int) -> int:

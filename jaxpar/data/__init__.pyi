@@ -17,3 +17,5 @@ from ._stack_dataset import StackDataset as StackDataset
 from ._subset import Subset as Subset
 from ._subset import random_split as random_split
 from ._tensor_dataset import TensorDataset as TensorDataset
+from ._worker_info import WorkerInfo as WorkerInfo
+from ._worker_info import get_worker_info as get_worker_info

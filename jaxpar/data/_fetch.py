@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeAlias
@@ -22,20 +23,30 @@ Gather = Callable[[Index], Batch]
 Fetch = Callable[[int, Index], Batch]
 """`fetch(number, index) -> batch`: `number` counts the batches of an epoch, for the notes."""
 
-END = object()
-"""Stands for the end: what follows the last batch of an iterable."""
+
+class End(enum.Enum):
+    """Stands for the end: what follows the last batch of an iterable. The same one in every process."""
+
+    END = enum.auto()
+
+
+END = End.END
 
 
 def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) -> Fetch:
     """The function that reads a batch. `batched`: whether an index is the rows of a batch, or one row."""
     if is_stream(dataset):
         return _IterableFetcher(dataset, collate, batched, drop_last)
-    gather = _look_up(dataset) if batched and collate is default_collate else None
+    gather = look_up(dataset, collate) if batched else None
     return _MapFetcher(dataset, collate, batched) if gather is None else ArrayFetcher(gather)
 
 
-def _look_up(dataset: Dataset) -> Gather | None:
+def look_up(dataset: Dataset, collate: Collate) -> Gather | None:
     """Reads a batch with one look-up per array, which gives the same as collating its rows one by one."""
+    return _look_up(dataset) if collate is default_collate else None
+
+
+def _look_up(dataset: Dataset) -> Gather | None:
     if type(dataset) is TensorDataset and dataset.numeric:
         return dataset.gather
     if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):

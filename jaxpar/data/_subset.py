@@ -9,7 +9,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..random import Generator
 from ._dataset import Dataset
@@ -89,8 +89,9 @@ def random_split(
         )
     if min(lengths, default=0) < 0:
         raise ValueError(f"random_split: the lengths are {lengths}, and no subset has fewer than 0 rows.")
-    rows = iter(g.randperm(sum(lengths)).tolist())  # type: ignore[arg-type]
-    return [Subset(dataset, list(itertools.islice(rows, length))) for length in lengths]  # type: ignore[arg-type]
+    counts = cast(list[int], lengths)
+    rows = iter(g.randperm(sum(counts)).tolist())
+    return [Subset(dataset, list(itertools.islice(rows, count))) for count in counts]
 
 
 def _of_fractions(rows: int, fractions: Sequence[float]) -> list[float]:
