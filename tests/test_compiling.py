@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -136,3 +139,48 @@ def test_a_closed_stderr_does_no_harm(monkeypatch):
     monkeypatch.setattr("sys.stderr", closed)
     closed.write = lambda text: (_ for _ in ()).throw(ValueError("I/O operation on closed file"))
     step_of()(X)
+
+
+RESTARTED = """
+import os
+import signal
+
+import jax
+
+events = []
+jax.monitoring.register_event_listener(lambda event, **rest: events.append(event))
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import jaxpar
+
+jaxpar.distributed.init_process_group()
+net = jaxpar.DistributedDataParallel(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+optimizer = nnx.Optimizer(net, optax.sgd(0.1), wrt=nnx.Param)
+float(jaxpar.train_step(net, optimizer, lambda net, x: (net(x) ** 2).mean())(jnp.ones((4, 3))))
+attempt, rank = os.environ["JAXPAR_RESTART_COUNT"], jaxpar.distributed.get_rank()
+of_cache = [event.rpartition("/")[2] for event in events if "compilation_cache/cache_" in event]
+print("cache", attempt, rank, of_cache.count("cache_hits"), of_cache.count("cache_misses"), flush=True)
+jaxpar.distributed.barrier()
+if attempt == "0" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_restart_under_launch_reads_its_programs_from_the_cache(tmp_path):
+    script, cache = tmp_path / "train.py", tmp_path / "cache"
+    script.write_text(RESTARTED)
+    line = [sys.executable, "-m", "jaxpar", "launch", "-n", "2", "--max-restarts", "1", str(script)]
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    ended = subprocess.run(line, capture_output=True, text=True, env=os.environ | variables, timeout=200)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = [tuple(map(int, found)) for found in re.findall(r"cache (\d) (\d) (\d+) (\d+)", ended.stdout)]
+    hits = {(attempt, rank): hits for attempt, rank, hits, _ in told}
+    misses = {(attempt, rank): misses for attempt, rank, _, misses in told}
+    assert set(hits) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert misses[0, 0] > 0
+    assert misses[1, 0] == misses[1, 1] == 0
+    assert hits[1, 0] >= misses[0, 0]

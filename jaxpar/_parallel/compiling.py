@@ -120,7 +120,7 @@ _suggested = False
 
 def _suggest_cache() -> None:
     global _suggested
-    if _suggested or jax.config.jax_compilation_cache_dir:
+    if _suggested or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     _suggested = True
     _write(

@@ -331,6 +331,10 @@ class _LinenDistributed(_Distributed):
     def __init__(self, module: linen.Module, world: World, backend: str, state: EngineState):
         self._remember(module, world, backend, state)
 
+    def holding(self, module: nnx.Module) -> Any:
+        """The same wrapper of a module that holds its variables, which are made equal on all ranks."""
+        return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
+
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's variables, rank 0's on all ranks."""
         variables = self.module.init(rngs, *args, **kwargs)

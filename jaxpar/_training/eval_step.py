@@ -31,6 +31,7 @@ from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
 from .engine_state import EngineState
 from .given_arrays import GivenArrays
+from .linen_net import collections_of, held, is_linen, wrapped
 from .nets import as_one, check_alike, check_objects
 from .precision import Precision, check_precision
 from .work import Whole, WholeBatch, placement_of
@@ -46,7 +47,8 @@ def eval_step(
     """A compiled `evaluate(*batch)` of a module in evaluation mode.
 
     Args:
-      net: as for `train_step`. Its own mode, statistics and random streams stay as they are.
+      net: as for `train_step`; of a Linen module `evaluate(state, *batch)` gets its TrainState, or its
+        variables. Its own mode, statistics and random streams stay as they are.
       function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out. The batch may
         hold modules, which are in evaluation mode and stay as they are, and `nnx.Rngs`, whose streams move on
         as in any other call.
@@ -62,6 +64,8 @@ def eval_step(
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
     """
+    if is_linen(net):
+        return _of_linen(net, function, precision)
     nets = tuple(net) if isinstance(net, (tuple, list)) else (net,)
     for each in nets:
         if not isinstance(each, nnx.Module):
@@ -86,6 +90,24 @@ def eval_step(
         if found is not None:
             _check_numbers(outputs, found)
         return outputs
+
+    return evaluate
+
+
+def _of_linen(
+    net: Any, function: Callable[..., Any] | None, precision: Precision | None
+) -> Callable[..., Any]:
+    """`evaluate(variables, *batch)`, where the variables may stand in a TrainState."""
+    latest: list[Any] = []
+
+    def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
+        variables = collections_of(state) if hasattr(state, "params") else state
+        if not latest or not held(latest[0]).fits(variables):
+            holder = wrapped(net, variables)
+            latest[:] = [holder, eval_step(holder, function, precision=precision)]
+        else:
+            held(latest[0]).take(variables)
+        return latest[1](*batch, **kwargs)
 
     return evaluate
 

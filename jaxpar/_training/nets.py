@@ -16,12 +16,21 @@ from .._parallel.modules.bundle import Bundle, nets_of, refuse_metrics
 from .._parallel.placement import Placement
 from .distributed_data_parallel import DistributedDataParallel
 from .engine_state import EngineState
+from .linen_net import from_linen, is_linen
 from .work import placement_of
 
 
 def as_one(nets: Any) -> Any:
     """A module as it is; several as a bundle."""
     return Bundle(nets) if isinstance(nets, (tuple, list)) else nets
+
+
+def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Linen modules and their states as NNX modules and optimizers; those of NNX as they are."""
+    if isinstance(net, tuple) and isinstance(optimizer, tuple) and len(net) == len(optimizer):
+        pairs = [as_nnx(*pair) for pair in zip(net, optimizer, strict=True)]
+        return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    return from_linen(net, optimizer) if is_linen(net) else (net, optimizer)
 
 
 def check_nets(net: Any, optimizer: Any) -> None:

@@ -17,7 +17,7 @@ from flax import nnx
 
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
-from .._parallel.modules.bundle import set_aside
+from .._parallel.modules.bundle import nets_of, set_aside
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._typing import PyTree
@@ -29,7 +29,8 @@ from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
-from .nets import as_one, check_nets, check_objects, refuse_context, state_of, unwrapped
+from .linen_net import LinenOptimizer
+from .nets import as_nnx, as_one, check_nets, check_objects, refuse_context, state_of, unwrapped
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
 from .step_state import counts, restore, saved
@@ -64,7 +65,9 @@ def train_step(
       net: an NNX module: plain, a DataParallel, or a DistributedDataParallel. It holds the results after
         every step, and may be read, changed, saved and evaluated between two of them. Or several such
         modules, `(a, b)`, all wrapped alike; a loss function is then given `(a, b)`.
-      optimizer: made from `net`; what its `wrt` lets through is trained. Of several modules one for each.
+        A Linen module, or its wrapper, is one too.
+      optimizer: made from `net`; what its `wrt` lets through is trained. Of several modules one for each. Of
+        a Linen module its `TrainState`, whose arrays the step takes over; `step.state` is the next one.
       loss_fn: `loss_fn(net, *batch)`, one number. A DistributedDataParallel evaluates it on every replica's
         own rows with the module that it wraps. The batch is whatever the step is called with: arrays, and
         also modules, `nnx.Rngs` and metrics, which it uses and does not train. As in torch their statistics,
@@ -88,13 +91,14 @@ def train_step(
 
     torch counterpart: `optimizer.zero_grad(); loss_fn(...).backward(); optimizer.step()`.
     """
+    net, optimizer = (tuple(x) if isinstance(x, list) else x for x in (net, optimizer))
+    net, optimizer = as_nnx(net, optimizer)
     check_nets(net, optimizer)
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ValueError(f"train_step: accumulate must be a positive int, not {accumulate!r}.")
     if on_nonfinite not in ("raise", "skip", "ignore"):
         raise ValueError(f"train_step: on_nonfinite={on_nonfinite!r} must be 'raise', 'skip' or 'ignore'.")
     check_precision(precision, "train_step")
-    net, optimizer = (tuple(x) if isinstance(x, list) else x for x in (net, optimizer))
     return TrainStep(net, optimizer, loss_fn, accumulate, has_aux, precision, on_nonfinite)
 
 
@@ -179,6 +183,21 @@ class TrainStep:
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
         return self._engine.trace(batch, kwargs, kept=self._accumulate > 1).lower()
+
+    @property
+    def state(self) -> Any:
+        """Of a Linen module: its TrainState as it is now; of several, a tuple. The next step donates its
+        arrays.
+
+        Raises AttributeError: of an NNX module, which holds its own state.
+        """
+        pairs = zip(self._nets, nets_of(as_one(self.optimizer)), strict=True)
+        states = tuple(its.state(net) if isinstance(its, LinenOptimizer) else None for net, its in pairs)
+        if None in states:
+            raise AttributeError(
+                "TrainStep.state: an NNX module and its optimizer hold their own: step.net, step.optimizer."
+            )
+        return states if isinstance(self.net, tuple) else states[0]
 
     def check(self) -> None:
         """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
