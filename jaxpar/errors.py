@@ -250,6 +250,15 @@ class SpecError(JaxparError, ValueError):
     """
 
 
+class PortError(JaxparError, ValueError):
+    """`jaxpar.parity.port` cannot begin: there is no module, or no source, or no call to watch.
+
+    Cause: a constructor's argument that cannot be written down, such as a tensor; a class that was made in an
+    interactive session and has no file; a file that cannot be read.
+    Cure: give a function that makes the module, defined at the top of a file, with the inputs of one call.
+    """
+
+
 class MaskError(JaxparError, ValueError):
     """Dropout is called in other places, or on other shapes, in Flax than in torch.
 

@@ -20,8 +20,10 @@ from ._plain import scaled_dot_product_attention as scaled_dot_product_attention
 from ._plain import softshrink as softshrink
 from ._plain import threshold as threshold
 from ._shapes import chunk as chunk
+from ._shapes import expand as expand
 from ._shapes import flatten as flatten
 from ._shapes import split as split
+from ._shapes import squeeze as squeeze
 from ._shapes import unflatten as unflatten
 from ._softplus import softplus as softplus
 from ._spatial import adaptive_avg_pool1d as adaptive_avg_pool1d

@@ -46,3 +46,20 @@ def chunk(x: jax.Array, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
     if chunks < 1:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     return split(x, -(-x.shape[dim] // chunks) or 1, dim)
+
+
+def expand(x: jax.Array, *sizes: int | Sequence[int]) -> jax.Array:
+    """x repeated along axes of length 1, and along more axes before; -1 keeps a length.
+
+    torch counterpart: `torch.Tensor.expand`.
+    """
+    wanted = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    before = (1,) * (len(wanted) - x.ndim)
+    full = [own if size == -1 else size for size, own in zip(wanted, before + x.shape, strict=True)]
+    return jnp.broadcast_to(x, full)
+
+
+def squeeze(x: jax.Array, dim: int | Sequence[int] | None = None) -> jax.Array:
+    """Without these axes of length 1, or all; longer ones stay. torch counterpart: `torch.squeeze`."""
+    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    return jnp.squeeze(x, tuple(axis for axis in axes if x.shape[axis] == 1))
