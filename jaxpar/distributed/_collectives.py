@@ -22,6 +22,7 @@ from jax.tree_util import PyTreeDef
 from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
 from ..errors import GroupError, LeafError
+from . import whereabouts
 from .group import Group, default_group
 from .step_agreement import ledger
 
@@ -232,6 +233,7 @@ def _agree(
     book = ledger("collectives")
     if book is None:
         return
+    whereabouts.begin(function, "collectives")
     number = next(_calls.setdefault(group.generation, itertools.count(1)))
     key = (function, option, treedef, tuple((x.shape, str(x.dtype)) for x in arrays))
     book.check(
