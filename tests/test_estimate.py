@@ -587,6 +587,17 @@ def test_no_colour_means_two_things():
     assert nearest([*COLOURS, *picture.KINDS.values(), "#0070B0"]) < 5  # planted
 
 
+@pytest.mark.parametrize(("room", "dashed"), [(60e9, False), (1e4, True)])
+def test_a_small_model_fills_its_panel(room, dashed, found):
+    """Beside 60 GB its kilobytes would be an empty panel."""
+    pytest.importorskip("matplotlib")
+    memory, _ = picture.drawn(dataclasses.replace(found, room=room)).axes
+    top = max(bar.get_y() + bar.get_height() for bar in memory.patches)
+    assert top > 0.02 * memory.get_ylim()[1]
+    assert memory.get_ylabel().startswith("memory [kB]")
+    assert ("dashed" in memory.get_ylabel()) is bool(memory.lines) is dashed
+
+
 def legend(panel) -> list[str]:
     return [text.get_text() for text in panel.get_legend().get_texts()]
 

@@ -69,7 +69,7 @@ def draw(columns: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> Non
 
 def panels(steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> Any:
     """A figure with a panel for each metric over the steps, up to three side by side."""
-    across = min(len(metrics), 3)
+    across = 2 if len(metrics) == 4 else min(len(metrics), 3)
     down = math.ceil(len(metrics) / across)
     made = figure("MetricsLog", (4.2 * across, 3 * down))
     grid = made.subplots(down, across, squeeze=False).flat

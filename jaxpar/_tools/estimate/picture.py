@@ -16,9 +16,12 @@ KINDS = {
     "products, forward": "#332288",
     "products, backward": "#CC79A7",
     "other kernels": "#E3D4C0",
-    EXCHANGE: "#000000",
+    EXCHANGE: "#882255",
 }
 """None is a colour of the bar beside them, where it means another thing."""
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+SEEN = 0.02
+"""Of a device's memory: a lower bar would be a line on the floor."""
 THIN = 0.0008
 """Of the step: shorter kernels are drawn this long, or nobody would see them."""
 
@@ -32,10 +35,7 @@ def drawn(found: Any) -> Any:
     """The figure, without its foot."""
     picture = figure("estimate", (12, 5))
     memory, lanes = picture.subplots(1, 2, width_ratios=(1, 4))
-    bars(memory, ["one device"], {part: [getattr(found.memory, part) / 1e9] for part in PARTS})
-    memory.axhline(found.room / 1e9, color="black", linestyle="--", linewidth=1)
-    memory.set_ylabel("memory [GB]; dashed: what JAX takes")
-    memory.set_xlim(-0.6, 0.6)
+    _draw_memory(memory, found)
     _draw_lanes(lanes, found)
     for panel, columns in ((memory, 2), (lanes, 4)):
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
@@ -43,6 +43,18 @@ def drawn(found: Any) -> Any:
     compiled = "" if not found.why else f" (compiled for {found.platform})"
     picture.suptitle(f"{found.subject}{compiled}: predicted, not measured")
     return picture
+
+
+def _draw_memory(panel: Any, found: Any) -> None:
+    """A bar of what a device holds, and what it may; beside that, a small model would not be seen."""
+    scale, unit = next(((s, u) for s, u in UNITS if found.memory.total >= s), UNITS[-1])
+    bars(panel, ["one device"], {part: [getattr(found.memory, part) / scale] for part in PARTS})
+    room = f"JAX takes {number(found.room, 'B')}"
+    if found.memory.total > SEEN * found.room:
+        panel.axhline(found.room / scale, color="black", linestyle="--", linewidth=1)
+        room = f"dashed: {room}"
+    panel.set_ylabel(f"memory [{unit}]; {room}")
+    panel.set_xlim(-0.6, 0.6)
 
 
 def _draw_lanes(panel: Any, found: Any) -> None:
