@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxpar"
 
 FLOORS = [
-    {"errors", "_stamp", "_typing", "_upstream", "_version"},
+    {"errors", "_exact", "_stamp", "_typing", "_upstream", "_version"},
     {"_tree", "_interrupt", "_rulebook"},
     {"_devices", "random"},
     {"_parallel", "distributed"},

@@ -772,7 +772,7 @@ def test_an_empty_data_set_has_no_batches():
 
 
 def test_refused_on_its_own_terms():
-    with pytest.raises(ValueError, match="workers are threads here"):
+    with pytest.raises(ValueError, match=r"context=.fork. copies"):
         DataLoader(ROWS, num_workers=1, multiprocessing_context="fork")
     with pytest.raises(ValueError, match="either generator or seed"):
         DataLoader(ROWS, generator=Generator(0), seed=0)

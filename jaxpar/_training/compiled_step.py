@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from .._parallel import program as _program
 from .._parallel.backends import Backend
+from .._parallel.compiling import begun
 from .._parallel.placement import Placement
 from .._parallel.program import Differentiated, Kind, Local
 from .._parallel.reduce import terms_of
@@ -140,6 +141,7 @@ def compiled(
     XLA's."""
 
     def step(values: list, extra: dict[str, Any], own: Own, batch: PyTree) -> Result:
+        begun()
         return plan(values, extra, own, batch)
 
     return jax.jit(step, donate_argnames=donate, compiler_options=dict(options) or None)
