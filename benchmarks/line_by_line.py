@@ -90,15 +90,16 @@ WORDS = [
         "The loss is a function of the module and a batch: [losses](losses.md).",
     ),
     Word(
-        r"StepLR|scheduler",
-        r"by_epoch",
-        "A schedule is a function of the step, so there is nothing to step or to save: "
+        r"^scheduler",
+        r"^scheduler",
+        "torch's schedules, stepped once an epoch or once a batch; saved with the rest: "
         "[lr_scheduler](lr_scheduler.md).",
     ),
     Word(
         r"optim\.SGD",
-        r"optim\.sgd|nnx\.Optimizer",
-        "torch's optimizer, arguments and numbers, as an optax transformation: [optim](optim.md).",
+        r"optim\.sgd",
+        "torch's optimizer, arguments and numbers, as an optax transformation; `optimizer.lr` can be set: "
+        "[optim](optim.md).",
     ),
     Word(
         r"sampler|DataLoader",
@@ -120,7 +121,7 @@ WORDS = [
     ),
     Word(
         r"torch\.(save|load)|state_dict|os\.|saved|state = ",
-        r"[cC]heckpointer",
+        r"[cC]heckpointer|state = ",
         "All of a step or nothing of it, every byte checked, while training goes on. All ranks call it: "
         "[Checkpointer](checkpointer.md).",
     ),
