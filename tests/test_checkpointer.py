@@ -885,7 +885,7 @@ def test_large_states_of_several_processes(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "0"]
 
 
-def test_more_processes_than_before_get_streams_of_their_own(monkeypatch):
+def test_more_processes_than_before_get_streams_of_their_own(monkeypatch, tmp_path):
     from jaxpar._checkpointer import ranks as world
 
     states = [
@@ -895,6 +895,6 @@ def test_more_processes_than_before_get_streams_of_their_own(monkeypatch):
     found = []
     for r in range(4):
         monkeypatch.setattr(world, "rank", lambda r=r: r)
-        found.append(raw(plain.decode(world.own(states, "rngs")["key"]["value"])))
+        found.append(raw(plain.decode(world.own(tmp_path, {"states": states}, "rngs")["key"]["value"])))
     assert found[:2] == [raw(jax.random.key(r)) for r in range(2)]
     assert len(set(found)) == 4

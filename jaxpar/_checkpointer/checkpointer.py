@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
 from .background import Background
 from .item import StatefulItem, TreeItem, item_of
-from .ranks import agree, check_alike, preempted, rank
+from .ranks import Outcomes, agree, check_alike, preempted, rank, size, take_along
 from .reading import Values, read_step
-from .snapshot import on_host, snapshot
-from .step import Arrays, Damage, State, check_step
+from .snapshot import Snapshot, on_host, snapshot
+from .step import Arrays, Damage, Parts, State, check_step
 from .store import Store
 from .warn import warn
 
 REQUEUE = 75
 """EX_TEMPFAIL: the state is saved, start me again. `jaxpar launch` and batch systems understand it."""
+
+
+T = TypeVar("T")
+
+
+class _Attempt(Generic[T]):
+    """What a function returned or raised; calling it does the same."""
+
+    def __init__(self, work: Callable[[], T]):
+        self._error: Exception | None = None
+        try:
+            self._result = work()
+        except Exception as error:
+            self._error = error
+
+    def __call__(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
 
 
 class Restored(NamedTuple):
@@ -84,6 +107,9 @@ class Checkpointer:
         self.save_every, self.asynchronous, self.on_save_error = save_every, asynchronous, on_save_error
         self._store = Store(self.directory, max_to_keep)
         self._background = Background()
+        self._outcomes = Outcomes(self.directory)
+        self._pending: int | None = None
+        """Of every rank but 0: the step that it saved last, until it knows what became of it."""
 
     # ------------------------------------------------------------------------------------------- saving
 
@@ -118,39 +144,67 @@ class Checkpointer:
             return False
         if not items:
             raise TypeError("Checkpointer.save: there is nothing to save; pass items by name: net=net.")
-        started = self._begin(step, items)
+        taken = _Attempt(lambda: snapshot(items))
+        together = leaving or taken.failed or bool(taken().own)
+        came, started = self._begin(step, taken, together)
         if leaving or not self.asynchronous:
             started = self.wait() and started
+        if leaving and len(came) < size():
+            take_along(f"rank 0 has saved step {step} after a SIGTERM, and ends all ranks.", REQUEUE)
         if leaving:
             raise SystemExit(REQUEUE)
         return started
 
-    def _begin(self, step: int, items: Mapping[str, PyTree]) -> bool:
+    def _begin(self, step: int, taken: _Attempt[Snapshot], together: bool) -> tuple[list[int], bool]:
+        """The ranks that take part, as far as that matters, and whether the step is being written."""
         arrays: Arrays = {}
 
         def take() -> tuple[int, State, dict[str, str], str | None, str | None]:
-            taken, before, full = snapshot(items), None, None
+            found, before, full = taken(), None, None
             if rank() == 0:
-                arrays.update(on_host(taken.arrays))
+                arrays.update(on_host(found.arrays))
                 before = self._background.wait()
                 self._make_way(step)
                 full = self._store.full(step, arrays)
-            return step, taken.small, taken.digests, before, full
+            return step, found.small, found.digests, before, full
 
-        answers = agree("Checkpointer.save", take)
-        steps, states, digests, (before, *_), (full, *_) = zip(*answers, strict=True)
-        if len(set(steps)) > 1:
-            raise CheckpointError(
-                f"Checkpointer.save: the ranks save different steps: {list(steps)}. All must call it with "
-                "the same one."
-            )
-        check_alike(digests)
-        self._complain(before)
-        self._complain(full)
+        if rank() == 0:
+            self._outcomes.begin()
+        else:
+            self._pending = step
+        try:
+            answers = agree("Checkpointer.save", self.directory, take, together)
+            steps, states, digests, (before, *_), (full, *_) = zip(*answers.values(), strict=True)
+            if len(set(steps)) > 1:
+                raise CheckpointError(
+                    f"Checkpointer.save: the ranks save different steps: {list(steps)}. All must call it "
+                    "with the same one."
+                )
+            check_alike(digests)
+            self._complain(before)
+            self._complain(full)
+        except Exception as error:
+            self._pending = None
+            if rank() == 0:
+                self._outcomes.tell(step, str(error))
+            raise
         if full is None and rank() == 0:
+            parts: Parts | None = None
+            if together and len(answers) < size():
+                parts = {"ranks": list(answers), "size": size(), "items": taken().own}
             once = states[:1] if all(state == states[0] for state in states) else states
-            self._background.start(lambda: self._store.write(step, arrays, list(once)))
-        return full is None
+            self._background.start(lambda: self._write(step, arrays, list(once), parts))
+        return list(answers), full is None
+
+    def _write(self, step: int, arrays: Arrays, states: list[State], parts: Parts | None) -> None:
+        trouble = ""
+        try:
+            self._store.write(step, arrays, states, parts)
+        except Exception as error:
+            trouble = str(error)
+            raise
+        finally:
+            self._outcomes.tell(step, trouble)
 
     def _make_way(self, step: int) -> None:
         """Locks the directory, and sets a step aside whose number is needed, if it is damaged. That is found
@@ -184,7 +238,10 @@ class Checkpointer:
         Returns:
           Whether it is. Raises CheckpointError if not, unless `on_save_error="warn"`.
         """
-        (trouble, *_) = agree("Checkpointer.wait", self._background.wait)
+        trouble = self._background.wait()
+        if self._pending is not None:
+            step, self._pending = self._pending, None
+            trouble = self._outcomes.ask(step)
         self._complain(trouble)
         return trouble is None
 
@@ -265,8 +322,10 @@ class Checkpointer:
             values.update(new)
             return found
 
-        (chosen, *_) = agree("Checkpointer.restore", lambda: read(step) if rank() == 0 else -1)
-        agree("Checkpointer.restore: read", lambda: rank() == 0 or read(chosen))
+        answers = agree("Checkpointer.restore", self.directory, lambda: read(step) if rank() == 0 else -1)
+        chosen = answers[0]
+        if len(answers) > 1:
+            agree("Checkpointer.restore: read", self.directory, lambda: rank() == 0 or read(chosen))
         # What may refuse its state goes first, so that nothing has changed if it does.
         order = sorted(held, key=lambda name: not isinstance(held[name], StatefulItem))
         put = {name: held[name].put(values[name]) for name in order}

@@ -19,6 +19,7 @@ from flax import linen, nnx
 
 from .._parallel.data_parallel import DataParallel
 from .._training.distributed_data_parallel import DistributedDataParallel
+from .._training.train_step import TrainStep
 from .._tree import is_array
 from .._typing import PyTree
 from ..errors import CheckpointError
@@ -34,10 +35,13 @@ class Leaf(NamedTuple):
 
 
 class NNXItem:
-    """An NNX module, optimizer or `Rngs`, updated in place. Its leaves' names are its attributes'."""
+    """An NNX module, optimizer or `Rngs`, updated in place. Its leaves' names are its attributes'.
 
-    def __init__(self, name: str, node: nnx.Pytree):
-        self.name, self.node = name, node
+    `alike`: whether all ranks are known to hold the same, whatever the leaf is.
+    """
+
+    def __init__(self, name: str, node: nnx.Pytree, alike: bool = False):
+        self.name, self.node, self.alike = name, node, alike
         self._state = [
             (path, leaf)
             for path, leaf in nnx.to_flat_state(nnx.state(node, graph=True))
@@ -67,6 +71,8 @@ class NNXItem:
 class TreeItem:
     """A pytree; another one of the same structure is returned."""
 
+    alike = False
+
     def __init__(self, name: str, tree: PyTree):
         self.name = name
         self._paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -83,8 +89,8 @@ class TreeItem:
 class StatefulItem:
     """An object that gives and takes its own state: a loader, a sampler, a generator, a training step."""
 
-    def __init__(self, name: str, give: Callable[[], object], take: Callable[[PyTree], object]):
-        self.name, self.give, self._take = name, give, take
+    def __init__(self, name: str, give: Callable[[], object], take: Callable[[PyTree], object], alike: bool):
+        self.name, self.give, self._take, self.alike = name, give, take, alike
 
     def leaves(self) -> dict[str, Leaf]:
         """The state as one leaf, whose value is asked for in `save` only."""
@@ -103,11 +109,13 @@ def item_of(name: str, given: PyTree) -> Item:
     Raises:
       CheckpointError: its state cannot be had.
     """
-    inner = given
+    inner, alike = given, False
     while isinstance(inner, (DataParallel, DistributedDataParallel)):
+        # Its steps give all ranks the buffers of one, and random streams are among them.
+        alike |= isinstance(inner, DistributedDataParallel) and inner.engine_state.usual.shares_buffers
         inner = inner.module  # so that a checkpoint does not depend on the wrapper
     if isinstance(inner, nnx.Pytree):
-        return NNXItem(name, inner)
+        return NNXItem(name, inner, alike)
     if isinstance(inner, linen.Module) or inner is not given:
         raise CheckpointError(
             f"Checkpointer: {name} is a {type(inner).__name__} without a state of its own; pass its "
@@ -116,7 +124,7 @@ def item_of(name: str, given: PyTree) -> Item:
     for get, put in (("state_dict", "load_state_dict"), ("get_state", "set_state")):
         give, take = getattr(given, get, None), getattr(given, put, None)
         if callable(give) and callable(take):
-            return StatefulItem(name, give, take)
+            return StatefulItem(name, give, take, isinstance(given, TrainStep))
     stuck = isinstance(given, Iterator)
     leaves = [] if stuck else jax.tree.leaves(given, is_leaf=lambda node: isinstance(node, nnx.Pytree))
     if any(isinstance(leaf, nnx.Pytree) for leaf in leaves):

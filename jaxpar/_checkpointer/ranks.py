@@ -1,26 +1,35 @@
 """What several processes agree on.
 
-Parameters and statistics are the same on all ranks, so rank 0 alone writes them and all ranks read them.
-Small values may differ: positions in the data, random streams. Every rank sends its own to rank 0, which
-stores them once if they are equal, and one for each rank if not. Large arrays in the state of an object have
-no such rule behind them, so their digests are compared, and a difference is refused.
+Parameters and statistics are the same on all ranks, so rank 0 alone writes them and all ranks read them, and
+rank 0 needs nobody to save them. Small values may differ: positions in the data, random streams. Every rank
+that takes part sends its own to rank 0, which stores them once if they are equal, and one for each rank if
+not. Rank 0 does not write before it knows of every other rank that it takes part or has gone on without
+(`distributed.attendance`), so a step never lacks the part of a rank that was on its way. Large arrays in the
+state of an object have no such rule behind them, so their digests are compared, and a difference is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import jax
 import numpy as np
 
 from ..distributed import preempted as preempted
-from ..distributed.exchange import exchange, ranks_text
-from ..distributed.group import rank, size
-from ..errors import CheckpointError
+from ..distributed import whereabouts
+from ..distributed.attendance import attend
+from ..distributed.attendance import take_along as take_along
+from ..distributed.exchange import PREFIX, delete, put, take
+from ..distributed.group import rank, ranks_text, size
+from ..errors import CheckpointError, DistributedError, DivergenceError
 from .plain import LARGE, decode, encode
-from .step import SavedValue, State
+from .step import Manifest, SavedValue, digest
+from .warn import warn
 
 PATIENCE = 1800.0
 """Seconds to wait for rank 0's disk, and for reading; what torch waits for a collective."""
@@ -28,16 +37,24 @@ PATIENCE = 1800.0
 MOST = 1 << 20
 """Bytes that a rank may send: they travel through the coordinator."""
 
+OK, KEPT = "on disk", 64
+"""What stands for a step that was written, and how many outcomes are kept for ranks that are behind."""
+
 T = TypeVar("T")
 
 
-def agree(what: str, work: Callable[[], T]) -> list[T]:
-    """Every rank's result of some work, which must survive JSON; raises on all ranks what went wrong on one.
+def agree(what: str, directory: Path, work: Callable[[], T], together: bool = True) -> dict[int, T]:
+    """The results of some work, which must survive JSON, of every rank that does it; raises on all of these
+    what went wrong on one.
 
     A rank that raised without coming here would leave the others waiting.
+
+    Args:
+      what: the method. directory: of whose checkpoints.
+      together: whether the ranks have something to tell each other.
     """
-    if size() == 1:
-        return [work()]
+    if size() == 1 or not together:
+        return {rank(): work()}
     error = None
     try:
         text = json.dumps({"value": work()})
@@ -50,13 +67,55 @@ def agree(what: str, work: Callable[[], T]) -> list[T]:
         error = raised
         name = "" if isinstance(raised, CheckpointError) else f"{type(raised).__name__}: "
         text = json.dumps({"error": f"{name}{raised}"})
-    answers = [json.loads(answer) for answer in exchange(what, text, timeout=PATIENCE)]
+    try:
+        texts = attend(f"{what} {_short(directory)}", text, PATIENCE, said=what)
+    except DivergenceError:
+        if error is None:
+            raise
     if error is not None:
         raise error
-    for i, answer in enumerate(answers):
+    answers = {i: json.loads(text) for i, text in enumerate(texts) if text is not None}
+    for i, answer in answers.items():
         if "error" in answer:
             raise CheckpointError(f"{answer['error']} (rank {i})")
-    return [answer["value"] for answer in answers]
+    return {i: answer["value"] for i, answer in answers.items()}
+
+
+class Outcomes:
+    """What became of the steps of a directory: rank 0 writes them, and the others may ask."""
+
+    def __init__(self, directory: Path):
+        self._folder = f"{PREFIX}/checkpoints/{_short(directory)}"
+        self._told: deque[int] = deque()
+
+    def begin(self) -> None:
+        """Notes that rank 0 saves, which is what the others may wait for."""
+        whereabouts.begin("Checkpointer.save", f"outcomes in {self._folder}", ())
+
+    def tell(self, step: int, trouble: str) -> None:
+        """Says on rank 0 what went wrong with a step, "" if it is on disk."""
+        if size() == 1:
+            return
+        with contextlib.suppress(DistributedError):  # nobody is there any more who could ask
+            put(f"{self._folder}/{step}", trouble or OK, over=True)
+            self._told.append(step)
+            if len(self._told) > KEPT:
+                delete(f"{self._folder}/{self._told.popleft()}")
+
+    def ask(self, step: int) -> str | None:
+        """What went wrong with a step, as soon as it is known; None if it is on disk."""
+        whereabouts.begin("Checkpointer.wait", f"outcomes in {self._folder}", (0,))
+        with whereabouts.waiting([0]):
+            found = take(f"{self._folder}/{step}", PATIENCE)
+        if found is None:
+            raise DistributedError(
+                f"Checkpointer.wait: rank 0 did not write step {step} within {PATIENCE:g} s."
+            )
+        return None if found == OK else found
+
+
+def _short(directory: Path) -> str:
+    return digest(str(directory).encode())[:12]
 
 
 def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
@@ -76,16 +135,22 @@ def check_alike(digests: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def own(states: list[State], item: str) -> dict[str, SavedValue]:
-    """This rank's small values of an item.
+def own(path: Path, manifest: Manifest, item: str) -> dict[str, SavedValue]:
+    """This rank's small values of an item, in the step at `path`.
 
-    With as many ranks as saved them, each gets its own. With another number, what was equal on all ranks is
-    still right. Of a random stream nothing matters but that every rank has its own: rank r continues that of
-    the old rank r, and where there was none, rank 0's folded with r.
+    With as many ranks as saved them, each gets its own, and rank 0's where it has none. With another number,
+    what was equal on all ranks is still right. Of a random stream nothing matters but that every rank has its
+    own: rank r continues that of the old rank r, and where there was none, rank 0's folded with r.
 
     Raises:
       CheckpointError: the ranks were in different places, and their number has changed.
     """
+    states, parts = manifest["states"], manifest.get("parts")
+    if parts and size() == parts["size"]:
+        if rank() in parts["ranks"]:
+            return states[parts["ranks"].index(rank()) % len(states)].get(item, {})
+        _tell_missing(path, parts["ranks"], item, states[0].get(item, {}), item in parts["items"])
+        return states[0].get(item, {})
     if len(states) in (1, size()):
         return states[rank() % len(states)].get(item, {})
     found: dict[str, SavedValue] = {}
@@ -105,6 +170,18 @@ def own(states: list[State], item: str) -> dict[str, SavedValue]:
         else:
             found[name] = _folded(first)
     return found
+
+
+def _tell_missing(
+    path: Path, ranks: list[int], item: str, values: Mapping[str, SavedValue], differs: bool
+) -> None:
+    """Warns of what may have been something else on this rank, which did not save it. Numbers and texts of
+    trees are what a script counts, and it counts alike on all ranks."""
+    if differs and any(entry["stream"] or name == "state" for name, entry in values.items()):
+        warn(
+            f"Checkpointer.restore: {path} was saved by {ranks_text(ranks)} alone, and rank {rank()} takes "
+            f"rank 0's {item!r}. If it is something else on each rank, call save on all of them."
+        )
 
 
 def _folded(entry: SavedValue) -> SavedValue:

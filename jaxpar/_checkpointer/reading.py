@@ -84,7 +84,7 @@ def _read(path: Path, items: Mapping[str, Mapping[str, Leaf]], strict: bool) -> 
                 f"Checkpointer.restore: {path} has no item {item!r}; it has "
                 f"{', '.join(map(repr, manifest['states'][0]))}."
             )
-        small[item] = own(manifest["states"], item)
+        small[item] = own(path, manifest, item)
         specs = saved_specs(manifest["arrays"].get(item, {}), small[item])
         names[item] = fit(item, leaves, specs, path, strict)
     found = read_arrays(path, manifest, items)

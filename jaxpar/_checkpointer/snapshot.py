@@ -21,12 +21,14 @@ class Snapshot(NamedTuple):
     """What items hold at one moment, by item and leaf; the arrays are still theirs.
 
     `digests` are those of the large arrays in state dicts, if there are several ranks: they must be equal on
-    all. Parameters and moments are not compared, since DistributedDataParallel keeps them equal.
+    all. Parameters and moments are not compared, since DistributedDataParallel keeps them equal. `own` names
+    the items that may be something else on each rank.
     """
 
     small: State
     arrays: dict[tuple[str, str], Array]
     digests: dict[str, str]
+    own: list[str]
 
 
 def snapshot(items: Mapping[str, PyTree]) -> Snapshot:
@@ -35,7 +37,7 @@ def snapshot(items: Mapping[str, PyTree]) -> Snapshot:
     Raises:
       CheckpointError: something in them cannot be saved.
     """
-    taken = Snapshot({}, {}, {})
+    taken = Snapshot({}, {}, {}, [])
     for name, given in items.items():
         item = item_of(name, given)
         small = taken.small[name] = {}
@@ -47,12 +49,16 @@ def snapshot(items: Mapping[str, PyTree]) -> Snapshot:
                 for leaf, value in large.items():
                     x = np.asarray(_local(f"{name}: {leaf}", value))
                     taken.digests[f"{name}: {leaf}"] = f"{x.dtype}{x.shape} {digest(flat_bytes(x).data)}"
+            if not item.alike:
+                taken.own.append(name)
             continue
         for leaf, (value, stream, _) in item.leaves().items():
             if is_array(value) and not stream and value.size and is_storable(value):
                 taken.arrays[name, leaf] = value
             else:
                 small[leaf] = {"value": encode(value, name, leaf), "stream": stream}
+        if small and not item.alike:
+            taken.own.append(name)
     return taken
 
 

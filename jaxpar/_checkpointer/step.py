@@ -24,7 +24,7 @@ import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -68,13 +68,24 @@ State: TypeAlias = "dict[str, dict[str, SavedValue]]"
 """The small values of one rank, by item and leaf."""
 
 
+class Parts(TypedDict):
+    """Whose states a step has, where ranks did not take part: those of `ranks`, of `size` that there were.
+    `items` may be something else on each rank."""
+
+    ranks: list[int]
+    size: int
+    items: list[str]
+
+
 class Manifest(TypedDict):
-    """`states` has one entry for each rank, or a single one if all ranks have the same."""
+    """`states` has one entry for each rank, or a single one if all ranks have the same. `parts` is None if
+    all ranks took part, or had nothing of their own."""
 
     format: int
     step: int
     arrays: dict[str, dict[str, SavedArray]]
     states: list[State]
+    parts: NotRequired[Parts | None]
 
 
 def read_manifest(step: Path) -> Manifest:

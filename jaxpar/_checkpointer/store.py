@@ -18,7 +18,7 @@ from pathlib import Path
 from .._training.watchdog import reached
 from ..errors import CheckpointError
 from .lock import Lock
-from .step import Arrays, Damage, State, flush, read_manifest
+from .step import Arrays, Damage, Parts, State, flush, read_manifest
 
 NUMBER = "(0|[1-9][0-9]*)"
 """Names of steps. `str.isdigit` would take a folder called `²` for one."""
@@ -83,7 +83,7 @@ class Store:
         needed, free = _needed(arrays), shutil.disk_usage(self.directory).free
         return None if needed <= free else self._full(step, arrays)
 
-    def write(self, step: int, arrays: Arrays, states: list[State]) -> None:
+    def write(self, step: int, arrays: Arrays, states: list[State], parts: Parts | None = None) -> None:
         """Writes a step, then removes the oldest ones.
 
         Raises CheckpointError if it could not be written; all earlier steps are as they were.
@@ -91,7 +91,7 @@ class Store:
         unfinished = self.directory / f"{step}{UNFINISHED}"
         try:
             unfinished.mkdir()
-            self._write_step(unfinished, step, arrays, states)
+            self._write_step(unfinished, step, arrays, states, parts)
             unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
             flush(self.directory)
         except Exception as error:

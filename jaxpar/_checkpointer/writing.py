@@ -21,15 +21,17 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from .plain import flat_bytes
-from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, State, digest, flush
+from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, Parts, State, digest, flush
 
 SAFE, LONGEST = " !$&'()+,;=@[]^{}", 200
 """The characters that a folder's name keeps, beside letters, digits and `_.-~`, and how many of them."""
 
 
-def write_step(folder: Path, step: int, arrays: Arrays, states: list[State]) -> None:
+def write_step(
+    folder: Path, step: int, arrays: Arrays, states: list[State], parts: Parts | None = None
+) -> None:
     """Writes a step into an empty folder. When this returns, all of it is on the disk."""
-    manifest: Manifest = {"format": FORMAT, "step": step, "arrays": {}, "states": states}
+    manifest: Manifest = {"format": FORMAT, "step": step, "arrays": {}, "states": states, "parts": parts}
     words = _words(arrays)
     tree: dict[str, dict[str, np.ndarray]] = {}
     for at, (first, second) in words.items():

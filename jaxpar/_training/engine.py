@@ -20,6 +20,7 @@ from .._tree import is_staged
 from .._typing import PyTree
 from ..distributed import broadcast
 from ..distributed.group import rank
+from ..distributed.whereabouts import begin
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Own, Program, Result
@@ -76,6 +77,7 @@ class Engine:
 
     Args:
       loss_fn, fingerprint: what ranks compare, beside their rows and the module.
+      call: what users call a step.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class Engine:
         world: World,
         loss_fn: Callable[..., Any],
         fingerprint: Fingerprint = (),
+        call: str = "value_and_grad",
     ):
         self.arrays, self.work, self.state, self.world = arrays, work, state, world
-        self._loss_fn, self._fingerprint = loss_fn, fingerprint
+        self._loss_fn, self._fingerprint, self._call = loss_fn, fingerprint, call
         self._settings = Settings()
 
     def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> Outcome:
@@ -122,6 +125,9 @@ class Engine:
         """Once around the loop. None, with nothing done, when no rank has rows any more."""
         values, extra = self.arrays.take(keep)
         said = self._said(keep) if self.world.size > 1 else None
+        if said is not None and not keep and not is_staged():
+            # While gradients are kept no rank needs another, and torch's may make different numbers of calls.
+            begin(self._call, f"{self._call} of {said.number}", self.world.group)
         found = self.state.strategy.agree(batch, said, keep)
         if found is None:
             return None

@@ -296,4 +296,4 @@ def _engine(
         values, extra = arrays.take(keep=False)
         names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]
         told = fingerprint(objective.update, values, extra["optimizer"], names)
-    return Engine(arrays, work, state, world, loss_fn, told), arrays
+    return Engine(arrays, work, state, world, loss_fn, told, "train_step"), arrays

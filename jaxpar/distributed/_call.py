@@ -22,6 +22,7 @@ from .._tree import check_alive, check_leaf, paths
 from .._typing import PyTree
 from ..errors import LeafError
 from . import _bodies as bodies
+from . import whereabouts
 from ._bodies import RANK, Body
 from .group import Group
 from .step_agreement import ledger
@@ -96,6 +97,7 @@ def _agree(
     book = ledger("collectives", group)
     if book is None:
         return
+    whereabouts.begin(function, "collectives", group)
     number = next(_calls.setdefault(group.folder, itertools.count(1)))
     key = (function, option, treedef, tuple((x.shape, str(x.dtype)) for x in arrays))
     book.check(

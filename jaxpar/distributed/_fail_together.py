@@ -17,7 +17,7 @@ from types import TracebackType
 
 from ..errors import DistributedError
 from . import _messages
-from .exchange import PREFIX, put, take
+from .exchange import PREFIX, put, sleep
 from .group import current, rank, size
 
 LAST_WORDS = 4000
@@ -42,11 +42,11 @@ def forget() -> None:
     _before = None
 
 
-def go(text: str, reason: str = "", code: int = 1) -> None:
-    """Prints a text, tells the other ranks the reason, and ends this process."""
+def go(text: str, reason: str = "", code: int = 1, others: int = 1) -> None:
+    """Prints a text, tells the other ranks the reason, and ends this process and, with `others`, those."""
     _say(text)
     with contextlib.suppress(DistributedError):
-        _messages.send("left", reason=(reason or text)[:LAST_WORDS])
+        _messages.send("left", reason=(reason or text)[:LAST_WORDS], code=others)
     _end(code)
 
 
@@ -65,7 +65,7 @@ def _follow(message: _messages.Message) -> None:
     if message["rank"] == rank():
         return
     _say(f"rank {rank()} of {size()} ends because rank {message['rank']} has ended: {message['reason']}")
-    _end(1)
+    _end(message["code"])
 
 
 def _end(code: int) -> None:
@@ -79,7 +79,7 @@ def _end(code: int) -> None:
         else:
             deadline = time.monotonic() + PATIENCE
             for other in range(1, group.size):
-                take(f"{folder}/{other}", deadline - time.monotonic())
+                sleep(f"{folder}/{other}", deadline - time.monotonic())
             time.sleep(0.1)
     os._exit(code)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import DistributedError
-from .exchange import PREFIX, count, put, take
+from .exchange import PREFIX, count, put, sleep
 from .group import Group, current
 
 Message = dict[str, Any]
@@ -61,7 +61,7 @@ def _listen(group: Group) -> None:
     number = 1
     while True:
         try:
-            text = take(f"{_folder(group)}/{number}", 3600)
+            text = sleep(f"{_folder(group)}/{number}", 3600)
         except DistributedError:
             return  # the coordinator is gone, which JAX reports
         if text is None:

@@ -15,8 +15,8 @@ import os
 import threading
 
 from .._devices import virtual as _virtual
-from ..errors import BackendError, DistributedError, GroupError
-from . import _fail_together, _messages, secret, step_agreement
+from ..errors import BackendError, DistributedError, DivergenceError, GroupError
+from . import _fail_together, _messages, _watch, attendance, secret, step_agreement, whereabouts
 from ._backend import check_backend, check_platform
 from ._environment import Start, find, heartbeat
 from ._rendezvous import meet
@@ -129,8 +129,10 @@ def _join(start: Start, timeout: float) -> None:
         if meeting.hold is not None:
             meeting.hold.close()
     _messages.on("question", step_agreement.hear)
+    _messages.on("attend", attendance.hear)
     _fail_together.watch()
     _messages.start(group)
+    _watch.start(group)
     atexit.register(_at_end)
 
 
@@ -175,13 +177,15 @@ def _part(group: Group) -> None:
     reminder.daemon = True
     reminder.start()
     try:
-        exchange("end", "", group.timeout)
+        exchange("end", "", group.timeout, said=whereabouts.END)
     finally:
         reminder.cancel()
     atexit.unregister(_at_end)
+    _watch.stop()
     _messages.stop()
     _fail_together.forget()
     step_agreement.forget()
+    attendance.forget()
     jax.distributed.shutdown()
 
 
@@ -200,5 +204,5 @@ def _at_end() -> None:
         return
     try:
         _part(group)
-    except DistributedError as error:
+    except (DistributedError, DivergenceError) as error:
         _fail_together.go(f"rank {group.rank} is at its end: {error}")

@@ -17,15 +17,22 @@ from collections import Counter
 from typing import Any
 
 from ..errors import DistributedError
+from . import whereabouts
 from .group import Group, current
+from .group import ranks_text as ranks_text
 
 PREFIX = "jaxpar"
+
+SLICE = 1.0
+"""Seconds of waiting after which a rank looks up: the others may have been found in another call."""
 
 _calls: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-def exchange(what: str, text: str, timeout: float = 60, group: Group | None = None) -> list[str]:
+def exchange(
+    what: str, text: str, timeout: float = 60, group: Group | None = None, *, said: str = ""
+) -> list[str]:
     """Every rank's text, in rank order; `[text]` alone.
 
     Args:
@@ -34,11 +41,13 @@ def exchange(what: str, text: str, timeout: float = 60, group: Group | None = No
       text: anything, up to some hundred KB.
       timeout: seconds until the ranks that did not come are named.
       group: whose ranks; the default group's if left out.
+      said: what users call it, if that is not `what`.
 
     Raises:
       DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
+      DivergenceError: another rank is in another call.
     """
-    texts = collect(what, text, timeout, group)
+    texts = collect(what, text, timeout, group, said=said)
     there = [text for text in texts if text is not None]
     if len(there) == len(texts):
         return there
@@ -49,7 +58,9 @@ def exchange(what: str, text: str, timeout: float = 60, group: Group | None = No
     )
 
 
-def collect(what: str, text: str, timeout: float, group: Group | None = None) -> list[str | None]:
+def collect(
+    what: str, text: str, timeout: float, group: Group | None = None, *, said: str = ""
+) -> list[str | None]:
     """Like `exchange`, but returns None for the ranks that did not come instead of raising."""
     group = group or current()
     if group is None or group.size == 1:
@@ -58,15 +69,17 @@ def collect(what: str, text: str, timeout: float, group: Group | None = None) ->
     with _lock:
         _calls[folder] += 1
         call = _calls[folder]
+    whereabouts.begin(said or what, what, group)
     deadline = time.monotonic() + timeout
     put(f"{folder}/{call}/{group.rank}", text)
     texts: list[str | None] = [None] * group.size
     for rank in range(group.size):
-        texts[rank] = (
-            take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
-        )
+        with whereabouts.waiting([group.ranks[rank]]):
+            texts[rank] = (
+                take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
+            )
         if texts[rank] is None:  # the time is over, and later ranks may have come all the same
-            there = dict(_call("key_value_dir_get", f"{folder}/{call}/"))
+            there = below(f"{folder}/{call}")
             return [there.get(f"{folder}/{call}/{rank}") for rank in range(group.size)]
     if call > 1:
         delete(f"{folder}/{call - 1}/{group.rank}")
@@ -78,16 +91,37 @@ def _of(texts: list[str | None], there: bool, group: Group | None) -> list[int]:
     return [rank for rank, text in zip(ranks, texts, strict=True) if (text is not None) is there]
 
 
-def put(key: str, text: str) -> None:
-    _call("key_value_set", key, text)
+def put(key: str, text: str, *, over: bool = False) -> None:
+    """Gives a key its text, which it has for good unless `over` may replace it."""
+    _call("key_value_set", key, text, over)
 
 
 def take(key: str, timeout: float) -> str | None:
-    """The text of a key as soon as it is there; None after `timeout` seconds."""
+    """The text of a key as soon as it is there; None after `timeout` seconds.
+
+    Raises:
+      DivergenceError: meanwhile the ranks were found to wait for each other in different calls.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        text = sleep(key, min(SLICE, left))
+        whereabouts.check()
+        if text is not None or left <= SLICE:
+            return text
+
+
+def sleep(key: str, timeout: float) -> str | None:
+    """Like `take`, in one call that nothing but the key and the time ends."""
     try:
         return _call("blocking_key_value_get", key, max(1, int(timeout * 1000)))
     except TimeoutError:
         return None
+
+
+def below(key: str) -> dict[str, str]:
+    """The keys below a key and their texts, now."""
+    return dict(_call("key_value_dir_get", f"{key}/"))
 
 
 def delete(key: str) -> None:
@@ -97,13 +131,6 @@ def delete(key: str) -> None:
 def count(key: str) -> int:
     """1, 2, 3, ...: a number that no other call on any rank gets."""
     return int(_call("key_value_increment", key, 1))
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """`rank 1`, `ranks 0, 2`, `no rank`."""
-    if not ranks:
-        return "no rank"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _client() -> Any:

@@ -176,6 +176,13 @@ def size() -> int:
     return _process.group.size if _process.group else 1
 
 
+def ranks_text(ranks: list[int]) -> str:
+    """`rank 1`, `ranks 0, 2`, `no rank`."""
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
 def is_initialized() -> bool:
     """Whether this process is a member of a group.
 

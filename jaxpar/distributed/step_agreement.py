@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Hashable
 
 from ..errors import DistributedError, DivergenceError
-from . import _messages
+from . import _messages, whereabouts
 from .exchange import PREFIX, delete, put, ranks_text, take
 from .group import Group, current, subgroup
 
@@ -106,7 +106,8 @@ class Ledger:
         waited = 0.0
         while waited < self.group.timeout:
             slice_ = min(REMIND, self.group.timeout - waited)
-            text = take(f"{folder}/{rank}", slice_)
+            with whereabouts.waiting([rank]):
+                text = take(f"{folder}/{rank}", slice_)
             if text is not None:
                 return text
             waited += slice_

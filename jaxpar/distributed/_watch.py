@@ -1,0 +1,112 @@
+"""A thread that finds ranks which wait for each other in different calls, and says so on all of them.
+
+It sleeps, and counts the seconds since this rank began a call. After QUIET of them it writes down where the
+rank is and reads where the others are (`whereabouts`). That is two requests for each quiet time, so training
+does not pay for it. Who comes last finds the others' places there, and tells all.
+
+A main thread that waits on the host raises. One that is inside of a compiled program cannot: XLA's
+collectives have no end but the other ranks. So a process whose main thread has not heard of it after GRACE
+says it itself and ends, as a rank does whose peer has raised.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+
+from ..errors import DistributedError
+from . import _fail_together, _messages, whereabouts
+from .exchange import PREFIX, below, put
+from .group import Group, ranks_text
+from .whereabouts import Begun, Whereabouts, apart
+
+TICK, QUIET, GRACE = 0.5, 3.0, 3.0
+"""Seconds: between two looks at the count; without a call, before the others are looked at; for the main
+thread to raise."""
+SILENT = 10.0
+"""Seconds after which a rank that waits on the host says for whom, and again after twice the time."""
+
+_log = logging.getLogger("jaxpar")
+
+
+class Watch:
+    """The thread, for one group."""
+
+    def __init__(self, group: Group):
+        self._here = whereabouts.enter(group)
+        self._folder = f"{PREFIX}/{group.generation}/places"
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jaxpar watch", daemon=True)
+        _messages.on("apart", self._hear)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        here, number, quiet, silent = self._here, -1, 0.0, SILENT
+        looked = True
+        while not self._end.wait(TICK):
+            if here.number != number:
+                number, quiet, silent, looked = here.number, 0.0, SILENT, False
+                continue
+            quiet += TICK
+            if quiet >= QUIET and not looked:
+                looked = True
+                if not self._look():
+                    return
+            if quiet >= silent and here.waits_for:
+                silent *= 2
+                self._say(quiet)
+
+    def _look(self) -> bool:
+        """Compares the places of all ranks; False if the coordinator is gone, which JAX reports."""
+        rank = self._here.group.rank
+        mine = self._here.place()
+        try:
+            # Before reading: of two ranks that do this at once, at least one sees the other's.
+            put(f"{self._folder}/{rank}", json.dumps(mine), over=True)
+            there = {int(key.rpartition("/")[2]): _read(text) for key, text in below(self._folder).items()}
+            if text := apart(there | {rank: mine}, rank):
+                _messages.send("apart", text=text)
+        except DistributedError:
+            return False
+        return True
+
+    def _say(self, seconds: float) -> None:
+        here = self._here
+        waits = ranks_text(here.waits_for)
+        _log.warning("rank %s has waited %.0f s in %s for %s.", here.group.rank, seconds, here.last, waits)
+
+    def _hear(self, message: _messages.Message) -> None:
+        if not self._here.problem:
+            self._here.problem = message["text"]
+            timer = threading.Timer(GRACE, _leave, (self._here,))
+            timer.daemon = True
+            timer.start()
+
+
+def _read(text: str) -> dict[str, Begun]:
+    return {name: Begun(*fields) for name, fields in json.loads(text).items()}
+
+
+def _leave(here: Whereabouts) -> None:
+    if not here.raised:
+        _fail_together.go(
+            f"[rank {here.group.rank}] jaxpar.errors.DivergenceError: {here.problem}", here.problem
+        )
+
+
+_watch: list[Watch] = []
+
+
+def start(group: Group) -> None:
+    _watch.append(Watch(group))
+
+
+def stop() -> None:
+    while _watch:
+        _watch.pop().stop()
+    whereabouts.leave()
