@@ -27,8 +27,8 @@ class Word(NamedTuple):
 
 WORDS = [
     Word(
-        r"^torchrun|^Trains",
-        r"^jaxpar launch|^Trains",
+        r"^(torchrun|python|https) ?|^(Trains|A folder)",
+        r"^(jaxpar launch|python) |^(Trains|A folder)",
         "A process may have any number of devices. torchrun, SLURM and Kubernetes start it as well: "
         "[launch](launch.md).",
     ),
@@ -56,8 +56,13 @@ WORDS = [
         "[pools](nn_pooling.md).",
     ),
     Word(
-        r"x\.mean|TensorDataset\(|get_default_dtype",
-        r"x\.mean|TensorDataset\(",
+        r"\.to\(args\.device, |args\.device =|\.to\(.*non_blocking",
+        r"jax_platforms",
+        "A step brings its batch to its devices, and a wrapper its parameters: [devices](devices.md).",
+    ),
+    Word(
+        r"x\.mean|TensorDataset\(|torch\.tensor\(\(image",
+        r"x\.mean|TensorDataset\(|MEAN\) / STD",
         "Channels are last, and data are NumPy arrays until a step takes them: [data](data.md).",
     ),
     Word(
@@ -72,13 +77,13 @@ WORDS = [
         "Before anything uses JAX; alone it is a world of one: [distributed](distributed.md).",
     ),
     Word(
-        r"manual_seed",
-        r"torch_init",
+        r"manual_seed|resnet18\(",
+        r"torch_init|random\.Generator|resnet18\(|seed=generator|^classes =",
         "torch has one generator for all. Here a seed is an argument, and `torch_init` draws torch's own "
         "first weights from it: [random](random.md).",
     ),
     Word(
-        r"= DistributedDataParallel",
+        r"= (nn\.parallel\.)?DistributedDataParallel",
         r"= jaxpar\.DistributedDataParallel",
         "Rank 0's weights go to all ranks, and each step takes the mean of all gradients: "
         "[DistributedDataParallel](distributed_data_parallel.md). In one process: "
@@ -86,19 +91,20 @@ WORDS = [
     ),
     Word(
         r"CrossEntropyLoss",
-        r"cross_entropy\(",
+        r"cross_entropy\(|def criterion",
         "The loss is a function of the module and a batch: [losses](losses.md).",
     ),
     Word(
-        r"StepLR|scheduler",
-        r"by_epoch",
-        "A schedule is a function of the step, so there is nothing to step or to save: "
+        r"^scheduler",
+        r"^scheduler",
+        "torch's schedules, stepped once an epoch or once a batch; saved with the rest: "
         "[lr_scheduler](lr_scheduler.md).",
     ),
     Word(
-        r"optim\.SGD",
-        r"optim\.sgd|nnx\.Optimizer",
-        "torch's optimizer, arguments and numbers, as an optax transformation: [optim](optim.md).",
+        r"SGD\(",
+        r"sgd\(",
+        "torch's optimizer, arguments and numbers, as an optax transformation; `optimizer.lr` can be set: "
+        "[optim](optim.md).",
     ),
     Word(
         r"sampler|DataLoader",
@@ -107,20 +113,20 @@ WORDS = [
         "[prefetch](prefetch.md) copies ahead.",
     ),
     Word(
-        r"zero_grad|backward|optimizer\.step|= criterion\(|net\.train|detach|def train|= train\(",
-        r"train_step|step\(x, y\)|def train|= train\(",
+        r"zero_grad|backward|optimizer\.step|= criterion\(|(net|model)\.train|detach|def train|= train\(",
+        r"train_step|[= (]step\(|def train|= train\(",
         "Forward, loss, backward and update are one compiled program. There is nothing to zero, and nothing "
         "waits until a number is read: [train_step](train_step.md).",
     ),
     Word(
-        r"net\.eval|no_grad|argmax|def test|= test\(",
-        r"eval_step|evaluate\(|def test|= test\(",
+        r"\.eval\(\)|no_grad|argmax|def (test|validate)|(test|validate)\(",
+        r"eval_step|evaluate\(|def (test|validate)|(test|validate)\(",
         "A compiled program with the module in evaluation mode; `net` itself keeps its mode: "
         "[eval_step](train_step.md#evaluation).",
     ),
     Word(
-        r"torch\.(save|load)|state_dict|os\.|saved|state = ",
-        r"[cC]heckpointer",
+        r"torch\.(save|load)|state_dict|os\.|shutil|saved|state = |checkpoint|best|epoch\"",
+        r"[cC]heckpointer|state = |start_epoch",
         "All of a step or nothing of it, every byte checked, while training goes on. All ranks call it: "
         "[Checkpointer](checkpointer.md).",
     ),
@@ -128,6 +134,16 @@ WORDS = [
         r"torch\.stack",
         r"jnp\.stack",
         "Losses stay on the device until here, so no step waits: [progress](progress.md).",
+    ),
+    Word(
+        r"all_reduce|torch\.tensor\(\[self|tolist",
+        r"all_reduce",
+        "Collectives return their result and take trees: [distributed](distributed.md#collectives).",
+    ),
+    Word(
+        r"topk\(|correct|return \[100",
+        r"top_k\(|correct|return \[100",
+        "A tensor's methods are functions of `jax.numpy` and `jax.lax`: [From torch](migration.md).",
     ),
 ]
 """A line belongs to the first word that it has."""
@@ -146,13 +162,25 @@ def page(torch: str, port: str) -> str:
     """The whole page, of the text of both scripts.
 
     Raises:
-      ValueError: a part is in one of them only, or a line that differs has none of WORDS.
+      ValueError: a line that differs has none of WORDS.
     """
     theirs, ours = parts(torch), parts(port)
-    if theirs.keys() != ours.keys():
-        raise ValueError(f"line_by_line: parts of one script only: {sorted(theirs.keys() ^ ours.keys())}.")
     same = lines(torch) & lines(port)
-    return "\n".join([HEAD, *(section(name, theirs[name], ours[name], same) for name in theirs)])
+    names = in_order(list(theirs), list(ours))
+    return "\n".join([HEAD, *(section(name, theirs.get(name), ours.get(name), same) for name in names)])
+
+
+def in_order(theirs: list[str], ours: list[str]) -> list[str]:
+    """All names: torch's order, and what only the port has before the name that it precedes there."""
+    found, waiting = list(theirs), []
+    for name in ours:
+        if name in theirs:
+            place = found.index(name)
+            found[place:place] = waiting
+            waiting = []
+        else:
+            waiting.append(name)
+    return found + waiting
 
 
 def parts(source: str) -> dict[str, str]:
@@ -173,15 +201,35 @@ def lines(text: str) -> set[str]:
     return {line.strip() for line in text.splitlines() if re.search(r"\w", line)}
 
 
-def section(name: str, torch: str, port: str, same: set[str]) -> str:
+def section(name: str, torch: str | None, port: str | None, same: set[str]) -> str:
+    """A part of both scripts, or of one of them."""
     title = name if " " in name else f"`{name}`"
     if torch == port:
-        return f"## {title}\n\nThe same in both.\n\n```py\n{torch}\n```\n"
-    pair = (
-        "<table>\n<tr><th>torch</th><th>jaxpar</th></tr>\n<tr><td>\n\n"
-        f"```py\n{torch}\n```\n\n</td><td>\n\n```py\n{port}\n```\n\n</td></tr>\n</table>"
-    )
-    return f"## {title}\n\n{pair}\n\n{explained(torch, port, same)}\n"
+        return f"## {title}\n\nThe same in both.\n\n{block(torch)}\n"
+    words = explained(torch or "", port or "", same)
+    if torch is None or port is None:
+        side = "torch" if port is None else "jaxpar"
+        return f"## {title}\n\nOnly in the {side} script.\n\n{words}\n"
+    return f"## {title}\n\n{PAIR.format(torch=block(torch), port=block(port))}\n\n{words}\n"
+
+
+PAIR = """\
+<table>
+<tr><th>torch</th><th>jaxpar</th></tr>
+<tr><td>
+
+{torch}
+
+</td><td>
+
+{port}
+
+</td></tr>
+</table>"""
+
+
+def block(code: str | None) -> str:
+    return f"```py\n{code}\n```"
 
 
 def explained(torch: str, port: str, same: set[str]) -> str:

@@ -67,6 +67,7 @@ TOPICS = {
     "clipping": ("optim", "clip_grad_norm"),
     "mixed precision": ("train_step", "bfloat16"),
     "accumulation": ("train_step", "accumulate"),
+    "a GAN": ("train_step", "discriminator"),
     "evaluation": ("train_step", "eval_step"),
     "the best checkpoint": ("early_stopping", "best"),
     "early stopping": ("early_stopping", "patience"),

@@ -14,7 +14,7 @@ import jaxpar
 import jaxpar.distributed as dist
 from jaxpar.data import DataLoader, DistributedSampler, TensorDataset
 from jaxpar.nn.functional import cross_entropy
-from jaxpar.optim.lr_scheduler import step_lr
+from jaxpar.optim.lr_scheduler import StepLR
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
@@ -49,31 +49,31 @@ def main(args):
     dist.init_process_group()
     net = jaxpar.to(Net(nnx.Rngs(0)), dtype=jnp.result_type(float))
     net = jaxpar.DistributedDataParallel(jaxpar.random.torch_init(net, 0))
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    optimizer = jaxpar.optim.Optimizer(net, jaxpar.optim.sgd(args.lr, momentum=0.9, weight_decay=1e-4))
+    scheduler = StepLR(optimizer, step_size=2, gamma=0.1)
+    step = jaxpar.train_step(net, optimizer, lambda net, x, y: cross_entropy(net(x), y))
+    evaluate = jaxpar.eval_step(net, lambda net, x, y: (net(x).argmax(-1) == y).sum())
 
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     train_data, test_data = images(0, 320), images(1, 96)
     sampler = DistributedSampler(train_data, world_size, rank)
     train_loader = DataLoader(train_data, args.batch_size, sampler=sampler, drop_last=True)
     test_loader = DataLoader(test_data, args.batch_size)
 
-    by_epoch = step_lr(args.lr, step_size=2, gamma=0.1)
-    tx = jaxpar.optim.sgd(lambda t: by_epoch(t // len(train_loader)), momentum=0.9, weight_decay=1e-4)
-    optimizer = nnx.Optimizer(net, tx, wrt=nnx.Param)
-    step = jaxpar.train_step(net, optimizer, lambda net, x, y: cross_entropy(net(x), y))
-    evaluate = jaxpar.eval_step(net, lambda net, x, y: (net(x).argmax(-1) == y).sum())
-
     start = 0
+    state = {"net": net, "optimizer": optimizer, "scheduler": scheduler, "step": step}
     checkpointer = jaxpar.Checkpointer(args.run)
     if checkpointer.latest_step() is not None:
-        start = checkpointer.restore(net=net, optimizer=optimizer, step=step).step + 1
+        start = checkpointer.restore(**state).step + 1
 
     for epoch in range(start, args.epochs):
         sampler.set_epoch(epoch)
         loss = train(train_loader, step)
+        scheduler.step()
         accuracy = test(test_loader, evaluate)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.9f}, accuracy {accuracy:.3f}")
-        checkpointer.save(epoch, net=net, optimizer=optimizer, step=step)
+        checkpointer.save(epoch, **state)
     checkpointer.close()
     dist.destroy_process_group()
 

@@ -19,7 +19,7 @@ BY_KIND = {
     r"\w*Attention|Transformer\w*": "nn_attention",
     r"Embedding(Bag)?": "nn_embedding",
     r"\w*Pool\d?d?|\w*Unpool\d?d?": "nn_pooling",
-    r"\w*Dropout\d?d?|\w*(LU6?|Sigmoid|Tanh|Softmax(2d)?|Softplus|Softsign|[sS]hrink|swish|Mish)": "nn_dropout",
+    r"\w*Dropout\d?d?|\w*(LU6?|Sigmoid|Tanh|Softmax|Soft(plus|sign)|[sS]hrink|swish|Mish)": "nn_dropout",
     r"\w*Pad\d?d?|Upsample\w*|Pixel\w+|Fold|Unfold|ChannelShuffle": "nn_resize",
     r"loss|\w*Loss": "losses",
     r"optimizer|SGD|ASGD|\w*Ada\w*|\w+Adam\w*|RMSprop|Rprop|LBFGS|Muon": "optim",
