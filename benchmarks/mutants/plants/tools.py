@@ -77,4 +77,8 @@ PLANTS = [
     *plants("jaxpar/_cli/parity_spec.py",
         ('if name in found:\n            found[name] = _built', 'if name not in found:\n            found[name] = _built', "tests/test_parity_command.py -m \"not long\" -k same"),
     ),
+    *plants("jaxpar/_tools/profile.py",
+        ('        self.stop() if kind is None else self._stop()', '        self.stop() if kind is None else None', "tests/test_profile.py -k exception"),
+        ('microseconds[key] / total', 'microseconds[key]', "tests/test_profile.py -k numbers"),
+    ),
 ]
