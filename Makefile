@@ -8,7 +8,7 @@ WORKERS ?= auto
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
-.PHONY: help demo test gpu gpu-host gpu-programs proof quick lint next-defaults newest package benchmark abroad mutants clean
+.PHONY: help demo test gpu gpu-host gpu-programs proof quick lint docs next-defaults newest package benchmark abroad mutants clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
@@ -18,6 +18,7 @@ help:
 	@echo "make proof      the longest: many processes, jobs that are killed, a ResNet, more sizes"
 	@echo "make quick      the tests of everyday work, about three minutes"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the site, in docs/_build/html; a broken link fails"
 	@echo "make next-defaults  the everyday tests with what Flax and JAX will soon do by default"
 	@echo "make newest     the newest releases of everything: do the tests pass, which bounds can be lifted"
 	@echo "make package    build the wheel and try it in an empty environment"
@@ -90,6 +91,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs-ready
+	$(BIN)/python -m sphinx -b html -W --keep-going --quiet docs docs/_build/html
+
+$(VENV)/.docs-ready: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	@touch $@
+
 next-defaults: $(READY)
 	NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false $(QUICK)
 	JAX_REMAT3=true JAX_CUSTOM_JVP3=true JAX_CUSTOM_VJP3=true $(QUICK)
@@ -121,4 +129,4 @@ mutants: $(READY)
 	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/mutants.md
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .cache
+	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .cache docs/_build docs/api

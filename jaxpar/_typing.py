@@ -6,6 +6,7 @@ N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas th
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeAlias
 
 import jax
@@ -22,6 +23,20 @@ REPLICA = "replica"
 
 AxisName: TypeAlias = str | tuple[str, ...] | None
 """The mesh axes over which a batch is spread; None: it is here as a whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaGroups:
+    """Which replicas sum with which: the number of each one's group, along the mesh axis of the replicas.
+
+    It is the same on all ranks, which a process group is not, so it may be part of a program.
+    """
+
+    numbers: tuple[int, ...]
+
+
+Axis: TypeAlias = AxisName | ReplicaGroups
+"""Over what a batch is spread that has statistics of its own: mesh axes, or a group of replicas."""
 
 
 class Static:

@@ -120,6 +120,15 @@ class NestedError(JaxparError, RuntimeError):
     """
 
 
+class WorkerError(JaxparError, RuntimeError):
+    """A worker process of a `DataLoader` has died.
+
+    Cause: the kernel ended it when memory was used up, or native code of the data set has crashed.
+    Cure: the message names the worker, the signal and the batch; fewer workers, or `num_workers=0` to see
+    where.
+    """
+
+
 class CollectiveError(JaxparError, RuntimeError):
     """A module communicates between replicas while these have different numbers of rows.
 
@@ -165,6 +174,16 @@ class OptimizerError(JaxparError, ValueError):
     Cause: `nnx.Optimizer(net, tx)` before `net = jaxpar.DataParallel(net)`.
     Cure: make the optimizer from the very object that is given to `train_step`.
     """
+
+
+class HyperparameterError(JaxparError, KeyError, ValueError):
+    """A hyperparameter that the optimizer's state does not hold, so that it cannot be read or set.
+
+    Cause: `optimizer.lr = 0.01` where the rate is a schedule, or optax's without `inject_hyperparams`.
+    Cure: make the optimizer with a number, `optim.adam(lr=0.1)`. torch's dict has a KeyError there.
+    """
+
+    __str__ = Exception.__str__  # KeyError's is the repr
 
 
 class NonFiniteError(JaxparError, FloatingPointError):
@@ -228,6 +247,15 @@ class SpecError(JaxparError, ValueError):
 
     Cause: a name that is missing in the file; an error in it, which is shown with its line.
     Cure: see `jaxpar parity --help` for what the file defines.
+    """
+
+
+class PortError(JaxparError, ValueError):
+    """`jaxpar.parity.port` cannot begin: there is no module, or no source, or no call to watch.
+
+    Cause: a constructor's argument that cannot be written down, such as a tensor; a class that was made in an
+    interactive session and has no file; a file that cannot be read.
+    Cure: give a function that makes the module, defined at the top of a file, with the inputs of one call.
     """
 
 

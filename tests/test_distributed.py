@@ -167,12 +167,12 @@ dist.barrier()
 
 if r == 0:  # torch's text, and the next barrier works again
     try:
-        dist.monitored_barrier(0.5)
+        dist.monitored_barrier(timeout=0.5)
     except errors.DistributedError as error:
         print("MONITORED", error)
 else:
     time.sleep(1.0)
-    dist.monitored_barrier(5)
+    dist.monitored_barrier(timeout=5)
 dist.barrier()
 try:
     exchange("alone" if r == 0 else "alone too", "", 0.5)
@@ -254,7 +254,7 @@ def test_alone_every_word_is_the_identity(alone):
     np.testing.assert_array_equal(dist.reduce_scatter(np.arange(4.0)), np.arange(4.0))
     assert float(dist.reduce_scatter([2.5])) == 2.5
     dist.barrier()
-    dist.monitored_barrier(datetime.timedelta(seconds=1))
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
     with pytest.raises(errors.GroupError, match="twice"):
         dist.init_process_group()
     dist.destroy_process_group()

@@ -57,6 +57,8 @@ def kind_of(key: str) -> str:
 def wanted(key: str, case: cases.Case, theirs: Seen, process: int, K: int) -> np.ndarray | None:
     """What torch's ranks make of it that this process stands for; None if they have nothing."""
     mine = theirs[process * K : process * K + K]
+    if case.pairs:
+        theirs = theirs[process // 2 * 2 :][:2]
     kind, (step, part) = kind_of(key), key.split(".")[:2]
     alone = part.isdigit() and int(part) + 1 < case.accumulate
     if kind == "loss":
@@ -103,6 +105,7 @@ MISTAKEN = {
     "fp16": ("bf16", {"gradient"}),
     "allreduce": ("fp16", {"gradient"}),
     "noop": ("mlp", {"gradient"}),
+    "join, no_sync": ("join, no_sync, effective", {"gradient", "weight"}),
     "powersgd": ("powersgd, cold", {"gradient"}),
     "powersgd, rank 2": ("powersgd", {"gradient"}),
     "powersgd, rank 3": ("powersgd, rank 2", {"gradient"}),
@@ -130,7 +133,7 @@ def assert_faults_are_found(ours: Seen, theirs: Seen) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    """docs/semantics.md rows D3, D4, D6, D7, D9, D13, D14; H2 to H6; J2 to J4."""
+    """docs/semantics.md rows D3, D4, D6, D7, D9, D13, D14; H2 to H6; J2 to J4, J9."""
     theirs = run_torch(tmp_path, 2, cases.OF_TWO)
     mine = run_jaxpar(tmp_path, 2, 1, cases.OF_TWO)
     assert_equal(mine, theirs, cases.OF_TWO)
@@ -142,6 +145,22 @@ def test_two_processes(tmp_path):
     assert np.array_equal(zero[f"end.buffer.{key}"], one[f"end.buffer.{key}"])
     assert all(seen["forgets unused"] for seen in theirs)
     assert "0.gradient.c.weight" not in of_case(theirs, "unused")[0]
+
+
+@pytest.mark.slow
+def test_groups_of_two_processes(tmp_path):
+    """docs/semantics.md rows D30, B7: two models, and statistics of two groups in one model."""
+    theirs = run_torch(tmp_path, 4, cases.PAIRS)
+    mine = run_jaxpar(tmp_path, 4, 1, cases.PAIRS)
+    assert_equal(mine, theirs, cases.PAIRS)
+    # Of all four it is another training, and of the other pair too.
+    for name, other in (
+        ("synchronised in pairs", "pairs, synchronised"),
+        ("pairs, synchronised", "pairs, cnn"),
+    ):
+        assert {"out", "gradient"} <= differences(name, of_case(mine, name), of_case(theirs, other))
+    turned = of_case(theirs, "pairs")[2:] + of_case(theirs, "pairs")[:2]
+    assert {"loss", "gradient", "weight"} <= differences("pairs", of_case(mine, "pairs"), turned)
 
 
 @pytest.mark.long

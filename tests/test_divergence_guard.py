@@ -17,6 +17,7 @@ from jaxpar._training import divergence_guard, initial_sync, local_batch
 from jaxpar._training.divergence_guard import Said
 from jaxpar._training.world import make_world
 from jaxpar.distributed import step_agreement
+from jaxpar.distributed.group import Group
 from jaxpar.distributed.guard import fingerprint
 from jaxpar.distributed.step_agreement import LENGTH, Ledger
 from jaxpar.errors import DivergenceError, ParametersError
@@ -104,7 +105,7 @@ def test_the_same_step_is_known(monkeypatch):
 
 # ------------------------------------------------------------------------------ the record of a rank
 
-GROUP = SimpleNamespace(rank=0, size=2, generation=0, timeout=1.0)
+GROUP = Group(0, 2, "", 1, 1.0, 0, (0, 1))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from test_architecture import FLOORS
+from wandb_stand_in import stand_in
 
 import jaxpar
 from jaxpar import errors
@@ -82,8 +83,19 @@ def fits(message: str, text: str) -> bool:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_runs(page):
+def test_every_block_runs(page, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", stand_in()[0])
     run(page, PAGES[page])
+
+
+def test_wandb_is_given_every_number(monkeypatch):
+    module, runs = stand_in()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    run("logging.md", PAGES["logging.md"])
+    (found,) = runs
+    assert [step for step, _ in found.logged] == [*range(20), 19]
+    assert [list(data) for _, data in found.logged] == [["train/loss"]] * 20 + [["val/loss"]]
+    assert found.finished
 
 
 FAULTS = {
@@ -112,7 +124,7 @@ def test_blocks_share_their_names():
 # ------------------------------------------------------------------------------------- the contract
 
 RULES = [str(i) for i in range(1, 81)]
-MORE = {"D": 29, "H": 8, "J": 8, "B": 6, "P": 22}
+MORE = {"D": 30, "H": 8, "J": 9, "B": 7, "P": 22}
 RULES += [f"{letter}{i}" for letter, n in MORE.items() for i in range(1, n + 1)]
 VERDICTS = {"same", "differs", "n/a"}
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -5,6 +5,7 @@ kind.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import resource
@@ -20,13 +21,15 @@ from flax import linen, nnx
 
 import jaxpar
 from jaxpar._cli.main import cli
-from jaxpar._tools.estimate import Estimate, Hardware, estimate
+from jaxpar._tools.estimate import Estimate, Hardware, estimate, picture, schedule
+from jaxpar._tools.estimate.chart import COLOURS
 from jaxpar._tools.estimate.hardware import CARDS
 from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
 from jaxpar._tools.estimate.program import Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
 from jaxpar._tools.estimate.schedule import Kernel, Start, Wait, events, lanes, starts
+from jaxpar._tools.estimate.step import PARTS
 from jaxpar._tools.estimate.table import number
 from jaxpar._tools.estimate.work import Work
 
@@ -564,6 +567,53 @@ def test_json_and_picture(found, tmp_path):
     pytest.importorskip("matplotlib")
     found.plot(tmp_path / "step.png")
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def lab(colour: str) -> np.ndarray:
+    """CIE L*a*b* of #rrggbb, where equal distances look about equally far."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(to_xyz @ linear / [0.9505, 1.0, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def nearest(colours: list[str]) -> float:
+    return min(float(np.linalg.norm(lab(a) - lab(b))) for a, b in itertools.combinations(colours, 2))
+
+
+def test_no_colour_means_two_things():
+    assert nearest([*COLOURS, *picture.KINDS.values()]) > 20
+    assert nearest([*COLOURS, *picture.KINDS.values(), "#0070B0"]) < 5  # planted
+
+
+@pytest.mark.parametrize(("room", "dashed"), [(60e9, False), (1e4, True)])
+def test_a_small_model_fills_its_panel(room, dashed, found):
+    """Beside 60 GB its kilobytes would be an empty panel."""
+    pytest.importorskip("matplotlib")
+    memory, _ = picture.drawn(dataclasses.replace(found, room=room)).axes
+    top = max(bar.get_y() + bar.get_height() for bar in memory.patches)
+    assert top > 0.02 * memory.get_ylim()[1]
+    assert memory.get_ylabel().startswith("memory [kB]")
+    assert ("dashed" in memory.get_ylabel()) is bool(memory.lines) is dashed
+
+
+def legend(panel) -> list[str]:
+    return [text.get_text() for text in panel.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_lane_without_anything_is_not_drawn(exchanges, found):
+    pytest.importorskip("matplotlib")
+    if not exchanges:
+        slots = tuple(slot for slot in found.schedule.slots if slot.lane == schedule.COMPUTE)
+        found = dataclasses.replace(found, schedule=dataclasses.replace(found.schedule, slots=slots))
+    memory, lanes = picture.drawn(found).axes
+    assert [text.get_text() for text in lanes.get_yticklabels()] == ["exchange"] * exchanges + ["computes"]
+    assert ("exchange" in legend(lanes)) is exchanges
+    there = [part for part in PARTS if getattr(found.memory, part)]
+    assert legend(memory) == there
+    assert len(there) < len(PARTS)  # a Linear has no buffers
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_a_replica_of_this_process_without_rows():
 def announced(monkeypatch, other, *, rank=0, by_all=True, throws=False):
     """A strategy whose other rank says `other`, or what this one says if that is "the same"."""
 
-    def exchange(what, text, timeout):
+    def exchange(what, text, timeout, group):
         said = [text, text if other == "the same" else json.dumps(other)]
         return said if rank == 0 else said[::-1]
 
@@ -81,7 +81,7 @@ def test_a_rank_that_never_had_any(monkeypatch):
 def test_early_termination(rank, rank_that_is_done, text, monkeypatch):
     """docs/semantics.md row J6."""
     here = rows()
-    other = {"never": False} if rank_that_is_done else join._announcement(here)
+    other = {"never": False} if rank_that_is_done else join._announcement(here, False)
     strategy = announced(monkeypatch, other, rank=rank, throws=True)
     strategy.rows = here
     with pytest.raises(RuntimeError, match=text):
@@ -89,7 +89,7 @@ def test_early_termination(rank, rank_that_is_done, text, monkeypatch):
 
 
 def test_other_rows_are_another_batch(monkeypatch):
-    other = join._announcement(rows(dtype=np.int32))
+    other = join._announcement(rows(dtype=np.int32), False)
     with pytest.raises(
         errors.DivergenceError, match=r"the batch's dtypes differs: rank 0 has float32, rank 1"
     ):
@@ -97,9 +97,27 @@ def test_other_rows_are_another_batch(monkeypatch):
 
 
 def test_ranks_may_have_other_numbers_of_rows(monkeypatch):
-    agreed, mine = announced(monkeypatch, join._announcement(rows(8))).agree(rows(), None, False)
+    agreed, mine = announced(monkeypatch, join._announcement(rows(8), False)).agree(rows(), None, False)
     assert agreed.kinds == (((2, 3),), ((1, 3),), ((4, 3),), ((4, 3),))
     assert [x.shape for x in jax.tree.leaves(mine.batch)] == [(2, 4, 3)]  # filled up to the largest piece
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_all_ranks_are_in_no_sync_or_none_is(keep, monkeypatch):
+    """docs/semantics.md row J9."""
+    strategy = announced(monkeypatch, "the same")
+    for buffers_from in (1, None if keep else 1):  # after a step in no_sync each has its own
+        agreed, _ = strategy.agree(rows(), None, keep)
+        assert (agreed.keep, agreed.buffers_from) == (keep, buffers_from)
+    other = join._announcement(rows(), not keep)
+    with pytest.raises(errors.DivergenceError, match=r"the mode differs: rank 0 has .*, rank 1 has"):
+        announced(monkeypatch, other).agree(rows(), None, keep)
+
+
+def test_a_rank_that_has_left_learns_what_the_others_do(monkeypatch):
+    strategy = announced(monkeypatch, join._announcement(rows(), True))
+    strategy.rows = rows()
+    assert strategy.announce(rows().empty()).keep
 
 
 # ----------------------------------------------------------------------------------------- the block
@@ -116,12 +134,12 @@ def fake_engine(turns):
 
     def turn(rows):
         calls.append("turn")
-        return None if len(calls) > turns else "a step"
+        return None if calls.count("turn") > turns else "a step"
 
     def receive(last, buffers, parameters):
         calls.append(f"receive {last}")
 
-    return SimpleNamespace(turn=turn, receive=receive, calls=calls)
+    return SimpleNamespace(turn=turn, receive=receive, drop=lambda: calls.append("drop"), calls=calls)
 
 
 def test_a_rank_goes_on_until_all_are_done():
@@ -130,7 +148,7 @@ def test_a_rank_goes_on_until_all_are_done():
     with Join(here, world(), True, True, False) as block:
         assert here.strategy is block._strategy
         block._strategy.rows, block._strategy.last, here.engine = rows(), 1, engine
-    assert engine.calls == ["turn", "turn", "turn", "receive 1"]
+    assert engine.calls == ["drop", "turn", "turn", "turn", "receive 1"]
     assert here.strategy is here.usual
     assert here.engine is None
 
@@ -159,7 +177,7 @@ def test_a_block_that_is_not_enabled_does_nothing():
 def test_a_rank_without_any_batch_announces_that(monkeypatch):
     said = []
     monkeypatch.setattr(
-        join, "exchange", lambda what, text, timeout: said.append(json.loads(text)) or [text] * 2
+        join, "exchange", lambda what, text, timeout, group: said.append(json.loads(text)) or [text] * 2
     )
     here = state()
     with Join(here, world(), True, True, False):

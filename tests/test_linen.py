@@ -251,10 +251,21 @@ def test_an_exception_in_forward():
     assert any("in replica 0 on device cpu:0" in note for note in caught.value.__notes__)
 
 
-def test_variables_of_the_bare_module_are_refused():
-    bare = nn.Dense(3).init(jax.random.key(0), jnp.ones((4, 2)))
-    net = jaxpar.DataParallel(nn.Dense(3), [0, 1])
-    with pytest.raises(errors.UninitializedError, match=r"'bias', 'kernel'.* are the wrapped module's own"):
-        net.apply(bare, jnp.ones((4, 2)))
-    nested = {collection: {"module": tree} for collection, tree in bare.items()}  # the cure that is named
-    assert net.apply(nested, jnp.ones((4, 2))).shape == (4, 3)
+@pytest.mark.parametrize("key", [jax.random.key(0), RNGS], ids=["a key", "streams"])
+def test_the_first_weights_are_the_modules_own(net, key):
+    bare = Net().init(key, X, train=False)
+    outputs, variables = net.init_with_output(key, X, train=False)
+    for found in (variables, net.init(key, X, train=False)):
+        jax.tree.map(np.testing.assert_array_equal, {c: v["module"] for c, v in found.items()}, bare)
+    np.testing.assert_array_equal(outputs, Net().apply(bare, X, train=False))
+
+
+def test_variables_of_the_bare_module_work(net):
+    variables = variables_of(net)
+    bare = {collection: tree["module"] for collection, tree in variables.items()}
+    rest = {"rngs": {"dropout": jax.random.key(2)}, "mutable": ["batch_stats"]}
+    want, updates = net.apply(variables, X, **rest)
+    got, bare_updates = net.apply(bare, X, **rest)
+    np.testing.assert_array_equal(got, want)
+    jax.tree.map(np.testing.assert_array_equal, bare_updates["batch_stats"], updates["batch_stats"]["module"])
+    np.testing.assert_allclose(net.apply(bare, X, train=False), Net().apply(bare, X, train=False), rtol=1e-12)

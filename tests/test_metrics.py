@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import jaxpar
+from jaxpar._metrics import chart
 from jaxpar.errors import MetricError
 
 MetricsLog = jaxpar.MetricsLog
@@ -266,6 +267,50 @@ def test_the_curves(tmp_path):
             log.log(step, **{f"metric {i}": step * i for i in range(4)}, odd=math.nan)
         log.plot(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def columns(count: int) -> dict[str, np.ndarray]:
+    return {f"metric {i}": np.arange(4.0) * i for i in range(count)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_no_panel_is_empty(count):
+    pytest.importorskip("matplotlib")
+    drawn = chart.panels(np.arange(4), columns(count)).axes
+    assert [panel.get_title() for panel in drawn] == list(columns(count))
+    assert all(panel.has_data() for panel in drawn)
+
+
+def test_what_cannot_be_drawn_is_named(tmp_path, monkeypatch):
+    """SVG holds letters as paths, so the foot is looked at before it is drawn."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    foot = []
+    monkeypatch.setattr("matplotlib.figure.Figure.supxlabel", lambda self, text, **_: foot.append(text))
+    nothing = np.full(4, np.nan)
+    chart.draw({"step": np.arange(4), **columns(1), "odd": nothing}, tmp_path / "one.png")
+    lines = foot[0].splitlines()
+    assert lines[0] == "no finite number: odd"
+    assert lines[1].startswith(f"1970-01-01 00:00 UTC · jaxpar {jaxpar.__version__}, jax {jax.__version__}")
+    with pytest.raises(MetricError, match="none of 1 metrics has a finite number"):
+        chart.draw({"step": np.arange(4), "odd": nothing}, tmp_path / "none.png")
+    with pytest.raises(MetricError, match="none of 0 metrics"):
+        chart.draw({"step": np.arange(0)}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_a_picture_can_be_made_again(ending, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    made = [tmp_path / f"{i}.{ending}" for i in range(2)]
+    for path in made:
+        chart.draw({"step": np.arange(4), **columns(2)}, path)
+    assert made[0].read_bytes() == made[1].read_bytes()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "172800")
+    chart.draw({"step": np.arange(4), **columns(2)}, made[1])
+    assert made[0].read_bytes() != made[1].read_bytes()
 
 
 # --------------------------------------------------------------------------------------- bad values

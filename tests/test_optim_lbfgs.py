@@ -103,7 +103,8 @@ def resync(fresh, theirs):
     """Our state with torch's history."""
     if "d" not in theirs:
         return fresh
-    size, n = fresh.old_dirs.shape
+    inner = fresh.inner_state
+    size, n = inner.old_dirs.shape
     pairs = len(theirs["old_dirs"])
     rows = {"old_dirs": np.zeros((size, n)), "old_stps": np.zeros((size, n)), "ro": np.zeros(size)}
     for key, array in rows.items():
@@ -113,7 +114,8 @@ def resync(fresh, theirs):
     vectors = {key: jnp.asarray(theirs[key].numpy().copy()) for key in ("d", "prev_flat_grad")}
     counts = {key: jnp.asarray(theirs[key]) for key in ("n_iter", "func_evals")}
     arrays = {key: jnp.asarray(array) for key, array in rows.items()}
-    return fresh._replace(pairs=jnp.asarray(pairs), **counts, **scalars, **vectors, **arrays)
+    new = inner._replace(pairs=jnp.asarray(pairs), **counts, **scalars, **vectors, **arrays)
+    return fresh._replace(inner_state=new)
 
 
 @pytest.mark.parametrize(("loss", "options"), CASES, ids=named)
@@ -125,7 +127,7 @@ def test_each_step_from_torchs_state(loss, options):
         state = resync(tx.init(params), theirs.state)
         theirs.step()
         got, state = step(params, state)
-        assert (int(state.n_iter), int(state.func_evals)) == theirs.counts()
+        assert (int(state.inner_state.n_iter), int(state.inner_state.func_evals)) == theirs.counts()
         for name, want in theirs.arrays().items():
             assert_equal_numbers(name, got[name], want, TOLERANCE)
 
@@ -148,7 +150,7 @@ def test_running_freely_it_strays_as_torch_does(loss, options):
             other.step()
             spread = max([spread, *(np.abs(x - want[k]).max() for k, x in other.arrays().items())])
         if all(other.counts() == theirs.counts() for other in nudged):
-            assert (int(state.n_iter), int(state.func_evals)) == theirs.counts()
+            assert (int(state.inner_state.n_iter), int(state.inner_state.func_evals)) == theirs.counts()
         assert max(np.abs(params[k] - want[k]).max() for k in want) <= 10 * spread
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import html
 import json
 import math
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,6 +20,7 @@ from test_comparison import CURVE, DIVERGENCE, compared
 
 from jaxpar import parity
 from jaxpar.parity import Comparison, Curve, Kind, Level, Outcome, Policy, measuring
+from jaxpar.parity._render import pages
 
 pytest.importorskip("jinja2")
 
@@ -176,6 +179,71 @@ def test_names_stay_text(tmp_path):
     assert shown in root.find("head/title").text
 
 
+def circumstances(root: ElementTree.Element) -> str:
+    return texts(root.find(".//header/p[2]"))
+
+
+def test_it_says_when_with_what_and_by_which_command(monkeypatch, tmp_path):
+    found = {"date": "2026-01-02 03:04 UTC", "command": "jaxpar parity spec.py", "jax": "0.10.2", "seed": "0"}
+    root = page(compared(environment=found), tmp_path)
+    assert circumstances(root) == "2026-01-02 03:04 UTC · jax 0.10.2 · jaxpar parity spec.py"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert circumstances(page(compared(), tmp_path)) == "1970-01-02 00:00 UTC"
+
+
+def more(root: ElementTree.Element) -> list[tuple[str, str | None]]:
+    """The pages that the first divergence names, and their addresses."""
+    line = root.find(".//section[@class='cause']/p[last()]")
+    assert texts(line).startswith("More: ")
+    return [(each.text, each.get("href")) for each in line]
+
+
+ADDRESSES = {
+    "": None,
+    "https://example.org/jaxpar/": "https://example.org/jaxpar/nn_norms.html",
+    "../site": "../site/nn_norms.html",
+    "javascript:alert(1)": None,
+    "//example.org": None,
+    '"><script>': '"><script>/nn_norms.html',
+}
+
+
+@pytest.mark.parametrize("base", ADDRESSES)
+def test_a_cause_names_its_page_and_links_it_where_the_site_is_known(base, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXPAR_DOCS", base)
+    found = more(page(compared(["fc1.bias"], divergence=DIVERGENCE), tmp_path))
+    assert [name for name, _ in found] == ["docs/nn_norms.md", "docs/compare.md"]
+    assert found[0][1] == ADDRESSES[base]
+
+
+def test_every_page_that_a_cause_names_is_there():
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    for name in (*pages.BY_KIND.values(), pages.CATALOGUE):
+        assert (docs / f"{name}.md").exists(), name
+
+
+KINDS = {
+    "nn_norms": ("BatchNorm2d", "LocalResponseNorm", "LayerNorm"),
+    "nn_conv": ("Conv1d", "ConvTranspose3d"),
+    "nn_recurrent": ("LSTM", "GRUCell"),
+    "nn_attention": ("MultiheadAttention", "TransformerEncoderLayer"),
+    "nn_embedding": ("EmbeddingBag",),
+    "nn_pooling": ("MaxPool2d", "AdaptiveAvgPool1d"),
+    "nn_dropout": ("LeakyReLU", "ReLU6", "Hardswish", "Softshrink", "Dropout2d"),
+    "nn_resize": ("ZeroPad2d", "Upsample", "PixelShuffle"),
+    "losses": ("CrossEntropyLoss", "loss"),
+    "optim": ("AdamW", "RAdam", "Adagrad", "SGD"),
+    None: ("Linear", "Attend"),
+}
+
+
+@pytest.mark.parametrize(("page", "kind"), [(page, kind) for page, kinds in KINDS.items() for kind in kinds])
+def test_a_torch_class_belongs_to_a_page(page, kind):
+    place = dataclasses.replace(DIVERGENCE, kind=kind)
+    names = [each.name for each in pages.of(compared(divergence=place))]
+    assert names == [f"docs/{each}.md" for each in (page, "compare") if each]
+
+
 def test_without_jinja2_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxpar\[parity\]'"):
@@ -242,6 +310,11 @@ var root = document.documentElement, sorted = Array.from(head).map(h => h.getAtt
 document.title = JSON.stringify({
   first: first, numbers: numbers, last: last, sorted: sorted,
   wide: root.scrollWidth, window: root.clientWidth,
+  cut: Array.from(document.querySelectorAll("main, main *")).filter(function (e) {
+    var style = getComputedStyle(e);
+    return style.display !== "inline" && !e.closest("svg") && style.textOverflow !== "ellipsis"
+      && e.scrollWidth > e.clientWidth + 1;
+  }).map(e => e.tagName + "." + e.className),
   height: document.querySelector("svg[role=img]").clientHeight
 });
 """
@@ -271,6 +344,25 @@ def test_in_a_browser(width, tmp_path, browse):
     assert [each for each in seen["sorted"] if each] == ["ascending"]
     assert seen["wide"] <= seen["window"], "the page is wider than its window"
     assert seen["height"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("report", ["different", "numeric", "hostile"])
+def test_in_a_browser_nothing_is_cut_off_at_1200_pixels(report, tmp_path, browse):
+    """Neither the table nor anything else is wider than what it stands in: nothing must be scrolled to."""
+    REPORTS[report]().save_html(tmp_path / "report.html")
+    dom, _ = browse(probed(tmp_path / "report.html"), 1200)
+    assert json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.S)[1]))["cut"] == []
+
+
+@pytest.mark.slow
+def test_in_a_browser_what_is_planted_to_be_cut_off_is_seen(tmp_path, browse):
+    REPORTS["different"]().save_html(tmp_path / "report.html")
+    planted = '<div class="scroll"><p style="width:1400px;max-width:none">wide</p></div>'
+    dom, _ = browse(probed(tmp_path / "report.html", planted), 1200)
+    assert json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom, re.S)[1]))["cut"] == [
+        "DIV.scroll"
+    ]
 
 
 @pytest.mark.slow

@@ -493,7 +493,7 @@ def test_bad_construction():
         ddp(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
     with pytest.raises(DeviceError):
         jaxpar.DistributedDataParallel(Net(), [0, 99])
-    with pytest.raises(ValueError, match="process_group must be None"):
+    with pytest.raises(ValueError, match="is not registered, please create group"):
         ddp(Net(), process_group=object())
     with pytest.raises(TypeError, match="cannot be subclassed"):
         type("Sub", (jaxpar.DistributedDataParallel,), {})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -13,6 +15,9 @@ import jaxpar
 from jaxpar import errors
 from jaxpar._devices import devices as _devices
 from jaxpar._devices import virtual as _virtual
+from jaxpar._upstream import start
+
+ROOT = Path(__file__).parent.parent
 
 VARIABLES = ("PJRT_NPROC", "NPROC", "JAXPAR_PJRT_NPROC", "JAXPAR_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
 
@@ -25,6 +30,10 @@ def environment(monkeypatch):
     monkeypatch.setattr(_virtual, "_asked", None)
     monkeypatch.setattr(_virtual, "cores", lambda: 2)
     return lambda **variables: [monkeypatch.setenv(k, v) for k, v in variables.items()]
+
+
+def clean() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in VARIABLES} | {"JAX_PLATFORMS": "cpu"}
 
 
 def python(code, inherit=False, **variables):
@@ -99,15 +108,58 @@ def test_text_that_xla_does_not_understand_is_no_pool(environment, monkeypatch):
 # -------------------------------------------------------------------------------------------- too late
 
 
-def test_jax_runs_with_another_number(devices):
+def test_jax_runs_with_another_number(devices, monkeypatch):
+    monkeypatch.setattr(start, "_line", "train.py:12")
     with pytest.raises(errors.BackendError) as caught:
         jaxpar.virtual_devices(3)
     assert str(caught.value) == (
-        "virtual_devices: JAX already runs with 8 CPU devices, so 3 cannot be had any more. Call "
-        "jaxpar.virtual_devices before anything makes an array, or start again with JAXPAR_DEVICES=3 (or, "
-        "for a program that uses JAX before jaxpar, JAX_NUM_CPU_DEVICES=3 PJRT_NPROC=7)."
+        "virtual_devices: JAX already runs with 8 CPU devices, so 3 cannot be had any more. JAX was started "
+        "at train.py:12. Call jaxpar.virtual_devices before that (a default value such as rngs=nnx.Rngs(0) "
+        "is made at import: take rngs without one), or start again with JAXPAR_DEVICES=3 (or, for a program "
+        "that uses JAX before jaxpar, JAX_NUM_CPU_DEVICES=3 PJRT_NPROC=7)."
     )
     jaxpar.virtual_devices(8)
+
+
+JAX_FIRST = "from flax import nnx\nimport jaxpar\n"
+CLASS = "class Net(nnx.Module):\n    def __init__(self, rngs=nnx.Rngs(0)):\n        pass\n"
+SAYS = {
+    "a default, watched": (JAX_FIRST + CLASS, "JAX was started at {file}:4."),
+    "an array, watched": (
+        JAX_FIRST + "import jax\n\nx = jax.numpy.ones(3)\n",
+        "JAX was started at {file}:5.",
+    ),
+    "a library's line is not named": (
+        JAX_FIRST + "import optax\n\n\nnnx.Linear(1, 1, rngs=nnx.Rngs(0))\n",
+        "JAX was started at {file}:6.",
+    ),
+    "a default, not watched": (
+        f"import jaxpar\nfrom flax import nnx\n{CLASS}",
+        "before jaxpar was in use, most likely by the default value at {file}:4.",
+    ),
+    "unknown": (
+        "import jax\n\njax.devices()\nimport jaxpar\n",
+        "What started JAX is unknown: it was before jaxpar was in use.",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SAYS)
+def test_the_line_that_started_jax_is_named(case, tmp_path):
+    source, says = SAYS[case]
+    file = tmp_path / "train.py"
+    file.write_text(f"{source}\n\ndef main():\n    jaxpar.virtual_devices(2)\n\n\nmain()\n")
+    ended = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, env=clean())
+    assert ended.returncode == 1
+    assert says.format(file=file) in ended.stderr
+
+
+def test_no_page_starts_jax_by_a_default():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+    default = re.compile(r"^\s*def .*=\s*nnx\.Rngs\(", re.MULTILINE)
+    assert default.search("    def __init__(self, rngs=nnx.Rngs(0)):")
+    assert not [page.name for page in pages if default.search(page.read_text())]
 
 
 def test_jax_runs_with_too_few_threads(devices, environment):

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 
 from ..errors import BackendError, DeviceError
@@ -63,8 +64,10 @@ def virtual_devices(n: int) -> None:
         raise DeviceError(f"virtual_devices: n must be a positive integer, not {n!r}.")
     if not _set(n) and (have := _running()) != n:
         raise BackendError(
-            f"virtual_devices: JAX already runs with {_devices(have)}, so {n} cannot be had any more. Call "
-            f"jaxpar.virtual_devices before anything makes an array, or start again with {_outside(n)}."
+            f"virtual_devices: JAX already runs with {_devices(have)}, so {n} cannot be had any more. "
+            f"{_started()}. Call jaxpar.virtual_devices before that (a default value such as "
+            "rngs=nnx.Rngs(0) is made at import: take rngs without one), or start again with "
+            f"{_outside(n)}."
         )
     _asked = n
     _warn_of_few_threads(n)
@@ -91,8 +94,8 @@ def from_environment() -> int | None:
     n = int(text)
     if not _set(n) and (have := _running()) != n:
         warnings.warn(
-            f"JAXPAR_DEVICES={n} came too late: JAX already runs with {_devices(have)}. Ask for "
-            f"jaxpar.devices() before anything makes an array, or start again with {_outside(n)}.",
+            f"JAXPAR_DEVICES={n} came too late: JAX already runs with {_devices(have)}. "
+            f"{_started()}. Ask for jaxpar.devices() before that, or start again with {_outside(n)}.",
             stacklevel=3,
         )
         return None
@@ -117,6 +120,18 @@ def _set(n: int) -> bool:
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
     return True
+
+
+def hide_accelerators() -> None:
+    """Leaves CPU devices to this process, so that it takes no memory of a GPU that another one trains on.
+
+    For processes that help another one. It is too late where JAX has started, and does not load JAX.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _safe(n: int) -> int:
@@ -168,6 +183,12 @@ def _running() -> int:
         return len(jax.local_devices(backend="cpu"))
     except RuntimeError:  # JAX_PLATFORMS=cuda: no CPU devices at all
         return 0
+
+
+def _started() -> str:
+    from .._upstream.start import started_by  # imports JAX, which `import jaxpar` must not
+
+    return started_by()
 
 
 def _devices(n: int) -> str:

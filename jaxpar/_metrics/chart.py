@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from .. import _stamp
+from ..errors import MetricError
+
+FOOT = 6.5
+"""Points of the letters at the foot; a letter is about 0.6 of it wide."""
 
 
 def figure(function: str, size: tuple[float, float]) -> Any:
@@ -35,20 +42,44 @@ def tidy(panel: Any) -> None:
     panel.set_axisbelow(True)
 
 
+def save(made: Any, path: str | os.PathLike[str], *notes: str) -> None:
+    """Writes a figure; notes, date, versions and command are its foot. SOURCE_DATE_EPOCH makes it again."""
+    import matplotlib
+
+    letters = int(made.get_figwidth() * 72 / (0.6 * FOOT))
+    lines = [textwrap.fill(text, letters) for text in (*notes, _stamp.line())]
+    made.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=FOOT, color="#666666")
+    with matplotlib.rc_context({"svg.hashsalt": "jaxpar"}):  # or every SVG would have other names in it
+        made.savefig(path, dpi=150)
+
+
 def draw(columns: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
-    """Draws a panel for each metric over the steps, up to three side by side."""
-    names = [name for name in columns if name != "step"]
-    across = min(max(len(names), 1), 3)
-    down = max(math.ceil(len(names) / across), 1)
+    """Draws the metrics over the steps and writes the picture; the foot names those that have no number.
+
+    Raises:
+      MetricError: no metric has a finite number.
+    """
+    metrics = {name: column for name, column in columns.items() if name != "step"}
+    finite = {name: column for name, column in metrics.items() if np.isfinite(column).any()}
+    if not finite:
+        raise MetricError(f"MetricsLog.plot: none of {len(metrics)} metrics has a finite number to draw.")
+    empty = ", ".join(name for name in metrics if name not in finite)
+    save(panels(columns["step"], finite), path, *([f"no finite number: {empty}"] if empty else []))
+
+
+def panels(steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> Any:
+    """A figure with a panel for each metric over the steps, up to three side by side."""
+    across = 2 if len(metrics) == 4 else min(len(metrics), 3)
+    down = math.ceil(len(metrics) / across)
     made = figure("MetricsLog", (4.2 * across, 3 * down))
-    panels = made.subplots(down, across, squeeze=False).flat
-    for panel, name in zip(panels, names, strict=False):
-        there = np.isfinite(columns[name])
+    grid = made.subplots(down, across, squeeze=False).flat
+    for panel, (name, column) in zip(grid, metrics.items(), strict=False):
+        there = np.isfinite(column)
         style = ".-" if there.sum() < 50 else "-"  # a single point has no line
-        panel.plot(columns["step"][there], columns[name][there], style, color="#0072B2", linewidth=1)
+        panel.plot(steps[there], column[there], style, color="#0072B2", linewidth=1)
         panel.set_title(name, fontsize=10)
         panel.set_xlabel("step")
         tidy(panel)
-    for panel in list(made.axes)[len(names) :]:
-        panel.set_visible(False)
-    made.savefig(path, dpi=150)
+    for panel in grid[len(metrics) :]:
+        panel.remove()
+    return made

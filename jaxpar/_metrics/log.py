@@ -188,7 +188,14 @@ class MetricsLog:
         return {"step": np.array(list(merged), np.int64), **columns}
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`."""
+        """Draws every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`.
+
+        The foot has the date, the versions and the command, and names the metrics without a finite number,
+        which have no panel.
+
+        Raises:
+          MetricError: no metric has a finite number. ImportError: matplotlib is not installed.
+        """
         if not self._closed:
             self.flush()
         if is_first():

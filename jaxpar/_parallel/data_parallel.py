@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,10 +18,11 @@ from flax import linen, nnx
 
 from .._tree import is_real, is_staged
 from .._typing import REPLICA, DeviceLike, PyTree
-from ..errors import JaxparError, NestedError, UninitializedError
+from ..errors import JaxparError, NestedError
 from .backends import backend as _backend
 from .gather import assemble
 from .modules import Module, view
+from .modules.bundle import Bundle, refuse_metrics, set_aside
 from .parallel_apply import apply_replicas, compiled
 from .parallel_apply import programs as shared_programs
 from .placement import Placement, place
@@ -76,6 +77,9 @@ def forward(
     if not placement.devices:
         return module(*args, **kwargs)
     _refuse_nesting()
+    args, kwargs, objects = set_aside(args, kwargs)
+    if objects:
+        module = bundled(module, objects, placement)
     target = _target(args, kwargs, placement)
     inputs, named = scatter_kwargs(args, kwargs, placement)
     if placement.N == 1:
@@ -85,6 +89,18 @@ def forward(
     replicas = Replicas(module, placement, len(inputs))
     outputs = apply_replicas(replicas, inputs, named, backend, programs)
     return assemble(outputs, target)
+
+
+def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bundle:
+    """The module and the streams, or modules, among its arguments, as one."""
+    if isinstance(module, linen.Module):
+        raise TypeError(
+            f"DataParallel: {type(objects[0]).__name__} is an argument of a Linen module, which takes random "
+            "streams as rngs={'dropout': key} and other modules as submodules."
+        )
+    if placement.N > 1:
+        refuse_metrics(objects, "DataParallel")
+    return Bundle(module, objects)
 
 
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
@@ -221,19 +237,41 @@ class _LinenDataParallel(_Remembers, linen.Module):
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         if self.is_initializing():
             return self.module(*inputs, **kwargs)  # shapes only matter, and no device is asked for
-        _check_nested(self.variables)
         return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
+    @linen.nowrap
+    def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The wrapped module's own weights, one level deeper.
 
-def _check_nested(variables: Mapping[str, Any]) -> None:
+        A Linen module draws by its path, so as a submodule of the wrapper it would draw others.
+        """
+        outputs, variables = self.module.init_with_output(rngs, *args, **kwargs)
+        return outputs, _nested(variables)
+
+    @linen.nowrap
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        return _nested(self.module.init(rngs, *args, **kwargs))
+
+    @linen.nowrap
+    def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes the wrapper's variables, and the wrapped module's own; gives back what it was given."""
+        if not _are_bare(variables):
+            return super().apply(variables, *args, **kwargs)
+        done = super().apply(_nested(variables), *args, **kwargs)
+        if kwargs.get("mutable", False) is False and not kwargs.get("capture_intermediates", False):
+            return done
+        outputs, updates = done
+        return outputs, {collection: tree.get("module", tree) for collection, tree in updates.items()}
+
+
+def _nested(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The wrapped module is a submodule: torch's state_dict has `module.` in front of every name, too."""
+    return {collection: {"module": tree} for collection, tree in variables.items()}
+
+
+def _are_bare(variables: Mapping[str, Any]) -> bool:
     names = {name for collection in variables.values() for name in collection}
-    if names and "module" not in names:
-        some = ", ".join(repr(name) for name in sorted(map(str, names))[:3])
-        raise UninitializedError(
-            f"DataParallel.apply: these variables ({some}) are the wrapped module's own; the wrapper's are "
-            "one level deeper: {collection: {'module': tree} for collection, tree in variables.items()}."
-        )
+    return bool(names) and "module" not in names
 
 
 class _FunctionDataParallel(_Remembers):

@@ -7,7 +7,7 @@ devices. So the tree is taken apart by device and every part has an update of it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -16,6 +16,12 @@ from .._devices import devices as _devices
 from .._devices.move import device_of
 from .._tree import is_real
 from .._typing import PyTree
+
+
+class EachDeviceState(NamedTuple):
+    """`each_device`: the state of every device. They are one group, with one rate."""
+
+    each_device: Any
 
 
 def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -40,4 +46,12 @@ def each_device(tx: optax.GradientTransformation) -> optax.GradientTransformatio
 
     everywhere = {*_devices.devices(), *jax.local_devices(backend="cpu")}
     names = ["all", *sorted(map(_devices.name, everywhere))]
-    return optax.partition(dict.fromkeys(names, tx), labels)
+    parts = optax.partition(dict.fromkeys(names, tx), labels)
+
+    def update(
+        updates: PyTree, state: EachDeviceState, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, EachDeviceState]:
+        updates, inner = parts.update(updates, state.each_device, params, **extra)
+        return updates, EachDeviceState(inner)
+
+    return optax.GradientTransformationExtraArgs(lambda params: EachDeviceState(parts.init(params)), update)

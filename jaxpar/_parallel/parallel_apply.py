@@ -22,6 +22,7 @@ from ..errors import CountError
 from . import program as _program
 from .backends import Backend
 from .backends import backend as _backend
+from .compiling import Compiling, begun
 from .modules import Definition
 from .modules.nnx_view import NNXDefinition
 from .placement import Placement, place
@@ -85,7 +86,13 @@ def apply_replicas(
     """`parallel_apply` behind its doors, for wrappers that have programs of their own."""
     split = replicas.split()
     program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
-    outputs, changes = program(replicas.values(split), inputs, kwargs)
+
+    def describe() -> str:
+        return f"DataParallel ({type(replicas.module).__name__}) for {len(replicas)} devices"
+
+    values = replicas.values(split)
+    with Compiling(describe):
+        outputs, changes = program(values, inputs, kwargs)
     split.commit(changes)
     return outputs
 
@@ -172,6 +179,7 @@ def compiled(definition: Definition, run: Backend, placement: Placement, dtype: 
     """`compiled(...)(values, inputs, kwargs) -> (outputs, changes)`; `dtype`: see `cast_on_replicas`."""
 
     def program(values: PyTree, inputs: Shards, kwargs: Shards | None) -> tuple[Shards, PyTree]:
+        begun()
         return _run(definition, run, placement, dtype, values, inputs, kwargs)
 
     return jax.jit(program)

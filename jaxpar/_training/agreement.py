@@ -23,12 +23,14 @@ class Agreement(NamedTuple):
       divisor: what the sum of the gradients is divided by.
       source: the replica whose buffers all get after the step; None leaves each process its own.
       buffers_from: the rank whose buffers all take before the step; None where they are equal already.
+      keep: whether gradients stay on the replicas. A rank without rows learns it here.
     """
 
     kinds: tuple[Kind | None, ...]
     divisor: int
     source: int | None
     buffers_from: int | None = None
+    keep: bool = False
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -56,8 +58,8 @@ class Alone:
     shares_buffers = False
 
     def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any]:
-        del said, keep
-        return Agreement((), 1, None), rows
+        del said
+        return Agreement((), 1, None, keep=keep), rows
 
 
 class SameRows:
@@ -73,4 +75,4 @@ class SameRows:
         kinds = rows.kinds * self.ranks
         active = sum(kind is not None for kind in kinds)
         source = 0 if self.shares_buffers and not keep else None
-        return Agreement(kinds, active, source), rows
+        return Agreement(kinds, active, source, keep=keep), rows

@@ -40,8 +40,12 @@ class Arrays(abc.ABC):
       definition: the module without its arrays; form: the structure that they have.
       names: what each array is called in errors.
       parameters: which of them get gradients.
+      function: what the user calls.
+      groups: of several networks, which of the parameters are each one's, by their place among these.
     """
 
+    function: str = "value_and_grad"
+    groups: tuple[tuple[int, ...], ...] = ()
     definition: Definition
     form: TreeDef
     names: list[str]
@@ -49,9 +53,18 @@ class Arrays(abc.ABC):
     world: World
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """What was set in the optimizer's state, by name: its rate. Waits for no device."""
+        return {}
+
+    @property
     def definitions(self) -> Any:
         """Of everything that a program is made for; another one needs another program."""
         return self.definition
+
+    def loss_of(self, function: Callable[..., Any]) -> Static:
+        """What a program calls with the module, in the place of a user's function."""
+        return Static(function)
 
     @abc.abstractmethod
     def read(self) -> list:
@@ -100,7 +113,7 @@ class ObjectArrays:
         world: World = ALONE,
         function: str = "train_step",
     ):
-        self.thing, self.placement, self.world, self._function = thing, placement, world, function
+        self.thing, self.placement, self.world, self.function = thing, placement, world, function
         self.clean = False
         self.view: NNXView = view_nnx(thing)
         self._held: list[Any] = []  # what the object holds since the last write
@@ -110,10 +123,10 @@ class ObjectArrays:
         """The arrays on this process's devices."""
         self.view = view = view_nnx(self.thing)
         if self.placement is not None:
-            values = view.values(self.placement, self._function)
+            values = view.values(self.placement, self.function)
         else:
             values = view.held()
-            check_alive(values, view.names, self._function)
+            check_alive(values, view.names, self.function)
         self.clean = len(self._held) == len(values) and all(map(operator.is_, self._held, values))
         return values
 
@@ -206,52 +219,6 @@ class ModuleArrays(ObjectArrays, Arrays):
             ordered = order_of_gradients(self._net, self._wrt.value, self.view, root)
             self._known[key] = self.view.parameters(self._wrt.value), *ordered
         return self._known[key]
-
-
-class TrainingArrays(ModuleArrays):
-    """A module's arrays, its optimizer's, and in `extra` the step's own: a loss scale, for instance."""
-
-    def __init__(
-        self,
-        net: Any,
-        module: nnx.Module,
-        optimizer: nnx.Optimizer,
-        placement: Placement | None,
-        world: World,
-    ):
-        super().__init__(net, module, optimizer.wrt, placement, world, {})
-        self.optimizer = ObjectArrays(optimizer, placement, world)
-        self.extra: dict[str, Any] = {}
-
-    @property
-    def definitions(self) -> Any:
-        return self.definition, self.optimizer.view.definition
-
-    def reset(self, extra: dict[str, Any]) -> None:
-        """Puts some of the step's own state in the place of what there is."""
-        here = extra
-        if self.placement is not None and not self.placement.of_topology:
-            here = jax.device_put(extra, self.placement.replicated)
-        self.extra |= self.world.shared(here)
-
-    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer = take_distinct(self, self.optimizer)
-        if keep:  # the loss is scaled already, and nothing else is read
-            return values, {name: x for name, x in self.extra.items() if name == "scale"}
-        return values, {**self.extra, "optimizer": optimizer}
-
-    def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer, extra = self._shapes((self.held(), self.optimizer.held(), self.extra))
-        if keep:
-            return values, {name: x for name, x in extra.items() if name == "scale"}
-        return values, {**extra, "optimizer": optimizer}
-
-    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
-        if extra:
-            self.optimizer.write(extra.pop("optimizer"))
-            self.write(after)
-            self.extra = extra
-        self.commit(changes)
 
 
 def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from .._parallel import program as _program
 from .._parallel.backends import Backend
+from .._parallel.compiling import begun
 from .._parallel.placement import Placement
 from .._parallel.program import Differentiated, Kind, Local
 from .._parallel.reduce import terms_of
@@ -140,6 +141,7 @@ def compiled(
     XLA's."""
 
     def step(values: list, extra: dict[str, Any], own: Own, batch: PyTree) -> Result:
+        begun()
         return plan(values, extra, own, batch)
 
     return jax.jit(step, donate_argnames=donate, compiler_options=dict(options) or None)
@@ -185,10 +187,13 @@ def _finish(
     if plan.source is not None:
         terms, rebuild = terms_of(plan.source, local.changes, index)
     # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
-    message = Message(REPLICA, _is_flat(plan.placement), [loss / len(plan.active), *terms])
+    losses, form = jax.tree.flatten(loss)
+    means = [each / len(plan.active) for each in losses]
+    message = Message(REPLICA, _is_flat(plan.placement), [*means, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
     state, after = plan.hook.reduce(own.hook, bucket)
-    loss, *terms = message.others()
+    others = message.others()
+    loss, terms = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
     if plan.source is not None:
         changes = rebuild(terms)
     if plan.update is not None:

@@ -26,7 +26,8 @@ from .._tree import is_staged
 from .._typing import DeviceLike, PyTree
 from ..comm_hooks import CommHook
 from ..distributed.check_replicas import check_replicas
-from ..errors import GradientError, ParametersError, StagedError
+from ..distributed.group import Group, NonMember, registered
+from ..errors import GradientError, GroupError, ParametersError, StagedError
 from .agreement import SameRows
 from .arrays import Arrays, FunctionArrays, LinenArrays, ModuleArrays
 from .batches import check_rows
@@ -34,6 +35,7 @@ from .engine import Engine
 from .engine_state import EngineState
 from .initial_sync import NOTHING_TO_TRAIN, settle
 from .join import Join
+from .replica_groups import settle_groups
 from .work import Objective, ReplicaWork
 from .world import World, make_world
 
@@ -54,7 +56,8 @@ class DistributedDataParallel(abc.ABC):
       device_ids: this process's devices; all that it has if left out. (torch allows one.)
       output_device: taken and never used, as in torch.
       dim: the batch dimension.
-      process_group: must be None; there is one group, of all processes.
+      process_group: whose processes train this module, see `jaxpar.distributed.new_group`; the default
+        group's if left out.
       forward_sync_buffers: whether rank 0's buffers go to all before each forward. If not, every process
         keeps its own.
       init_sync: whether parameters and buffers are compared and made equal to rank 0's now.
@@ -66,7 +69,8 @@ class DistributedDataParallel(abc.ABC):
 
     Raises:
       ParametersError: nothing to train; or other ranks have other parameters.
-      DeviceError: unknown devices, or ranks with different numbers of them.
+      DeviceError: unknown devices, or ranks with different numbers of them. GroupError: this process is not
+        in `process_group`.
 
     torch counterpart: `torch.nn.parallel.DistributedDataParallel` (docs/semantics.md section 2.1).
     """
@@ -95,12 +99,8 @@ class DistributedDataParallel(abc.ABC):
         static_graph: bool = False,
     ) -> Any:
         del output_device, bucket_cap_mb, find_unused_parameters, gradient_as_bucket_view, static_graph
-        if process_group is not None:
-            raise ValueError(
-                "DistributedDataParallel: process_group must be None; jaxpar has one group, of all processes."
-            )
         _backend(backend)
-        world = make_world(device_ids, dim)
+        world = make_world(device_ids, dim, _members(process_group))
         shares_buffers = _buffers(forward_sync_buffers, broadcast_buffers)
         state = EngineState(SameRows(world.size, shares_buffers), comm_hook)
         if isinstance(module, nnx.Module):
@@ -114,6 +114,15 @@ class DistributedDataParallel(abc.ABC):
             "DistributedDataParallel cannot be subclassed: it returns a module of the wrapped one's kind. "
             "Wrap it."
         )
+
+
+def _members(process_group: Any) -> Group | None:
+    if isinstance(process_group, NonMember):
+        raise GroupError(
+            "DistributedDataParallel: this process is not in process_group. Wrap the module in its group's "
+            "processes only."
+        )
+    return None if process_group is None else registered(process_group, "DistributedDataParallel")
 
 
 def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
@@ -194,7 +203,7 @@ class _Distributed:
         if self.engine_state.compared or is_staged():
             return
         if self.world.size > 1:
-            check_replicas({what: values})
+            check_replicas({what: values}, self.world.group)
         self.engine_state.compared = True
 
     def _gradients(
@@ -251,6 +260,7 @@ _without_gradient.defvjp(_kept, _backward)
 class _NNXDistributed(_Distributed, nnx.Module):
     def __init__(self, module: nnx.Module, world: World, backend: str, state: EngineState, init_sync: bool):
         self._remember(module, world, backend, state)
+        settle_groups(module, world)
         arrays = self.arrays(nnx.Param)
         arrays.commit(dict(enumerate(settle(arrays, world, init_sync))))
 
@@ -320,6 +330,10 @@ class _NNXDistributed(_Distributed, nnx.Module):
 class _LinenDistributed(_Distributed):
     def __init__(self, module: linen.Module, world: World, backend: str, state: EngineState):
         self._remember(module, world, backend, state)
+
+    def holding(self, module: nnx.Module) -> Any:
+        """The same wrapper of a module that holds its variables, which are made equal on all ranks."""
+        return _NNXDistributed(module, self.world, self.backend, self.engine_state, True)
 
     def init(self, rngs: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's variables, rank 0's on all ranks."""

@@ -9,6 +9,7 @@ nothing and pays for the making of a key.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -25,6 +26,7 @@ from .._parallel.modules import Definition
 from .._parallel.shards import separate
 from .._tree import is_real
 from .._typing import Array
+from ..distributed.group import Group
 from ..distributed.step_agreement import ledger
 from .local_batch import Rows
 from .program_parts import program_parts
@@ -34,12 +36,15 @@ Fingerprint = tuple[tuple[str, str], ...]
 """More that must be the same on all ranks: what it is called, and what it is."""
 
 _numbers = itertools.count(1)
+_wrappers: collections.Counter[str] = collections.Counter()
 
 
-def next_number() -> int:
-    """Which wrapper of this process it is. Given at a step, which all ranks make, and not when a wrapper is
+def next_number(group: Group | None) -> int:
+    """Which wrapper of this group it is. Given at a step, which all ranks make, and not when a wrapper is
     copied, which one rank may do alone."""
-    return next(_numbers)
+    where = group.folder if group else ""
+    _wrappers[where] += 1
+    return _wrappers[where]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Said:
       loss_fn: the user's.
       keep: whether gradients stay on the replicas.
       fingerprint: of what follows the gradients.
+      group: whose ranks compare it.
     """
 
     number: int
@@ -62,6 +68,7 @@ class Said:
     loss_fn: Callable[..., Any]
     keep: bool
     fingerprint: Fingerprint = ()
+    group: Group | None = None
 
 
 def compare(rows: Rows, said: Said) -> None:
@@ -71,7 +78,7 @@ def compare(rows: Rows, said: Said) -> None:
       DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names
         both sides.
     """
-    book = ledger(f"DistributedDataParallel {said.number}")
+    book = ledger(f"DistributedDataParallel {said.number}", said.group)
     if book is None:
         return
     arrays, statics, form = separate(rows.batch)
@@ -111,7 +118,7 @@ def compare_programs(said: Said, program: Any, arguments: tuple) -> None:
     Raises:
       DivergenceError: ranks have other programs; names what differs first.
     """
-    book = ledger(f"the program of DistributedDataParallel {said.number}")
+    book = ledger(f"the program of DistributedDataParallel {said.number}", said.group)
     if book is None:
         return
     number = _programs.get(program) or _programs.setdefault(program, next(_numbers))
@@ -135,6 +142,33 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
         *((f"the optimizer's {name}", str(x.addressable_data(0).item())) for name, x in numbers),
         ("the optimizer's update", _program(update, values, optimizer)),
     )
+
+
+class Settings:
+    """The numbers that are set in an optimizer between steps, such as a rate: ranks must set them alike.
+
+    A question costs a meeting on the host, and a schedule may set a rate before every step. So they are
+    compared at their first changes and then at the 16th, the 32nd, ...: a rank that has missed one, or set
+    another number, is found there, since the number of changes is compared as well.
+    """
+
+    FIRST = 8
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] | None = None
+        self._changes = 0
+        self._told: Fingerprint = ()
+
+    def fingerprint(self, numbers: dict[str, float]) -> Fingerprint:
+        if numbers != self._last:
+            self._changes += self._last is not None
+            self._last = dict(numbers)
+            if self._changes <= self.FIRST or self._changes & (self._changes - 1) == 0:
+                self._told = tuple(
+                    (f"the optimizer's {name}", f"{x!r} (change {self._changes})")
+                    for name, x in numbers.items()
+                )
+        return self._told
 
 
 def _program(update: Update, values: list, optimizer: list) -> str:

@@ -13,15 +13,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
+from .._parallel.compiling import Compiling, place_of
 from .._tree import is_staged
 from .._typing import PyTree
 from ..distributed import broadcast
+from ..distributed.group import rank
 from ..distributed.whereabouts import begin
 from .agreement import Agreement
 from .arrays import Arrays
 from .compiled_step import Own, Program, Result
-from .divergence_guard import Fingerprint, Said, compare_programs, next_number
+from .divergence_guard import Fingerprint, Said, Settings, compare_programs, next_number
 from .engine_state import EngineState
 from .watchdog import beat
 from .world import World
@@ -89,6 +92,7 @@ class Engine:
     ):
         self.arrays, self.work, self.state, self.world = arrays, work, state, world
         self._loss_fn, self._fingerprint, self._call = loss_fn, fingerprint, call
+        self._settings = Settings()
 
     def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> Outcome:
         """A step on this rank's batch. `keep` leaves gradients on their replicas for the next to add to."""
@@ -121,21 +125,38 @@ class Engine:
         """Once around the loop. None, with nothing done, when no rank has rows any more."""
         values, extra = self.arrays.take(keep)
         said = self._said(keep) if self.world.size > 1 else None
-        if said is not None and not keep and not is_staged():
+        if said is not None and not keep and self.state.strategy is self.state.usual and not is_staged():
             # While gradients are kept no rank needs another, and torch's may make different numbers of calls.
-            begin(self._call, f"{self._call} of {said.number}")
+            # In join they announce every step, which is noted there.
+            begin(self._call, f"{self._call} of {said.number}", self.world.group)
         found = self.state.strategy.agree(batch, said, keep)
         if found is None:
             return None
         agreed, batch = found
-        if agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True):
+        moved = agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True)
+        if moved or agreed.keep != keep:
+            keep = agreed.keep
             values, extra = self.arrays.take(keep)
         program, given = self.work.program(self.arrays, batch, agreed, keep)
         arguments = values, extra, self.state.own or self._first_own(values), given
-        if said is not None and not is_staged():
-            compare_programs(said, program, arguments)
-        done = program(*arguments)
+        with Compiling(self._describe, rank()):
+            if said is not None and not is_staged():
+                compare_programs(said, program, arguments)
+            done = program(*arguments)
         return self._put(done, agreed, batch)
+
+    def drop(self) -> None:
+        """Forgets what `keep` has left on this process's replicas: from here on they take part with zeros."""
+        own, world = self.state.own, self.world
+        if own is not None and own.gradients:
+            zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in own.gradients]
+            self.state.own = own._replace(gradients=zeros)
+
+    def _describe(self) -> str:
+        """What is compiled, for a reader of stderr."""
+        placement = getattr(self.arrays, "placement", None)
+        n = max(self.world.N, 1 if placement is None else placement.N)
+        return f"{self.arrays.function} ({place_of(self._loss_fn)}) for {n} device{'s' * (n > 1)}"
 
     def _put(self, done: Result, agreed: Agreement, batch: Any) -> Outcome:
         # Inside of the user's jit nothing has run yet, so nothing may be remembered.
@@ -155,7 +176,7 @@ class Engine:
     def _said(self, keep: bool) -> Said:
         """What has to be the same on all ranks, beside the rows."""
         state, arrays = self.state, self.arrays
-        state.number = state.number or next_number()
+        state.number = state.number or next_number(self.world.group)
         return Said(
             state.number,
             state.steps,
@@ -164,16 +185,19 @@ class Engine:
             arrays.names,
             self._loss_fn,
             keep,
-            self._fingerprint,
+            self._fingerprint + self._settings.fingerprint(arrays.numbers),
+            self.world.group,
         )
 
     def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
-        """Takes the module's buffers or parameters from a rank; all ranks call it. Whether there were any."""
+        """Takes the module's buffers or parameters from a rank of the world; all ranks call it. Whether there
+        were any."""
         values, _ = self.arrays.take(keep=True)
         trained = set(self.arrays.parameters)
         which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]
         if which:
             mine = self.world.local_shared([values[i] for i in which])
-            received = jax.device_put(broadcast(mine, src=src), self.world.local.replicated)
+            received = broadcast(mine, group=self.world.group, group_src=src)
+            received = jax.device_put(received, self.world.local.replicated)
             self.arrays.commit(dict(zip(which, received, strict=True)))
         return bool(which)

@@ -6,14 +6,17 @@ part of the program, so the module's own mode is never touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .._parallel.modules.nnx_view import NNXDefinition
+from .._parallel.compiling import begun
+from .._parallel.modules import Changes
+from .._parallel.modules.bundle import set_aside
+from .._parallel.modules.nnx_view import NNXDefinition, view_nnx
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._parallel.shards import combine
@@ -21,25 +24,34 @@ from .._tree import is_real, paths
 from .._typing import PyTree, Static, TreeDef
 from ..errors import BatchError
 from .agreement import Agreement, Alone
-from .arrays import Arrays, ModuleArrays
+from .arrays import Arrays
 from .batches import check_batch, empty
 from .compiled_step import Own, Program, Result
 from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
 from .engine_state import EngineState
+from .given_arrays import GivenArrays
+from .linen_net import collections_of, held, is_linen, wrapped
+from .nets import as_one, check_alike, check_objects
 from .precision import Precision, check_precision
 from .work import Whole, WholeBatch, placement_of
 from .world import ALONE
 
 
 def eval_step(
-    net: nnx.Module, function: Callable[..., Any] | None = None, *, precision: Precision | None = None
+    net: nnx.Module | Sequence[nnx.Module],
+    function: Callable[..., Any] | None = None,
+    *,
+    precision: Precision | None = None,
 ) -> Callable[..., Any]:
     """A compiled `evaluate(*batch)` of a module in evaluation mode.
 
     Args:
-      net: as for `train_step`. Its own mode, statistics and random streams stay as they are.
-      function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out.
+      net: as for `train_step`; of a Linen module `evaluate(state, *batch)` gets its TrainState, or its
+        variables. Its own mode, statistics and random streams stay as they are.
+      function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out. The batch may
+        hold modules, which are in evaluation mode and stay as they are, and `nnx.Rngs`, whose streams move on
+        as in any other call.
       precision: as for `train_step`; outputs stay in the computing type.
 
     Returns:
@@ -52,17 +64,26 @@ def eval_step(
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
     """
-    if not isinstance(net, nnx.Module):
-        raise TypeError(f"eval_step: net must be an nnx.Module, not {type(net).__name__}.")
-    placement = net.world.local if isinstance(net, DistributedDataParallel) else placement_of(net)
+    if is_linen(net):
+        return _of_linen(net, function, precision)
+    nets = tuple(net) if isinstance(net, (tuple, list)) else (net,)
+    for each in nets:
+        if not isinstance(each, nnx.Module):
+            raise TypeError(f"eval_step: net must be an nnx.Module, not {type(each).__name__}.")
+    check_alike(nets, "eval_step")
+    first = nets[0]
+    placement = first.world.local if isinstance(first, DistributedDataParallel) else placement_of(first)
     check_precision(precision, "eval_step")
     run = _call if function is None else function
-    arrays = ModuleArrays(net, net, nnx.Nothing(), placement, ALONE, {}, "eval_step")
+    arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
     state.own = Own()  # an evaluation keeps nothing
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
+        batch, kwargs, objects = set_aside(batch, kwargs)
+        check_objects(nets, objects, "eval_step")
+        arrays.bring(objects)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")
         outputs = engine.step(batch, kwargs).aux
         found = empty(batch, kwargs)
@@ -71,6 +92,33 @@ def eval_step(
         return outputs
 
     return evaluate
+
+
+def _of_linen(
+    net: Any, function: Callable[..., Any] | None, precision: Precision | None
+) -> Callable[..., Any]:
+    """`evaluate(variables, *batch)`, where the variables may stand in a TrainState."""
+    latest: list[Any] = []
+
+    def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
+        variables = collections_of(state) if hasattr(state, "params") else state
+        if not latest or not held(latest[0]).fits(variables):
+            holder = wrapped(net, variables)
+            latest[:] = [holder, eval_step(holder, function, precision=precision)]
+        else:
+            held(latest[0]).take(variables)
+        return latest[1](*batch, **kwargs)
+
+    return evaluate
+
+
+class EvaluationArrays(GivenArrays):
+    """A module's arrays, which stay as they are, and the streams of a call, which move on."""
+
+    def commit(self, changes: Changes) -> None:
+        given = [x for x in self.objects if isinstance(x, (nnx.Rngs, nnx.RngStream))]
+        moving = {id(leaf) for x in given for leaf in view_nnx(x).leaves}
+        super().commit({i: x for i, x in changes.items() if id(self.view.leaves[i]) in moving})
 
 
 def _check_numbers(outputs: PyTree, found: str) -> None:
@@ -94,12 +142,12 @@ class OutputWork(WholeBatch):
         self, function: Callable[..., Any], precision: Precision | None, placement: Placement | None
     ):
         super().__init__(placement)
-        self._function, self._precision = Static(function), precision
+        self._function, self._precision = function, precision
         self.programs = Programs(_compiled)
 
     def program(self, arrays: Arrays, batch: Whole, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         del agreed, keep
-        what = arrays.definition, self._function, self._precision, batch.statics, batch.form
+        what = arrays.definition, arrays.loss_of(self._function), self._precision, batch.statics, batch.form
         return self.programs(*what), batch.arrays
 
 
@@ -110,15 +158,19 @@ def _compiled(
     statics: tuple[Static | None, ...],
     form: TreeDef,
 ) -> Program:
+    def outputs(net: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        net.eval()
+        return function.value(net, *args, **kwargs)
+
     def run(values: list, extra: dict[str, Any], own: Own, arrays: list) -> Result:
         del extra, own
+        begun()
         if precision is not None:
             values = [_lowered(precision, v, k) for v, k in zip(values, definition.kinds, strict=True)]
             arrays = precision.cast(arrays)
-        net = definition.merge(values)
-        net.eval()
         args, kwargs = combine(arrays, statics, form)
-        return Result((), function.value(net, *args, **kwargs), (), {}, {}, None)
+        found, changes = definition.apply(outputs, values, None, args, kwargs)
+        return Result((), found, (), changes, {}, None)
 
     return jax.jit(run)
 

@@ -12,6 +12,7 @@ import jax
 
 from ..distributed import broadcast
 from ..distributed.exchange import exchange
+from ..distributed.group import Group
 from ..distributed.guard import compare_environments
 from ..errors import ParametersError
 from .arrays import Arrays
@@ -36,31 +37,33 @@ def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
     values = arrays.read()
     if world.size == 1 or not init_sync:
         return values
-    compare_environments("DistributedDataParallel")
-    _verify([_describe(name, x) for name, x in zip(arrays.names, values, strict=True)])
-    return jax.device_put(broadcast(values, src=0), world.local.replicated)
+    compare_environments("DistributedDataParallel", world.group)
+    _verify([_describe(name, x) for name, x in zip(arrays.names, values, strict=True)], world.group)
+    return jax.device_put(broadcast(values, group=world.group, group_src=0), world.local.replicated)
 
 
 def _describe(name: str, x: jax.Array) -> str:
     return f"{name}: {x.dtype}{list(x.shape)}"
 
 
-def _verify(lines: list[str]) -> None:
+def _verify(lines: list[str], group: Group | None) -> None:
     text = "\n".join(lines)
-    digests = exchange("DistributedDataParallel: parameters", hashlib.sha256(text.encode()).hexdigest())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    digests = exchange("DistributedDataParallel: parameters", digest, group=group)
     if len(set(digests)) == 1:
         return
     # Only now the whole list, of which there may be thousands of lines.
-    told = [t.split("\n") for t in exchange("DistributedDataParallel: all parameters", text)]
-    for r, theirs in enumerate(told):
+    told = [t.split("\n") for t in exchange("DistributedDataParallel: all parameters", text, group=group)]
+    ranks = group.ranks if group else range(len(told))
+    for r, theirs in zip(ranks, told, strict=True):
         if len(theirs) != len(told[0]):
             raise ParametersError(
-                f"DDP expects same model across all ranks, but Rank 0 has {len(told[0])} values, while rank "
-                f"{r} has {len(theirs)}."
+                f"DDP expects same model across all ranks, but Rank {ranks[0]} has {len(told[0])} values, "
+                f"while rank {r} has {len(theirs)}."
             )
         for ours, other in zip(told[0], theirs, strict=True):
             if ours != other:
                 raise ParametersError(
-                    "DDP expects same model across all ranks, but they differ: rank 0 has "
+                    "DDP expects same model across all ranks, but they differ: rank {ranks[0]} has "
                     f"{ours}, rank {r} has {other}."
                 )

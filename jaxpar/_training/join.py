@@ -38,6 +38,7 @@ class Announced:
     Attributes:
       rows: of this rank's last step.
       last: the highest rank that had rows in the last step.
+      kept: whether the last step left its gradients on the replicas.
     """
 
     def __init__(
@@ -47,23 +48,23 @@ class Announced:
         self._divides_by_all, self._throws, self.shares_buffers = divides_by_all, throws, shares_buffers
         self.rows: Rows | None = None
         self.last = 0
+        self.kept = False
 
     def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows] | None:
         """Raises as `DistributedDataParallel.join`."""
         del said  # the announcement takes its place
-        if keep:
-            raise RuntimeError("join: no_sync() cannot be used in here; accumulate outside of join.")
         if rows.sizes:
             self.rows = rows
-        agreed = self.announce(rows)
+        agreed = self.announce(rows, keep)
         if agreed is None:
             return None
         return agreed, rows.widened(agreed.kinds, self._world.local)
 
-    def announce(self, rows: Rows | None) -> Agreement | None:
+    def announce(self, rows: Rows | None, keep: bool = False) -> Agreement | None:
         """What all ranks bring to one step; None when no rank brings anything."""
-        mine = {"never": self.rows is None} if rows is None or not rows.sizes else _announcement(rows)
-        told = [json.loads(text) for text in exchange(_WHAT, json.dumps(mine), timeout=self._timeout)]
+        mine = {"never": self.rows is None} if rows is None or not rows.sizes else _announcement(rows, keep)
+        said = exchange(_WHAT, json.dumps(mine), self._timeout, self._world.group)
+        told = [json.loads(text) for text in said]
         done = [r for r, said in enumerate(told) if "kinds" not in said]
         if len(done) == len(told):
             return None
@@ -73,8 +74,11 @@ class Announced:
         kinds = tuple(_kind(k) for r, said in enumerate(told) for k in (none if r in done else said["kinds"]))
         active = sum(kind is not None for kind in kinds)
         divisor = self._world.N if self._divides_by_all else active
-        # docs/semantics.md row J4: the buffers of the highest rank that has batches.
-        return Agreement(kinds, divisor, None, self.last if self.shares_buffers else None)
+        # docs/semantics.md row J4: the buffers of the highest rank that has batches. As outside of join, they
+        # are not those of others after a step in no_sync.
+        source = self.last if self.shares_buffers and not self.kept else None
+        self.kept = told[self.last]["keep"]
+        return Agreement(kinds, divisor, None, source, self.kept)
 
     def _check(self, told: Sequence[dict[str, Any]], done: Sequence[int]) -> None:
         if self._throws and done:  # docs/semantics.md row J6
@@ -137,16 +141,17 @@ class Join:
         if rows is None:
             self._strategy.announce(None)  # raises, on all ranks, if another one has batches
             return
+        engine.drop()
         while engine.turn(rows.empty()) is not None:
             pass
         # docs/semantics.md row J3: parameters, and buffers where they are shared.
         engine.receive(self._strategy.last, buffers=self._strategy.shares_buffers, parameters=True)
 
 
-def _announcement(rows: Rows) -> dict[str, Any]:
-    same = rows.describe()
+def _announcement(rows: Rows, keep: bool) -> dict[str, Any]:
+    same = rows.describe() | {"the mode": "no_sync()" if keep else "averaging"}
     del same["the batch's shapes"]
-    return {"kinds": rows.kinds, "same": same}
+    return {"kinds": rows.kinds, "keep": keep, "same": same}
 
 
 def _kind(told: Any) -> Kind | None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..distributed import all_gather
 from ..errors import CheckpointError
-from .arrays import TrainingArrays
 from .compiled_step import Own
 from .engine import Engine
+from .training_arrays import TrainingArrays
 from .world import World
 
 WHERE = "TrainStep.load_state_dict"
@@ -91,7 +91,8 @@ def _check(wanted: list, given: list) -> None:
 
 def _gathered(x: jax.Array, world: World) -> Any:
     """What every replica has, on the host: [N, ...] if it is spread over them."""
-    pieces = [x] if world.size == 1 else all_gather(world.local_stacked(x))
+    pieces = [x] if world.size == 1 else all_gather(world.local_stacked(x), world.group)
+    assert pieces is not None, "a world is of its members"
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # the host has no such type
         return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return np.concatenate(pieces) if len(pieces) > 1 else np.asarray(pieces[0])

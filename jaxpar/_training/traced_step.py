@@ -20,10 +20,10 @@ from .._parallel.programs import Programs
 from .._tree import has_shape as has_shape
 from .._tree import shape_of as shape_of
 from .agreement import Alone, SameRows
-from .arrays import TrainingArrays
 from .compiled_step import compiled
 from .engine import Engine, Work
 from .engine_state import EngineState
+from .training_arrays import TrainingArrays
 from .update import update_of
 from .work import BatchWork, Objective, ReplicaWork
 from .world import ALONE, World
@@ -49,7 +49,7 @@ def trace_step(
       update: False stops at the gradients, which are then the result's `own.gradients`. An update donates its
         state, as the step does on an accelerator.
     """
-    make_update = functools.partial(update_of, net, optimizer, 1, "ignore", None, placement)
+    make_update = functools.partial(update_of, accumulate=1, on_nonfinite="ignore", precision=None)
     objective = Objective(loss_fn, has_aux, make_update=make_update if update else None)
     work: Work
     if isinstance(net, DataParallel):

@@ -9,7 +9,7 @@ module and the optimizer stay the user's: after every step they hold its results
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,30 +17,33 @@ from flax import nnx
 
 from .._devices.topology import refuse_topology
 from .._parallel.data_parallel import DataParallel
+from .._parallel.modules.bundle import nets_of, set_aside
 from .._parallel.placement import Placement
 from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
 from .agreement import Alone
-from .arrays import TrainingArrays
 from .batches import Batches, check_batch, check_rows
 from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
+from .linen_net import LinenOptimizer
+from .nets import as_nnx, as_one, check_nets, check_objects, refuse_context, state_of, unwrapped
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
 from .step_state import counts, restore, saved
 from .throttle import Throttle
+from .training_arrays import TrainingArrays
 from .update import update_of
 from .work import BatchWork, Objective, ReplicaWork, placement_of
 from .world import ALONE
 
 
 def train_step(
-    net: nnx.Module,
-    optimizer: nnx.Optimizer,
+    net: nnx.Module | Sequence[nnx.Module],
+    optimizer: nnx.Optimizer | Sequence[nnx.Optimizer],
     loss_fn: Callable[..., Any],
     *,
     accumulate: int = 1,
@@ -60,10 +63,16 @@ def train_step(
 
     Args:
       net: an NNX module: plain, a DataParallel, or a DistributedDataParallel. It holds the results after
-        every step, and may be read, changed, saved and evaluated between two of them.
-      optimizer: made from `net`; what its `wrt` lets through is trained.
-      loss_fn: `loss_fn(net, *batch)`, one number. A DistributedDataParallel evaluates it on every replica's
-        own rows with the module that it wraps.
+        every step, and may be read, changed, saved and evaluated between two of them. Or several such
+        modules, `(a, b)`, all wrapped alike; a loss function is then given `(a, b)`.
+        A Linen module, or its wrapper, is one too.
+      optimizer: made from `net`; what its `wrt` lets through is trained. Of several modules one for each. Of
+        a Linen module its `TrainState`, whose arrays the step takes over; `step.state` is the next one.
+      loss_fn: `loss_fn(net, *batch)`, one number; of several modules also a tuple with one for each, by
+        which that module alone is trained. A DistributedDataParallel evaluates it on every replica's
+        own rows with the module that it wraps. The batch is whatever the step is called with: arrays, and
+        also modules, `nnx.Rngs` and metrics, which it uses and does not train. As in torch their statistics,
+        counters and streams move on.
       accumulate: an update after every so many calls, with the mean of their gradients.
       has_aux: the loss function returns `(loss, aux)`, and so does the step.
       precision: computes in another type than that of the parameters.
@@ -76,16 +85,16 @@ def train_step(
       and the optimizer held before are donated, so use what they hold now.
 
     Raises:
-      OptimizerError: `optimizer` was made for another module. ValueError, TypeError: bad arguments.
+      OptimizerError: `optimizer` was made for another module. ValueError, TypeError: bad arguments, and
+        modules that are wrapped in different ways.
       When called: LossError, BatchError, NonFiniteError, and as `scatter`; net and optimizer are then as
       they were before the step.
 
     torch counterpart: `optimizer.zero_grad(); loss_fn(...).backward(); optimizer.step()`.
     """
-    if not isinstance(net, nnx.Module):
-        raise TypeError(f"train_step: net must be an nnx.Module, not {type(net).__name__}.")
-    if not isinstance(optimizer, nnx.Optimizer):
-        raise TypeError(f"train_step: optimizer must be an nnx.Optimizer, not {type(optimizer).__name__}.")
+    net, optimizer = (tuple(x) if isinstance(x, list) else x for x in (net, optimizer))
+    net, optimizer = as_nnx(net, optimizer)
+    check_nets(net, optimizer)
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ValueError(f"train_step: accumulate must be a positive int, not {accumulate!r}.")
     if on_nonfinite not in ("raise", "skip", "ignore"):
@@ -104,8 +113,8 @@ class TrainStep:
 
     def __init__(
         self,
-        net: nnx.Module,
-        optimizer: nnx.Optimizer,
+        net: Any,
+        optimizer: Any,
         loss_fn: Callable[..., Any],
         accumulate: int,
         has_aux: bool,
@@ -115,13 +124,18 @@ class TrainStep:
         self.net, self.optimizer = net, optimizer
         self.calls = self.updates = 0
         self._accumulate, self._has_aux = accumulate, has_aux
-        here = _placement(net)
+        self._nets = net if isinstance(net, tuple) else (net,)
+        here = _placement(self._nets[0])
         self._devices = () if here is None else here.devices
-        make = functools.partial(update_of, net, optimizer, accumulate, on_nonfinite, precision, here)
+        make = functools.partial(
+            update_of, accumulate=accumulate, on_nonfinite=on_nonfinite, precision=precision
+        )
         # One device, or none, calls the module as it is: no replica casts anything there.
-        replicas = isinstance(net, DataParallel) and net.placement.N > 1
+        replicas = all(isinstance(each, DataParallel) and each.placement.N > 1 for each in self._nets)
         self._objective = Objective(loss_fn, has_aux, precision, make, replicas)
-        self._engine, self._arrays = _engine(net, optimizer, self._objective, loss_fn)
+        self._engine, self._arrays = _engine(
+            self._nets, as_one(net), as_one(optimizer), self._objective, loss_fn
+        )
         self._batches = Batches()
         self._reports = Reports(together=self._engine.world.size > 1)
         self._throttle = Throttle()
@@ -129,6 +143,7 @@ class TrainStep:
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
         refuse_topology(self._devices, "train_step")
+        batch, kwargs = self._bring(batch, kwargs)
         seen = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
         self._check_context()
@@ -139,7 +154,7 @@ class TrainStep:
         self.updates += last
         if done.report is not None:
             self._reports.add(done.report)
-        self._throttle.add(done.loss)
+        self._throttle.add(jax.tree.leaves(done.loss)[0])
         return (done.loss, done.aux) if self._has_aux else done.loss
 
     def lower(self, *batch: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
@@ -165,9 +180,25 @@ class TrainStep:
 
         torch counterpart: none. JAX's is `jax.jit(f).lower`.
         """
+        batch, kwargs = self._bring(batch, kwargs)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
         return self._engine.trace(batch, kwargs, kept=self._accumulate > 1).lower()
+
+    @property
+    def state(self) -> Any:
+        """Of a Linen module: its TrainState as it is now; of several, a tuple. The next step donates its
+        arrays.
+
+        Raises AttributeError: of an NNX module, which holds its own state.
+        """
+        pairs = zip(self._nets, nets_of(as_one(self.optimizer)), strict=True)
+        states = tuple(its.state(net) if isinstance(its, LinenOptimizer) else None for net, its in pairs)
+        if None in states:
+            raise AttributeError(
+                "TrainStep.state: an NNX module and its optimizer hold their own: step.net, step.optimizer."
+            )
+        return states if isinstance(self.net, tuple) else states[0]
 
     def check(self) -> None:
         """Waits for the last step, and raises NonFiniteError if a gradient was not finite since the last
@@ -202,7 +233,16 @@ class TrainStep:
         self.calls, self.updates = calls, updates
         self._reports.clear()
 
+    def _bring(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """The batch without the modules and streams in it, which go with the networks."""
+        args, kwargs, objects = set_aside(args, kwargs)
+        if objects:
+            check_objects(self._nets, objects, "train_step")
+        self._arrays.bring(tuple(map(unwrapped, objects)))
+        return args, kwargs
+
     def _check_context(self) -> None:
+        refuse_context(self._nets)
         state = self._engine.state
         if not state.synchronises:
             raise RuntimeError(
@@ -211,8 +251,8 @@ class TrainStep:
             )
         if state.strategy is not state.usual and self._accumulate > 1:
             raise RuntimeError(
-                "train_step: accumulate cannot be used inside of join(): a rank that has finished would not "
-                "know whether the others' next call is an update."
+                "train_step: accumulate cannot be used inside of join(): ranks with other numbers of calls "
+                "would leave it in the middle of other accumulations. Use value_and_grad and no_sync() there."
             )
 
     def _raise_if_reported(self, wait: bool) -> None:
@@ -236,19 +276,19 @@ def _placement(net: nnx.Module) -> Placement | None:
 
 
 def _engine(
-    net: Any, optimizer: nnx.Optimizer, objective: Objective, loss_fn: Callable[..., Any]
+    nets: Sequence[nnx.Module], net: Any, optimizer: Any, objective: Objective, loss_fn: Callable[..., Any]
 ) -> tuple[Engine, TrainingArrays]:
     """The loop for this kind of module, and the arrays that go around in it."""
     programs = Programs(compiled)
     work: Work
-    placement = _placement(net)
-    if isinstance(net, DistributedDataParallel):
-        module, world, state = net.module, net.world, net.engine_state
-        work = ReplicaWork(objective, world, state, net.backend, programs)
+    placement = _placement(nets[0])
+    if isinstance(nets[0], DistributedDataParallel):
+        world, state = nets[0].world, state_of(nets)
+        work = ReplicaWork(objective, world, state, nets[0].backend, programs)
     else:
-        module, world, state = net, ALONE, EngineState(Alone())
+        world, state = ALONE, EngineState(Alone())
         work = BatchWork(objective, placement, programs)
-    arrays = TrainingArrays(net, module, optimizer, placement, world)
+    arrays = TrainingArrays(net, unwrapped(net), optimizer, placement, world)
     objective.see(arrays)
     assert objective.update is not None
     arrays.reset(objective.update.start())

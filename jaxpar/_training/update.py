@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._parallel.modules.bundle import nets_of
 from .._parallel.modules.nnx_view import NNXDefinition, NNXView, view_nnx
 from .._parallel.placement import Placement
 from .._tree import is_real
 from .._typing import PyTree
 from ..errors import OptimizerError
-from .arrays import order_of_gradients
+from .moves import Move, moves_of
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
 from .precision import Precision
+from .training_arrays import TrainingArrays
 
 
 class UpdateStrategy(NamedTuple):
@@ -57,8 +59,9 @@ class Update:
     """What a step does with gradients. Traced; one for each TrainStep, compared by identity.
 
     Attributes:
-      net, optimizer: definitions; parameters: which of the net's values are trained.
-      gradients: puts the list of gradients into the form that `optimizer.update` takes.
+      net, optimizer: definitions, of one each or of bundles; parameters: which of the net's values are
+        trained.
+      moves: what each optimizer does with the list of gradients.
       accumulate: gradients are those of this many calls.
       on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
       precision: says whether the gradients are scaled.
@@ -68,7 +71,7 @@ class Update:
     net: NNXDefinition
     optimizer: NNXDefinition
     parameters: tuple[int, ...]
-    gradients: Callable[[list], Any]
+    moves: list[Move]
     accumulate: int
     on_nonfinite: str
     precision: Precision | None
@@ -76,7 +79,7 @@ class Update:
 
     def name(self, i: int) -> str:
         """What the user calls the i-th trained parameter."""
-        return ".".join(map(str, self.net.paths[self.parameters[i]]))
+        return ".".join(map(str, self.net.paths[self.parameters[i]])).removeprefix("net.")
 
     def start(self) -> dict[str, Any]:
         """The state beside net and optimizer, before the first step."""
@@ -108,7 +111,8 @@ class Update:
         self, values: list, optimizer_values: list, gradients: list, changes: dict[int, Any]
     ) -> tuple[list, list]:
         net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
-        optimizer.update(net, self.gradients(gradients))
+        for move, one, its in zip(self.moves, nets_of(net), nets_of(optimizer), strict=True):
+            move(one, its, gradients)
         trained, after = self.net.read(net), list(values)
         for i in self.parameters:
             after[i] = trained[i]
@@ -191,22 +195,15 @@ def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
 
 
 def update_of(
-    net: nnx.Module,
-    optimizer: nnx.Optimizer,
+    arrays: TrainingArrays,
     accumulate: int,
     on_nonfinite: str,
     precision: Precision | None,
-    placement: Placement | None = None,
 ) -> Update:
-    """The update of this net by this optimizer, if they belong together; `placement` is where it runs."""
-    split = view_nnx(net)
-    other = view_nnx(optimizer)
-    form, order = order_of_gradients(net, optimizer.wrt, split, root=0)
-    parameters = split.parameters(optimizer.wrt)
-
-    def gradients(flat: list) -> PyTree:
-        return form.unflatten([flat[i] for i in order])
-
+    """The update of these networks by their optimizers, if they belong together."""
+    net, optimizer = arrays.net, arrays.optimizer.thing
+    split, other = view_nnx(net), view_nnx(optimizer)
+    parameters, moves = moves_of(net, optimizer, split)
     values = split.held()
     trained = [values[i] for i in parameters]
     nbytes = sum(x.size * jnp.result_type(x.dtype).itemsize for x in trained)
@@ -214,20 +211,24 @@ def update_of(
         split.definition,
         other.definition,
         parameters,
-        gradients,
+        moves,
         accumulate,
         on_nonfinite,
         precision,
-        strategy_for(_platform(values, placement), nbytes),
+        strategy_for(_platform(values, arrays.placement), nbytes),
     )
-    names = split.names
-    wrong = check(made, values, other.held(), names)
-    if wrong is None and not parameters:
+    wrong = check(made, values, other.held(), split.names)
+    if wrong is None and not all(move.order for move in moves):
         wrong = "nothing in the module is trained by it"
     if wrong is not None:
-        _refuse_integers(split, optimizer)
+        for one, its in zip(nets_of(net), nets_of(optimizer), strict=True):
+            _refuse_integers(view_nnx(one), its)
         raise OptimizerError(
-            f"train_step: the optimizer was not made for this {type(net).__name__}: {wrong}. Make it from "
+            f"train_step: the optimizer was not made for this {_names(net)}: {wrong}. Make it from "
             "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."
         )
     return made
+
+
+def _names(net: Any) -> str:
+    return " and ".join(type(each).__name__ for each in nets_of(net))

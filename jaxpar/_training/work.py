@@ -42,7 +42,7 @@ class Objective:
     """A loss function and what follows its gradients, for a module as it is now.
 
     Args:
-      make_update: the update of net and optimizer; None where the gradients are what is wanted.
+      make_update: the update of the arrays; None where the gradients are what is wanted.
       on_replicas: the module is a DataParallel over several devices.
 
     Attributes:
@@ -57,24 +57,32 @@ class Objective:
         loss_fn: Callable[..., Any],
         has_aux: bool,
         precision: Precision | None = None,
-        make_update: Callable[[], Update] | None = None,
+        make_update: Callable[[Any], Update] | None = None,
         on_replicas: bool = False,
     ):
         self.has_aux, self._on_replicas = has_aux, on_replicas
-        self._loss_fn, self._precision, self._make_update = Static(loss_fn), precision, make_update
+        self._loss_fn, self._precision, self._make_update = loss_fn, precision, make_update
         self._seen: Any = None
+        self._known: dict[Any, tuple[Loss, Update | None]] = {}
 
     def see(self, arrays: Arrays) -> None:
         """Prepares for net and optimizer as they are; `net.eval()`, for instance, makes another net."""
         if self._seen == arrays.definitions:
             return
         self._seen = arrays.definitions
-        self.update = None if self._make_update is None else self._make_update()
-        trained = arrays.parameters
-        form, definition = arrays.form, arrays.definition
+        if self._seen not in self._known:
+            if len(self._known) == MOST:
+                del self._known[next(iter(self._known))]
+            self._known[self._seen] = self._make(arrays)
+        self.loss, self.update = self._known[self._seen]
+
+    def _make(self, arrays: Arrays) -> tuple[Loss, Update | None]:
+        update = None if self._make_update is None else self._make_update(arrays)
+        trained, definition = arrays.parameters, arrays.definition
         on_replicas = self._on_replicas and _all_parameters(definition, trained)
-        policy = self.has_aux, self._precision, on_replicas
-        self.loss = Loss(definition, form, trained, self._loss_fn, *policy)
+        policy = self.has_aux, self._precision, on_replicas, arrays.groups
+        function = arrays.loss_of(self._loss_fn)
+        return Loss(definition, arrays.form, trained, function, *policy), update
 
     def donates(self, keep: bool) -> tuple[str, ...]:
         """The arguments that a program may consume: a training step owns its state, `value_and_grad` does
@@ -82,6 +90,10 @@ class Objective:
         if self.update is None or keep or not self.update.strategy.donates:
             return ()
         return ("values", "extra")
+
+
+MOST = 16
+"""Forms of one module that are remembered: training and evaluation, with one argument and with another."""
 
 
 def _all_parameters(definition: Definition, trained: tuple[int, ...]) -> bool:
@@ -164,10 +176,12 @@ class ReplicaWork:
 
     def _loss(self, done: Result, agreed: Agreement) -> jax.Array:
         world = self._world
-        if jnp.ndim(done.loss) == 0:
+        if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(done.loss)):
             return world.local_shared(done.loss)
         mine = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
-        return jnp.mean(world.local_stacked(done.loss)[jnp.array(mine)])
+        if not mine:  # inside of join
+            return jax.tree.map(lambda x: jnp.zeros((), x.dtype), done.loss)
+        return jax.tree.map(lambda x: jnp.mean(x[jnp.array(mine)]), world.local_stacked(done.loss))
 
     def _changes(self, done: Result, agreed: Agreement) -> PyTree:
         """The buffers of one replica: of the source, or of this process's first one that has rows."""

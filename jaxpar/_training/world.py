@@ -18,7 +18,7 @@ import jax
 from .._parallel.placement import Placement, place
 from .._typing import DeviceLike, PyTree
 from ..distributed.exchange import exchange
-from ..distributed.group import rank, size
+from ..distributed.group import Group, current
 from ..errors import DeviceError
 
 
@@ -29,12 +29,14 @@ class World:
     Attributes:
       local: this process's replicas. everywhere: all N of them.
       rank, size: which process this is, of how many.
+      group: of these processes; None for a process alone.
     """
 
     local: Placement
     everywhere: Placement
     rank: int
     size: int
+    group: Group | None = None
 
     @property
     def N(self) -> int:
@@ -91,23 +93,27 @@ ALONE = World(Placement(()), Placement(()), 0, 1)
 """
 
 
-def make_world(device_ids: Iterable[DeviceLike] | Placement | None, dim: int) -> World:
-    """The world of this process group, or of this process alone.
+def make_world(
+    device_ids: Iterable[DeviceLike] | Placement | None, dim: int, group: Group | None = None
+) -> World:
+    """The world of a process group, the default one if left out, or of this process alone.
 
     Raises:
       DeviceError: ranks with different numbers of devices.
     """
     local = place(device_ids, None, dim, function="DistributedDataParallel", one_is_none=False)
-    if size() == 1 or local.of_topology:
-        return World(local, local, 0, 1)
-    told = exchange("DistributedDataParallel: devices", " ".join(str(d.id) for d in local.devices))
+    group = group or current()
+    if group is None or group.size == 1 or local.of_topology:
+        return World(local, local, 0, 1, group)
+    mine = " ".join(str(d.id) for d in local.devices)
+    told = exchange("DistributedDataParallel: devices", mine, group=group)
     ids = [list(map(int, text.split())) for text in told]
-    for r, theirs in enumerate(ids):
+    for r, theirs in zip(group.ranks, ids, strict=True):
         if len(theirs) != len(ids[0]):
             raise DeviceError(
-                f"DistributedDataParallel: rank 0 uses {len(ids[0])} devices and rank {r} {len(theirs)}; all "
-                "ranks must use the same number. Give device_ids."
+                f"DistributedDataParallel: rank {group.ranks[0]} uses {len(ids[0])} devices and rank {r} "
+                f"{len(theirs)}; all ranks must use the same number. Give device_ids."
             )
     known = {d.id: d for d in jax.devices(local.devices[0].platform)}
     devices = tuple(known[i] for theirs in ids for i in theirs)
-    return World(local, Placement(devices, dim, local.devices[0]), rank(), size())
+    return World(local, Placement(devices, dim, local.devices[0]), group.rank, group.size, group)

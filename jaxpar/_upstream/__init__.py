@@ -1,6 +1,7 @@
 """upstream: every private or experimental name of other libraries that jaxpar touches.
 
-What has to do with compiling for GPUs that are not there is in `gpu_compiler`, everything else in this file.
+What has to do with compiling for GPUs that are not there is in `gpu_compiler`, with the start of JAX in
+`start`, everything else in this file.
 Whoever raises a version reads this file, and runs tests/test_upstream.py, which holds that each name is there
 and does what is relied on, and that no other file uses a name of this kind. Differences between versions are
 handled here.
@@ -33,8 +34,12 @@ from jax.extend.core import (
 from jax.extend.linear_util import WrappedFun, wrap_init
 from jax.interpreters import ad, batching, mlir
 
+from . import start
+
 P = TypeVar("P", ClosedJaxpr, Jaxpr)
 Before = Callable[[Primitive, Sequence[Any], dict], tuple[Sequence[Any], dict]]
+
+start.watch()  # before anything of the library can start JAX
 
 __all__ = [
     "CALLS",

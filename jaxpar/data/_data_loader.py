@@ -1,8 +1,9 @@
 """DataLoader: batches of a data set, in torch's order under a seed, as NumPy arrays.
 
-torch's loader copies the data set into processes; here workers are threads (_workers.py says why). Its
-place can be saved and loaded in the middle of an epoch: the state is that before the epoch's first draw,
-and the number of batches since. Loading repeats the draws, without reading a batch again.
+torch's workers are processes with a copy of the data set each; here they are threads, or such processes if a
+`multiprocessing_context` is given. Its place can be saved and loaded in the middle of an epoch: the state
+is that before the epoch's first draw, and the number of batches since. Loading repeats the draws, without
+reading a batch again.
 
 Source: torch/utils/data/dataloader.py.
 """
@@ -11,22 +12,29 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.context import BaseContext
 from typing import Any, cast
 
 from ..random import Generator
 from ._collate import default_collate, default_convert
+from ._dataset import is_stream
 from ._distributed_sampler import DistributedSampler
-from ._epoch import Epoch, Position, ReadAhead, worker_source
-from ._fetch import END, ArrayFetcher, Dataset, fetcher, is_stream
+from ._epoch import Epoch, Position, ReadAhead, Workers, kept
+from ._fetch import END, Dataset, look_up
 from ._generators import generator_from_text, generator_to_text, source
 from ._samplers import BatchSampler, RandomSampler, SequentialSampler
-from ._workers import Workers
+from ._worker_info import Job
+from ._worker_threads import Threads
 
 _READ_ONLY = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 
 _GIVE_ARRAYS = (SequentialSampler, RandomSampler, DistributedSampler)
 """Exactly these: a subclass may have another `__iter__`, which `blocks` does not know."""
+
+_epochs = itertools.count()
+"""Numbers for epochs, by which worker processes see that one has begun."""
 
 
 class _InfiniteSampler:
@@ -45,24 +53,26 @@ class DataLoader:
       batch_size: rows per batch; None gives samples as they are.
       shuffle: whether each epoch has another random order.
       sampler: the rows of an epoch. batch_sampler: the lists of rows.
-      num_workers: threads that read ahead; 0 reads in the caller's thread. An iterable is read by one
-        thread, however many there are.
+      num_workers: how many read ahead; 0 reads in the caller's thread. They are threads, of which one
+        reads an iterable, unless there is a `multiprocessing_context`.
       collate_fn: turns a list of samples into a batch; `default_collate` if left out.
       pin_memory, pin_memory_device, in_order: accepted and not needed: `prefetch` copies to the devices
         while they compute, and batches always come in order.
       drop_last: whether a last batch of fewer rows is dropped.
       timeout: seconds to wait for a batch from the workers; 0 for no limit.
-      worker_init_fn: called with the worker's number, in its thread, before it reads.
-      multiprocessing_context: must be None, since workers are threads.
+      worker_init_fn: called with the worker's number, by the worker, before it reads.
+      multiprocessing_context: "spawn" or "forkserver", or such a context: workers are processes then. Data
+        set, `collate_fn` and `worker_init_fn` are pickled; each process reads an iterable from its own copy.
       generator: the `jaxpar.random.Generator` to draw from.
       prefetch_factor: how many batches each worker may be ahead; 2 if left out.
-      persistent_workers: whether threads are kept from one epoch to the next.
+      persistent_workers: whether workers are kept from one epoch to the next.
       seed: instead of a generator, for torch's default one: the order is that after
         `torch.manual_seed(seed)`. Loaders that take turns share a `Generator`.
 
     Raises:
       ValueError, AssertionError, TypeError: for arguments that torch refuses, in its words.
       What a data set raises, with a note that names the row and the batch.
+      WorkerError: a worker process has died.
 
     torch counterpart: `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
     """
@@ -90,7 +100,6 @@ class DataLoader:
         seed: int | Generator | None = None,
     ):
         prefetch_factor = _check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
-        _check_context(multiprocessing_context, num_workers)
         stream = is_stream(dataset)
         _check_exclusive(stream, batch_size, shuffle, sampler, batch_sampler, drop_last)
         self.generator, self._draws = generator, source(generator, seed, "DataLoader")
@@ -110,6 +119,7 @@ class DataLoader:
         self.dataset, self.num_workers, self.prefetch_factor = dataset, num_workers, prefetch_factor
         self.pin_memory, self.pin_memory_device, self.in_order = pin_memory, pin_memory_device, in_order
         self.timeout, self.worker_init_fn = timeout, worker_init_fn
+        self.multiprocessing_context = _context(multiprocessing_context, num_workers)
         self.batch_size, self.drop_last = batch_size, drop_last
         self.sampler, self.batch_sampler = sampler, batch_sampler
         # torch's default depends on automatic batching, too.
@@ -119,9 +129,8 @@ class DataLoader:
         self._promised: int | None = None
         self._position: Position | None = None
         self._resume: dict[str, Any] | None = None
-        # Several threads would mix up the order of an iterable. torch's workers each read all of it.
-        make = functools.partial(Workers, 1 if stream else num_workers, worker_init_fn)
-        self._workers = worker_source(make, persistent_workers)
+        self._base_seed: int | None = None
+        self._workers: Callable[[], Workers] | None = None
         self._ready = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -152,33 +161,80 @@ class DataLoader:
             self._restore(resume["start"])
         start = self._start() if resume is None else resume["start"]
         self._position = position = Position(start, promised=self._promised)
-        fetch = fetcher(self.dataset, self.collate_fn, self.batch_sampler is not None, self.drop_last)
-        index = self._index(isinstance(fetch, ArrayFetcher))
-        # The workers' seed, which torch draws even without workers: it moves the stream in each epoch.
-        self._draws.draw_seed()
-        if resume is not None:
-            # Skipping repeats the samplers' draws. Rows are not read, except of an iterable: it has no index.
-            for number in range(resume["batches"]):
-                place = next(index, END)
-                if place is END or (self._stream and fetch(number, place) is END):
-                    raise ValueError(
-                        f"DataLoader: the state was saved after {resume['batches']} batches; the epoch has "
-                        f"{number}."
-                    )
-            position.batches = resume["batches"]
-            if resume["generator"] is not None:
-                generator_from_text(self._draws, resume["generator"])
-        if not self.num_workers:
-            return Epoch(fetch, index, position, None)
-        ahead = (self.prefetch_factor or 1) * self.num_workers
-        return Epoch(fetch, index, position, ReadAhead(self._workers, ahead, self.timeout))
+        index = self._index()
+        self._draw_base_seed()
+        # Skipping repeats the samplers' draws. Rows are not read, except of an iterable: it has no index.
+        skipped = 0 if resume is None else resume["batches"]
+        if not self._stream:
+            self._skip(skipped, index)
+            position.batches = skipped
+        epoch = self._epoch(index, position)
+        if self._stream:
+            self._skip(skipped, epoch)
+        if resume is not None and resume["generator"] is not None:
+            generator_from_text(self._draws, resume["generator"])
+        return epoch
 
-    def _index(self, arrays: bool) -> Iterator[Any]:
+    def _skip(self, batches: int, epoch: Iterator[Any]) -> None:
+        for number in range(batches):
+            if next(epoch, END) is END:
+                raise ValueError(
+                    f"DataLoader: the state was saved after {batches} batches; the epoch has {number}."
+                )
+
+    def _draw_base_seed(self) -> None:
+        """The workers' seed: torch draws one in each epoch, also without workers; one for those that stay."""
+        if not self.persistent_workers or self._base_seed is None:
+            self._base_seed = self._draws.draw_seed()
+
+    def _epoch(self, index: Iterator[Any], position: Position) -> Epoch:
+        job = self._job()
+        if not self.num_workers:
+            return Epoch(job.fetcher(), index, position, None)
+        processes = self.multiprocessing_context is not None
+        if self._workers is None or not self.persistent_workers:
+            self._workers = self._maker(job)
+        ahead = ReadAhead(
+            self._workers,
+            job.workers,
+            (self.prefetch_factor or 1) * self.num_workers,
+            self.timeout,
+            copies=processes,
+            places=processes and self._stream,
+        )
+        return Epoch(next(_epochs) if processes else job.fetcher(), index, position, ahead)
+
+    def _job(self) -> Job:
+        # Several threads would mix up the order of an iterable, which they share.
+        alone = self._stream and self.multiprocessing_context is None
+        return Job(
+            1 if alone else self.num_workers,
+            cast(int, self._base_seed),
+            self.worker_init_fn,
+            self.dataset,
+            self.collate_fn,
+            self.batch_sampler is not None,
+            self.drop_last,
+        )
+
+    def _maker(self, job: Job) -> Callable[[], Workers]:
+        context = self.multiprocessing_context
+        if context is not None:
+            from ._worker_processes import Processes
+
+            make: Callable[[], Workers] = functools.partial(Processes, job, context)
+        else:
+            # Made once: threads that are started anew, after an error, go on with their random numbers.
+            make = functools.partial(Threads, job, [job.info(i, "thread") for i in range(job.workers)])
+        return kept(make) if self.persistent_workers else make
+
+    def _index(self) -> Iterator[Any]:
         """The rows of each batch; as an array if the data set can look it up and the sampler has arrays."""
         batches: Any = self.batch_sampler
-        if arrays and type(batches) is BatchSampler and type(batches.sampler) in _GIVE_ARRAYS:
+        if type(batches) is BatchSampler and type(batches.sampler) in _GIVE_ARRAYS:
             sampler: Any = batches.sampler
-            return batches.arrays(sampler.blocks())
+            if look_up(self.dataset, self.collate_fn) is not None:
+                return batches.arrays(sampler.blocks())
         return iter(self._index_sampler)
 
     # ---------------------------------------------------------------------------------------- state
@@ -231,12 +287,15 @@ class DataLoader:
     def _start(self) -> dict[str, Any]:
         sampler = self._index_sampler
         place = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
-        return {"generator": generator_to_text(self._draws), "sampler": place}
+        # Workers that stay were seeded in their first epoch, and no other draws a seed.
+        seed = self._base_seed if self.persistent_workers else None
+        return {"generator": generator_to_text(self._draws), "sampler": place, "base_seed": seed}
 
     def _restore(self, start: dict[str, Any]) -> None:
         if start["sampler"]:
             self._index_sampler.load_state_dict(start["sampler"])
         generator_from_text(self._draws, start["generator"])
+        self._base_seed = start.get("base_seed")
 
     def _check_epoch(self, resume: dict[str, Any]) -> None:
         saved = resume["start"]["sampler"].get("epoch")
@@ -268,18 +327,33 @@ def _check_workers(n: int, timeout: float, factor: int | None, persistent: bool)
     return 2 if n and factor is None else factor
 
 
-def _check_context(context: object, n: int) -> None:
+def _context(context: object, n: int) -> BaseContext | None:
     if context is None:
-        return
+        return None
     if not n:
         raise ValueError(
             "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got "
             f"num_workers={n}"
         )
-    raise ValueError(
-        f"multiprocessing_context={context!r}: workers are threads here, since a process that runs JAX must "
-        "not be forked; leave it out."
-    )
+    if isinstance(context, str):
+        methods = multiprocessing.get_all_start_methods()
+        if context not in methods:
+            raise ValueError(
+                f"multiprocessing_context option should specify a valid start method in {methods!r}, but got "
+                f"multiprocessing_context={context!r}"
+            )
+        context = multiprocessing.get_context(context)
+    if not isinstance(context, BaseContext):
+        raise TypeError(
+            "multiprocessing_context option should be a valid context object or a string specifying the "
+            f"start method, but got multiprocessing_context={context}"
+        )
+    if context.get_start_method() == "fork":
+        raise ValueError(
+            "DataLoader: multiprocessing_context='fork' copies JAX's locks without the threads that open "
+            "them, so a worker may wait for ever. Take 'forkserver' or 'spawn', or leave it out for threads."
+        )
+    return context
 
 
 def _check_exclusive(

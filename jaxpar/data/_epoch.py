@@ -7,10 +7,9 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import Any, Protocol
 
-from ._fetch import END, Batch, Fetch, Index
-from ._workers import Workers
+from ._fetch import END, Batch, Index
 
 
 @dataclasses.dataclass
@@ -26,18 +25,36 @@ class Position:
     promised: int | None = None
 
 
+class Workers(Protocol):
+    """Threads or processes; they end when nobody refers to them any more."""
+
+    @property
+    def broken(self) -> bool: ...
+
+    def submit(self, worker: int, fetch: Any, number: int, index: Index) -> Future[Any]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class ReadAhead:
-    """Where workers come from, how many batches they may hold, and how many seconds to wait (0: no limit)."""
+    """How workers read for an epoch.
+
+    `workers` is where they come from, `count` how many there are, `batches` how many batches they may hold,
+    `timeout` how many seconds to wait (0: no limit). `copies`: whether each has its own data set and outlives
+    an error, as processes do; `places`: whether it has a place in it that ends with the worker.
+    """
 
     workers: Callable[[], Workers]
+    count: int
     batches: int
     timeout: float
+    copies: bool = False
+    places: bool = False
 
 
 @dataclasses.dataclass
 class _Task:
     number: int
+    worker: int
     index: Index
     future: Future[Any] | None = None
 
@@ -49,65 +66,72 @@ class Epoch:
     thread is kept alive, because a stored traceback would keep the threads, too.
     """
 
-    def __init__(
-        self, fetch: Fetch, index: Iterator[Index], position: Position, read_ahead: ReadAhead | None
-    ):
+    def __init__(self, fetch: Any, index: Iterator[Index], position: Position, read_ahead: ReadAhead | None):
         self._fetch, self._index, self._position, self._read_ahead = fetch, index, position, read_ahead
         self._number = position.batches
         self._todo: collections.deque[_Task] = collections.deque()
         self._workers: Workers | None = None
-        self._last = False
+        self._turns = collections.deque(range(read_ahead.count if read_ahead else 0))
+        self._turns.rotate(-self._number)
+        self._begun = self._last = False
 
     def __iter__(self) -> Epoch:
         return self
 
     def __next__(self) -> Batch:
         try:
-            number, batch = self._read() if self._read_ahead is None else self._next_of(self._read_ahead)
-        except BaseException:
-            self._release()
+            batch = self._read() if self._read_ahead is None else self._next_of(self._read_ahead)
+        except BaseException as error:
+            if not self._outlives(error):
+                self._release()
             raise
         if batch is END:
             self._todo.clear()
             self._last = self._position.ended = True
             self._release()
             raise StopIteration
-        self._position.batches = number + 1
-        if number == self._position.promised:
-            warnings.warn(
-                f"DataLoader: the iterable data set is longer than it said: len(loader) was {number}, and "
-                f"batch {number} has been read. Whatever asked for the length is wrong; correct __len__.",
-                stacklevel=2,
-            )
+        self._position.batches += 1
+        if self._position.batches - 1 == self._position.promised:
+            self._warn_of_length(self._position.promised)
         return batch
 
-    def _read(self) -> tuple[int, Batch]:
+    def _warn_of_length(self, promised: int) -> None:
+        several = self._read_ahead is not None and self._read_ahead.places
+        share = " Or each worker reads all of it: take a share by get_worker_info." if several else ""
+        warnings.warn(
+            f"DataLoader: the iterable data set is longer than it said: len(loader) was {promised}, and "
+            f"batch {promised} has been read. Whatever asked for the length is wrong; correct "
+            f"__len__.{share}",
+            stacklevel=3,
+        )
+
+    def _read(self) -> Batch:
         index = END if self._last else next(self._index, END)
         if index is END:
-            return self._number, END
+            return END
         number, self._number = self._number, self._number + 1
-        return number, self._fetch(number, index)
+        return self._fetch(number, index)
 
-    def _next_of(self, ahead: ReadAhead) -> tuple[int, Batch]:
-        self._plan(ahead.batches)
-        if not self._todo:
-            return self._number, END
-        for task in self._todo:
-            if task.future is None:
-                if self._workers is None:
-                    self._workers = ahead.workers()
-                task.future = self._workers.submit(task.number, self._fetch, task.number, task.index)
-        task = self._todo[0]
-        assert task.future is not None
-        if not wait([task.future], ahead.timeout or None).done:
-            raise RuntimeError(f"DataLoader timed out after {ahead.timeout} seconds")
-        self._todo.popleft()
-        return task.number, task.future.result()
+    def _next_of(self, ahead: ReadAhead) -> Batch:
+        while True:
+            self._plan(ahead.batches)
+            if not self._todo:
+                return END
+            self._submit(ahead)
+            task = self._todo[0]
+            assert task.future is not None
+            if not wait([task.future], ahead.timeout or None).done:
+                raise RuntimeError(f"DataLoader timed out after {ahead.timeout} seconds")
+            self._todo.popleft()
+            batch = task.future.result()
+            if batch is not END:
+                return batch
+            self._retire(task.worker)
 
     def _plan(self, batches: int) -> None:
         """Decides on the rows of as many batches as may be read ahead; draws are made here, in order."""
-        while len(self._todo) < batches and not self._last:
-            task = _Task(self._number, END)
+        while len(self._todo) < batches and self._turns and not self._last:
+            task = _Task(self._number, self._turns[0], END)
             try:
                 task.index = next(self._index, END)
             except Exception as error:  # the batches before it come first
@@ -119,6 +143,35 @@ class Epoch:
                     return
             self._todo.append(task)
             self._number += 1
+            self._turns.rotate(-1)
+
+    def _submit(self, ahead: ReadAhead) -> None:
+        for task in self._todo:
+            if task.future is None:
+                if self._workers is None:
+                    if self._begun and ahead.places:
+                        raise RuntimeError(
+                            "DataLoader: the worker processes of this epoch have ended, and with them their "
+                            "places "
+                            "in the iterable data set. Begin an epoch."
+                        )
+                    self._workers, self._begun = ahead.workers(), True
+                task.future = self._workers.submit(task.worker, self._fetch, task.number, task.index)
+
+    def _retire(self, worker: int) -> None:
+        """A worker's iterable has ended; the others go on in turn, as in torch."""
+        self._turns.remove(worker)
+        self._todo = collections.deque(task for task in self._todo if task.worker != worker)
+
+    def _outlives(self, error: BaseException) -> bool:
+        """Whether the workers are kept: processes begin slowly, and an iterable's place would be lost."""
+        dead = self._workers is None or self._workers.broken
+        return (
+            self._read_ahead is not None
+            and self._read_ahead.copies
+            and isinstance(error, Exception)
+            and not dead
+        )
 
     def _release(self) -> None:
         """Takes back the batches that no worker has started, and lets go of the workers."""
@@ -131,15 +184,13 @@ class Epoch:
         self._release()
 
 
-def worker_source(make: Callable[[], Workers], persistent: bool) -> Callable[[], Workers]:
-    """Where an epoch gets its workers: new ones each time, or the same ones if persistent."""
-    if not persistent:
-        return make
-    kept: list[Workers] = []
+def kept(make: Callable[[], Workers]) -> Callable[[], Workers]:
+    """Gives the same workers to every epoch, until one of them dies."""
+    those: list[Workers] = []
 
     def workers() -> Workers:
-        if not kept:
-            kept.append(make())
-        return kept[0]
+        if not those or those[0].broken:
+            those[:] = [make()]
+        return those[0]
 
     return workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeAlias
@@ -9,6 +10,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from ._collate import Batch, Sample, default_collate, is_numeric
+from ._dataset import is_stream
+from ._subset import Subset
 from ._tensor_dataset import TensorDataset
 
 Dataset: TypeAlias = Any
@@ -16,40 +19,49 @@ Dataset: TypeAlias = Any
 Index: TypeAlias = Any
 """Whatever a sampler yields: a row, or the rows of a batch."""
 Collate = Callable[[Any], Batch]
+Gather = Callable[[Index], Batch]
 Fetch = Callable[[int, Index], Batch]
 """`fetch(number, index) -> batch`: `number` counts the batches of an epoch, for the notes."""
 
-END = object()
-"""Stands for the end: what follows the last batch of an iterable."""
+
+class End(enum.Enum):
+    """Stands for the end: what follows the last batch of an iterable. The same one in every process."""
+
+    END = enum.auto()
 
 
-def is_stream(dataset: Dataset) -> bool:
-    """Whether a data set can only be iterated over; one with `__getitem__` is asked for its rows.
-
-    torch's IterableDataset inherits a `__getitem__` that raises, so it is recognised by its name.
-    """
-    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
-        return True
-    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+END = End.END
 
 
 def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) -> Fetch:
     """The function that reads a batch. `batched`: whether an index is the rows of a batch, or one row."""
     if is_stream(dataset):
         return _IterableFetcher(dataset, collate, batched, drop_last)
-    if batched and collate is default_collate:
-        # One look-up per array gives the same as collating the rows one by one.
-        if type(dataset) is TensorDataset and dataset.numeric:
-            return ArrayFetcher(dataset.gather)
-        if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):
-            return ArrayFetcher(lambda rows: TensorDataset(dataset).gather(rows)[0])
-    return _MapFetcher(dataset, collate, batched)
+    gather = look_up(dataset, collate) if batched else None
+    return _MapFetcher(dataset, collate, batched) if gather is None else ArrayFetcher(gather)
+
+
+def look_up(dataset: Dataset, collate: Collate) -> Gather | None:
+    """Reads a batch with one look-up per array, which gives the same as collating its rows one by one."""
+    return _look_up(dataset) if collate is default_collate else None
+
+
+def _look_up(dataset: Dataset) -> Gather | None:
+    if type(dataset) is TensorDataset and dataset.numeric:
+        return dataset.gather
+    if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):
+        return lambda rows: TensorDataset(dataset).gather(rows)[0]
+    if type(dataset) is Subset and (whole := _look_up(dataset.dataset)) is not None:
+        indices = np.asarray(dataset.indices)
+        if indices.dtype.kind in "iu" and indices.ndim == 1:
+            return lambda rows: whole(indices[np.asarray(rows, np.intp)])
+    return None
 
 
 class ArrayFetcher:
     """Looks up all rows of a batch at once, in arrays in memory."""
 
-    def __init__(self, gather: Callable[[Index], Batch]):
+    def __init__(self, gather: Gather):
         self.gather = gather
 
     def __call__(self, number: int, rows: Index) -> Batch:

@@ -9,9 +9,10 @@ import numpy as np
 
 from ..errors import CountError
 from ._collate import is_array_like, is_numeric
+from ._dataset import Dataset
 
 
-class TensorDataset:
+class TensorDataset(Dataset):
     """Arrays with equally many rows.
 
     Args:

@@ -10,26 +10,30 @@ import datetime
 
 from ..errors import DistributedError
 from .exchange import collect, exchange
-from .group import default_group
+from .group import ProcessGroup, member
 
 
-def barrier() -> None:
-    """Waits for all ranks, up to the group's timeout.
+def barrier(group: ProcessGroup = None) -> None:
+    """Waits for all ranks of the group, up to its timeout.
 
     Raises:
       GroupError: there is no group. DistributedError: ranks did not come; names them.
 
     torch counterpart: `torch.distributed.barrier`.
     """
-    exchange("barrier", "", default_group().timeout)
+    if (found := member(group, "barrier")) is not None:
+        exchange("barrier", "", found.timeout, found)
 
 
 def monitored_barrier(
-    timeout: datetime.timedelta | float | None = None, wait_all_ranks: bool = False
+    group: ProcessGroup = None,
+    timeout: datetime.timedelta | float | None = None,
+    wait_all_ranks: bool = False,
 ) -> None:
-    """Waits for all ranks and names those that did not come.
+    """Waits for all ranks of the group and names those that did not come.
 
     Args:
+      group: whose ranks; the default group's if left out.
       timeout: a timedelta or seconds; by default the group's.
       wait_all_ranks: whether to name all of them or, as in torch, only the first.
 
@@ -39,12 +43,13 @@ def monitored_barrier(
 
     torch counterpart: `torch.distributed.monitored_barrier`, which needs gloo; this works on every backend.
     """
-    group = default_group()
+    if (found := member(group, "monitored_barrier")) is None:
+        return
     if timeout is None:
-        timeout = group.timeout
+        timeout = found.timeout
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
-    texts = collect("monitored_barrier", "", seconds)
-    missing = [rank for rank, text in enumerate(texts) if text is None]
+    texts = collect("monitored_barrier", "", seconds, found)
+    missing = [rank for rank, text in zip(found.ranks, texts, strict=True) if text is None]
     if not missing:
         return
     named = missing if wait_all_ranks else missing[:1]

@@ -1,287 +1,320 @@
 """Collectives on process-local arrays: one array of each rank in, one or all of them out.
 
-torch's work in place on tensors; these return arrays. A call stacks the ranks' arrays to one global array
-[W, ...] over one device of each process, and runs a program that is compiled once for each signature.
-Before the first call of a signature the ranks compare tree, shapes and dtypes, so that a difference is an
-error with both values instead of a hang.
+torch's work in place on tensors; these return arrays. So what torch takes only to write into is left out:
+`gather(x)` has no `gather_list`. There is no `async_op`, because a JAX array may be used before it is there.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Hashable
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from jax.tree_util import PyTreeDef
 
-from .._tree import check_alive, check_leaf, paths
+from .._tree import paths
 from .._typing import PyTree
-from ..errors import GroupError, LeafError
-from . import whereabouts
-from .group import Group, default_group
-from .step_agreement import ledger
-
-RANK = "rank"
-Body = Callable[[jax.Array, int, str], PyTree]
-"""What a program does with this rank's array, the number of ranks, and an option."""
-Cannot = Callable[[np.dtype, str], str]
-"""Why an operation does not exist for a dtype; "" if it does."""
-OPS = ("sum", "mean", "max", "min", "product")
-
-_calls: dict[int, itertools.count] = {}
-"""Numbers the calls in each group, by its generation: ranks compare those of the same number."""
+from ..errors import DivergenceError, GroupError, LeafError
+from . import _bodies as bodies
+from ._call import is_key, local, run
+from ._reduce_op import OPS
+from .exchange import exchange
+from .group import Group, ProcessGroup, member, root
 
 
-def all_reduce(x: PyTree, op: str = "sum") -> PyTree:
-    """The sum (mean, max, min, product) of every rank's `x`, on every rank.
+def all_reduce(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
+    """The sum (mean, max, min, product, ...) of every rank's `x`, on every rank.
 
     Args:
       x: a pytree of process-local arrays or numbers, of the same shapes and dtypes on all ranks.
-      op: one of `"sum"`, `"mean"`, `"max"`, `"min"`, `"product"`. For booleans, sum and max are "any",
-        product and min are "all"; only floats and complex numbers have a mean.
+      op: a `ReduceOp`, or its text: `"sum"`, `"mean"`, `"max"`, `"min"`, `"product"`, `"band"`, `"bor"`,
+        `"bxor"`. For booleans, sum and max are "any", product and min are "all"; only floats and complex
+        numbers have a mean, only integers and booleans have bits.
+      group: whose ranks take part, see `new_group`.
 
     Returns:
-      The tree with arrays of the same shapes and dtypes, on this process's first device.
+      The tree with arrays of the same shapes and dtypes, on this process's first device; `x` itself, with a
+      warning, on a rank outside of the group.
 
     Raises:
       GroupError: there is no group; an unknown `op`. LeafError: a leaf without that operation.
       DivergenceError: the ranks' trees, shapes or dtypes differ.
 
-    torch counterpart: `torch.distributed.all_reduce`, which works in place; `"mean"` is ReduceOp.AVG.
+    torch counterpart: `torch.distributed.all_reduce`, which works in place.
     """
-    _check_op(op, "all_reduce")
-    return _run("all_reduce", _reduce, op, x, _cannot)
+    if (found := member(group, "all_reduce")) is None:
+        return x
+    return run(found, "all_reduce", bodies.reduce, _checked(op, "all_reduce"), x, _cannot)
 
 
-def all_gather(x: PyTree) -> list[PyTree]:
+def reduce(
+    x: PyTree,
+    dst: int | None = None,
+    op: str = "sum",
+    group: ProcessGroup = None,
+    *,
+    group_dst: int | None = None,
+) -> PyTree:
+    """The sum (or another `op`) of every rank's `x`, on rank `dst`; None on the others.
+
+    Args:
+      x, op, group: as in `all_reduce`.
+      dst: which rank, of the default group. group_dst: the same as a rank of `group`. One of the two.
+
+    Raises: as `all_reduce`; GroupError for a `dst` outside of the group.
+
+    torch counterpart: `torch.distributed.reduce`, which leaves in the others' tensors whatever was there. XLA
+    has no reduction to one device, so this takes an all_reduce's time.
+    """
+    if (found := member(group, "reduce")) is None:
+        return None
+    at = root(found, dst, group_dst, None, "reduce", "dst")
+    total = run(found, "reduce", bodies.reduce, _checked(op, "reduce"), x, _cannot)
+    return total if found.rank == at else None
+
+
+def all_gather(x: PyTree, group: ProcessGroup = None, *, uneven: bool = False) -> list[PyTree] | None:
     """Every rank's `x`, in rank order, on every rank.
+
+    Args:
+      x, group: as in `all_reduce`; random keys are taken, too.
+      uneven: whether shapes (not their lengths, and not the dtypes) may differ between ranks. They are then
+        told over the host at every call, which takes about 1 ms.
+
+    Returns:
+      A list with one tree for each rank of the group; None, with a warning, on a rank outside of it.
 
     Raises: as `all_reduce`.
 
-    torch counterpart: `torch.distributed.all_gather`, which fills a list.
+    torch counterpart: `torch.distributed.all_gather`, which fills a list. Of uneven sizes with NCCL only;
+    gloo refuses them.
     """
-    group = default_group()
-    pieces = _run("all_gather", _gather, "", x)
-    return [jax.tree.map(lambda _, every, r=rank: every[r], x, pieces) for rank in range(group.size)]
+    if (found := member(group, "all_gather")) is None:
+        return None
+    if uneven:
+        return _uneven(found, x)
+    try:
+        return _gathered(found, "all_gather", x)
+    except DivergenceError as error:
+        hint = "If only shapes are to differ, write all_gather(x, uneven=True) on all ranks."
+        raise DivergenceError(f"{error} {hint}") from None
 
 
-def broadcast(x: PyTree, src: int = 0) -> PyTree:
+def all_gather_into_tensor(x: PyTree, group: ProcessGroup = None) -> PyTree:
+    """Every rank's array [k, ...], end to end as one array [W*k, ...], on every rank; numbers as [W].
+
+    Raises: as `all_reduce`. Returns None, with a warning, on a rank outside of the group.
+
+    torch counterpart: `torch.distributed.all_gather_into_tensor`.
+    """
+    if (found := member(group, "all_gather_into_tensor")) is None:
+        return None
+    pieces = _gathered(found, "all_gather_into_tensor", x)
+    return jax.tree.map(lambda *every: jnp.concatenate([jnp.atleast_1d(y) for y in every]), *pieces)
+
+
+def gather(
+    x: PyTree, dst: int | None = None, group: ProcessGroup = None, *, group_dst: int | None = None
+) -> list[PyTree] | None:
+    """Every rank's `x`, in rank order, on rank `dst`; None on the others.
+
+    Args:
+      x, group: as in `all_gather`. dst, group_dst: as in `reduce`; 0 if both are left out.
+
+    Raises: as `all_reduce`; GroupError for a `dst` outside of the group.
+
+    torch counterpart: `torch.distributed.gather`, which fills a list. This takes an all_gather's time and
+    memory.
+    """
+    if (found := member(group, "gather")) is None:
+        return None
+    at = root(found, dst, group_dst, 0, "gather", "dst")
+    pieces = _gathered(found, "gather", x)
+    return pieces if found.rank == at else None
+
+
+def broadcast(
+    x: PyTree, src: int | None = None, group: ProcessGroup = None, *, group_src: int | None = None
+) -> PyTree:
     """Rank `src`'s `x` on every rank, bit for bit. The `x` of the others gives shapes and dtypes.
+
+    Args:
+      x, group: as in `all_gather`.
+      src: which rank, of the default group. group_src: the same as a rank of `group`. 0 if both are left out.
+
+    Returns:
+      The tree; `x` itself, with a warning, on a rank outside of the group.
 
     Raises: as `all_reduce`; GroupError for a `src` that does not exist.
 
-    torch counterpart: `torch.distributed.broadcast`, which works in place.
+    torch counterpart: `torch.distributed.broadcast`, which works in place and has no default `src`.
     """
-    group = default_group()
-    if not 0 <= src < group.size:
-        raise GroupError(f"broadcast: src={src} is not a rank; ranks are 0 to {group.size - 1}.")
-    return _run("broadcast", _send, str(src), x)
+    if (found := member(group, "broadcast")) is None:
+        return x
+    return run(found, "broadcast", bodies.send, str(root(found, src, group_src, 0, "broadcast", "src")), x)
 
 
-def reduce_scatter(x: PyTree, op: str = "sum") -> PyTree:
-    """Piece r of the sum (mean, max, min, product) of every rank's `x`, on rank r.
+def scatter(
+    x: PyTree,
+    scatter_list: list[PyTree] | None = None,
+    src: int | None = None,
+    group: ProcessGroup = None,
+    *,
+    group_src: int | None = None,
+) -> PyTree:
+    """Piece r of rank `src`'s list on rank r, bit for bit.
+
+    Args:
+      x: a tree of the pieces' shapes and dtypes, the same on all ranks; its values are not used.
+      scatter_list: on `src` one tree for each rank of the group; None on the others.
+      src, group, group_src: as in `broadcast`.
+
+    Returns:
+      This rank's piece; `x` itself, with a warning, on a rank outside of the group.
+
+    Raises: as `broadcast`; GroupError for a list where there must be none, or none where there must be one.
+
+    torch counterpart: `torch.distributed.scatter`, which writes into `x`.
+    """
+    if (found := member(group, "scatter")) is None:
+        return x
+    at = root(found, src, group_src, 0, "scatter", "src")
+    pieces = _pieces(found, x, scatter_list, found.rank == at)
+    mine = run(found, "scatter", bodies.scatter, str(at), pieces)
+    return jax.tree.map(lambda y: y[0], mine)
+
+
+def reduce_scatter(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
+    """Piece r of the sum (mean, max, min, product, ...) of every rank's `x`, on rank r.
 
     Args:
       x: a list of W trees, one for each rank; or a tree of arrays [W*k, ...], of which rank r gets the rows
         r*k to (r+1)*k.
-      op: as in `all_reduce`.
+      op, group: as in `all_reduce`.
 
-    Raises: as `all_reduce`; LeafError for an array whose rows are not divisible by W.
+    Raises: as `all_reduce`; LeafError for an array whose rows are not divisible by W. Returns None, with a
+      warning, on a rank outside of the group.
 
     torch counterpart: `torch.distributed.reduce_scatter` for a list, `reduce_scatter_tensor` for arrays.
     """
-    group = default_group()
-    _check_op(op, "reduce_scatter")
-    if isinstance(x, list):
-        if len(x) != group.size:
-            raise GroupError(
-                f"reduce_scatter: a list of {len(x)} for {group.size} ranks; one piece for each."
-            )
-        stacked = jax.tree.map(lambda *pieces: jnp.stack(pieces), *x)
-        mine = _run("reduce_scatter", _reduce_scatter, op, stacked, _cannot)
-        return jax.tree.map(lambda y: y.reshape(y.shape[1:]), mine)
+    if (found := member(group, "reduce_scatter")) is None:
+        return None
+    if not isinstance(x, list):
+        return _rows(found, "reduce_scatter", x, op)
+    op = _checked(op, "reduce_scatter")
+    _check_length(found, "reduce_scatter", x)
+    mine = run(found, "reduce_scatter", bodies.reduce_scatter, op, _stacked(x), _cannot)
+    return jax.tree.map(lambda y: y.reshape(y.shape[1:]), mine)
+
+
+def reduce_scatter_tensor(x: PyTree, op: str = "sum", group: ProcessGroup = None) -> PyTree:
+    """Rows r*k to (r+1)*k of the sum of every rank's array [W*k, ...], on rank r.
+
+    Raises: as `reduce_scatter`.
+
+    torch counterpart: `torch.distributed.reduce_scatter_tensor`.
+    """
+    if (found := member(group, "reduce_scatter_tensor")) is None:
+        return None
+    return _rows(found, "reduce_scatter_tensor", x, op)
+
+
+# -------------------------------------------------------------------------------------- pieces
+
+
+def _gathered(group: Group, function: str, x: PyTree) -> list[PyTree]:
+    every = run(group, function, bodies.gather, "", x)
+    return [jax.tree.map(lambda _, of, r=rank: of[r], x, every) for rank in range(group.size)]
+
+
+def _uneven(group: Group, x: PyTree) -> list[PyTree]:
+    """Fills the arrays up to the largest of all ranks, gathers them, and cuts off what was filled."""
+    leaves, treedef = jax.tree.flatten(x)
+    arrays = [local(leaf, name, "all_gather") for leaf, name in zip(leaves, paths(x, "x"), strict=True)]
+    told = exchange(
+        "all_gather of uneven shapes", json.dumps([y.shape for y in arrays]), group.timeout, group
+    )
+    shapes = [list(map(tuple, json.loads(text))) for text in told]
+    # Other numbers of arrays or axes are other trees: `run` compares them, and names them.
+    alike = all([len(s) for s in one] == [y.ndim for y in arrays] for one in shapes)
+    if alike:
+        largest = [tuple(map(max, zip(*of_leaf, strict=True))) for of_leaf in zip(*shapes, strict=True)]
+        wide = [_filled(y, shape) for y, shape in zip(arrays, largest, strict=True)]
+    else:
+        wide = arrays
+    every = _gathered(group, "all_gather", jax.tree.unflatten(treedef, wide))
+    return [
+        jax.tree.unflatten(
+            treedef, [_cut(y, shape) for y, shape in zip(jax.tree.leaves(one), of, strict=True)]
+        )
+        for one, of in zip(every, shapes, strict=True)
+    ]
+
+
+def _filled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    missing = [(0, n - have) for have, n in zip(x.shape, shape, strict=True)]
+    if not any(after for _, after in missing):
+        return x
+    if not is_key(x.dtype):
+        return jnp.pad(x, missing)
+    data = jnp.pad(jax.random.key_data(x), [*missing, (0, 0)])
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+
+
+def _cut(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return x[tuple(slice(0, n) for n in shape)]
+
+
+def _pieces(group: Group, x: PyTree, scatter_list: list[PyTree] | None, from_here: bool) -> PyTree:
+    """What this rank gives to `scatter`: arrays [W, ...], of which only `src`'s are sent."""
+    if not from_here:
+        if scatter_list:
+            raise GroupError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (group.size, *np.shape(leaf))), x)
+    if not scatter_list:
+        raise GroupError("Argument ``scatter_list`` must be specified on source rank.")
+    _check_length(group, "scatter", scatter_list)
+    return _stacked(scatter_list)
+
+
+def _stacked(pieces: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *each: jnp.stack([jnp.asarray(y) for y in each]), *pieces)
+
+
+def _rows(group: Group, function: str, x: PyTree, op: str) -> PyTree:
+    op = _checked(op, function)
     for leaf, name in zip(jax.tree.leaves(x), paths(x, "x"), strict=True):
         shape = np.shape(leaf)
         if not shape or shape[0] % group.size:
             raise LeafError(
-                f"reduce_scatter: {name} has shape {shape}, whose rows cannot be shared out evenly to "
-                f"{group.size} ranks; pass a list of {group.size} pieces of one shape, or fill it up."
+                f"{function}: {name} has shape {shape}, whose rows cannot be shared out evenly to "
+                f"{group.size} ranks; pass a list of {group.size} pieces of one shape to reduce_scatter, or "
+                "fill it up."
             )
-    return _run("reduce_scatter", _reduce_scatter, op, x, _cannot)
-
-
-# ------------------------------------------------------------------------------------------- bodies
-
-
-def _reduce(x: jax.Array, W: int, op: str) -> jax.Array:
-    if x.dtype == bool:
-        counts = jax.lax.psum(x.astype(jnp.int32), RANK)
-        return counts > 0 if op in ("sum", "max") else counts == W
-    if op in ("max", "min"):
-        return (jax.lax.pmax if op == "max" else jax.lax.pmin)(x, RANK)
-    if op == "product":
-        return jnp.prod(jax.lax.all_gather(x, RANK), 0, dtype=x.dtype)
-    total = jax.lax.psum(x, RANK)
-    return _divided(total, W) if op == "mean" else total
-
-
-def _divided(total: jax.Array, W: int) -> jax.Array:
-    """Divides by W, rounding once."""
-    if jnp.issubdtype(total.dtype, jnp.complexfloating):
-        return jax.lax.complex(_divided(total.real, W), _divided(total.imag, W))
-    # If XLA saw the constant, it would multiply by 1 / W, which is rounded itself.
-    return total / jax.lax.optimization_barrier(jnp.full(total.shape, W, total.dtype))
-
-
-def _gather(x: jax.Array, W: int, option: str) -> list[jax.Array]:
-    together = jax.lax.all_gather(x, RANK)
-    return [together[rank] for rank in range(W)]
-
-
-def _send(x: jax.Array, W: int, src: str) -> jax.Array:
-    """A sum of integers of which all but one are 0: exact in every bit, also for -0.0 and NaN."""
-    bits = _bits(x)
-    bits = jax.lax.psum(jnp.where(jax.lax.axis_index(RANK) == int(src), bits, jnp.zeros_like(bits)), RANK)
-    return _from_bits(bits, x.dtype)
-
-
-def _reduce_scatter(x: jax.Array, W: int, op: str) -> jax.Array:
-    if op in ("sum", "mean") and x.dtype != bool:
-        total = jax.lax.psum_scatter(x, RANK, scatter_dimension=0, tiled=True)
-        return _divided(total, W) if op == "mean" else total
-    k = x.shape[0] // W
-    return jax.lax.dynamic_slice_in_dim(_reduce(x, W, op), jax.lax.axis_index(RANK) * k, k)
-
-
-def _bits(x: jax.Array) -> jax.Array:
-    if x.dtype == bool:
-        return x.astype(jnp.uint8)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _bits(jnp.stack([x.real, x.imag]))
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return x
-    return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-
-
-def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
-    if jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer):
-        return bits.astype(dtype)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        halves = jax.lax.bitcast_convert_type(bits, f"float{4 * dtype.itemsize}")
-        return jax.lax.complex(halves[0], halves[1])
-    return jax.lax.bitcast_convert_type(bits, dtype)
-
-
-# -------------------------------------------------------------------------------------- one call
-
-
-def _run(function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lambda *_: "") -> PyTree:
-    group = default_group()
-    leaves, treedef = jax.tree.flatten(x)
-    names = paths(x, "x")
-    check_alive(leaves, names, function)
-    arrays = [_local(leaf, name, function) for leaf, name in zip(leaves, names, strict=True)]
-    for array, name in zip(arrays, names, strict=True):
-        if why := cannot(array.dtype, option):
-            raise LeafError(f"{function}: {name} is {array.dtype}{list(array.shape)}: {why}")
-    _agree(group, function, option, treedef, arrays, names)
-    if not arrays:
-        return x
-    kinds = [jax.random.key_impl(y) if _is_key(y.dtype) else None for y in arrays]
-    arrays = [jax.random.key_data(y) if kind else y for y, kind in zip(arrays, kinds, strict=True)]
-    # The ranks' arrays lie side by side along their first axis, so nothing is copied; a number gets one.
-    numbers = tuple(y.ndim == 0 for y in arrays)
-    arrays = [y.reshape(1) if number else y for y, number in zip(arrays, numbers, strict=True)]
-    compiled, sharding = _program(body, option, group, numbers)
-    wide = [
-        jax.make_array_from_single_device_arrays((group.size * y.shape[0], *y.shape[1:]), sharding, [y])
-        for y in arrays
-    ]
-    results = jax.tree.map(lambda y: y.addressable_data(0), compiled(wide))
-    return jax.tree.unflatten(treedef, [_as_keys(y, kind) for y, kind in zip(results, kinds, strict=True)])
-
-
-def _local(leaf: object, name: str, function: str) -> jax.Array:
-    """A leaf as one array on this process's first device."""
-    check_leaf(leaf, name, function)
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        raise LeafError(
-            f"{function}: {name} lies on devices of other processes too; these functions are for arrays of "
-            "this process alone. A global array has no need of them: use jax.numpy on it inside jax.jit."
-        )
-    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-        raise LeafError(f"{function}: {name} is a {type(leaf).__qualname__}, and not an array.")
-    return jax.device_put(jnp.asarray(leaf), jax.local_devices()[0])
-
-
-def _is_key(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-def _as_keys(data: PyTree, kind: Hashable | None) -> PyTree:
-    return jax.tree.map(lambda y: jax.random.wrap_key_data(y, impl=kind), data) if kind else data
-
-
-def _agree(
-    group: Group, function: str, option: str, treedef: PyTreeDef, arrays: list[jax.Array], names: list[str]
-) -> None:
-    book = ledger("collectives")
-    if book is None:
-        return
-    whereabouts.begin(function, "collectives")
-    number = next(_calls.setdefault(group.generation, itertools.count(1)))
-    key = (function, option, treedef, tuple((x.shape, str(x.dtype)) for x in arrays))
-    book.check(
-        number,
-        key,
-        lambda: (
-            {"function": f"{function}({option})", "the tree": str(treedef)}
-            | {name: f"{x.dtype}{list(x.shape)}" for x, name in zip(arrays, names, strict=True)}
-        ),
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Callable, NamedSharding]:
-    """The compiled program and the sharding of its arguments; `jit` keeps one for each signature."""
-    mesh = Mesh(np.array(_one_device_each()), (RANK,))
-
-    def program(xs: list[jax.Array]) -> PyTree:
-        own = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]
-        return [body(x, group.size, option) for x in own]
-
-    results = P(RANK) if body is _reduce_scatter else P()
-    mapped = jax.shard_map(program, mesh=mesh, in_specs=P(RANK), out_specs=results, check_vma=False)
-    return jax.jit(mapped), NamedSharding(mesh, P(RANK))
-
-
-def _one_device_each() -> list[jax.Device]:
-    # JAX promises no order of the processes in `jax.devices`.
-    first: dict[int, jax.Device] = {}
-    for device in jax.devices():
-        first.setdefault(device.process_index, device)
-    return [first[rank] for rank in sorted(first)]
+    return run(group, function, bodies.reduce_scatter, op, x, _cannot)
 
 
 # ---------------------------------------------------------------------------------------- checks
 
 
-def _check_op(op: str, function: str) -> None:
-    default_group()
+def _check_length(group: Group, function: str, pieces: list[PyTree]) -> None:
+    if len(pieces) != group.size:
+        raise GroupError(f"{function}: a list of {len(pieces)} for {group.size} ranks; one piece for each.")
+
+
+def _checked(op: str, function: str) -> str:
     if op not in OPS:
         raise GroupError(f"{function}: op={op!r} is unknown; write one of {', '.join(map(repr, OPS))}.")
+    return str(op)
 
 
 def _cannot(dtype: np.dtype, op: str) -> str:
-    if _is_key(dtype):
+    if is_key(dtype):
         return "random keys are not numbers; all_gather and broadcast take them."
     if op == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
         return "only floats and complex numbers have a mean; sum them and divide, or convert them."
     if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
         return f"complex numbers have no {op}."
+    if op in bodies.BITWISE and jnp.issubdtype(dtype, jnp.inexact):
+        return f"only integers and booleans have bits, which {op} needs."
     return ""

@@ -17,13 +17,12 @@ import threading
 from .._devices import virtual as _virtual
 from ..errors import BackendError, DistributedError, DivergenceError, GroupError
 from . import _fail_together, _messages, _watch, attendance, secret, step_agreement, whereabouts
+from ._backend import check_backend, check_platform
 from ._environment import Start, find, heartbeat
 from ._rendezvous import meet
 from .exchange import exchange
-from .group import Group, current, default_group, enter, leave
+from .group import Group, NonMember, ProcessGroup, current, default_group, enter, forget, leave, registered
 
-BACKENDS = {None: None, "gloo": "cpu", "nccl": "gpu"}
-"""torch's names, and the platform on which JAX uses that library."""
 TIMEOUT = datetime.timedelta(seconds=300)
 SHUTDOWN = 15
 """Seconds that JAX waits at its own shutdown, and after which a rank says that it waits for the others."""
@@ -59,8 +58,7 @@ def init_process_group(
     """
     if current() is not None:
         raise GroupError("trying to initialize the default process group twice!")
-    if backend not in BACKENDS:
-        raise GroupError(f"init_process_group: backend={backend!r} is unknown; write 'gloo', 'nccl' or None.")
+    check_backend(backend, "init_process_group")
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
     if not seconds > 0:
         raise GroupError(f"init_process_group: timeout must be positive, not {timeout}.")
@@ -73,7 +71,7 @@ def init_process_group(
         _refuse_running()
         _join(start, seconds)
     try:
-        _check_platform(backend)
+        check_platform(backend, "init_process_group")
         _check_devices()
     except BaseException:
         if start.size == 1:
@@ -81,8 +79,11 @@ def init_process_group(
         raise
 
 
-def destroy_process_group() -> None:
+def destroy_process_group(group: ProcessGroup = None) -> None:
     """Leaves the group together with all other ranks; another one can be joined after it.
+
+    Args:
+      group: a group of `new_group`, which only this rank forgets; the default one if left out.
 
     It waits for the other ranks as long as `init_process_group` does. The arrays of the group are gone after
     it, because JAX's backend starts anew. Without the call, the end of the process does the same.
@@ -92,9 +93,14 @@ def destroy_process_group() -> None:
 
     torch counterpart: `torch.distributed.destroy_process_group`, which does not wait.
     """
-    group = default_group()
-    if group.size > 1:
-        _part(group)
+    default = default_group()
+    if isinstance(group, NonMember):
+        return
+    if group is not None and registered(group, "destroy_process_group") is not default:
+        forget(registered(group, "destroy_process_group"))
+        return
+    if default.size > 1:
+        _part(default)
         _restart()
     leave()
 
@@ -148,23 +154,6 @@ def _refuse_running() -> None:
             "init_process_group: JAX has started already, alone, and cannot join a group any more. Call it "
             "before anything makes an array or asks for devices; `import jax` is fine."
         )
-
-
-def _check_platform(backend: str | None) -> None:
-    import jax
-
-    platform = jax.default_backend()
-    needed = BACKENDS[backend]
-    if needed is None or platform == needed:
-        return
-    cure = (
-        "Set JAX_PLATFORMS=cpu, or pass backend=None."
-        if needed == "cpu"
-        else "Install jaxpar[cuda12] on a host with NVIDIA GPUs, or pass backend='gloo' or None."
-    )
-    raise BackendError(
-        f"init_process_group: backend={backend!r} is for {needed} devices, and JAX runs on {platform}. {cure}"
-    )
 
 
 def _check_devices() -> None:

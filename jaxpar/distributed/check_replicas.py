@@ -21,7 +21,7 @@ from .._tree import is_array
 from .._typing import PyTree, Shape
 from ..errors import DivergenceError, LeafError
 from .exchange import exchange
-from .group import size
+from .group import Group, ProcessGroup, current, member
 from .step_agreement import difference
 
 WHAT = "check_replicas"
@@ -30,12 +30,13 @@ BLOCKS, SMALL = 64, 1024
 coordinator carries little data, and the arrays may be large."""
 
 
-def check_replicas(tree: PyTree) -> None:
+def check_replicas(tree: PyTree, group: ProcessGroup = None) -> None:
     """Compares all copies of every array, bit for bit. A debugging tool: everything is copied to the host.
 
     Args:
       tree: an NNX module, or any pytree of arrays and numbers. With a process group, every rank passes
         its own, at the same time.
+      group: whose ranks compare theirs; the default group's if left out.
 
     It compares the copies of an array on the devices of this process; arrays that lie on one device of each
     process, between ranks; and of sharded arrays, the shards that hold the same part.
@@ -50,8 +51,9 @@ def check_replicas(tree: PyTree) -> None:
     for (path, _), parts in zip(leaves, shards, strict=True):
         for copies in parts.values():
             _compare_devices(path, copies)
-    if size() > 1:
-        _compare_ranks([path for path, _ in leaves], shards)
+    found = member(group, WHAT) if current() is not None or group is not None else None
+    if found is not None and found.size > 1:
+        _compare_ranks(found, [path for path, _ in leaves], shards)
 
 
 Copies = list[tuple[str, np.ndarray]]
@@ -114,22 +116,24 @@ def _report(
 # ----------------------------------------------------------------------------------- between ranks
 
 
-def _compare_ranks(paths: list[str], shards: list[dict[str, Copies]]) -> None:
+def _compare_ranks(group: Group, paths: list[str], shards: list[dict[str, Copies]]) -> None:
     mine = {
         path: {place: _describe(copies[0][1]) for place, copies in parts.items()}
         for path, parts in zip(paths, shards, strict=True)
     }
-    said = [json.loads(text) for text in exchange(WHAT, json.dumps(mine))]
-    everywhere = {r: {path: str(len(parts)) for path, parts in one.items()} for r, one in enumerate(said)}
+    told = [json.loads(text) for text in exchange(WHAT, json.dumps(mine), group=group)]
+    said = dict(zip(group.ranks, told, strict=True))
+    everywhere = {r: {path: str(len(parts)) for path, parts in one.items()} for r, one in said.items()}
     if problem := difference(WHAT, everywhere):
         raise DivergenceError(f"{problem} The numbers are parts on the rank's devices.")
     for path, parts in zip(paths, shards, strict=True):
-        for place in sorted({place for one in said for place in one[path]}):
-            having = [r for r, one in enumerate(said) if place in one[path]]
+        for place in sorted({place for one in told for place in one[path]}):
+            having = [r for r, one in said.items() if place in one[path]]
             other = next((r for r in having if said[r][path][place] != said[having[0]][path][place]), None)
             if other is not None:
                 copies = parts.get(place)
-                _explain(path, None if copies is None else copies[0][1], having[0], other, said, place)
+                mine_here = None if copies is None else copies[0][1]
+                _explain(group, path, mine_here, having[0], other, said, place)
 
 
 def _describe(x: np.ndarray) -> list:
@@ -137,7 +141,9 @@ def _describe(x: np.ndarray) -> list:
     return [str(x.dtype), list(x.shape), digest]
 
 
-def _explain(path: str, x: np.ndarray | None, a: int, b: int, said: list[dict], place: str) -> None:
+def _explain(
+    group: Group, path: str, x: np.ndarray | None, a: int, b: int, said: dict[int, dict], place: str
+) -> None:
     """Searches for the first element that differs between ranks a and b, and raises on all ranks."""
     (dtype, shape, _), (other_dtype, other_shape, _) = said[a][path][place], said[b][path][place]
     if (dtype, shape) != (other_dtype, other_shape):
@@ -149,11 +155,12 @@ def _explain(path: str, x: np.ndarray | None, a: int, b: int, said: list[dict], 
     while (end - start) * width > SMALL:
         step = -(-(end - start) // BLOCKS)
         mine = [_describe(flat[i : min(i + step, end)])[2] for i in range(start, end, step)]
-        texts = [json.loads(text) for text in exchange(WHAT, json.dumps(mine))]
-        i = next(i for i, (one, two) in enumerate(zip(texts[a], texts[b], strict=True)) if one != two)
+        texts = [json.loads(text) for text in exchange(WHAT, json.dumps(mine), group=group)]
+        both = texts[group.numbers[a]], texts[group.numbers[b]]
+        i = next(i for i, (one, two) in enumerate(zip(*both, strict=True)) if one != two)
         start, end = start + i * step, min(start + (i + 1) * step, end)
-    raw = exchange(WHAT, flat[start:end].tobytes().hex())
-    one, two = (np.frombuffer(bytes.fromhex(raw[r]), _dtype(dtype)) for r in (a, b))
+    raw = exchange(WHAT, flat[start:end].tobytes().hex(), group=group)
+    one, two = (np.frombuffer(bytes.fromhex(raw[group.numbers[r]]), _dtype(dtype)) for r in (a, b))
     raise DivergenceError(_report(path, dtype, tuple(shape), {f"rank {a}": one, f"rank {b}": two}, start))
 
 

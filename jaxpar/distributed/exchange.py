@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import DistributedError
 from . import whereabouts
-from .group import current
+from .group import Group, current
 from .group import ranks_text as ranks_text
 
 PREFIX = "jaxpar"
@@ -26,11 +26,13 @@ PREFIX = "jaxpar"
 SLICE = 1.0
 """Seconds of waiting after which a rank looks up: the others may have been found in another call."""
 
-_calls: Counter[tuple[int, str]] = Counter()
+_calls: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-def exchange(what: str, text: str, timeout: float = 60, *, said: str = "") -> list[str]:
+def exchange(
+    what: str, text: str, timeout: float = 60, group: Group | None = None, *, said: str = ""
+) -> list[str]:
     """Every rank's text, in rank order; `[text]` alone.
 
     Args:
@@ -38,38 +40,41 @@ def exchange(what: str, text: str, timeout: float = 60, *, said: str = "") -> li
         one thread at a time. Use few names: one key of each stays in the store.
       text: anything, up to some hundred KB.
       timeout: seconds until the ranks that did not come are named.
+      group: whose ranks; the default group's if left out.
       said: what users call it, if that is not `what`.
 
     Raises:
       DistributedError: ranks did not come, or the coordinator (rank 0's process) is gone.
       DivergenceError: another rank is in another call.
     """
-    texts = collect(what, text, timeout, said)
+    texts = collect(what, text, timeout, group, said=said)
     there = [text for text in texts if text is not None]
     if len(there) == len(texts):
         return there
     raise DistributedError(
-        f"exchange {what!r}: {ranks_text(_of(texts, False))} did not come within {timeout:g} s; "
-        f"{ranks_text(_of(texts, True))} did. Ranks that are missing have ended, hang, or run another "
+        f"exchange {what!r}: {ranks_text(_of(texts, False, group))} did not come within {timeout:g} s; "
+        f"{ranks_text(_of(texts, True, group))} did. Ranks that are missing have ended, hang, or run another "
         "program: look at their output first."
     )
 
 
-def collect(what: str, text: str, timeout: float, said: str = "") -> list[str | None]:
+def collect(
+    what: str, text: str, timeout: float, group: Group | None = None, *, said: str = ""
+) -> list[str | None]:
     """Like `exchange`, but returns None for the ranks that did not come instead of raising."""
-    group = current()
+    group = group or current()
     if group is None or group.size == 1:
         return [text]
+    folder = f"{PREFIX}/{group.folder}/{what}"
     with _lock:
-        _calls[group.generation, what] += 1
-        call = _calls[group.generation, what]
-    whereabouts.begin(said or what, what)
-    folder = f"{PREFIX}/{group.generation}/{what}"
+        _calls[folder] += 1
+        call = _calls[folder]
+    whereabouts.begin(said or what, what, group)
     deadline = time.monotonic() + timeout
     put(f"{folder}/{call}/{group.rank}", text)
     texts: list[str | None] = [None] * group.size
     for rank in range(group.size):
-        with whereabouts.waiting([rank]):
+        with whereabouts.waiting([group.ranks[rank]]):
             texts[rank] = (
                 take(f"{folder}/{call}/{rank}", deadline - time.monotonic()) if rank != group.rank else text
             )
@@ -81,8 +86,9 @@ def collect(what: str, text: str, timeout: float, said: str = "") -> list[str | 
     return texts
 
 
-def _of(texts: list[str | None], there: bool) -> list[int]:
-    return [rank for rank, text in enumerate(texts) if (text is not None) is there]
+def _of(texts: list[str | None], there: bool, group: Group | None) -> list[int]:
+    ranks = group.ranks if group else range(len(texts))
+    return [rank for rank, text in zip(ranks, texts, strict=True) if (text is not None) is there]
 
 
 def put(key: str, text: str, *, over: bool = False) -> None:

@@ -15,23 +15,25 @@ import jax
 from ..errors import DivergenceError
 from ._rendezvous import versions
 from .exchange import exchange
-from .group import current
+from .group import Group, current
 from .step_agreement import difference
 
 
-def compare_environments(name: str) -> None:
+def compare_environments(name: str, group: Group | None = None) -> None:
     """Compares what can make the ranks run different programs for the same script; all ranks call it.
 
     Args:
       name: names what is compared, in errors; the same on all ranks.
+      group: whose ranks; the default group's if left out.
 
     Raises:
       DivergenceError: world, versions, devices or configuration differ.
     """
-    group = current()
+    group = group or current()
     if group is not None and group.size > 1:
-        said = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout)
-        problem = difference(name, {rank: json.loads(text) for rank, text in enumerate(said)})
+        said = exchange(f"guard {name}", json.dumps(fingerprint()), group.timeout, group)
+        told = {rank: json.loads(text) for rank, text in zip(group.ranks, said, strict=True)}
+        problem = difference(name, told)
         if problem:
             raise DivergenceError(problem)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from ..errors import DistributedError, DivergenceError
 from . import _messages, whereabouts
 from .exchange import PREFIX, delete, put, ranks_text, take
-from .group import Group, current
+from .group import Group, current, subgroup
 
 LENGTH = 4096
 """Steps that are remembered. A rank's Python is some dozen steps ahead of its devices at most, and ranks wait
@@ -31,7 +31,7 @@ Parts = dict[str, str]
 """What is compared, by field."""
 
 _log = logging.getLogger("jaxpar")
-_ledgers: dict[tuple[int, str], Ledger] = {}
+_ledgers: dict[tuple[str, str], Ledger] = {}
 
 
 class Ledger:
@@ -85,17 +85,19 @@ class Ledger:
 
     def _ask(self, step: int, key: Hashable) -> None:
         mine = self.known[key]
-        folder = f"{PREFIX}/{self.group.generation}/{self.name}/{step}/{self.group.rank}"
-        _messages.send("question", name=self.name, step=step, folder=folder, parts=mine)
+        folder = f"{PREFIX}/{self.group.folder}/{self.name}/{step}/{self.group.me}"
+        _messages.send(
+            "question", name=self.name, group=self.group.name, step=step, folder=folder, parts=mine
+        )
         # All answers are waited for, also after one that differs: the error names every rank's value.
-        others = [rank for rank in range(self.group.size) if rank != self.group.rank]
+        others = [rank for rank in self.group.ranks if rank != self.group.me]
         self.asks_at = whereabouts.caller()
         try:
             answers = {rank: json.loads(self._wait(folder, rank, step)) for rank in others}
         finally:
             self.asks_at = ""
         delete(folder)
-        said = {rank: answer["parts"] for rank, answer in answers.items()} | {self.group.rank: mine}
+        said = {rank: answer["parts"] for rank, answer in answers.items()} | {self.group.me: mine}
         problem = difference(f"step {step} of {self.name}", dict(sorted(said.items())))
         if not problem:
             return
@@ -115,12 +117,10 @@ class Ledger:
             if text is not None:
                 return text
             waited += slice_
-            _log.warning(
-                "rank %s waits at step %s of %s for rank %s.", self.group.rank, step, self.name, rank
-            )
+            _log.warning("rank %s waits at step %s of %s for rank %s.", self.group.me, step, self.name, rank)
         raise DistributedError(
             f"{ranks_text([rank])} did not come to step {step} of {self.name} within "
-            f"{self.group.timeout:g} s, where rank {self.group.rank} has something for the first time."
+            f"{self.group.timeout:g} s, where rank {self.group.me} has something for the first time."
         )
 
     # ----------------------------------------------------------------------------------- answering
@@ -145,14 +145,14 @@ class Ledger:
     def _answer(self, message: _messages.Message) -> None:
         step = message["step"]
         mine, asked = self._at(step), step in self.asked
-        put(f"{message['folder']}/{self.group.rank}", json.dumps({"parts": mine, "asked": asked}))
+        put(f"{message['folder']}/{self.group.me}", json.dumps({"parts": mine, "asked": asked}))
         if asked:
             return  # the main thread hears it from the answers to its own question
-        both = {self.group.rank: mine, message["rank"]: message["parts"]}
+        both = {self.group.me: mine, message["rank"]: message["parts"]}
         problem = difference(f"step {step} of {self.name}", both)
         # This thread has nobody to raise it to; `check` does, if the main thread ever gets there.
         if problem and not self.problem:
-            self.problem = f"{problem} {_inside([self.group.rank])}"
+            self.problem = f"{problem} {_inside([self.group.me])}"
 
     def _at(self, step: int) -> Parts:
         """What this rank had at a step; empty if that was too long ago to be known."""
@@ -169,13 +169,13 @@ def _inside(ranks: list[int]) -> str:
     return f"{which[0].upper()}{which[1:]} went on into it and cannot come back: end the job."
 
 
-def ledger(name: str) -> Ledger | None:
-    """This group's ledger of that name; None if there is no other rank."""
-    group = current()
+def ledger(name: str, group: Group | None = None) -> Ledger | None:
+    """The group's ledger of that name, by default the default group's; None if there is no other rank."""
+    group = group or current()
     if group is None or group.size == 1:
         return None
     # The main thread or the thread of the messages may be the first to ask; setdefault keeps one ledger.
-    return _ledgers.setdefault((group.generation, name), Ledger(name, group))
+    return _ledgers.setdefault((group.folder, name), Ledger(name, group))
 
 
 def places(number: int) -> dict[str, whereabouts.Begun]:
@@ -184,8 +184,12 @@ def places(number: int) -> dict[str, whereabouts.Begun]:
     `number` stands for the order among the calls that this rank has begun.
     """
     return {
-        f"step of {name}": whereabouts.Begun(
-            book.latest, None if book.asks_at else (), number, f"step {book.latest} of {name}", book.asks_at
+        f"step of {name}, {book.group.name}": whereabouts.Begun(
+            book.latest,
+            book.group.ranks if book.asks_at else (),
+            number,
+            f"step {book.latest} of {name}",
+            book.asks_at,
         )
         for (_, name), book in list(_ledgers.items())
     }
@@ -193,9 +197,9 @@ def places(number: int) -> dict[str, whereabouts.Begun]:
 
 def hear(message: _messages.Message) -> None:
     """Gives a question to its ledger, which is made now if the question comes first."""
-    group = current()
-    if group is not None and message["rank"] != group.rank:
-        found = ledger(message["name"])
+    group = subgroup(message.get("group", ""))
+    if group is not None and message["rank"] != group.me:
+        found = ledger(message["name"], group)
         if found is not None:
             found.hear(message)
 

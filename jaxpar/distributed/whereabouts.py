@@ -124,12 +124,12 @@ def here() -> Whereabouts | None:
     return _process.here
 
 
-def begin(call: str, name: str = "", needs: Sequence[int] | None = None) -> None:
+def begin(call: str, name: str = "", needs: Sequence[int] | Group | None = None) -> None:
     """Notes that this rank begins a call in which it may wait for others.
 
     Args:
       call: what users call it. name: what is counted, the same on all ranks; by default `call`.
-      needs: the ranks without which it cannot end; None for all.
+      needs: the ranks without which it cannot end, or the group whose members they are; None for all.
 
     Calls in other threads than the main one are in no order, so they are not noted.
 
@@ -137,8 +137,13 @@ def begin(call: str, name: str = "", needs: Sequence[int] | None = None) -> None
       DivergenceError: the ranks were found in different calls.
     """
     here = _process.here
-    if here is not None and threading.get_ident() == _process.main:
-        here.begin(call, name or call, needs)
+    if here is None or threading.get_ident() != _process.main:
+        return
+    name = name or call
+    if isinstance(needs, Group):
+        # Each group counts by itself: its members may be in any order with those of another.
+        name, needs = (f"{name}, {needs.name}", needs.ranks) if needs.name else (name, None)
+    here.begin(call, name, needs)
 
 
 @contextlib.contextmanager

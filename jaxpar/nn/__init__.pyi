@@ -1,3 +1,4 @@
+from . import channels_first as channels_first
 from . import functional as functional
 from ._activation import PReLU as PReLU
 from ._activation import RReLU as RReLU

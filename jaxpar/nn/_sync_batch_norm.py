@@ -7,14 +7,14 @@ replicas' means, which is not the mean of the batch when `mask` leaves them diff
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from .._typing import REPLICA, AxisName
+from .._typing import REPLICA, Axis, AxisName, ReplicaGroups
 from ._batch_norm import BatchNorm
 
 
@@ -24,7 +24,9 @@ class SyncBatchNorm(BatchNorm):
     Args:
       num_features: C.
       eps, momentum, affine, track_running_stats, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
-      process_group: must be None; the mesh axis says which replicas take part.
+      process_group: of `jaxpar.distributed.new_group`: the replicas of its processes share their statistics,
+        and those of other groups theirs. Every process gives its own group; the groups are settled when
+        DistributedDataParallel wraps the module. None: all replicas of the axis.
       axis_name: the mesh axis, or axes, over which the batch is spread. jaxpar's own programs name it
         "replica", the default; in your own `shard_map` it is your name. None: never synchronise.
 
@@ -34,9 +36,10 @@ class SyncBatchNorm(BatchNorm):
     evaluation nothing is synchronised.
 
     Raises:
-      ValueError: at construction, for a process group, no channels or a negative eps; when called, in a
-        program over mesh axes none of which is `axis_name` (every replica would quietly take its own
-        statistics), or for a single value per channel on all replicas together.
+      ValueError: at construction, for what is no process group, no channels or a negative eps; when called,
+        in a program over mesh axes none of which is `axis_name` (every replica would quietly take its own
+        statistics) or with groups that are not settled, or for a single value per channel on all replicas
+        together.
 
     torch counterpart: `torch.nn.SyncBatchNorm`, channels last, names as in `BatchNorm`. Source:
     torch/nn/modules/batchnorm.py, torch/nn/modules/_functions.py.
@@ -57,16 +60,19 @@ class SyncBatchNorm(BatchNorm):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs | None = None,
     ):
-        _refuse_group("SyncBatchNorm", process_group)
+        _check_group("SyncBatchNorm", process_group)
         if num_features == 0:
             raise ValueError("SyncBatchNorm number of input channels should be non-zero")
         options: dict[str, Any] = {"bias": bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         super().__init__(num_features, eps, momentum, affine, track_running_stats, **options)
         self.axis_name = axis_name
+        self.process_group = process_group
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        axis_name = None if self.use_running_average else _bound_axis(self.axis_name)
-        return self._normalize(x, axis_name=axis_name, mask=mask)
+        axis: Axis = None if self.use_running_average else _bound_axis(self.axis_name)
+        if axis is not None and self.process_group is not None:
+            axis = _settled(self.process_group)
+        return self._normalize(x, axis_name=axis, mask=mask)
 
 
 def _bound_axis(axis_name: AxisName) -> AxisName:
@@ -87,11 +93,25 @@ def _bound_axis(axis_name: AxisName) -> AxisName:
     return axis_name
 
 
-def _refuse_group(function: str, process_group: object) -> None:
-    if process_group is not None:
+def _settled(process_group: object) -> ReplicaGroups:
+    # Not `axis_size`: a program for an uneven batch is traced for other numbers of replicas, too.
+    mesh = jax.sharding.get_abstract_mesh()
+    N = mesh.shape.get(REPLICA)
+    if isinstance(process_group, ReplicaGroups) and N in (None, len(process_group.numbers)):
+        return process_group
+    raise ValueError(
+        f"SyncBatchNorm: which of the {N} replicas are in process_group is settled when "
+        "DistributedDataParallel wraps the module over them. Wrap it after this layer was made, or leave "
+        "process_group out."
+    )
+
+
+def _check_group(function: str, process_group: object) -> None:
+    # This package knows nothing of jaxpar.distributed, whose groups have ranks.
+    if process_group is not None and not hasattr(process_group, "ranks"):
         raise ValueError(
-            f"{function}: there are no process groups here. Pass axis_name=, the mesh axis over which the "
-            "statistics are taken; a mesh of two axes makes groups."
+            f"{function}: process_group is a {type(process_group).__name__}, and not one of "
+            "jaxpar.distributed.new_group."
         )
 
 
@@ -103,7 +123,7 @@ def convert_sync_batchnorm(
     Args:
       module: an NNX module. Its `jaxpar.nn.BatchNorm` and `flax.nnx.BatchNorm` layers are replaced, in
         attributes, lists, tuples and dicts, however deep.
-      process_group: must be None.
+      process_group: of the new layers, see `SyncBatchNorm`.
       axis_name: of the new layers; a Flax layer that has one keeps it.
 
     Returns:
@@ -114,31 +134,38 @@ def convert_sync_batchnorm(
 
     Raises:
       TypeError: not an NNX module, or a subclass of BatchNorm of your own, whose additions would be lost
-        (torch converts it and drops them). ValueError: a process group, or a Flax layer with
+        (torch converts it and drops them). ValueError: what is no process group, or a Flax layer with
         `axis_index_groups` or with its channels elsewhere than last.
 
     torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share
     is converted once, under both; torch leaves the second one as it was (docs/semantics.md row B5).
     """
-    _refuse_group("convert_sync_batchnorm", process_group)
+    _check_group("convert_sync_batchnorm", process_group)
     if not isinstance(module, nnx.Module):
         raise TypeError(
             f"convert_sync_batchnorm: {type(module).__name__} is no NNX module. In a Linen module write "
             "nn.BatchNorm(axis_name=...), or call jaxpar.nn.functional.batch_norm."
         )
-    return _converted(module, "module", axis_name, {})
+    return _converted(module, "module", _Where(process_group, axis_name), {})
 
 
-def _converted(node: Any, path: str, axis_name: AxisName, seen: dict[int, Any]) -> Any:
+class _Where(NamedTuple):
+    """Over what the new layers take their statistics."""
+
+    process_group: object
+    axis_name: AxisName
+
+
+def _converted(node: Any, path: str, where: _Where, seen: dict[int, Any]) -> Any:
     """What takes the place of `node`: itself, with the BatchNorms in it replaced, or a new layer."""
     if id(node) in seen:
         return seen[id(node)]
 
     def child(name: Any, value: Any) -> Any:
-        return _converted(value, f"{path}.{name}", axis_name, seen)
+        return _converted(value, f"{path}.{name}", where, seen)
 
     if isinstance(node, BatchNorm | nnx.BatchNorm):
-        seen[id(node)] = _synchronised(node, path, axis_name)
+        seen[id(node)] = _synchronised(node, path, where)
         return seen[id(node)]
     if isinstance(node, tuple):
         items = [child(i, value) for i, value in enumerate(node)]
@@ -155,7 +182,7 @@ def _converted(node: Any, path: str, axis_name: AxisName, seen: dict[int, Any]) 
     return node
 
 
-def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, axis_name: AxisName) -> SyncBatchNorm:
+def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, where: _Where) -> SyncBatchNorm:
     if type(layer) not in (BatchNorm, SyncBatchNorm, nnx.BatchNorm):
         raise TypeError(
             f"convert_sync_batchnorm: {path} is a {type(layer).__name__}, a BatchNorm of your own, and what "
@@ -163,16 +190,19 @@ def _synchronised(layer: BatchNorm | nnx.BatchNorm, path: str, axis_name: AxisNa
         )
     if isinstance(layer, nnx.BatchNorm):
         if layer.axis_index_groups is not None:
-            _refuse_group(f"convert_sync_batchnorm: {path}", layer.axis_index_groups)
+            raise ValueError(
+                f"convert_sync_batchnorm: {path} has axis_index_groups, of a mesh axis. Give "
+                "process_group=, of processes, or leave it out."
+            )
         if layer.axis != -1:
             raise ValueError(
                 f"convert_sync_batchnorm: {path} has its channels on axis {layer.axis}, not last."
             )
-        axis_name = layer.axis_name or axis_name
+        where = where._replace(axis_name=layer.axis_name or where.axis_name)
         eps, momentum = layer.epsilon, 1 - layer.momentum
     else:
         eps, momentum = layer.eps, layer.momentum
-    new = SyncBatchNorm(layer.num_features, eps, momentum, axis_name=axis_name, dtype=layer.dtype)
+    new = SyncBatchNorm(layer.num_features, eps, momentum, dtype=layer.dtype, **where._asdict())
     for name in ("scale", "bias", "mean", "var", "num_batches_tracked"):
         variable = getattr(layer, name, new.num_batches_tracked)  # Flax's layer does not count batches
         setattr(new, name, nnx.data(None) if variable is None else variable)

@@ -6,8 +6,10 @@ import optax
 
 from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative, check_numbers, is_number
 from ._leafwise import gradient_stages, scale_by_lr
+from ._settable import settable
 
 
+@settable("lr")
 def adadelta(
     lr: ScalarOrSchedule = 1.0,
     rho: Scalar = 0.9,

@@ -27,6 +27,7 @@ from ._hyperparameters import (
 )
 from ._leafwise import chain, gradient_stages
 from ._paths import KeyPath, leaf_path
+from ._settable import settable
 
 Axes: TypeAlias = "int | tuple[int, ...]"
 
@@ -44,6 +45,7 @@ class AdafactorState(NamedTuple):
     variance: PyTree
 
 
+@settable("lr")
 def adafactor(
     lr: ScalarOrSchedule = 1e-2,
     beta2_decay: Scalar = -0.8,

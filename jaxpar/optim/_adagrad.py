@@ -11,6 +11,7 @@ import optax
 from .._typing import PyTree
 from ._hyperparameters import Scalar, ScalarOrSchedule, as_float, check_nonnegative, new_counter, value_at
 from ._leafwise import chain, gradient_stages, leafwise
+from ._settable import settable
 
 
 class AdagradState(NamedTuple):
@@ -20,6 +21,7 @@ class AdagradState(NamedTuple):
     sum: PyTree
 
 
+@settable("lr")
 def adagrad(
     lr: ScalarOrSchedule = 1e-2,
     lr_decay: Scalar = 0.0,

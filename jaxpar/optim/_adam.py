@@ -32,6 +32,7 @@ from ._hyperparameters import (
     value_at,
 )
 from ._leafwise import chain, gradient_stages, leafwise, zeros
+from ._settable import settable
 
 
 class AdamState(NamedTuple):
@@ -77,6 +78,7 @@ class _Now(NamedTuple):
     beta2: Scalar
 
 
+@settable("lr", "beta1")
 def adam(
     lr: ScalarOrSchedule = 1e-3,
     betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
@@ -138,6 +140,7 @@ def adamw(
     return adam(lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True)
 
 
+@settable("lr", "beta1")
 def nadam(
     lr: ScalarOrSchedule = 2e-3,
     betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
@@ -180,6 +183,7 @@ def nadam(
     return _two_moments("nadam", lr, betas, eps, *decay, maximize, create, scalars, move)
 
 
+@settable("lr", "beta1")
 def radam(
     lr: ScalarOrSchedule = 1e-3,
     betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),
@@ -286,6 +290,7 @@ def _two_moments(
     return chain(gradient_stages(0 if decoupled else weight_decay, maximize), create, update, function)
 
 
+@settable("lr", "beta1")
 def adamax(
     lr: ScalarOrSchedule = 2e-3,
     betas: tuple[ScalarOrSchedule, Scalar] = (0.9, 0.999),

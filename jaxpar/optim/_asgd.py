@@ -20,6 +20,7 @@ from ._hyperparameters import (
     value_at,
 )
 from ._leafwise import chain, gradient_stages, leafwise, zeros
+from ._settable import settable
 
 
 class ASGDState(NamedTuple):
@@ -34,6 +35,7 @@ class ASGDState(NamedTuple):
     ax: PyTree
 
 
+@settable("lr")
 def asgd(
     lr: ScalarOrSchedule = 1e-2,
     lambd: Scalar = 1e-4,

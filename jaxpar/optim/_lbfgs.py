@@ -26,6 +26,7 @@ from ._hyperparameters import (
     value_at,
 )
 from ._leafwise import refuse_complex
+from ._settable import settable
 from ._strong_wolfe import Point, strong_wolfe
 
 Evaluate: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
@@ -73,6 +74,7 @@ class _Options:
     line_search: bool
 
 
+@settable("lr")
 def lbfgs(
     lr: ScalarOrSchedule = 1,
     max_iter: int = 20,

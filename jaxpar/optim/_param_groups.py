@@ -6,6 +6,7 @@ leaves by their paths.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -14,8 +15,10 @@ import jax
 import optax
 
 from .._typing import PyTree
+from ._hyperparameters import ScalarOrSchedule
 from ._lbfgs import lbfgs
 from ._paths import leaf_path
+from ._settable import settable
 
 Selection: TypeAlias = "str | Callable[[str], bool] | EllipsisType | Sequence[str | Callable[[str], bool]]"
 
@@ -55,7 +58,7 @@ def param_groups(
         if group.get("frozen", False):
             if own:
                 raise ValueError(f"param_groups: group {i} is frozen and has the options {sorted(own)}.")
-            transforms[i] = optax.set_to_zero()
+            transforms[i] = _frozen(optimizer, defaults)
         else:
             transforms[i] = optimizer(**{**defaults, **own})
     selections = [group["params"] for group in groups]
@@ -70,6 +73,21 @@ def param_groups(
         return tx.init(params)
 
     return optax.GradientTransformationExtraArgs(init, tx.update)
+
+
+def _frozen(
+    optimizer: Callable[..., optax.GradientTransformation], defaults: Mapping[str, Any]
+) -> optax.GradientTransformation:
+    """No update. It keeps a rate all the same, as torch's group does, so that the others keep their places in
+    `optimizer.param_groups`."""
+    own = inspect.signature(optimizer).parameters.get("lr")
+    lr = defaults.get("lr", None if own is None else own.default)
+    return optax.set_to_zero() if lr is None or lr is inspect.Parameter.empty else _still(lr)
+
+
+@settable("lr")
+def _still(lr: ScalarOrSchedule) -> optax.GradientTransformationExtraArgs:
+    return optax.with_extra_args_support(optax.set_to_zero())
 
 
 def _group_of(selections: Sequence[Selection], path: str) -> int:

@@ -6,9 +6,11 @@ import optax
 
 from ._hyperparameters import Scalar, ScalarOrSchedule, check_nonnegative
 from ._leafwise import gradient_stages, scale_by_lr
+from ._settable import settable
 from ._sgd import momentum_stages
 
 
+@settable("lr", "momentum")
 def rmsprop(
     lr: ScalarOrSchedule = 1e-2,
     alpha: Scalar = 0.99,

@@ -19,6 +19,7 @@ from ._hyperparameters import (
     value_at,
 )
 from ._leafwise import chain, gradient_stages, leafwise, zeros
+from ._settable import settable
 
 
 class RpropState(NamedTuple):
@@ -29,6 +30,7 @@ class RpropState(NamedTuple):
     step_size: PyTree
 
 
+@settable("lr")
 def rprop(
     lr: ScalarOrSchedule = 1e-2,
     etas: tuple[Scalar, Scalar] = (0.5, 1.2),

@@ -20,6 +20,7 @@ from ._hyperparameters import (
     value_at,
 )
 from ._leafwise import gradient_stages, leafwise, scale_by_lr, zeros
+from ._settable import settable
 
 
 class MomentumState(NamedTuple):
@@ -29,6 +30,7 @@ class MomentumState(NamedTuple):
     momentum_buffer: PyTree
 
 
+@settable("lr", "momentum")
 def sgd(
     lr: ScalarOrSchedule = 1e-3,
     momentum: ScalarOrSchedule = 0.0,
@@ -63,22 +65,19 @@ def sgd(
 def momentum_stages(
     momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool
 ) -> list[optax.GradientTransformation]:
-    if is_zero(momentum):
-        return []
-    if is_zero(dampening) and not callable(momentum):
-        return [optax.trace(momentum, nesterov)]
-    return [_momentum(momentum, dampening, nesterov)]
+    return [] if is_zero(momentum) else [_momentum(momentum, dampening, nesterov)]
 
 
 def _momentum(momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool) -> optax.GradientTransformation:
-    """`optax.trace` with dampening and a momentum that may change from step to step."""
+    """`optax.trace` with dampening, a momentum that may change from step to step, and half precision computed
+    in float32, which with a momentum in an array would make optax's buffer wider at the first step."""
 
     def init(params):
         return MomentumState(new_counter(), zeros(params))
 
     def update(grads, state, params=None):
         now = value_at(momentum, state.step)
-        fresh = jnp.where(state.step == 0, 1.0, 1 - dampening)
+        fresh = 1.0 if is_zero(dampening) else jnp.where(state.step == 0, 1.0, 1 - dampening)
 
         def rule(s, g, buffer):
             mu, part = s

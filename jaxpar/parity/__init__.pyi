@@ -9,6 +9,8 @@ from ._comparison import require_same as require_same
 from ._files import read_weights as read_weights
 from ._files import write_weights as write_weights
 from ._match import match as match
+from ._port.port import Port as Port
+from ._port.port import port as port
 from ._record import check as check
 from ._record import record as record
 from ._result import Cause as Cause

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 
+from .. import _stamp
 from ._sides.task import OWN, Task
 
 _users: ContextVar[tuple[bool, str | None]] = ContextVar("users")
@@ -48,8 +48,10 @@ def _settings() -> tuple[bool, str | None]:
 def environment(task: Task, dtype: str) -> dict[str, str]:
     """What the numbers depend on."""
     found = {
+        "date": _stamp.when(),
+        "command": _stamp.command(),
         "dtype": dtype,
-        **{name: _version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy", "jaxpar")},
+        **{name: _stamp.installed(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy", "jaxpar")},
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {platform.system()}",
         "jax device": str(jax.devices()[0].device_kind),
@@ -63,10 +65,3 @@ def environment(task: Task, dtype: str) -> dict[str, str]:
         found["torch threads"] = str(torch.get_num_threads())
         found["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
     return found
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+IMAGES = ("cnn", "synchronised")
 WIDE, NARROW, CHANNELS, SIDE = 12, 2, 2, 4
 RATE, MOMENTUM = 0.1, 0.9
 Arrays = dict[str, np.ndarray]
@@ -23,6 +24,8 @@ class Case:
       join: None, or `divide_by_initial_world_size`.
       sync: `forward_sync_buffers`.
       hook: a key of HOOKS, or "".
+      pairs: whether ranks 0 and 1 train one model, and ranks 2 and 3 another.
+      left: passes in no_sync that rank 0 makes at the end of join, and that nothing follows.
     """
 
     model: str
@@ -32,14 +35,19 @@ class Case:
     join: bool | None = None
     sync: bool = True
     hook: str = ""
+    pairs: bool = False
+    left: int = 0
 
     @property
     def evaluates(self) -> bool:
         """Whether the trained model is run once more, in evaluation mode."""
-        return self.model == "cnn" and self.join is None
+        return self.model in IMAGES and self.join is None
 
     def rows_of(self, rank: int, step: int) -> int:
         return self.rows[(rank + (step if self.join is not None else 0)) % len(self.rows)]
+
+    def left_of(self, rank: int) -> int:
+        return self.left if rank == 0 else 0
 
     def steps_of(self, rank: int) -> int:
         return self.steps + (rank if self.join is not None else 0)
@@ -66,8 +74,21 @@ CASES = {
     "powersgd, rank 3": Case("wide", 6, hook="powersgd, rank 3"),
     "powersgd, cold": Case("wide", 6, hook="powersgd, cold"),
     "powersgd, convolution": Case("kernel", 6, hook="powersgd, plain"),
+    "join, no_sync": Case("mlp", 2, rows=(3, 2, 4), accumulate=2, join=True),
+    "join, no_sync, effective": Case("mlp", 2, rows=(3, 2, 4), accumulate=2, join=False),
+    "join, no_sync, cnn": Case("cnn", 3, accumulate=3, join=True),
+    "join, no_sync, own buffers": Case("cnn", 2, accumulate=2, join=True, sync=False),
+    "join, left in no_sync": Case("mlp", 2, accumulate=2, join=True, left=1),
+    "pairs": Case("mlp", pairs=True),
+    "pairs, cnn": Case("cnn", pairs=True),
+    "pairs, join": Case("cnn", 2, join=True, pairs=True),
+    "pairs, no_sync": Case("cnn", 2, accumulate=2, pairs=True),
+    "pairs, powersgd": Case("wide", 4, hook="powersgd", pairs=True),
+    "synchronised in pairs": Case("synchronised"),
+    "pairs, synchronised": Case("synchronised", pairs=True),
 }
-OF_TWO = [name for name in CASES if name != "uneven rows"]
+PAIRS = [name for name, case in CASES.items() if case.pairs or case.model == "synchronised"]
+OF_TWO = [name for name in CASES if name != "uneven rows" and name not in PAIRS]
 OF_THREE = ["mlp", "join", "join, effective", "allreduce"]
 """1/3 has no exact float: scaling and dividing differ in the last bit."""
 OF_FOUR = ["mlp", "cnn"]
@@ -91,6 +112,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "cnn": _CNN,
     "wide": _WIDE,
     "kernel": {"a.weight": (8, CHANNELS, 3, 3), "b.weight": (NARROW, 8)},
+    "synchronised": _CNN,
     "unused": _MLP | {"c.weight": (NARROW, 3)},
     "unused by some": _MLP | {"c.weight": (NARROW, 3)},
 }

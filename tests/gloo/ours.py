@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 import cases
 import jax
@@ -34,15 +36,17 @@ LEAVES = {"weight": "kernel", "running_mean": "mean", "running_var": "var"}
 
 
 class Net(nnx.Module):
-    def __init__(self, model: str, weights: cases.Arrays):
+    def __init__(self, model: str, weights: cases.Arrays, pair: Any = None):
         self.model = model
         for name in dict.fromkeys(name.split(".")[0] for name in weights):
             setattr(self, name, _layer({n.split(".")[1]: w for n, w in weights.items() if n[0] == name}))
+        if model == "synchronised":
+            jaxpar.convert_sync_batchnorm(self, pair)
 
     def __call__(self, x, flag):
-        if self.model in ("cnn", "kernel"):
+        if self.model in (*cases.IMAGES, "kernel"):
             y = self.a(jnp.moveaxis(x, 1, -1))
-            y = jnp.tanh(self.n(y) if self.model == "cnn" else y)
+            y = jnp.tanh(self.n(y) if self.model in cases.IMAGES else y)
             return self.b(y.mean((1, 2)))
         y = self.b(jnp.tanh(self.a(x)))
         return y + flag * self.c(x) if self.model == "unused by some" else y
@@ -89,12 +93,21 @@ def loss_fn(net, x, y, flag):
     return ((out - y) ** 2).mean(), out
 
 
+@functools.cache
+def pair_of(rank: int) -> Any:
+    """The group of ranks 0 and 1 or of 2 and 3; all ranks make both."""
+    dist = jaxpar.distributed
+    return [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+
+
 def train(case: cases.Case, first: int, K: int) -> cases.Arrays:
     """What torch's ranks `first` to `first + K - 1` do, on the K devices of this process."""
     seen: cases.Arrays = {}
+    pair = pair_of(first) if case.pairs or case.model == "synchronised" else None
     net = jaxpar.DistributedDataParallel(
-        Net(case.model, cases.weights(case.model, first)),
+        Net(case.model, cases.weights(case.model, first), pair),
         device_ids=range(K),
+        process_group=pair if case.pairs else None,
         forward_sync_buffers=case.sync,
         comm_hook=HOOKS[case.hook]() if case.hook else None,
     )
@@ -112,6 +125,9 @@ def train(case: cases.Case, first: int, K: int) -> cases.Arrays:
             seen |= torch_form(gradients, f"{t}.gradient")
             optimizer.update(net, gradients)
             seen |= torch_form(nnx.state(net, nnx.Param), f"{t}.weight")
+        for part in range(case.left_of(first)):
+            with net.no_sync():
+                step(*cases.batch(case, first, case.steps, part))
     seen |= torch_form(nnx.state(net, nnx.Param), "end.weight")
     if case.evaluates:
         net.eval()

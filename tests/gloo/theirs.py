@@ -5,6 +5,7 @@ One interpreter imports torch and forks the ranks, because importing takes longe
 
 import contextlib
 import datetime
+import functools
 import multiprocessing
 import sys
 import warnings
@@ -13,25 +14,54 @@ import cases
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 
 class Net(nn.Module):
-    def __init__(self, model: str, weights: cases.Arrays):
+    def __init__(self, model: str, weights: cases.Arrays, pair=None):
         super().__init__()
         self.model = model
         for layer in dict.fromkeys(name.split(".")[0] for name in weights):
             setattr(self, layer, _layer({n.split(".")[1]: w for n, w in weights.items() if n[0] == layer}))
+        if model == "synchronised":
+            self.n = Synchronised(self.n, pair)
 
     def forward(self, x, flag):
-        if self.model in ("cnn", "kernel"):
+        if self.model in (*cases.IMAGES, "kernel"):
             y = self.a(x)
-            y = torch.tanh(self.n(y) if self.model == "cnn" else y)
+            y = torch.tanh(self.n(y) if self.model in cases.IMAGES else y)
             return self.b(y.mean((2, 3)))
         y = self.b(torch.tanh(self.a(x)))
         return y + self.c(x) if flag.any() else y
+
+
+class Synchronised(nn.BatchNorm2d):
+    """torch's SyncBatchNorm, which it has for GPUs only: BatchNorm over the rows of a group's ranks."""
+
+    def __init__(self, layer: nn.BatchNorm2d, group):
+        super().__init__(layer.num_features)
+        self.double().load_state_dict(layer.state_dict())
+        self.group = group
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+
+        def total(y):
+            return torch.distributed.nn.functional.all_reduce(y, group=self.group)
+
+        n = total(torch.tensor(x.numel() / x.shape[1], dtype=x.dtype))
+        mean = total(x.sum((0, 2, 3))) / n
+        far = x - mean[:, None, None]
+        var = total((far**2).sum((0, 2, 3))) / n
+        with torch.no_grad():
+            for old, now in ((self.running_mean, mean), (self.running_var, var * n / (n - 1))):
+                old.lerp_(now, self.momentum)
+        y = far / (var[:, None, None] + self.eps).sqrt()
+        return y * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 def _layer(weights: cases.Arrays) -> nn.Module:
@@ -72,16 +102,27 @@ HOOKS = {
 }
 
 
+@functools.cache
+def pair_of(rank: int):
+    """The group of ranks 0 and 1 or of 2 and 3; all ranks make both."""
+    return [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+
+
 def train(case: cases.Case, rank: int) -> cases.Arrays:
     """Everything of one training, by `step.what.name`."""
     seen: cases.Arrays = {}
+    pair = pair_of(rank) if case.pairs or case.model == "synchronised" else None
     net = DistributedDataParallel(
-        Net(case.model, cases.weights(case.model, rank)),
+        Net(case.model, cases.weights(case.model, rank), pair),
+        process_group=pair if case.pairs else None,
         forward_sync_buffers=case.sync,
         find_unused_parameters=case.model.startswith("unused"),
     )
     if case.hook:
-        net.register_comm_hook(*HOOKS[case.hook]())
+        state, hook = HOOKS[case.hook]()
+        if case.pairs:
+            state.process_group = pair
+        net.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(net.parameters(), cases.RATE, cases.MOMENTUM)
     joined = net.join(bool(case.join)) if case.join is not None else contextlib.nullcontext()
     with joined:
@@ -104,6 +145,10 @@ def train(case: cases.Case, rank: int) -> cases.Arrays:
             optimizer.step()
             for name, p in net.module.named_parameters():
                 seen[f"{t}.weight.{name}"] = p.detach().numpy().copy()
+        for part in range(case.left_of(rank)):
+            with net.no_sync():
+                x, y, flag = map(torch.tensor, cases.batch(case, rank, case.steps, part))
+                ((net(x, flag) - y) ** 2).mean().backward()
     for name, p in net.module.named_parameters():
         seen[f"end.weight.{name}"] = p.detach().numpy().copy()
     if case.evaluates:

@@ -8,7 +8,6 @@ PLANTS = [
         ('1 - dampening)', '1 + dampening)', "tests/test_optim.py -m \"not long\" -k \"fifty and sgd\""),
         ('jnp.where(state.step == 0, 1.0, 1 - dampening)', '1 - dampening', "tests/test_optim.py -m \"not long\" -k \"fifty and sgd\""),
         ('g + mu * buffer if nesterov else buffer', 'buffer', "tests/test_lr_scheduler.py -k one_cycle_drives"),
-        ('if is_zero(dampening) and not callable(momentum)', 'if is_zero(dampening)', "tests/test_optim.py tests/test_lr_scheduler.py -k \"sgd or momentum\""),
     ),
     *plants("jaxpar/optim/_adam.py",
         ('-size * (m / (jnp.sqrt(v) / root + eps))', '-size * (m / ((jnp.sqrt(v) + eps) / root))', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..._metrics.chart import figure
+from ..._metrics.chart import figure, save
 from .chart import bars
 from .table import table
 
@@ -151,9 +151,9 @@ class MemoryReport:
         panels[0].set_ylabel(f"memory at its largest [{unit}]")
         panels[0].set_ylim(0, self._largest / scale * HEADROOM)
         handles, labels = panels[0].get_legend_handles_labels()
-        picture.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False)
+        picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
         picture.suptitle(f"What one training step keeps on each device\n{self.subject}", fontsize=11.5)
-        picture.savefig(path, dpi=150)
+        save(picture, path)
 
 
 def _imbalance(held: tuple[DeviceBytes, ...]) -> str:

@@ -5,45 +5,67 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..._metrics.chart import figure
-from .chart import COLOURS, bars
+from ..._metrics.chart import figure, save
+from .chart import bars
 from .schedule import COMPUTE, Slot
 from .step import PARTS
 from .table import number
 
+EXCHANGE = "exchange"
 KINDS = {
-    "products, forward": COLOURS[0],
-    "products, backward": COLOURS[2],
-    "other kernels": COLOURS[1],
-    "exchange": COLOURS[5],
+    "products, forward": "#332288",
+    "products, backward": "#CC79A7",
+    "other kernels": "#E3D4C0",
+    EXCHANGE: "#882255",
 }
+"""None is a colour of the bar beside them, where it means another thing."""
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+SEEN = 0.02
+"""Of a device's memory: a lower bar would be a line on the floor."""
 THIN = 0.0008
 """Of the step: shorter kernels are drawn this long, or nobody would see them."""
 
 
 def draw(found: Any, path: str | os.PathLike[str]) -> None:
     """Writes the picture of an Estimate."""
+    save(drawn(found), path)
+
+
+def drawn(found: Any) -> Any:
+    """The figure, without its foot."""
     picture = figure("estimate", (12, 5))
     memory, lanes = picture.subplots(1, 2, width_ratios=(1, 4))
-    bars(memory, ["one device"], {part: [getattr(found.memory, part) / 1e9] for part in PARTS})
-    memory.axhline(found.room / 1e9, color="black", linestyle="--", linewidth=1)
-    memory.set_ylabel("memory [GB]; dashed: what JAX takes")
-    memory.set_xlim(-0.6, 0.6)
+    _draw_memory(memory, found)
     _draw_lanes(lanes, found)
-    for panel, columns in ((memory, 2), (lanes, 4)):  # one each, since they share colours
+    for panel, columns in ((memory, 2), (lanes, 4)):
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
         panel.legend(**below, ncols=columns, frameon=False, fontsize=9)
     compiled = "" if not found.why else f" (compiled for {found.platform})"
     picture.suptitle(f"{found.subject}{compiled}: predicted, not measured")
-    picture.savefig(path, dpi=150)
+    return picture
+
+
+def _draw_memory(panel: Any, found: Any) -> None:
+    """A bar of what a device holds, and what it may; beside that, a small model would not be seen."""
+    scale, unit = next(((s, u) for s, u in UNITS if found.memory.total >= s), UNITS[-1])
+    bars(panel, ["one device"], {part: [getattr(found.memory, part) / scale] for part in PARTS})
+    room = f"JAX takes {number(found.room, 'B')}"
+    if found.memory.total > SEEN * found.room:
+        panel.axhline(found.room / scale, color="black", linestyle="--", linewidth=1)
+        room = f"dashed: {room}"
+    panel.set_ylabel(f"memory [{unit}]; {room}")
+    panel.set_xlim(-0.6, 0.6)
 
 
 def _draw_lanes(panel: Any, found: Any) -> None:
-    """Time to the right; above what the device computes, below what it exchanges."""
+    """Time to the right; above what the device computes, below what it exchanges, if anything."""
     at_least = THIN * found.step
+    exchanges = bool(found.schedule.exchanges)
     for kind, colour in KINDS.items():
         slots = [slot for slot in found.schedule.slots if _kind(slot) == kind]
-        row = 0.6 if kind == "exchange" else 1.6
+        if not slots:
+            continue
+        row = 0.6 if kind == EXCHANGE else 1.6
         spans = [(slot.begin * 1e3, max(slot.seconds, at_least) * 1e3) for slot in slots]
         panel.broken_barh(spans, (row, 0.8), facecolors=colour, label=kind, linewidth=0)
     for slot in found.schedule.exchanges:
@@ -54,17 +76,18 @@ def _draw_lanes(panel: Any, found: Any) -> None:
                 ha="center",
                 fontsize=8,
             )
-    panel.set_yticks([1.0, 2.0], ["exchange", "computes"])
-    panel.set_ylim(0.2, 2.7)
+    panel.set_yticks(*([1.0, 2.0], [EXCHANGE, "computes"]) if exchanges else ([2.0], ["computes"]))
+    panel.set_ylim(0.2 if exchanges else 1.4, 2.7)
     panel.set_xlim(0, found.step * 1e3)
-    panel.set_xlabel(f"ms; {found.schedule.overlap:.0%} of the exchange lies beside computation")
+    overlap = f"{found.schedule.overlap:.0%} of the exchange lies beside computation"
+    panel.set_xlabel(f"ms; {overlap if exchanges else 'nothing is exchanged'}")
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
 
 def _kind(slot: Slot) -> str:
     if slot.lane != COMPUTE:
-        return "exchange"
+        return EXCHANGE
     if not slot.flops:
         return "other kernels"
     return "products, backward" if "transpose(" in slot.origin else "products, forward"

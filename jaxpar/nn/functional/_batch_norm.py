@@ -9,12 +9,13 @@ the replicas' means, which is another number when their counts differ.
 
 from __future__ import annotations
 
+import collections
 import math
 
 import jax
 import jax.numpy as jnp
 
-from ..._typing import AxisName
+from ..._typing import Axis, ReplicaGroups
 from .._checks import check_eps
 from ._moments import global_count, global_moments, standardize, update_running, widened
 
@@ -29,7 +30,7 @@ def batch_norm(
     momentum: float | jax.Array = 0.1,
     eps: float = 1e-5,
     *,
-    axis_name: AxisName = None,
+    axis_name: Axis = None,
     mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Batch normalisation of [..., C].
@@ -77,7 +78,7 @@ def batch_norm(
     else:
         axes = tuple(range(x.ndim - 1))
         count = global_count(wide, mask, axes, axis_name)
-        alone = axis_name is None or jax.lax.axis_size(axis_name) == 1
+        alone = axis_name is None or _fewest(axis_name) == 1
         if mask is None and alone and math.prod(x.shape[:-1]) == 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {x.shape}"
@@ -89,6 +90,13 @@ def batch_norm(
             running_mean = jnp.where(there, update_running(running_mean, mean, momentum), running_mean)
             running_var = jnp.where(there, update_running(running_var, unbiased, momentum), running_var)
     return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype), running_mean, running_var
+
+
+def _fewest(axis_name: Axis) -> int:
+    """How many replicas the smallest group has."""
+    if isinstance(axis_name, ReplicaGroups):
+        return min(collections.Counter(axis_name.numbers).values())
+    return jax.lax.axis_size(axis_name)
 
 
 def _aligned(mask: jax.Array, x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._typing import AxisName
+from ..._typing import REPLICA, Axis, ReplicaGroups
 
 
 def widened(function: str, x: jax.Array) -> jax.Array:
@@ -24,7 +24,7 @@ def widened(function: str, x: jax.Array) -> jax.Array:
 
 
 def global_count(
-    x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: AxisName
+    x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: Axis
 ) -> int | jax.Array:
     """How many values each mean is of, on all replicas; a Python int if nothing is masked or spread.
 
@@ -43,7 +43,7 @@ def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 
 
 def _global_moments(
-    x: jax.Array, mask: jax.Array | None, count: float | jax.Array, axes: tuple[int, ...], axis_name: AxisName
+    x: jax.Array, mask: jax.Array | None, count: float | jax.Array, axes: tuple[int, ...], axis_name: Axis
 ) -> tuple[jax.Array, jax.Array]:
     """`moments` over the replicas as well, of the values under a mask.
 
@@ -61,7 +61,7 @@ global_moments = jax.custom_jvp(_global_moments, nondiff_argnums=(3, 4))
 
 
 @global_moments.defjvp
-def _moments_jvp(axes: tuple[int, ...], axis_name: AxisName, primals: Any, tangents: Any) -> Any:
+def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents: Any) -> Any:
     # By the chain rule the variance also depends on the mean, with a factor that is a sum of distances from
     # the mean: zero, but JAX would make one more pass over the data for it.
     x, mask, count = primals
@@ -74,12 +74,21 @@ def _masked(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     return x if mask is None else jnp.where(mask, x, 0)
 
 
-def _sum(x: jax.Array, axes: tuple[int, ...], axis_name: AxisName) -> jax.Array:
+def _sum(x: jax.Array, axes: tuple[int, ...], axis_name: Axis) -> jax.Array:
     return _psum(x.sum(axes, keepdims=True), axis_name)
 
 
-def _psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    return x if axis_name is None else jax.lax.psum(x, axis_name)
+def _psum(x: jax.Array, axis_name: Axis) -> jax.Array:
+    if axis_name is None:
+        return x
+    if not isinstance(axis_name, ReplicaGroups):
+        return jax.lax.psum(x, axis_name)
+    # A row for each group, and a sum over all: with `axis_index_groups` XLA would send less, but such a sum
+    # cannot be taken out of the branches of an uneven batch.
+    numbers = jnp.array(axis_name.numbers)
+    mine = numbers[jax.lax.axis_index(REPLICA)]
+    rows = jnp.zeros((max(axis_name.numbers) + 1, *x.shape), x.dtype).at[mine].set(x)
+    return jax.lax.psum(rows, REPLICA)[mine]
 
 
 def standardize(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._hyperparameters import Scalar, as_float
+from ._checks import check_restarts
 from ._schedule import Schedule, closed_form
 
 
@@ -47,12 +48,7 @@ def cosine_annealing_warm_restarts(lr: Scalar, T_0: int, T_mult: int = 1, eta_mi
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`.
     """
-    if T_0 <= 0 or not isinstance(T_0, int):
-        raise ValueError(f"Expected positive integer T_0, but got {T_0}")
-    if T_mult < 1 or not isinstance(T_mult, int):
-        raise ValueError(f"Expected integer T_mult >= 1, but got {T_mult}")
-    if not isinstance(eta_min, (float, int)):
-        raise ValueError(f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}")
+    check_restarts(T_0, T_mult, eta_min)
 
     def rate(t):
         since, period = _since_restart(t, T_0, T_mult)

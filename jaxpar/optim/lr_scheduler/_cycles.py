@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._hyperparameters import Scalar, as_float
+from ._checks import check_cycle, check_one_cycle, total_of
 from ._schedule import Rate, Schedule, closed_form, power
 
 
@@ -39,8 +40,7 @@ def cyclic_lr(
 
     torch counterpart: `torch.optim.lr_scheduler.CyclicLR`, which writes the momentum into the optimizer.
     """
-    if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
-        raise ValueError("mode is invalid and scale_fn is None")
+    check_cycle(mode, scale_fn)
     up = float(step_size_up)
     total = up + (up if step_size_down is None else float(step_size_down))
     by_cycle = scale_mode == "cycle" if scale_fn else mode != "exp_range"
@@ -98,11 +98,8 @@ def one_cycle_lr(
     torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. The phases of
     `optax.cosine_onecycle_schedule` end elsewhere.
     """
-    total = _total(total_steps, epochs, steps_per_epoch)
-    if pct_start < 0 or pct_start > 1 or not isinstance(pct_start, float):
-        raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
-    if anneal_strategy not in ("cos", "linear"):
-        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+    total = total_of(total_steps, epochs, steps_per_epoch)
+    check_one_cycle(pct_start, anneal_strategy)
     first = max_lr / div_factor
     last = first / final_div_factor
     ends = [float(pct_start * total) - 1]
@@ -115,20 +112,6 @@ def one_cycle_lr(
         lambda t: _phases(t, ends, rates, anneal),
         (lambda t: _phases(t, ends, momenta, anneal)) if cycle_momentum else None,
     )
-
-
-def _total(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
-    if total_steps is not None:
-        return _positive("total_steps", total_steps)
-    if epochs is None or steps_per_epoch is None:
-        raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
-    return _positive("epochs", epochs) * _positive("steps_per_epoch", steps_per_epoch)
-
-
-def _positive(what: str, n: int) -> int:
-    if n <= 0 or not isinstance(n, int):
-        raise ValueError(f"Expected positive integer {what}, but got {n}")
-    return n
 
 
 def _phases(

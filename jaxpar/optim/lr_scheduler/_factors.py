@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._hyperparameters import Scalar, as_float
+from ._checks import check_constant, check_linear
 from ._schedule import Rate, Schedule, closed_form, multiplicative, power
 
 
@@ -47,8 +48,7 @@ def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Sche
 
     torch counterpart: `torch.optim.lr_scheduler.ConstantLR`.
     """
-    if factor > 1 or factor < 0:
-        raise ValueError("Constant multiplicative factor expected to be between 0 and 1.")
+    check_constant(factor)
     # Torch undoes the factor on arriving at step total_iters, and it never arrives at step 0.
     return multiplicative(
         lr, lambda t: jnp.where((t >= total_iters) & (total_iters > 0), 1.0, as_float(factor))
@@ -65,12 +65,7 @@ def linear_lr(
 
     torch counterpart: `torch.optim.lr_scheduler.LinearLR`.
     """
-    if start_factor > 1 or start_factor <= 0:
-        raise ValueError(
-            "Starting multiplicative factor expected to be greater than 0 and less or equal to 1."
-        )
-    if end_factor > 1 or end_factor < 0:
-        raise ValueError("Ending multiplicative factor expected to be between 0 and 1.")
+    check_linear(start_factor, end_factor)
     return multiplicative(
         lr, lambda t: start_factor + (end_factor - start_factor) * _fraction_done(t, total_iters)
     )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from .._leafwise import leafwise
+from ._checks import check_plateau
 
 
 class ReduceLROnPlateauState(NamedTuple):
@@ -55,12 +56,7 @@ def reduce_lr_on_plateau(
 
     torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
     """
-    if factor >= 1.0:
-        raise ValueError("Factor should be < 1.0.")
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode {mode} is unknown!")
-    if threshold_mode not in ("rel", "abs"):
-        raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+    check_plateau(factor, mode, threshold_mode)
     sign = 1.0 if mode == "min" else -1.0
 
     def better(value, best):

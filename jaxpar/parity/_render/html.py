@@ -7,9 +7,10 @@ import hashlib
 from importlib import resources
 from typing import Any
 
+from ... import _stamp
 from .._result import Result
 from ..measuring import Judged, Level
-from . import phrases, plots
+from . import pages, phrases, plots
 
 ROWS = 1000
 """In the table; the ones nearest to their limit. The others are counted."""
@@ -54,6 +55,8 @@ def _view(comparison: Result) -> dict[str, Any]:
         "comparison": comparison,
         "headline": phrases.headline(comparison),
         "summary": phrases.summary(comparison),
+        "circumstances": _circumstances(comparison),
+        "pages": pages.of(comparison),
         "question": phrases.QUESTIONS[comparison.level],
         "divergence": phrases.divergence(comparison),
         "counts": phrases.counts(comparison.rows),
@@ -66,6 +69,13 @@ def _view(comparison: Result) -> dict[str, Any]:
         "trajectory": None if curve is None or not curve.steps else plots.trajectory(curve),
         "size": plots,
     }
+
+
+def _circumstances(comparison: Result) -> list[str]:
+    """When, with what and by which command it was compared; without a date of its own, when it is written."""
+    found = comparison.environment
+    versions = ", ".join(f"{name} {found[name]}" for name in _stamp.SHOWN if name in found)
+    return [text for text in (found.get("date") or _stamp.when(), versions, found.get("command", "")) if text]
 
 
 def _cells(row: Judged) -> dict[str, Any]:

@@ -104,7 +104,7 @@ REFUSED = [
         "SyncBatchNorm(3, process_group=object())",
         "SyncBatchNorm(3, process_group=object())",
         ValueError,
-        "there are no process groups here",
+        "process_group is a object, and not one of",
         torch_too=False,
     ),
 ]

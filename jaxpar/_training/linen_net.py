@@ -1,0 +1,176 @@
+"""linen_net: a Linen module with its variables, and a TrainState, as the NNX objects that a step trains.
+
+A Linen module's arrays are its user's, in a `flax.training.train_state.TrainState` as a rule. A step wants
+objects that hold theirs. So the variables go into an NNX module that applies the Linen one, and the rest of
+the state into an optimizer whose update is the state's own `apply_gradients`. Both are put together again
+when somebody asks for the state.
+
+torch counterpart: none; its modules hold their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from .._parallel.data_parallel import DataParallel
+from .._typing import PyTree, Static
+from .distributed_data_parallel import DistributedDataParallel
+
+PARAMS = "params"
+
+
+class _Fields:
+    """A tree of arrays as attributes of an NNX object, one Variable for each leaf, named by its path."""
+
+    def __init__(self, owner: Any, tree: PyTree, kind_of: Any):
+        pairs, self.form = jax.tree.flatten_with_path(tree)
+        self.names = tuple(map(_name, pairs))
+        for name, (_, leaf) in zip(self.names, pairs, strict=True):
+            setattr(owner, name, kind_of(name)(jnp.asarray(leaf)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Fields) and (self.names, self.form) == (other.names, other.form)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.form))
+
+    def read(self, owner: Any) -> PyTree:
+        return jax.tree.unflatten(self.form, [getattr(owner, name)[...] for name in self.names])
+
+    def write(self, owner: Any, tree: PyTree) -> None:
+        """Raises ValueError: a leaf that was not there at first."""
+        for pair in jax.tree.leaves_with_path(tree):
+            name = _name(pair)
+            if name not in self.names:
+                raise ValueError(
+                    f"train_step: {name} is another leaf than the module's variables had at first; put what "
+                    "a forward makes into the loss function's aux instead."
+                )
+            getattr(owner, name)[...] = pair[1]
+
+
+def _name(pair: tuple[Any, Any]) -> str:
+    return jax.tree_util.keystr(pair[0], simple=True, separator=".")
+
+
+class LinenNet(nnx.Module):
+    """A Linen module that holds its variables: `net(x, train=True)` is `module.apply`.
+
+    Collections other than the parameters are mutable.
+
+    Args:
+      variables: as the module's `init` gives them, or one level deeper, as those of `DataParallel(module)`.
+    """
+
+    def __init__(self, module: linen.Module, variables: Mapping[str, PyTree]):
+        self.linen = Static(module)
+        self.deeper = all(list(tree) == ["module"] for tree in variables.values())
+        self.mutable = tuple(collection for collection in variables if collection != PARAMS)
+        self.fields = _Fields(self, dict(variables), _kind)
+
+    @property
+    def variables(self) -> dict[str, PyTree]:
+        return self.fields.read(self)
+
+    def fits(self, variables: Mapping[str, PyTree]) -> bool:
+        form: Any = jax.tree.structure(dict(variables))
+        return form == self.fields.form
+
+    def take(self, variables: Mapping[str, PyTree]) -> None:
+        """Other values."""
+        self.fields.write(self, dict(variables))
+
+    def __call__(self, *args: PyTree, rngs: Any = None, **kwargs: PyTree) -> PyTree:
+        """`rngs` may be an `nnx.Rngs`, of which every stream gives its next key."""
+        if isinstance(rngs, nnx.Rngs):
+            rngs = {name: stream() for name, stream in rngs.items()}
+        kwargs["rngs"], variables = rngs, self.variables
+        if self.deeper:
+            variables = {collection: tree["module"] for collection, tree in variables.items()}
+        if not self.mutable:
+            return self.linen.value.apply(variables, *args, **kwargs)
+        outputs, updates = self.linen.value.apply(variables, *args, mutable=list(self.mutable), **kwargs)
+        if self.deeper:
+            updates = {collection: {"module": tree} for collection, tree in updates.items()}
+        self.fields.write(self, dict(updates))
+        return outputs
+
+
+def _kind(name: str) -> type[nnx.Variable]:
+    return nnx.Param if name.partition(".")[0] == PARAMS else nnx.BatchStat
+
+
+class LinenOptimizer(nnx.Optimizer):
+    """A TrainState without its variables; an update is its `apply_gradients`."""
+
+    def __init__(self, state: Any, collections: tuple[str, ...]):
+        self.collections, self.wrt = collections, nnx.Param
+        rest = state.replace(**dict.fromkeys((PARAMS, *collections)))
+        self.fields = _Fields(self, rest, lambda name: nnx.OptState)
+
+    def state(self, net: Any) -> Any:
+        """The TrainState, with the variables of `net`."""
+        variables = held(net).variables
+        return self.fields.read(self).replace(**variables)
+
+    def update(self, model: Any, grads: Any, **kwargs: Any) -> None:
+        net, state = held(model), self.state(model)
+        of_name = {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(grads)}
+        pairs, form = jax.tree.flatten_with_path({PARAMS: state.params})
+        gradients = jax.tree.unflatten(form, [of_name[_name(pair)] for pair in pairs])[PARAMS]
+        after = state.apply_gradients(grads=gradients, **kwargs)
+        net.fields.write(net, {PARAMS: after.params})
+        self.fields.write(self, after.replace(**dict.fromkeys((PARAMS, *self.collections))))
+
+
+def held(net: Any) -> LinenNet:
+    """What a wrapper wraps."""
+    return net if isinstance(net, LinenNet) else net.module
+
+
+def is_linen(net: Any) -> bool:
+    """A Linen module, or a wrapper of one."""
+    return isinstance(net, linen.Module) or (
+        isinstance(net, DistributedDataParallel) and isinstance(net.module, linen.Module)
+    )
+
+
+def collections_of(state: Any) -> dict[str, PyTree]:
+    """The variables in a TrainState: its parameters, and other collections that have a field of their own.
+
+    A field with the parameters' own structure is an average of them, and no collection.
+    """
+    form: Any = jax.tree.structure(state.params)
+    rest = {name: x for name, x in vars(state).items() if isinstance(x, Mapping) and name != PARAMS}
+    return {PARAMS: state.params} | {
+        name: x for name, x in rest.items() if name != "opt_state" and jax.tree.structure(x) != form
+    }
+
+
+def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
+    """The module with its variables, wrapped as it was, and its optimizer.
+
+    Raises TypeError: not a TrainState.
+    """
+    if not all(hasattr(state, name) for name in (PARAMS, "opt_state", "apply_gradients", "replace")):
+        raise TypeError(
+            f"train_step: a Linen module comes with a flax.training.train_state.TrainState, not "
+            f"{type(state).__name__}: TrainState.create(apply_fn=net.apply, params=variables['params'], "
+            "tx=tx), with a field for every other collection."
+        )
+    variables = collections_of(state)
+    return wrapped(net, variables), LinenOptimizer(state, tuple(variables)[1:])
+
+
+def wrapped(net: Any, variables: Mapping[str, PyTree]) -> Any:
+    """A Linen module, or a wrapper of one, with variables that it holds, wrapped in the same way."""
+    if isinstance(net, DistributedDataParallel):
+        return net.holding(LinenNet(net.module, variables))  # type: ignore[attr-defined]
+    if isinstance(net, DataParallel):
+        return DataParallel(LinenNet(net.module, variables), net.placement, backend=net.backend)  # type: ignore[attr-defined]
+    return LinenNet(net, variables)

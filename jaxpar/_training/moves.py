@@ -1,0 +1,55 @@
+"""moves: which optimizer moves which network, and with which of the gradients.
+
+torch's optimizer holds the parameters that it moves, and finds their gradients on them. Here a step has one
+list of gradients, of whatever any of its optimizers trains, and each takes its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from .._parallel.modules.bundle import nets_of
+from .._parallel.modules.nnx_view import NNXView, view_nnx
+from .._typing import TreeDef
+from .arrays import order_of_gradients
+
+
+class Move(NamedTuple):
+    """Attributes:
+    form: what the optimizer takes gradients in. order: which of the step's gradients stand where in it.
+    """
+
+    form: TreeDef
+    order: tuple[int, ...]
+
+    def __call__(self, net: nnx.Module, optimizer: nnx.Optimizer, gradients: list) -> None:
+        optimizer.update(net, self.form.unflatten([gradients[i] for i in self.order]))
+
+
+def moves_of(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...], list[Move]]:
+    """Which of the values in `split` are trained, and a move for each network.
+
+    Args:
+      net, optimizer: one, or bundles of as many. split: the view of `net`, or of what it wraps.
+    """
+    pairs = list(zip(nets_of(net), nets_of(optimizer), strict=True))
+    trained = [_trained(*pair, split) for pair in pairs]
+    parameters = tuple(sorted(set().union(*trained)))
+    at = {i: k for k, i in enumerate(parameters)}
+    moves = []
+    for (one, its), mine in zip(pairs, trained, strict=True):
+        form, order = order_of_gradients(one, its.wrt, view_nnx(one), root=0)
+        moves.append(Move(form, tuple(at[mine[i]] for i in order)))
+    return parameters, moves
+
+
+def _trained(net: nnx.Module, optimizer: nnx.Optimizer, split: NNXView) -> list[int]:
+    own = view_nnx(net)
+    wanted = own.parameters(optimizer.wrt)
+    if len(own.leaves) == len(split.leaves):
+        return list(wanted)
+    # By identity: a variable that two networks share is one value, and both optimizers move it.
+    place = {id(leaf): i for i, leaf in enumerate(split.leaves)}
+    return [place[id(own.leaves[i])] for i in wanted]

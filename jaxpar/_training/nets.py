@@ -1,0 +1,130 @@
+"""nets: one network or several, alike wrapped, and the objects among a step's arguments.
+
+torch lets any module meet any other; what is on another device fails in the operation that meets it. Here one
+program runs all of them, so they must agree on its devices before it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+
+from .._parallel.data_parallel import DataParallel
+from .._parallel.modules.bundle import Bundle, nets_of, refuse_metrics
+from .._parallel.placement import Placement
+from .distributed_data_parallel import DistributedDataParallel
+from .engine_state import EngineState
+from .linen_net import from_linen, is_linen
+from .work import placement_of
+
+
+def as_one(nets: Any) -> Any:
+    """A module as it is; several as a bundle."""
+    return Bundle(nets) if isinstance(nets, (tuple, list)) else nets
+
+
+def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Linen modules and their states as NNX modules and optimizers; those of NNX as they are."""
+    if isinstance(net, tuple) and isinstance(optimizer, tuple) and len(net) == len(optimizer):
+        pairs = [as_nnx(*pair) for pair in zip(net, optimizer, strict=True)]
+        return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    return from_linen(net, optimizer) if is_linen(net) else (net, optimizer)
+
+
+def check_nets(net: Any, optimizer: Any) -> None:
+    """Raises TypeError, ValueError: no modules and optimizers, not as many, or not wrapped alike."""
+    several = isinstance(net, (tuple, list))
+    nets, optimizers = (x if isinstance(x, (tuple, list)) else [x] for x in (net, optimizer))
+    for each in nets:
+        if not isinstance(each, nnx.Module):
+            raise TypeError(f"train_step: net must be an nnx.Module, not {type(each).__name__}.")
+    for each in optimizers:
+        if not isinstance(each, nnx.Optimizer):
+            raise TypeError(f"train_step: optimizer must be an nnx.Optimizer, not {type(each).__name__}.")
+    if several != isinstance(optimizer, (tuple, list)) or len(nets) != len(optimizers) or not nets:
+        raise ValueError(
+            f"train_step: {len(nets)} net(s) and {len(optimizers)} optimizer(s): give each net its "
+            "optimizer, train_step((a, b), (optimizer_of_a, optimizer_of_b), loss_fn). A net that is not "
+            "trained is an argument of the step: step(x, y, other)."
+        )
+    check_alike(nets, "train_step")
+
+
+def check_alike(nets: Sequence[Any], function: str) -> None:
+    """Raises ValueError: networks are wrapped in different ways."""
+    for each in nets[1:]:
+        _check_pair(nets[0], each, f"{function}: nets")
+
+
+def check_objects(nets: Sequence[Any], objects: Sequence[Any], function: str) -> None:
+    """Raises TypeError, ValueError: an object among the arguments cannot stand beside these networks."""
+    for each in objects:
+        if isinstance(each, nnx.Optimizer):
+            raise TypeError(
+                f"{function}: an optimizer is an argument of the step, which would only read it; "
+                "train_step(net, optimizer, loss_fn) is where it belongs."
+            )
+        if isinstance(each, (DataParallel, DistributedDataParallel)):
+            _check_pair(nets[0], each, f"{function}: the net and an argument")
+    if isinstance(nets[0], DistributedDataParallel):
+        refuse_metrics(objects, function)
+
+
+def _check_pair(one: Any, other: Any, what: str) -> None:
+    if _devices(one) == _devices(other):
+        return
+    raise ValueError(
+        f"{what} are wrapped in different ways, {_described(one)} and {_described(other)}, and "
+        "one program runs both. Wrap both alike, on the same devices."
+    )
+
+
+def _devices(net: Any) -> tuple[Any, ...]:
+    if isinstance(net, DistributedDataParallel):
+        return DistributedDataParallel, net.world.everywhere.devices, net.world.local.dim, net.backend
+    where = placement_of(net)
+    return None if where is None else (where.devices, where.dim)  # type: ignore[return-value]
+
+
+def _described(net: Any) -> str:
+    where: Placement | None = placement_of(net)
+    if isinstance(net, DistributedDataParallel):
+        where = net.world.everywhere
+    return type(net).__name__ + ("" if where is None else f" on {where.N} devices, dim={where.dim}")
+
+
+def unwrapped(thing: Any) -> Any:
+    """What a replica is given: the module that a DistributedDataParallel wraps."""
+    if isinstance(thing, Bundle):
+        return Bundle([unwrapped(net) for net in nets_of(thing)])
+    return thing.module if isinstance(thing, DistributedDataParallel) else thing
+
+
+def state_of(nets: Sequence[Any]) -> EngineState:
+    """A wrapper's own; of several, one that reduces gradients and shares buffers as all of them do.
+
+    Raises ValueError: they do that in different ways.
+    """
+    states = [net.engine_state for net in nets]
+    if len(states) == 1:
+        return states[0]
+    ways = {(state.hook, state.usual.shares_buffers) for state in states}
+    if len(ways) > 1:
+        raise ValueError(
+            "train_step: the nets' communication hooks or their forward_sync_buffers differ, and one "
+            "all-reduce serves them all. Register the same hook on each."
+        )
+    return EngineState(states[0].usual, states[0].hook if states[0].registered else None)
+
+
+def refuse_context(nets: Sequence[Any]) -> None:
+    """Raises RuntimeError: one of several networks is inside of `no_sync()` or `join()`."""
+    for net in nets if len(nets) > 1 else ():
+        state = net.engine_state if isinstance(net, DistributedDataParallel) else None
+        if state is not None and not (state.synchronises and state.strategy is state.usual):
+            raise RuntimeError(
+                "train_step: several networks are trained together, and one of them is inside of no_sync() "
+                "or join(), which hold for steps of that one alone."
+            )

@@ -1,0 +1,72 @@
+"""replica_groups: which replicas sum with which, in a layer that synchronises over a process group.
+
+torch's SyncBatchNorm calls collectives of its own group, whoever else is training. Here all replicas run one
+program, so all ranks must know all groups; each knows only its own. They tell each other when the module is
+wrapped, and the layer then holds what is the same on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flax import nnx
+
+from .._typing import ReplicaGroups
+from ..distributed.exchange import exchange
+from ..distributed.group import Group, NonMember
+from ..errors import DivergenceError, GroupError
+from .world import World
+
+_WHAT = "DistributedDataParallel: process groups"
+
+
+def settle_groups(module: nnx.Module, world: World) -> None:
+    """Puts ReplicaGroups, or None for all replicas, in the place of every layer's process group.
+
+    Raises:
+      GroupError: a group with ranks that do not train this module. DivergenceError: ranks that do not agree
+        on who is in a group, or on which layers have one.
+    """
+    if world.local.of_topology:
+        return
+    layers = {
+        "module." + ".".join(map(str, path)): layer
+        for path, layer in nnx.iter_graph(module)
+        if isinstance(getattr(layer, "process_group", None), Group | NonMember)
+    }
+    # A rank outside of the group is alone, as in torch.
+    mine = {path: _ranks(layer.process_group) for path, layer in layers.items()}
+    told = [json.loads(text) for text in exchange(_WHAT, json.dumps(mine), group=world.group)]
+    found = {path: _groups(path, told, world) for path in dict.fromkeys(p for said in told for p in said)}
+    for path, layer in layers.items():
+        layer.process_group = found[path]
+
+
+def _ranks(group: Group | NonMember) -> list[int]:
+    return list(group.ranks)
+
+
+def _groups(path: str, told: list[dict[str, Any]], world: World) -> ReplicaGroups | None:
+    ranks = world.group.ranks if world.group else (0,)
+    groups: dict[int, tuple[int, ...]] = {}
+    for rank, said in zip(ranks, told, strict=True):
+        if path not in said:
+            raise DivergenceError(f"{_WHAT}: {path} has one on other ranks, and none on rank {rank}.")
+        groups[rank] = tuple(said[path]) or (rank,)
+    for rank, group in groups.items():
+        if others := sorted(set(group) - set(ranks)):
+            raise GroupError(
+                f"DistributedDataParallel: the process group of {path} has ranks {others}, which do not "
+                f"train this module; ranks {list(ranks)} do."
+            )
+        for other in group:
+            if groups[other] != group:
+                raise DivergenceError(
+                    f"{_WHAT}: {path} has ranks {list(group)} on rank {rank}, and {list(groups[other])} on "
+                    f"rank {other}."
+                )
+    numbers = {group: i for i, group in enumerate(dict.fromkeys(groups.values()))}
+    if len(numbers) == 1:
+        return None
+    return ReplicaGroups(tuple(numbers[groups[rank]] for rank in ranks for _ in range(world.local.N)))

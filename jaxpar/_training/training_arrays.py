@@ -1,0 +1,93 @@
+"""training_arrays: what a training step reads and writes: networks, optimizers, the step's own state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from .. import _exact
+from .._parallel.modules import Changes
+from .._parallel.modules.bundle import Bundle
+from .._parallel.placement import Placement
+from .arrays import ObjectArrays, take_distinct
+from .given_arrays import GivenArrays
+from .moves import Move, moves_of
+from .world import World
+
+
+class TrainingArrays(GivenArrays):
+    """The arrays of networks, of their optimizers, and in `extra` the step's own: a loss scale, for instance.
+
+    Args:
+      net: what the optimizers were made from. module: what the loss is given, it or what it wraps.
+      optimizer: of one network its optimizer; of a bundle a bundle of as many.
+    """
+
+    def __init__(
+        self,
+        net: nnx.Module,
+        module: nnx.Module,
+        optimizer: nnx.Module | nnx.Optimizer,
+        placement: Placement | None,
+        world: World,
+    ):
+        super().__init__(net, module, placement, world)
+        self.optimizer = ObjectArrays(optimizer, placement, world)
+        self.extra: dict[str, Any] = {}
+        self._numbers: dict[int, float] = {}  # of which the optimizer's arrays were made, by position
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {self.optimizer.view.names[i]: number for i, number in self._numbers.items()}
+
+    @property
+    def definitions(self) -> Any:
+        return self.definition, self.optimizer.view.definition
+
+    @property
+    def parameters(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self._moves()[0]
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
+        several = isinstance(self.net, Bundle) and self.net.several
+        return tuple(move.order for move in self._moves()[1]) if several else ()
+
+    def _moves(self) -> tuple[tuple[int, ...], list[Move]]:
+        key = self.definitions
+        if key not in self._known:
+            self._known[key] = moves_of(self.net, self.optimizer.thing, self.view)
+        return self._known[key]
+
+    def reset(self, extra: dict[str, Any]) -> None:
+        """Puts some of the step's own state in the place of what there is."""
+        here = extra
+        if self.placement is not None and not self.placement.of_topology:
+            here = jax.device_put(extra, self.placement.replicated)
+        self.extra |= self.world.shared(here)
+
+    def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        self._numbers = _exact.recall_all(self.optimizer.held())  # before reading, which may place them anew
+        values, optimizer = take_distinct(self, self.optimizer)
+        if keep:  # the loss is scaled already, and nothing else is read
+            return values, {name: x for name, x in self.extra.items() if name == "scale"}
+        return values, {**self.extra, "optimizer": optimizer}
+
+    def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
+        values, optimizer, extra = self._shapes((self.held(), self.optimizer.held(), self.extra))
+        if keep:
+            return values, {name: x for name, x in extra.items() if name == "scale"}
+        return values, {**extra, "optimizer": optimizer}
+
+    def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
+        if extra:
+            self.optimizer.write(extra.pop("optimizer"))
+            # An update returns its rate as it was, in another array.
+            kept = self.optimizer.view.held()
+            for i, number in self._numbers.items():
+                _exact.remember(kept[i], number)
+            self.write(after)
+            self.extra = extra
+        self.commit(changes)

@@ -1,0 +1,77 @@
+"""start: which line of the program started JAX, for whoever comes too late.
+
+JAX starts when something first makes an array, which may be a default value: `def __init__(self,
+rngs=nnx.Rngs(0))` makes one when the module is imported. Afterwards nobody can say which line it was, so the
+one function that starts the CPU backend is watched. `xla_bridge._backend_factories` holds it; JAX has no
+public notice of a start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import sys
+import types
+from typing import Any
+
+import jax
+from jax._src import xla_bridge
+
+_LIBRARIES = {"chex", "contextlib", "flax", "functools", "importlib", "jax", "jaxlib", "jaxpar", "optax"}
+_line: str | None = None
+
+
+def watch() -> None:
+    """From now on the line that starts JAX is remembered. Does nothing where JAX runs already."""
+    known = xla_bridge._backend_factories.get("cpu")
+    if known is None or xla_bridge.backends_are_initialized() or isinstance(known.factory, _Watched):
+        return
+    xla_bridge._backend_factories["cpu"] = dataclasses.replace(known, factory=_Watched(known.factory))
+
+
+class _Watched:
+    """What makes the CPU backend, after a look at who asks for it."""
+
+    def __init__(self, factory: Any):
+        self._factory = factory
+        functools.update_wrapper(self, factory)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        global _line
+        _line = _innermost(sys._getframe(1))
+        return self._factory(*args, **kwargs)
+
+
+def _innermost(frame: types.FrameType | None) -> str | None:
+    """The line that is nearest, libraries aside."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        if module not in _LIBRARIES and not frame.f_code.co_filename.startswith("<frozen"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def started_by() -> str:
+    """What started JAX, in words.
+
+    Where nobody watched, a function whose default value holds an array is to blame, if there is one.
+    """
+    if _line is not None:
+        return f"JAX was started at {_line}"
+    found = _default()
+    if found is not None:
+        return f"JAX was started before jaxpar was in use, most likely by the default value at {found}"
+    return "What started JAX is unknown: it was before jaxpar was in use"
+
+
+def _default() -> str | None:
+    """A function of the program with an array, or random streams, among its defaults."""
+    for f in gc.get_objects():
+        if not isinstance(f, types.FunctionType) or (f.__module__ or "").partition(".")[0] in _LIBRARIES:
+            continue
+        defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+        if any(isinstance(x, jax.Array) for x in jax.tree.leaves(defaults)):  # an nnx.Rngs is a tree of two
+            return f"{f.__code__.co_filename}:{f.__code__.co_firstlineno}"
+    return None

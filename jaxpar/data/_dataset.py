@@ -1,0 +1,128 @@
+"""Data sets: what has rows, what can only be iterated over, and several of either one after the other.
+
+Nobody has to inherit from these classes: a `DataLoader` takes whatever has `__getitem__` or `__iter__`. They
+are here so that torch scripts port word by word, and for `+`.
+
+Source: torch/utils/data/dataset.py.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T", covariant=True)
+
+
+def is_stream(dataset: object) -> bool:
+    """Whether a data set can only be iterated over; one with `__getitem__` is asked for its rows.
+
+    An IterableDataset, torch's too, inherits a `__getitem__` that raises, so it is recognised by its name.
+    """
+    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+
+
+class Dataset(Generic[T]):
+    """Rows by number. A subclass has `__getitem__(i)` and `__len__`.
+
+    With `__getitems__(rows)` too, a `DataLoader` asks for all rows of a batch at once. `a + b` is a
+    `ConcatDataset`.
+
+    Raises:
+      NotImplementedError: a row is asked for, and the subclass has no `__getitem__`.
+
+    torch counterpart: `torch.utils.data.Dataset`.
+    """
+
+    def __getitem__(self, index: Any) -> T:
+        raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
+
+    def __add__(self, other: Any) -> ConcatDataset:
+        return ConcatDataset([self, other])
+
+
+class IterableDataset(Dataset[T]):
+    """Rows in their own order. A subclass has `__iter__`, and `__len__` if it knows.
+
+    Worker threads share it, and one of them reads it. Each worker process iterates over a copy of its own:
+    `get_worker_info` says which share is its. `a + b` is a `ChainDataset`.
+
+    torch counterpart: `torch.utils.data.IterableDataset`.
+    """
+
+    def __iter__(self) -> Iterator[T]:
+        raise NotImplementedError("Subclasses of IterableDataset should implement __iter__.")
+
+    def __add__(self, other: Any) -> ChainDataset:  # type: ignore[override]
+        return ChainDataset([self, other])
+
+
+class ConcatDataset(Dataset):
+    """The rows of several data sets, one after the other.
+
+    Args:
+      datasets: data sets with a length. `cumulative_sizes[i]` is the number of rows up to the end of i.
+
+    Raises:
+      AssertionError: no data set, or one that can only be iterated over. In `concat[i]`, ValueError and
+      IndexError: no such row.
+
+    torch counterpart: `torch.utils.data.ConcatDataset`.
+    """
+
+    def __init__(self, datasets: Iterable[Any]):
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise AssertionError("datasets should not be an empty iterable")
+        if any(map(is_stream, self.datasets)):
+            raise AssertionError("ConcatDataset does not support IterableDataset")
+        self.cumulative_sizes = self.cumsum(self.datasets)
+
+    @staticmethod
+    def cumsum(sequence: Iterable[Any]) -> list[int]:
+        """The sums of the lengths up to each."""
+        return list(itertools.accumulate(map(len, sequence)))
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, idx: int) -> Any:
+        if idx < -len(self):
+            raise ValueError("absolute value of index should not exceed dataset length")
+        if idx >= len(self):  # `for row in concat` ends by it
+            raise IndexError(f"ConcatDataset: row {idx} of {len(self)}; list index out of range")
+        row = idx % len(self)
+        i = bisect.bisect_right(self.cumulative_sizes, row)
+        return self.datasets[i][row - self.cumulative_sizes[i] + len(self.datasets[i])]
+
+
+class ChainDataset(IterableDataset):
+    """Iterates over several data sets, one after the other.
+
+    Args:
+      datasets: data sets that can only be iterated over.
+
+    Raises:
+      AssertionError: in the loop, and in `len`, as in torch: one of another kind.
+
+    torch counterpart: `torch.utils.data.ChainDataset`.
+    """
+
+    def __init__(self, datasets: Iterable[Any]):
+        self.datasets = datasets
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(self._streams())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._streams()))
+
+    def _streams(self) -> Iterator[Any]:
+        for dataset in self.datasets:
+            if not is_stream(dataset):
+                raise AssertionError("ChainDataset only supports IterableDataset")
+            yield dataset

@@ -1,0 +1,118 @@
+"""What a worker knows of itself: its number, its seeds, its data set.
+
+torch seeds Python's, NumPy's and its own default generator in every worker process. Threads share Python's
+and NumPy's, so each worker also has generators of its own, with the numbers that torch's worker draws.
+
+Source: torch/utils/data/_utils/worker.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..random import Generator
+from ._fetch import Fetch, fetcher
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerGenerators:
+    """A worker's own generators, which draw what torch's worker draws from its default ones.
+
+    `random_generator` stands for the module `random`, `torch_generator` for torch's default generator,
+    `numpy_generator` for `numpy.random`.
+    """
+
+    random_generator: random.Random
+    torch_generator: Generator
+    numpy_generator: np.random.RandomState
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The worker that asks.
+
+    `id` counts from 0 to `num_workers` - 1; `seed` is the epoch's base seed + `id`; `dataset` is the data
+    set, in a process its copy; `rng` are the worker's generators; `worker_method` is "thread" or
+    "multiprocessing".
+
+    torch counterpart: the same; its `rng` is None in processes.
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+    rng: WorkerGenerators
+    worker_method: str
+
+
+_of_process: WorkerInfo | None = None
+_of_thread = threading.local()
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """What is known of the worker that calls; None outside of one.
+
+    An iterable data set takes its share by it: `itertools.islice(rows, info.id, None, info.num_workers)`. A
+    single thread reads an iterable, so `num_workers` is 1 there.
+
+    torch counterpart: `torch.utils.data.get_worker_info`.
+    """
+    return getattr(_of_thread, "info", _of_process)
+
+
+def set_worker_info(info: WorkerInfo) -> None:
+    """Makes the thread that calls that worker; the whole process, if the worker is one."""
+    global _of_process
+    if info.worker_method == "thread":
+        _of_thread.info = info
+    else:
+        _of_process = info
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all workers of a loader are told."""
+
+    workers: int
+    base_seed: int
+    initialise: Callable[[int], Any] | None
+    dataset: Any
+    collate: Callable[[Any], Any]
+    batched: bool
+    drop_last: bool
+
+    def info(self, worker: int, method: str) -> WorkerInfo:
+        seed = self.base_seed + worker
+        rng = WorkerGenerators(
+            random.Random(seed),
+            Generator(seed),
+            np.random.RandomState(numpy_seed(self.base_seed, worker)),
+        )
+        return WorkerInfo(worker, self.workers, seed, self.dataset, rng, method)
+
+    def fetcher(self) -> Fetch:
+        return fetcher(self.dataset, self.collate, self.batched, self.drop_last)
+
+    def begin(self, info: WorkerInfo) -> BaseException | None:
+        """Makes the caller that worker, and returns what `worker_init_fn` raises."""
+        set_worker_info(info)
+        try:
+            if self.initialise is not None:
+                self.initialise(info.id)
+        except BaseException as error:
+            error.add_note(f"DataLoader: raised by worker_init_fn({info.id}).")
+            return error
+        return None
+
+
+def numpy_seed(base_seed: int, worker: int) -> np.ndarray:
+    """[4] uint32: what torch seeds `numpy.random` with, whose engine is that of `random`."""
+    entropy = [worker, base_seed % 2**32, base_seed >> 32, 0]
+    return np.random.SeedSequence(entropy).generate_state(4)

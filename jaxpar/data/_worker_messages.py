@@ -1,0 +1,162 @@
+"""How a batch comes from a worker process: arrays through shared memory, the rest through the connection.
+
+Pickle's protocol 5 hands over the arrays' memory beside the pickled rest. It is written once, into a file in
+memory that has no name (memfd): the descriptor travels over the connection and the reader maps it, so
+nothing is copied on the reader's side, nothing is left behind when either process dies, and the size of
+/dev/shm, which is small in containers, does not matter. Small batches, and all batches where there is no
+memfd, go through the connection itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import pickle
+import traceback
+import weakref
+from collections.abc import Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+SMALL = 2**16
+"""Bytes of arrays, below which a file costs more than it saves (`benchmarks/data.py processes`)."""
+
+MAPPED = 64
+"""Batches that may be mapped at a time. Python keeps a descriptor for each map; batches beyond are copied."""
+
+ALIGNMENT = 64
+
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+class WorkerTraceback(Exception):
+    """The cause of an error that a worker process raised: where it was raised there, as text."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Raised:
+    """An error on its way, and its traceback, which cannot travel."""
+
+    error: BaseException
+    text: str
+
+    def restored(self) -> BaseException:
+        self.error.__cause__ = WorkerTraceback(self.text)
+        return self.error
+
+
+def raised(error: BaseException, worker: int) -> Raised:
+    """An error made fit to travel: as RuntimeError, if it cannot be pickled and made again."""
+    text = "".join(traceback.format_exception(error))
+    text = f"Caught {type(error).__name__} in DataLoader worker process {worker}.\nOriginal {text}"
+    try:
+        again = pickle.loads(pickle.dumps(error))
+        if type(again) is type(error) and str(again) == str(error):
+            return Raised(error, text)
+    except Exception:  # whatever pickle and the error's own class raise
+        pass
+    other = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in getattr(error, "__notes__", ()):
+        other.add_note(note)
+    return Raised(other, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A pickled object, ready to be sent; the memory of its arrays is in `file`, or else in `buffers`."""
+
+    head: bytes
+    buffers: Sequence[memoryview]
+    file: int | None
+
+    def send(self, connection: Connection) -> None:
+        """Sends it, once.
+
+        Raises:
+          OSError: nobody listens.
+        """
+        sizes = [len(buffer) for buffer in self.buffers]
+        connection.send_bytes(pickle.dumps((self.head, sizes, self.file is not None)))
+        if self.file is None:
+            for buffer in self.buffers:
+                connection.send_bytes(buffer)
+            return
+        try:
+            reduction.send_handle(connection, self.file, None)
+        finally:
+            os.close(self.file)
+
+
+def pack(content: Any) -> Packed:
+    """An object pickled, with its arrays in shared memory.
+
+    Raises:
+      OSError: no memory is left for them. What pickle raises, and what the object's class does.
+    """
+    found: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(content, protocol=5, buffer_callback=found.append)
+    buffers = [buffer.raw() for buffer in found]
+    if sum(map(len, buffers)) < SMALL or not hasattr(os, "memfd_create"):
+        return Packed(head, buffers, None)
+    file = os.memfd_create("jaxpar-batch")
+    try:
+        for offset, buffer in zip(_offsets([len(b) for b in buffers]), buffers, strict=True):
+            _write(file, buffer, offset)
+    except BaseException:
+        os.close(file)
+        raise
+    return Packed(head, buffers, file)
+
+
+def _write(file: int, buffer: memoryview, offset: int) -> None:
+    # Through a map, running out of memory would be a SIGBUS; and pages would be cleared first.
+    while len(buffer):
+        n = os.pwrite(file, buffer, offset)
+        buffer, offset = buffer[n:], offset + n
+
+
+@dataclasses.dataclass(frozen=True)
+class Received:
+    """A pickled object and the memory of its arrays, apart."""
+
+    head: bytes
+    buffers: Sequence[Any]
+
+    def unpack(self) -> Any:
+        return pickle.loads(self.head, buffers=self.buffers)
+
+
+def receive(connection: Connection) -> Received:
+    """What was sent next.
+
+    Raises:
+      EOFError, OSError: the other side is gone.
+    """
+    head, sizes, shared = pickle.loads(connection.recv_bytes())
+    if not shared:
+        return Received(head, [bytearray(connection.recv_bytes()) for _ in sizes])
+    file = reduction.recv_handle(connection)
+    try:
+        memory = mmap.mmap(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)
+    places = zip(_offsets(sizes), sizes, strict=True)
+    views = [memoryview(memory)[offset : offset + size] for offset, size in places]
+    if len(_maps) >= MAPPED:
+        return Received(head, [bytearray(view) for view in views])
+    _maps.add(memory)
+    return Received(head, views)
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each buffer begins in the file: aligned, as NumPy's own memory is."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return offsets

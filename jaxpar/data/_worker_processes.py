@@ -1,0 +1,278 @@
+"""Worker processes: for data sets whose work is Python code, which threads would do one after the other.
+
+Each worker has one connection. It is all they share, so nothing can be left behind: no queue, lock or named
+memory. A connection that ends says that the other side is gone, however it went:
+
+* A worker that dies (a signal, a crash in native code) ends it at once; a thread in the loader's process
+  sees that and says which worker, which batch and why.
+* A loader that dies ends it too; a thread in the worker sees that, in the middle of a batch too, and ends
+  the worker.
+* Ctrl-C reaches every process of a terminal. Workers ignore it; they end with the loader's loop.
+
+Workers are spawned, or forked from a server that was. A process that runs JAX must not be forked itself:
+the copy has JAX's locks, but not the threads that would open them, so it waits for ever at its first array.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+import queue
+import random
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import numpy as np
+
+from .._devices.virtual import hide_accelerators
+from ..errors import WorkerError
+from ._fetch import Index
+from ._worker_info import Job, WorkerInfo, numpy_seed
+from ._worker_messages import Raised, Received, pack, raised, receive
+
+Make = Callable[[int, int, Index], Any]
+
+GRACE = 5.0
+"""Seconds that a worker has to finish its batch after the loop has ended, as torch's has."""
+
+STOP = pickle.dumps(None)
+
+
+class Processes:
+    """Processes that live as long as this object is referenced."""
+
+    def __init__(self, job: Job, context: BaseContext):
+        self._workers: list[_Worker] = []
+        # At exit multiprocessing ends them itself, and no thread can be started any more.
+        weakref.finalize(self, _stop, self._workers).atexit = False
+        self._workers.extend(_Worker(context, job, i) for i in range(job.workers))
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of them has died."""
+        return any(worker.death for worker in self._workers)
+
+    def submit(self, worker: int, epoch: int, number: int, index: Index) -> Future[Any]:
+        """Lets a worker make batch `number` of an epoch."""
+        return self._workers[worker].ask(epoch, number, index)
+
+
+def _stop(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.stop()
+
+
+# ------------------------------------------------------------------------- in the loader's process
+
+
+class _Worker:
+    """A process, and the batches that it was asked for, in order. A thread of its own reads its answers."""
+
+    def __init__(self, context: BaseContext, job: Job, i: int):
+        self.i, self.started, self.said = i, False, False
+        self.death: str | None = None  # a raised error would hold the loop, and the loop the workers
+        self.asked: collections.deque[tuple[Future[Any], int, Index]] = collections.deque()
+        self.lock = threading.Lock()
+        self.connection, theirs = context.Pipe()
+        name = f"DataLoader worker {i}"
+        self.process = context.Process(target=work, args=(theirs, job, i), name=name, daemon=True)  # type: ignore[attr-defined]
+        with theirs, _ctrl_c_held_back():
+            self._start()
+        # Without the worker's own end: if this process had it too, the connection would not end with the
+        # worker.
+        self.late = threading.Timer(GRACE, self.process.kill)
+        self.late.daemon = True
+        threading.Thread(target=self._read, name=name, daemon=True).start()
+
+    def _start(self) -> None:
+        try:
+            self.process.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            self.connection.close()
+            error.add_note(
+                "DataLoader: the data set, collate_fn and worker_init_fn are pickled for worker processes. "
+                "Define "
+                "their classes and functions at the top of a module, or leave multiprocessing_context out: "
+                "threads "
+                "need no copy."
+            )
+            raise
+
+    def ask(self, epoch: int, number: int, index: Index) -> Future[Any]:
+        task = pickle.dumps((epoch, number, index))
+        future: Future[Any] = Future()
+        with self.lock:
+            self.asked.append((future, number, index))
+            if self.death is not None:
+                self._say()
+                return future
+        with suppress(OSError):  # it has died, and the thread that reads says so to all who wait
+            self.connection.send_bytes(task)
+        return future
+
+    def stop(self) -> None:
+        with suppress(OSError):
+            self.connection.send_bytes(STOP)
+        with suppress(RuntimeError):  # the interpreter ends, and multiprocessing has ended the worker
+            self.late.start()
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            self.started = bool(self.connection.recv_bytes())
+            while True:
+                answer = receive(self.connection)
+                future, *_ = self.asked.popleft()
+                if future.set_running_or_notify_cancel():
+                    _fulfil(future, answer)
+                del answer, future  # or a batch would live until the next one comes
+        self.process.join(GRACE)  # a thread that the data set has left may hold it
+        self.process.kill()
+        self.process.join()
+        self.late.cancel()
+        self.connection.close()
+        with self.lock:
+            self.death = self._obituary()
+            self._say()
+
+    def _say(self) -> None:
+        """Says its death once. What else was asked was not begun, and is asked of another worker later.
+
+        See Epoch._release.
+        """
+        while self.asked and not self.said:
+            future, *_ = self.asked.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(WorkerError(self.death))
+                self.said = True
+
+    def _obituary(self) -> str:
+        code = self.process.exitcode
+        doing = f" while it made {_what(*self.asked[0][1:])}" if self.started and self.asked else ""
+        who = f"DataLoader worker {self.i} (pid {self.process.pid})"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            said = signal.strsignal(-code) or name
+            return f"{who} is killed by signal: {said} ({name}){doing}. {_cure(name)}"
+        if not self.started:
+            return (
+                f"{who} exited unexpectedly with exit code {code}, before it could begin; what it said is "
+                "above. A worker process imports the script once more, so what the script does belongs under "
+                "`if __name__ == '__main__':`."
+            )
+        return f"{who} exited unexpectedly with exit code {code}{doing}."
+
+
+def _fulfil(future: Future[Any], answer: Received) -> None:
+    """The answer is made here, whose class may not even be importable; then that is the error."""
+    try:
+        content = answer.unpack()
+    except BaseException as error:
+        error.add_note("DataLoader: raised while a batch of a worker process was put together again.")
+        content = Raised(error, "")
+    if isinstance(content, Raised):
+        future.set_exception(content.restored())
+    else:
+        future.set_result(content)
+
+
+def _what(number: int, index: Index) -> str:
+    rows = np.atleast_1d(index).tolist() if isinstance(index, (list, np.ndarray)) else [index]
+    return f"batch {number}" if rows[:1] == [None] else f"batch {number}, rows {rows}"
+
+
+def _cure(name: str) -> str:
+    if name == "SIGKILL":
+        return (
+            "If nobody did that, memory was used up: take fewer workers, smaller batches or a smaller "
+            "prefetch_factor."
+        )
+    return "Native code has crashed: num_workers=0 and `python -X faulthandler` show where."
+
+
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """What starts now inherits the mask, so that Ctrl-C does not end it before it can ignore the signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# --------------------------------------------------------------------------- in the worker's process
+
+
+def work(connection: Connection, job: Job, i: int) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    hide_accelerators()
+    tasks: queue.SimpleQueue[tuple[int, int, Index] | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+    threading.Thread(target=_listen, args=(connection, tasks, stopped), daemon=True).start()
+    connection.send_bytes(b"started")
+    info = job.info(i, "multiprocessing")
+    _seed(job, info)
+    failed = job.begin(info)
+    make = _maker(job, failed)
+    with suppress(OSError):  # nobody listens any more
+        while (task := tasks.get()) is not None and not stopped.is_set():
+            _answer(connection, make, i, *task)
+
+
+def _listen(connection: Connection, tasks: queue.SimpleQueue[Any], stopped: threading.Event) -> None:
+    """Takes tasks, and ends the process at once when there is nobody left to make a batch for."""
+    try:
+        while (task := pickle.loads(connection.recv_bytes())) is not None:
+            tasks.put(task)
+    except (EOFError, OSError):
+        os._exit(1)
+    stopped.set()
+    tasks.put(None)
+
+
+def _seed(job: Job, info: WorkerInfo) -> None:
+    """As torch seeds its workers; torch too, if the data set has brought it along."""
+    random.seed(info.seed)
+    np.random.seed(numpy_seed(job.base_seed, info.id))
+    if "torch" in sys.modules:
+        from .._upstream.torch_workers import set_torch_worker
+
+        set_torch_worker(info.id, info.num_workers, info.seed, info.dataset)
+
+
+def _maker(job: Job, failed: BaseException | None) -> Make:
+    """A function that makes a batch of an epoch. Each begins with a new fetcher, so iterables begin anew."""
+    now, fetch = None, None
+
+    def make(epoch: int, number: int, index: Index) -> Any:
+        nonlocal now, fetch
+        if failed is not None:
+            raise failed
+        if fetch is None or epoch != now:
+            now, fetch = epoch, job.fetcher()
+        return fetch(number, index)
+
+    return make
+
+
+def _answer(connection: Connection, make: Make, i: int, epoch: int, number: int, index: Index) -> None:
+    try:
+        batch = make(epoch, number, index)
+        try:
+            answer = pack(batch)
+        except Exception as error:
+            error.add_note(f"DataLoader: raised while batch {number} was pickled in worker process {i}.")
+            raise
+    except BaseException as error:
+        answer = pack(raised(error, i))
+    answer.send(connection)

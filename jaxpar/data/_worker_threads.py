@@ -1,0 +1,61 @@
+"""Worker threads. Each has a queue of its own, so that every run gives the same batches to the same worker.
+
+They are the default: reading files, decoding images and NumPy's large operations release the interpreter
+lock, nothing has to be pickled or copied, and they start at once. They are daemons, so that a read that
+never returns does not keep the process alive.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+from ._fetch import Fetch, Index
+from ._worker_info import Job, WorkerInfo
+
+
+class Threads:
+    """Threads that live as long as this object is referenced. `infos` says who they are; one for each."""
+
+    broken = False
+
+    def __init__(self, job: Job, infos: list[WorkerInfo]):
+        self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in infos]
+        stopped = threading.Event()
+        weakref.finalize(self, _stop, stopped, self._queues)
+        for info, tasks in zip(infos, self._queues, strict=True):
+            threading.Thread(
+                target=_work,
+                args=(job, info, tasks, stopped),
+                name=f"DataLoader worker {info.id}",
+                daemon=True,
+            ).start()
+
+    def submit(self, worker: int, fetch: Fetch, number: int, index: Index) -> Future[Any]:
+        """Lets a worker call `fetch(number, index)`."""
+        future: Future[Any] = Future()
+        self._queues[worker].put((future, fetch, number, index))
+        return future
+
+
+def _stop(stopped: threading.Event, queues: list[queue.SimpleQueue[Any]]) -> None:
+    stopped.set()
+    for tasks in queues:
+        tasks.put(None)
+
+
+def _work(job: Job, info: WorkerInfo, tasks: queue.SimpleQueue[Any], stopped: threading.Event) -> None:
+    failed = job.begin(info)
+    while (task := tasks.get()) is not None and not stopped.is_set():
+        future, fetch, number, index = task
+        if future.set_running_or_notify_cancel():
+            try:
+                if failed is not None:
+                    raise failed
+                future.set_result(fetch(number, index))
+            except BaseException as error:
+                future.set_exception(error)
+        del task, future, fetch  # or a batch would live until the next task comes

@@ -1,0 +1,89 @@
+"""What each rank's program does in a collective, with its array [...] and the number of ranks.
+
+Sums are XLA's; where it has no such reduction, the ranks' arrays are gathered and folded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._typing import PyTree
+
+RANK = "rank"
+"""The mesh axis."""
+Body = Callable[[jax.Array, int, str], PyTree]
+"""What a program does with this rank's array, the number of ranks, and an option."""
+BITWISE = {"band": jnp.bitwise_and, "bor": jnp.bitwise_or, "bxor": jnp.bitwise_xor}
+
+
+def reduce(x: jax.Array, W: int, op: str) -> jax.Array:
+    if op in BITWISE:
+        return functools.reduce(BITWISE[op], gather(x, W, ""))
+    if x.dtype == bool:
+        counts = jax.lax.psum(x.astype(jnp.int32), RANK)
+        return counts > 0 if op in ("sum", "max") else counts == W
+    if op in ("max", "min"):
+        return (jax.lax.pmax if op == "max" else jax.lax.pmin)(x, RANK)
+    if op == "product":
+        return jnp.prod(jax.lax.all_gather(x, RANK), 0, dtype=x.dtype)
+    total = jax.lax.psum(x, RANK)
+    return _divided(total, W) if op == "mean" else total
+
+
+def _divided(total: jax.Array, W: int) -> jax.Array:
+    """Divides by W, rounding once."""
+    if jnp.issubdtype(total.dtype, jnp.complexfloating):
+        return jax.lax.complex(_divided(total.real, W), _divided(total.imag, W))
+    # If XLA saw the constant, it would multiply by 1 / W, which is rounded itself.
+    return total / jax.lax.optimization_barrier(jnp.full(total.shape, W, total.dtype))
+
+
+def gather(x: jax.Array, W: int, option: str) -> list[jax.Array]:
+    together = jax.lax.all_gather(x, RANK)
+    return [together[rank] for rank in range(W)]
+
+
+def send(x: jax.Array, W: int, src: str) -> jax.Array:
+    """A sum of integers of which all but one are 0: exact in every bit, also for -0.0 and NaN."""
+    bits = _bits(x)
+    bits = jax.lax.psum(jnp.where(jax.lax.axis_index(RANK) == int(src), bits, jnp.zeros_like(bits)), RANK)
+    return _from_bits(bits, x.dtype)
+
+
+def reduce_scatter(x: jax.Array, W: int, op: str) -> jax.Array:
+    if op in ("sum", "mean") and x.dtype != bool:
+        total = jax.lax.psum_scatter(x, RANK, scatter_dimension=0, tiled=True)
+        return _divided(total, W) if op == "mean" else total
+    k = x.shape[0] // W
+    return jax.lax.dynamic_slice_in_dim(reduce(x, W, op), jax.lax.axis_index(RANK) * k, k)
+
+
+def scatter(x: jax.Array, W: int, src: str) -> jax.Array:
+    """Piece r of rank `src`'s array [W, ...] on rank r, as [1, ...]; bit for bit, as `send`."""
+    bits = _bits(x)
+    bits = jnp.where(jax.lax.axis_index(RANK) == int(src), bits, jnp.zeros_like(bits))
+    return _from_bits(jax.lax.psum_scatter(bits, RANK, scatter_dimension=0, tiled=True), x.dtype)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    if x.dtype == bool:
+        return x.astype(jnp.uint8)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _bits(jnp.stack([x.real, x.imag], -1))
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+
+
+def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
+    if jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer):
+        return bits.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        halves = jax.lax.bitcast_convert_type(bits, f"float{4 * dtype.itemsize}")
+        return jax.lax.complex(halves[..., 0], halves[..., 1])
+    return jax.lax.bitcast_convert_type(bits, dtype)

@@ -1,0 +1,132 @@
+"""One call of a collective: this rank's arrays in, a program over one device of each rank, arrays out.
+
+A call stacks the ranks' arrays to one global array [W, ...], and runs a program that is compiled once for
+each signature. Before the first call of a signature the ranks compare tree, shapes and dtypes, so that a
+difference is an error with both values instead of a hang.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Hashable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import PyTreeDef
+
+from .._tree import check_alive, check_leaf, paths
+from .._typing import PyTree
+from ..errors import LeafError
+from . import _bodies as bodies
+from . import whereabouts
+from ._bodies import RANK, Body
+from .group import Group
+from .step_agreement import ledger
+
+Cannot = Callable[[np.dtype, str], str]
+"""Why an operation does not exist for a dtype; "" if it does."""
+
+_calls: dict[str, itertools.count] = {}
+"""Numbers the calls in each group, by its folder: ranks compare those of the same number."""
+
+
+def run(
+    group: Group, function: str, body: Body, option: str, x: PyTree, cannot: Cannot = lambda *_: ""
+) -> PyTree:
+    """The results of `body` on this rank's leaves; all ranks of the group call it.
+
+    Args:
+      option: for the body, the same on all ranks.
+
+    Raises:
+      LeafError: a leaf that is no array of this process, or of a dtype that `cannot`. DivergenceError: the
+        ranks' functions, options, trees, shapes or dtypes differ.
+    """
+    leaves, treedef = jax.tree.flatten(x)
+    names = paths(x, "x")
+    check_alive(leaves, names, function)
+    arrays = [local(leaf, name, function) for leaf, name in zip(leaves, names, strict=True)]
+    for array, name in zip(arrays, names, strict=True):
+        if why := cannot(array.dtype, option):
+            raise LeafError(f"{function}: {name} is {array.dtype}{list(array.shape)}: {why}")
+    _agree(group, function, option, treedef, arrays, names)
+    if not arrays:
+        return x
+    kinds = [jax.random.key_impl(y) if is_key(y.dtype) else None for y in arrays]
+    arrays = [jax.random.key_data(y) if kind else y for y, kind in zip(arrays, kinds, strict=True)]
+    # The ranks' arrays lie side by side along their first axis, so nothing is copied; a number gets one.
+    numbers = tuple(y.ndim == 0 for y in arrays)
+    arrays = [y.reshape(1) if number else y for y, number in zip(arrays, numbers, strict=True)]
+    compiled, sharding = _program(body, option, group, numbers)
+    wide = [
+        jax.make_array_from_single_device_arrays((group.size * y.shape[0], *y.shape[1:]), sharding, [y])
+        for y in arrays
+    ]
+    results = jax.tree.map(lambda y: y.addressable_data(0), compiled(wide))
+    return jax.tree.unflatten(treedef, [_as_keys(y, kind) for y, kind in zip(results, kinds, strict=True)])
+
+
+def local(leaf: object, name: str, function: str) -> jax.Array:
+    """A leaf as one array on this process's first device."""
+    check_leaf(leaf, name, function)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise LeafError(
+            f"{function}: {name} lies on devices of other processes too; these functions are for arrays of "
+            "this process alone. A global array has no need of them: use jax.numpy on it inside jax.jit."
+        )
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+        raise LeafError(f"{function}: {name} is a {type(leaf).__qualname__}, and not an array.")
+    return jax.device_put(jnp.asarray(leaf), jax.local_devices()[0])
+
+
+def is_key(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _as_keys(data: PyTree, kind: Hashable | None) -> PyTree:
+    return jax.tree.map(lambda y: jax.random.wrap_key_data(y, impl=kind), data) if kind else data
+
+
+def _agree(
+    group: Group, function: str, option: str, treedef: PyTreeDef, arrays: list[jax.Array], names: list[str]
+) -> None:
+    book = ledger("collectives", group)
+    if book is None:
+        return
+    whereabouts.begin(function, "collectives", group)
+    number = next(_calls.setdefault(group.folder, itertools.count(1)))
+    key = (function, option, treedef, tuple((x.shape, str(x.dtype)) for x in arrays))
+    book.check(
+        number,
+        key,
+        lambda: (
+            {"function": f"{function}({option})", "the tree": str(treedef)}
+            | {name: f"{x.dtype}{list(x.shape)}" for x, name in zip(arrays, names, strict=True)}
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _program(body: Body, option: str, group: Group, numbers: tuple) -> tuple[Callable, NamedSharding]:
+    """The compiled program and the sharding of its arguments; `jit` keeps one for each signature."""
+    mesh = Mesh(np.array(_one_device_each(group)), (RANK,))
+
+    def program(xs: list[jax.Array]) -> PyTree:
+        own = [x.reshape(()) if number else x for x, number in zip(xs, numbers, strict=True)]
+        return [body(x, group.size, option) for x in own]
+
+    results = P(RANK) if body in (bodies.reduce_scatter, bodies.scatter) else P()
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P(RANK), out_specs=results, check_vma=False)
+    return jax.jit(mapped), NamedSharding(mesh, P(RANK))
+
+
+def _one_device_each(group: Group) -> list[jax.Device]:
+    # JAX promises no order of the processes in `jax.devices`.
+    first: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    return [first[rank] for rank in group.ranks]

@@ -1,0 +1,33 @@
+"""What a launcher says of this process in its environment."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import DistributedError
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This process's number on its host, LOCAL_RANK; `fallback_rank` where that is not set.
+
+    Raises:
+      DistributedError: neither is there (torch's RuntimeError).
+
+    torch counterpart: `torch.distributed.get_node_local_rank`.
+    """
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is None:
+        raise DistributedError(
+            "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow "
+            "`get_node_local_rank` to work, or start the script by `jaxpar launch`."
+        )
+    return int(fallback_rank)
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether torchrun started this process.
+
+    torch counterpart: `torch.distributed.is_torchelastic_launched`.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ

@@ -1,0 +1,115 @@
+"""new_group: some of the ranks, for collectives among themselves.
+
+A group is a list of ranks and a name; the ranks have met already, so nothing is connected. The ranks compare
+their lists over the host. torch does not: there, ranks that make other groups wait for each other or mix
+them up.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import json
+from collections.abc import Iterable
+
+from ..errors import DivergenceError, GroupError
+from ._backend import check_backend
+from .exchange import exchange
+from .group import Group, GroupMember, NonMember, default_group, forget, register
+from .step_agreement import difference
+
+_made: collections.Counter[str] = collections.Counter()
+"""Numbers the groups of one default group, and those of the same ranks that only their members know."""
+
+
+def new_group(
+    ranks: Iterable[int] | None = None,
+    timeout: datetime.timedelta | float | None = None,
+    backend: str | None = None,
+    *,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    sort_ranks: bool = True,
+) -> Group | NonMember | None:
+    """A group of some ranks, for `group=` and `process_group=`. All ranks call it, also those outside of it.
+
+    Args:
+      ranks: of the default group; all of them if left out.
+      timeout: how long its members wait for each other, a timedelta or seconds; the default group's if left
+        out.
+      backend: the default group's; torch's other backends are other libraries.
+      use_local_synchronization: only the members call it.
+      group_desc: taken and not used.
+      sort_ranks: whether the members are in the order of their ranks, or in the order of `ranks`.
+
+    Returns:
+      The group; on a rank outside of it `GroupMember.NON_GROUP_MEMBER`, or None with
+      `use_local_synchronization`.
+
+    Raises:
+      GroupError: no default group; ranks that do not exist, or twice; another backend. DivergenceError: the
+        ranks make other groups.
+
+    torch counterpart: `torch.distributed.new_group`.
+    """
+    del group_desc
+    default = default_group()
+    found = tuple(range(default.size)) if ranks is None else tuple(ranks)
+    found = _checked(tuple(sorted(found)) if sort_ranks else found, default.size)
+    seconds = (
+        timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout or default.timeout
+    )
+    if not seconds > 0:
+        raise GroupError(f"new_group: timeout must be positive, not {timeout}.")
+    check_backend(backend, "new_group")
+    is_member = default.rank in found
+    if use_local_synchronization and not is_member:
+        return None
+    what = f"group {'-'.join(map(str, found))}" if use_local_synchronization else "group"
+    name = f"{what} {_count(default, what)}"
+    rank = found.index(default.rank) if is_member else -1
+    mine = dataclasses.replace(
+        default, rank=rank, size=len(found), timeout=float(seconds), ranks=found, name=name
+    )
+    if not is_member:
+        _agree(default, mine, default)
+        return GroupMember.NON_GROUP_MEMBER
+    register(mine)  # before the others know it: their first question may come at once
+    try:
+        _agree(default, mine, mine if use_local_synchronization else default)
+    except BaseException:
+        forget(mine)
+        raise
+    return mine
+
+
+def _count(default: Group, what: str) -> int:
+    _made[f"{default.folder}/{what}"] += 1
+    return _made[f"{default.folder}/{what}"]
+
+
+def _checked(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    for rank in ranks:
+        if not isinstance(rank, int) or isinstance(rank, bool):
+            raise GroupError(f"new_group: ranks are ints, not {rank!r}.")
+    if len(set(ranks)) != len(ranks):
+        raise GroupError(f"ranks list must not contain duplicate entries, got {list(ranks)}")
+    for rank in ranks:
+        if not 0 <= rank < size:
+            raise GroupError(
+                f"Rank {rank} is out of range. Valid ranks are 0 to {size - 1} (world_size={size})"
+            )
+    if not ranks:
+        raise GroupError("new_group: a group needs a rank; leave ranks out for all of them.")
+    return ranks
+
+
+def _agree(default: Group, mine: Group, among: Group) -> None:
+    """Raises unless all who call have the same group."""
+    what = "new_group" if among is default else f"new_group {mine.name}"
+    parts = {"its ranks": str(list(mine.ranks)), "its timeout": str(mine.timeout)}
+    said = exchange(what, json.dumps(parts), default.timeout, among)
+    told = {rank: json.loads(text) for rank, text in zip(among.ranks, said, strict=True)}
+    if problem := difference(f"new_group, {mine.name}", told):
+        raise DivergenceError(f"{problem} All ranks make all groups, in the same order.")

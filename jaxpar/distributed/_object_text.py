@@ -1,0 +1,149 @@
+"""Python objects as texts, without pickle: JSON, with words for what JSON does not have.
+
+torch pickles, and whoever can send a pickle can run anything. Of the objects here only data comes out: None,
+booleans, numbers, texts, bytes, lists, tuples, dicts and sets of these, and arrays. Every one comes back with
+its own type, so a tuple stays a tuple, a dict keeps its order and its keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import LeafError
+
+PLAIN = (type(None), bool, int, float, str)
+DEEPEST = 200
+"""Levels of nesting; a list in itself has no end."""
+
+
+def to_text(obj: object, name: str, allow_pickle: bool) -> str:
+    """The text of an object.
+
+    Args:
+      name: of the object, in errors.
+      allow_pickle: whether objects of other types are pickled.
+
+    Raises:
+      LeafError: an object of another type, that cannot be pickled either, or that is nested too deep.
+    """
+    try:
+        return json.dumps(_packed(obj, name, allow_pickle, DEEPEST), separators=(",", ":"))
+    except LeafError:
+        raise
+    except Exception as error:  # a pickle runs the object's own code, and ints of 4300 digits have no text
+        raise LeafError(f"{name} cannot be sent: {type(error).__name__}: {error}") from error
+
+
+def from_text(text: str, allow_pickle: bool) -> Any:
+    """The object of a text. Nothing in it is run, unless `allow_pickle`."""
+    return _unpacked(json.loads(text), allow_pickle)
+
+
+def _packed(x: Any, name: str, allow_pickle: bool, depth: int) -> Any:
+    if not depth:
+        raise LeafError(
+            f"{name}: more than {DEEPEST} levels of lists, tuples and dicts, or one inside itself."
+        )
+
+    def inside(values: Any, label: Callable[[int], str] = lambda i: f"[{i}]") -> list:
+        return [_packed(v, name + label(i), allow_pickle, depth - 1) for i, v in enumerate(values)]
+
+    kind = type(x)  # a subclass has more than these have
+    if kind in PLAIN:
+        return x
+    if kind is list:
+        return inside(x)
+    if kind in (tuple, set, frozenset):
+        return {kind.__name__: inside(x)}
+    if kind is dict:
+        keys = list(x)
+        return {
+            "dict": [
+                inside(keys, lambda i: f" key {keys[i]!r}"),
+                inside(x.values(), lambda i: f"[{keys[i]!r}]"),
+            ]
+        }
+    if kind is complex:
+        return {"complex": [x.real, x.imag]}
+    if kind is bytes:
+        return {"bytes": _base64(x)}
+    if isinstance(x, jax.Array):
+        return _packed_array(x, name)
+    if kind is np.ndarray and not _needs_pickle(x.dtype):
+        return {"ndarray": _contents(x)}
+    if isinstance(x, np.generic) and not _needs_pickle(x.dtype):
+        return {"scalar": _contents(np.asarray(x))}
+    if allow_pickle:
+        return {"pickle": _base64(pickle.dumps(x))}
+    raise LeafError(
+        f"{name} is a {kind.__module__}.{kind.__qualname__}, which only pickle can send. Send numbers, "
+        "texts, lists, tuples, dicts, sets and arrays; or pass allow_pickle=True on all ranks, if you trust "
+        "whoever can reach rank 0's port."
+    )
+
+
+def _packed_array(x: jax.Array, name: str) -> dict[str, Any]:
+    if not x.is_fully_addressable:
+        raise LeafError(f"{name} lies on devices of other processes too; send this process's part of it.")
+    if x.is_deleted():
+        raise LeafError(f"{name} was donated or deleted.")
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return {"key": [str(jax.random.key_impl(x)), *_contents(np.asarray(jax.random.key_data(x)))]}
+    return {"Array": _contents(np.asarray(x))}
+
+
+def _needs_pickle(dtype: np.dtype) -> bool:
+    """Whether its name is not all there is to say: objects, structures and their bytes."""
+    return dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None
+
+
+def _contents(x: np.ndarray) -> list:
+    # A dtype of ml_dtypes has no letters of its own; another byte order has no name.
+    dtype = x.dtype.name if x.dtype.isnative and x.dtype.kind not in "SUmM" else x.dtype.str
+    return [dtype, list(x.shape), _base64(np.ascontiguousarray(x).tobytes())]
+
+
+def _array(dtype: str, shape: list[int], data: str) -> np.ndarray:
+    return np.frombuffer(bytearray(base64.b64decode(data)), jnp.dtype(dtype)).reshape(shape)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _unpacked(x: Any, allow_pickle: bool) -> Any:
+    if isinstance(x, list):
+        return [_unpacked(value, allow_pickle) for value in x]
+    if not isinstance(x, dict):
+        return x
+    ((word, value),) = x.items()
+    if word == "pickle" and not allow_pickle:
+        raise LeafError("a pickle came from a rank that had not said so; nothing was loaded from it.")
+    if word in _VALUES:
+        return _VALUES[word](value)
+    return _CONTAINERS[word](_unpacked(value, allow_pickle))
+
+
+_CONTAINERS: dict[str, Callable[[list], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": lambda pairs: dict(zip(*pairs, strict=True)),
+}
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "complex": lambda parts: complex(*parts),
+    "bytes": base64.b64decode,
+    "ndarray": lambda found: _array(*found),
+    "scalar": lambda found: _array(*found)[()],
+    "Array": lambda found: jnp.asarray(_array(*found)),
+    "key": lambda found: jax.random.wrap_key_data(jnp.asarray(_array(*found[1:])), impl=found[0]),
+    "pickle": lambda data: pickle.loads(base64.b64decode(data)),
+}

@@ -1,0 +1,10 @@
+"""torch's layers under torch's names and in torch's layout: [N, C, *S].
+
+They compute what jaxpar.nn's layers compute, with the channels behind the batch. Code that was written for
+torch's axes (`flatten(1)`, `cat(..., 1)`, `mean((2, 3))`) then means the same on every line; XLA chooses the
+layout in memory itself. Parameters have Flax's names and layouts, as in jaxpar.nn.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,77 @@
+"""Linear with torch's arguments and initial values; Identity and Flatten."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from .._variable import uniform
+from .functional import flatten, unflatten
+
+
+class Linear(nnx.Linear):
+    """[..., I] to [..., O].
+
+    Args:
+      in_features, out_features: I and O.
+      bias: whether there is a `bias`, [O].
+      dtype: of the computation; the common type of input and parameters if left out.
+      param_dtype: of the parameters.
+      rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(I); in Flax kernels are truncated normals
+        and biases 0.
+
+    torch counterpart: `torch.nn.Linear`; `weight` (O, I) is `kernel` [I, O].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        types: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
+        super().__init__(in_features, out_features, use_bias=bias, **types, rngs=rngs)
+        shapes = {"kernel": (in_features, out_features), "bias": (out_features,)}
+        for name, shape in list(shapes.items())[: 1 + bias]:
+            getattr(self, name).set_value(uniform(rngs, shape, in_features, param_dtype)[...])
+
+
+class Identity(nnx.Module):
+    """x as it is; it takes any arguments of construction. torch counterpart: `torch.nn.Identity`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        del args, kwargs
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Flatten(nnx.Module):
+    """The axes from start_dim to end_dim as one. torch counterpart: `torch.nn.Flatten`."""
+
+    start_dim: int = 1
+    end_dim: int = -1
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return flatten(x, self.start_dim, self.end_dim)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Unflatten(nnx.Module):
+    """One axis as several. torch counterpart: `torch.nn.Unflatten`."""
+
+    dim: int
+    unflattened_size: tuple[int, ...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return unflatten(x, self.dim, self.unflattened_size)

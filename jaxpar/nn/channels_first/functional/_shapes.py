@@ -1,0 +1,65 @@
+"""flatten, unflatten, chunk and split, with torch's arguments: jnp's take indices instead of sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+
+def flatten(x: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
+    """The axes from start_dim to end_dim as one. torch counterpart: `torch.flatten`."""
+    start, end = (axis % max(x.ndim, 1) for axis in (start_dim, end_dim))
+    if start > end:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    return x.reshape(*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
+
+
+def unflatten(x: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
+    """The axis `dim` as several; one size may be -1. torch counterpart: `torch.unflatten`."""
+    axis = range(x.ndim)[dim]
+    known = math.prod(size for size in sizes if size != -1)
+    full = [x.shape[axis] // known if size == -1 else size for size in sizes]
+    return x.reshape(*x.shape[:axis], *full, *x.shape[axis + 1 :])
+
+
+def split(x: jax.Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
+    """Pieces of this length, or of these lengths. torch counterpart: `torch.split`."""
+    length = x.shape[dim]
+    if isinstance(split_size_or_sections, int):
+        size = split_size_or_sections
+        return tuple(jnp.split(x, list(range(size, length, size)), dim))
+    sections = list(split_size_or_sections)
+    if sum(sections) != length:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {length} (input tensor's size at "
+            f"dimension {dim}), but got split_sizes={sections}"
+        )
+    return tuple(jnp.split(x, list(itertools.accumulate(sections[:-1])), dim))
+
+
+def chunk(x: jax.Array, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
+    """At most this many pieces of one length, the last maybe shorter. torch counterpart: `torch.chunk`."""
+    if chunks < 1:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    return split(x, -(-x.shape[dim] // chunks) or 1, dim)
+
+
+def expand(x: jax.Array, *sizes: int | Sequence[int]) -> jax.Array:
+    """x repeated along axes of length 1, and along more axes before; -1 keeps a length.
+
+    torch counterpart: `torch.Tensor.expand`.
+    """
+    wanted = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    before = (1,) * (len(wanted) - x.ndim)
+    full = [own if size == -1 else size for size, own in zip(wanted, before + x.shape, strict=True)]
+    return jnp.broadcast_to(x, full)
+
+
+def squeeze(x: jax.Array, dim: int | Sequence[int] | None = None) -> jax.Array:
+    """Without these axes of length 1, or all; longer ones stay. torch counterpart: `torch.squeeze`."""
+    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    return jnp.squeeze(x, tuple(axis for axis in axes if x.shape[axis] == 1))

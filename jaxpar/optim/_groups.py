@@ -1,0 +1,185 @@
+"""torch's `optimizer.param_groups`: the hyperparameters of each group, to be read and set between steps."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, MutableMapping
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from flax import nnx
+
+from .. import _exact
+from ..errors import HyperparameterError
+from ._paths import KeyPath
+
+Place: TypeAlias = "tuple[KeyPath, nnx.Variable]"
+
+NOTES = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
+"""What torch's schedulers write down in a group. It is kept here and changes no step."""
+
+OPTAX = {"learning_rate": "lr", "b1": "beta1"}
+"""optax's words and ours."""
+
+_groups: weakref.WeakKeyDictionary[nnx.Optimizer, list[ParamGroup]] = weakref.WeakKeyDictionary()
+"""Not an attribute of the optimizer: nnx would make it part of every program that takes the optimizer."""
+
+
+class ParamGroup(MutableMapping[str, Any]):
+    """One of `optimizer.param_groups`: a dict of what can be set, `group["lr"] = 0.01`.
+
+    The keys are "lr", "momentum" and "beta1" (torch's `betas[0]`), as far as the optimizer was made with
+    numbers for them, and whatever `optax.inject_hyperparams` keeps. Values are Python floats: a number that
+    was set is given back as it was set, also where the array that holds it is float32. torch's schedulers
+    keep notes here: "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum" and "max_momentum".
+
+    Raises:
+      HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: a value that is no
+        finite number.
+    """
+
+    def __init__(self, optimizer: nnx.Optimizer, places: dict[str, list[KeyPath]]):
+        self._optimizer, self._places = weakref.ref(optimizer), places
+        self._notes: dict[str, Any] = {}
+        self._last: dict[str, float] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._notes:
+            return self._notes[key]
+        x = self._variables(key)[0].get_value()
+        if isinstance(x, jax.core.Tracer):
+            return x
+        self._last[key] = _exact.number_of(x, self._last.get(key))
+        return self._last[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in NOTES:
+            self._notes[key] = value
+            return
+        variables = self._variables(key)
+        if isinstance(value, jax.core.Tracer):
+            for variable in variables:
+                variable.set_value(jax.numpy.asarray(value, variable.get_value().dtype))
+            return
+        self._last[key] = number = _number(key, value)
+        for variable in variables:
+            variable.set_value(_exact.like(variable.get_value(), number))
+
+    def __delitem__(self, key: str) -> None:
+        del self._notes[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places or key in self._notes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._places, *self._notes])
+
+    def __len__(self) -> int:
+        return len(self._places) + len(self._notes)
+
+    def __repr__(self) -> str:
+        return f"ParamGroup({dict(self)})"
+
+    def remind(self, key: str, number: float) -> None:
+        """Says what number it was that the array holds in rounded form: after loading, for instance."""
+        self._last[key] = number
+        x = self._variables(key)[0].get_value()
+        if x.dtype.type(number) == x:
+            _exact.remember(x, number)
+
+    def _variables(self, key: str) -> list[nnx.Variable]:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise RuntimeError("param_groups: the optimizer of this group does not exist any more.")
+        if key not in self._places:
+            can = ", ".join(map(repr, self._places)) or "nothing"
+            if key in NOTES:
+                raise KeyError(key)
+            raise HyperparameterError(
+                f"param_groups: {key!r} is not in this group of the optimizer's state, where {can} can be "
+                "set. Make it with a number for what is to change (a momentum other than 0, no schedule): "
+                "optim.sgd(lr=0.1, momentum=0.9), or optax.inject_hyperparams(optax.adam)(learning_rate=0.1)."
+            )
+        return [_follow(optimizer.opt_state, path) for path in self._places[key]]
+
+
+def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
+    """The groups of an optimizer, the same objects at every call.
+
+    A group is what `optim.param_groups` or `optax.partition` keeps under one label, in the order of the
+    labels; without these there is one.
+    """
+    found = _groups.get(optimizer)
+    if found is None:
+        places: dict[tuple[Any, ...], dict[str, list[KeyPath]]] = {}
+        for path, _ in _leaves(optimizer.opt_state):
+            named = _hyperparameter(path)
+            if named is not None:
+                where, name = named
+                places.setdefault(where, {}).setdefault(name, []).append(path)
+        found = [ParamGroup(optimizer, each) for each in places.values()] or [ParamGroup(optimizer, {})]
+        if not any(isinstance(x.get_value(), jax.core.Tracer) for _, x in _leaves(optimizer.opt_state)):
+            _groups[optimizer] = found
+    return found
+
+
+def check_optimizer(optimizer: Any) -> nnx.Optimizer:
+    if not isinstance(optimizer, nnx.Optimizer):
+        raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+    return optimizer
+
+
+def for_each_group(name: str, optimizer: nnx.Optimizer, value: Any) -> list[Any]:
+    """One value for each group, of one for all or a list."""
+    n = len(param_groups_of(optimizer))
+    if not isinstance(value, (list, tuple)):
+        return [value] * n
+    if len(value) != n:
+        raise ValueError(
+            f"{name} must have the same length as optimizer.param_groups. {name} has {len(value)} values, "
+            f"param_groups has {n}."
+        )
+    return list(value)
+
+
+def _leaves(state: Any) -> list[Place]:
+    leaves: list[Place] = jax.tree_util.tree_leaves_with_path(
+        state, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    return leaves
+
+
+def _hyperparameter(path: KeyPath) -> tuple[tuple[Any, ...], str] | None:
+    """The label of the group and the name, if a leaf is a hyperparameter."""
+    if len(path) < 2 or getattr(path[-2], "name", None) != "hyperparams":
+        return None
+    name = path[-1].key
+    words = [getattr(key, "name", None) for key in path]
+    labels = tuple(
+        path[i].key
+        for i in range(1, len(path))
+        # What `jaxpar.each_device` takes apart is one group.
+        if words[i - 1] == "inner_states" and (i < 2 or words[i - 2] != "each_device")
+    )
+    return labels, OPTAX.get(name, name)
+
+
+def _follow(node: Any, path: KeyPath) -> Any:
+    for key in path:
+        node = (
+            getattr(node, key.name)
+            if hasattr(key, "name")
+            else node[getattr(key, "key", getattr(key, "idx", 0))]
+        )
+    return node
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, (bool, str)) or value is None or np.size(value) != 1:
+        raise TypeError(f"param_groups: {key} must be a number, not {value!r}.")
+    number = float(np.asarray(value).reshape(()))
+    if not math.isfinite(number):
+        raise ValueError(f"param_groups: {key} is {number}, with which every parameter would be lost.")
+    return number

@@ -1,0 +1,85 @@
+"""settable: hyperparameters that in the optimizer's state, to be read and set between steps.
+
+torch's `lr` is an entry of a dict that `optimizer.step()` reads. A compiled step reads arrays, so the number
+is an array of the state, and setting it needs no new program. `optax.inject_hyperparams` does the same from
+outside, for all hyperparameters; but it takes a whole number for an integer, and it comes too late for a
+transformation that somebody else has put into a chain.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeAlias
+
+import jax
+import optax
+
+from .. import _exact
+from .._typing import PyTree
+from ._hyperparameters import is_number
+
+P = ParamSpec("P")
+Tx: TypeAlias = optax.GradientTransformationExtraArgs
+
+
+class HyperparametersState(NamedTuple):
+    """`hyperparams`: float arrays by name ("lr", "momentum", "beta1"). `inner_state`: the optimizer's own."""
+
+    hyperparams: dict[str, jax.Array]
+    inner_state: PyTree
+
+
+def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
+    """For a function that makes an optimizer: numbers given for `names` become arrays of its state.
+
+    Arrays and schedules stay what they are, and so does a momentum of zero, which leaves out the buffer.
+    "beta1" is the first of `betas`.
+    """
+
+    def decorate(make: Callable[P, Tx]) -> Callable[P, Tx]:
+        signature = inspect.signature(make)
+
+        @functools.wraps(make)
+        def build(*args: P.args, **kwargs: P.kwargs) -> Tx:
+            tx = make(*args, **kwargs)  # checks all of them
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = {name: _get(bound.arguments, name) for name in names}
+            kept = {
+                name: float(value)
+                for name, value in given.items()
+                if is_number(value) and (name == "lr" or value != 0)
+            }
+            again: Callable[..., Tx] = make
+            return _keep(kept, tx, lambda new: again(**_put(bound.arguments, new))) if kept else tx
+
+        return build
+
+    return decorate
+
+
+def _keep(
+    kept: dict[str, float],
+    tx: Tx,
+    make: Callable[[dict[str, jax.Array]], Tx],
+) -> Tx:
+    def init(params):
+        return HyperparametersState({name: _exact.scalar(x) for name, x in kept.items()}, tx.init(params))
+
+    def update(updates, state, params=None, **extra):
+        updates, inner = make(state.hyperparams).update(updates, state.inner_state, params, **extra)
+        return updates, HyperparametersState(state.hyperparams, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _get(arguments: dict[str, Any], name: str) -> Any:
+    return arguments["betas"][0] if name == "beta1" else arguments[name]
+
+
+def _put(arguments: dict[str, Any], new: dict[str, jax.Array]) -> dict[str, Any]:
+    if "beta1" in new:
+        arguments = {**arguments, "betas": (new["beta1"], arguments["betas"][1])}
+    return {**arguments, **{name: value for name, value in new.items() if name != "beta1"}}

@@ -1,0 +1,61 @@
+"""What torch's schedulers refuse, in torch's words."""
+
+from __future__ import annotations
+
+
+def check_constant(factor: float) -> None:
+    if factor > 1 or factor < 0:
+        raise ValueError("Constant multiplicative factor expected to be between 0 and 1.")
+
+
+def check_linear(start_factor: float, end_factor: float) -> None:
+    if start_factor > 1 or start_factor <= 0:
+        raise ValueError(
+            "Starting multiplicative factor expected to be greater than 0 and less or equal to 1."
+        )
+    if end_factor > 1 or end_factor < 0:
+        raise ValueError("Ending multiplicative factor expected to be between 0 and 1.")
+
+
+def check_restarts(T_0: int, T_mult: int, eta_min: float) -> None:
+    if T_0 <= 0 or not isinstance(T_0, int):
+        raise ValueError(f"Expected positive integer T_0, but got {T_0}")
+    if T_mult < 1 or not isinstance(T_mult, int):
+        raise ValueError(f"Expected integer T_mult >= 1, but got {T_mult}")
+    if not isinstance(eta_min, (float, int)):
+        raise ValueError(f"Expected float or int eta_min, but got {eta_min} of type {type(eta_min)}")
+
+
+def check_cycle(mode: str, scale_fn: object) -> None:
+    if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+        raise ValueError("mode is invalid and scale_fn is None")
+
+
+def check_one_cycle(pct_start: float, anneal_strategy: str) -> None:
+    if pct_start < 0 or pct_start > 1 or not isinstance(pct_start, float):
+        raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
+    if anneal_strategy not in ("cos", "linear"):
+        raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+
+
+def check_plateau(factor: float, mode: str, threshold_mode: str) -> None:
+    if factor >= 1.0:
+        raise ValueError("Factor should be < 1.0.")
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode {mode} is unknown!")
+    if threshold_mode not in ("rel", "abs"):
+        raise ValueError(f"threshold mode {threshold_mode} is unknown!")
+
+
+def total_of(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
+    if total_steps is not None:
+        return _positive("total_steps", total_steps)
+    if epochs is None or steps_per_epoch is None:
+        raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
+    return _positive("epochs", epochs) * _positive("steps_per_epoch", steps_per_epoch)
+
+
+def _positive(what: str, n: int) -> int:
+    if n <= 0 or not isinstance(n, int):
+        raise ValueError(f"Expected positive integer {what}, but got {n}")
+    return n

@@ -1,0 +1,129 @@
+"""Schedulers of schedulers: one after the other, or all at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+
+from .plateau import ReduceLROnPlateau
+from .scheduler import LRScheduler
+
+
+class _Combined(LRScheduler):
+    _schedulers: Sequence[LRScheduler]
+
+    def _check(self, schedulers: Sequence[LRScheduler], optimizer: nnx.Optimizer) -> None:
+        me = type(self).__name__
+        for i, scheduler in enumerate(schedulers):
+            if not hasattr(scheduler, "optimizer"):
+                raise TypeError(f"{me} at index {i} should have `optimizer` as its attribute.")
+            if isinstance(scheduler, ReduceLROnPlateau):
+                raise ValueError(
+                    f"{me} does not support `ReduceLROnPlateau` scheduler as it requires additional kwargs "
+                    f"to be specified when calling `step`, but got one at index {i} in the given "
+                    "schedulers sequence."
+                )
+            if scheduler.optimizer is not optimizer:
+                raise ValueError(
+                    f"{me} expects all schedulers to belong to the same optimizer, but got scheduler "
+                    f"{type(scheduler).__name__} at index {i}, which has another one."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every scheduler, with those of its schedulers."""
+        return {**super().state_dict(), "_schedulers": [each.state_dict() for each in self._schedulers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        saved = state_dict["_schedulers"]
+        if len(saved) != len(self._schedulers):
+            raise ValueError(
+                f"{type(self).__name__}: the state has {len(saved)} schedulers, and this one "
+                f"{len(self._schedulers)}."
+            )
+        for scheduler, state in zip(self._schedulers, saved, strict=True):
+            scheduler.load_state_dict(state)
+        super().load_state_dict({key: x for key, x in state_dict.items() if key != "_schedulers"})
+
+
+class SequentialLR(_Combined):
+    """One scheduler after the other; the next begins at each milestone.
+
+    Raises: ValueError, TypeError: in torch's words, for schedulers and milestones that torch refuses.
+
+    torch counterpart: `torch.optim.lr_scheduler.SequentialLR`. As a function of the step: `sequential_lr`.
+    """
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        schedulers: list[LRScheduler],
+        milestones: list[int],
+        last_epoch: int = -1,
+    ):
+        if len(schedulers) < 1:
+            raise ValueError("SequentialLR expects at least one scheduler, but got no scheduler.")
+        self._check(schedulers, optimizer)
+        if len(milestones) != len(schedulers) - 1:
+            raise ValueError(
+                "Sequential Schedulers expects number of schedulers provided to be one more than the number "
+                f"of milestone points, but got number of schedulers {len(schedulers)} and the number of "
+                f"milestones to be equal to {len(milestones)}"
+            )
+        self._schedulers, self._milestones = schedulers, milestones
+        self.last_epoch = last_epoch + 1
+        self.optimizer = optimizer
+        # Each scheduler has made its first step when it was made. All are taken back, and the first does it
+        # again from the first rate.
+        for group in self._groups:
+            group["lr"] = group["initial_lr"]
+        _undo(self)
+        first = schedulers[bisect_right(milestones, 0)]
+        first._initial_step()
+        self._last_lr = first.get_last_lr()
+
+    def step(self) -> None:  # type: ignore[override]
+        """Writes the next rate."""
+        self.last_epoch += 1
+        i = bisect_right(self._milestones, self.last_epoch)
+        scheduler = self._schedulers[i]
+        if i > 0 and self._milestones[i - 1] == self.last_epoch:
+            scheduler._update_lr(0)
+        else:
+            scheduler.step()
+        self._last_lr = scheduler.get_last_lr()
+
+
+class ChainedScheduler(_Combined):
+    """All schedulers at every step, each on the rate that the others have left.
+
+    Raises: ValueError, TypeError: in torch's words, for schedulers that torch refuses.
+
+    torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`. As a function of the step:
+    `chained_scheduler`.
+    """
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: nnx.Optimizer | None = None):
+        if len(schedulers) < 1:
+            raise ValueError(
+                "ChainedScheduler expects at least one scheduler to be chained, but got no scheduler."
+            )
+        optimizer = getattr(schedulers[0], "optimizer", None) if optimizer is None else optimizer
+        self._check(schedulers, optimizer)
+        self._schedulers, self.optimizer = schedulers, optimizer
+        self._last_lr = self._rates()
+
+    def step(self) -> None:  # type: ignore[override]
+        """Writes the next rate."""
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self._last_lr = self._rates()
+
+
+def _undo(scheduler: Any) -> None:
+    for each in getattr(scheduler, "_schedulers", ()):
+        _undo(each)
+    if not hasattr(scheduler, "_schedulers"):
+        scheduler.last_epoch -= 1

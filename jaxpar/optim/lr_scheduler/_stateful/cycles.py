@@ -1,0 +1,200 @@
+"""Rates that rise and fall, once or cycle after cycle, and momenta that do the opposite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from flax import nnx
+
+from ..._groups import check_optimizer, for_each_group
+from .._checks import check_cycle, check_one_cycle, total_of
+from . import momentum
+from .scheduler import LRScheduler, attributes
+
+PerGroup = float | Sequence[float]
+
+
+class CyclicLR(LRScheduler):
+    """Between `base_lr` and `max_lr`, up in `step_size_up` steps and down in `step_size_down`.
+
+    Args:
+      base_lr, max_lr, base_momentum, max_momentum: one for all groups, or a list.
+      mode: full height in every cycle, half of it each time, or gamma**t of it.
+      scale_fn: the height instead, of the cycle (from 1) or, if `scale_mode` is "iterations", of the step.
+      cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
+
+    Raises: ValueError: an unknown mode; an optimizer without a momentum that could cycle.
+
+    torch counterpart: `torch.optim.lr_scheduler.CyclicLR`. As a function of the step: `cyclic_lr`.
+    """
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        base_lr: PerGroup,
+        max_lr: PerGroup,
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None,
+        scale_mode: Literal["cycle", "iterations"] = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: PerGroup = 0.8,
+        max_momentum: PerGroup = 0.9,
+        last_epoch: int = -1,
+    ):
+        self.optimizer = check_optimizer(optimizer)
+        check_cycle(mode, scale_fn)
+        lows = for_each_group("base_lr", optimizer, base_lr)
+        self.max_lrs = for_each_group("max_lr", optimizer, max_lr)
+        up = float(step_size_up)
+        self.total_size = up + (up if step_size_down is None else float(step_size_down))
+        self.step_ratio = up / self.total_size
+        self.mode, self.gamma = mode, gamma
+        self._scale_fn_custom = scale_fn
+        self.scale_mode = scale_mode if scale_fn else "iterations" if mode == "exp_range" else "cycle"
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            self.use_beta1 = momentum.uses_beta1(optimizer)
+        if last_epoch == -1:
+            for group, lr in zip(self._groups, lows, strict=True):
+                group["lr"] = lr
+            if cycle_momentum:
+                self.base_momentums, self.max_momentums = momentum.start(
+                    optimizer, base_momentum, max_momentum
+                )
+        elif cycle_momentum:
+            self.base_momentums = for_each_group("base_momentum", optimizer, base_momentum)
+            self.max_momentums = for_each_group("max_momentum", optimizer, max_momentum)
+        super().__init__(optimizer, last_epoch)
+        self.base_lrs = lows
+
+    def scale_fn(self, x: float) -> float:
+        """The height of a cycle, or of a step."""
+        if self._scale_fn_custom is not None:
+            return self._scale_fn_custom(x)
+        if self.mode == "triangular":
+            return 1.0
+        return 1 / 2.0 ** (x - 1) if self.mode == "triangular2" else self.gamma**x
+
+    def get_lr(self) -> list[float]:
+        t = self.last_epoch
+        cycle = math.floor(1 + t / self.total_size)
+        x = 1.0 + t / self.total_size - cycle
+        rising = x <= self.step_ratio
+        part = x / self.step_ratio if rising else (x - 1) / (self.step_ratio - 1)
+        scale = self.scale_fn(cycle if self.scale_mode == "cycle" else t)
+        if self.cycle_momentum:
+            pairs = zip(self._groups, self.base_momentums, self.max_momentums, strict=True)
+            for group, low, high in pairs:
+                momentum.write(group, self.use_beta1, high - (high - low) * part * scale)
+        return [
+            low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every scheduler; of `scale_fn` the attributes if it is an object, as in torch."""
+        custom = self._scale_fn_custom
+        return {
+            **super().state_dict(),
+            "_scale_fn_custom": None if custom is None else attributes(custom),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        custom, saved = self._scale_fn_custom, state_dict["_scale_fn_custom"]
+        super().load_state_dict({**state_dict, "_scale_fn_custom": custom})
+        if saved is not None:
+            custom.__dict__.update(saved)
+
+
+class OneCycleLR(LRScheduler):
+    """From max_lr / div_factor to max_lr, down to max_lr / div_factor / final_div_factor; stepped by batch.
+
+    Args:
+      max_lr, base_momentum, max_momentum: one for all groups, or a list.
+      total_steps: the length, or `epochs` times `steps_per_epoch`.
+      pct_start: the fraction of it in which the rate rises.
+      anneal_strategy: along a cosine or a straight line.
+      cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
+      three_phase: fall to the initial rate as fast as it rose, and only then to the last.
+
+    Raises: ValueError: in torch's words, for values that torch refuses; a step after the last.
+
+    torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. As a function of the step: `one_cycle_lr`.
+    """
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        max_lr: PerGroup,
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: PerGroup = 0.85,
+        max_momentum: PerGroup = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ):
+        self.optimizer = check_optimizer(optimizer)
+        self.total_steps = total_of(total_steps, epochs, steps_per_epoch)
+        check_one_cycle(pct_start, anneal_strategy)
+        self._schedule_phases = _phases(self.total_steps, pct_start, three_phase)
+        self._anneal_func_type = anneal_strategy
+        self.cycle_momentum = cycle_momentum
+        highs = for_each_group("max_lr", optimizer, max_lr)
+        if cycle_momentum:
+            self.use_beta1 = momentum.uses_beta1(optimizer)
+        if last_epoch == -1:
+            for group, high in zip(self._groups, highs, strict=True):
+                group["initial_lr"] = high / div_factor
+                group["max_lr"] = high
+                group["min_lr"] = group["initial_lr"] / final_div_factor
+            if cycle_momentum:
+                momentum.start(optimizer, base_momentum, max_momentum)
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        t = self.last_epoch
+        if t > self.total_steps:
+            raise ValueError(
+                f"Tried to step {t} times. The specified number of total steps is {self.total_steps}"
+            )
+        before = [0.0, *(phase["end_step"] for phase in self._schedule_phases)]
+        i = next((i for i, end in enumerate(before[1:-1]) if t <= end), len(before) - 2)
+        phase = self._schedule_phases[i]
+        part = (t - before[i]) / (phase["end_step"] - before[i])
+        if self.cycle_momentum:
+            for group in self._groups:
+                ends = group[phase["start_momentum"]], group[phase["end_momentum"]]
+                momentum.write(group, self.use_beta1, self._anneal(*ends, part))
+        return [
+            self._anneal(group[phase["start_lr"]], group[phase["end_lr"]], part) for group in self._groups
+        ]
+
+    def _anneal(self, start: float, end: float, part: float) -> float:
+        if self._anneal_func_type == "cos":
+            return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
+        return (end - start) * part + start
+
+
+def _phases(total: int, pct_start: float, three_phase: bool) -> list[dict[str, Any]]:
+    """Where each phase ends, and between which of a group's numbers it goes."""
+    first = float(pct_start * total) - 1
+    up = _phase(first, "initial_lr", "max_lr", "max_momentum", "base_momentum")
+    if not three_phase:
+        return [up, _phase(total - 1, "max_lr", "min_lr", "base_momentum", "max_momentum")]
+    down = _phase(float(2 * pct_start * total) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
+    return [up, down, _phase(total - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum")]
+
+
+def _phase(end_step: float, *words: str) -> dict[str, Any]:
+    keys = ("start_lr", "end_lr", "start_momentum", "end_momentum")
+    return {"end_step": end_step, **dict(zip(keys, words, strict=True))}

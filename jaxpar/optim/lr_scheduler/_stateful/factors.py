@@ -1,0 +1,227 @@
+"""Schedulers that multiply the rate that they find by a factor."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flax import nnx
+
+from ..._groups import check_optimizer, param_groups_of
+from .._checks import check_constant, check_linear
+from .scheduler import LRScheduler, attributes
+
+Factor = Callable[[int], float]
+
+
+class _ByFactor(LRScheduler):
+    """`_scale()` is what the rates are multiplied by at `last_epoch`; None leaves them."""
+
+    def _scale(self) -> float | None:
+        raise NotImplementedError
+
+    def get_lr(self) -> list[float]:
+        scale = self._scale()
+        return [lr if scale is None else lr * scale for lr in self._rates()]
+
+
+class StepLR(_ByFactor):
+    """Times `gamma` every `step_size` steps.
+
+    torch counterpart: `torch.optim.lr_scheduler.StepLR`. As a function of the step: `step_lr`.
+    """
+
+    def __init__(self, optimizer: nnx.Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
+        if step_size <= 0:
+            raise ValueError(f"StepLR: step_size must be positive, but is {step_size}.")
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _scale(self) -> float | None:
+        return self.gamma if self.last_epoch and self.last_epoch % self.step_size == 0 else None
+
+    def _get_closed_form_lr(self) -> list[float]:
+        return [lr * self.gamma ** (self.last_epoch // self.step_size) for lr in self.base_lrs]
+
+
+class MultiStepLR(_ByFactor):
+    """Times `gamma` at each milestone, twice at one that is given twice.
+
+    torch counterpart: `torch.optim.lr_scheduler.MultiStepLR`. As a function of the step: `multi_step_lr`.
+    """
+
+    def __init__(
+        self, optimizer: nnx.Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+    ):
+        self.milestones, self.gamma = Counter(milestones), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _scale(self) -> float | None:
+        here = self.milestones.get(self.last_epoch, 0)
+        return self.gamma**here if here else None
+
+    def _get_closed_form_lr(self) -> list[float]:
+        reached = bisect_right(sorted(Counter(self.milestones).elements()), self.last_epoch)
+        return [lr * self.gamma**reached for lr in self.base_lrs]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        # A file's keys may be text.
+        self.milestones = Counter({int(epoch): n for epoch, n in self.milestones.items()})
+
+
+class ConstantLR(LRScheduler):
+    """Times `factor` at once, and back after `total_iters` steps.
+
+    Raises: ValueError: a factor above 1 or below 0.
+
+    torch counterpart: `torch.optim.lr_scheduler.ConstantLR`. As a function of the step: `constant_lr`.
+    """
+
+    def __init__(
+        self, optimizer: nnx.Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
+    ):
+        check_constant(factor)
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch == 0:
+            return [lr * self.factor for lr in self._rates()]
+        if self.last_epoch != self.total_iters:
+            return self._rates()
+        if not self.factor:  # no division brings the rate back, and torch stops here
+            return list(self.base_lrs)
+        return [lr * (1.0 / self.factor) for lr in self._rates()]
+
+    def _get_closed_form_lr(self) -> list[float]:
+        over = self.last_epoch >= self.total_iters
+        return [lr * (self.factor + over * (1 - self.factor)) for lr in self.base_lrs]
+
+
+class LinearLR(_ByFactor):
+    """From `start_factor` to `end_factor` in a straight line of `total_iters` steps.
+
+    Raises: ValueError: factors outside of (0, 1] and [0, 1].
+
+    torch counterpart: `torch.optim.lr_scheduler.LinearLR`. As a function of the step: `linear_lr`.
+    """
+
+    def __init__(
+        self,
+        optimizer: nnx.Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ):
+        check_linear(start_factor, end_factor)
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def _scale(self) -> float | None:
+        if self.last_epoch == 0:
+            return self.start_factor
+        if self._is_initial or self.last_epoch > self.total_iters:
+            return None
+        rise = self.end_factor - self.start_factor
+        return 1.0 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise)
+
+    def _get_closed_form_lr(self) -> list[float]:
+        rise = self.end_factor - self.start_factor
+        done = min(self.total_iters, self.last_epoch)
+        return [lr * (self.start_factor + rise * done / self.total_iters) for lr in self.base_lrs]
+
+
+class ExponentialLR(_ByFactor):
+    """Times `gamma` at every step.
+
+    torch counterpart: `torch.optim.lr_scheduler.ExponentialLR`. As a function of the step: `exponential_lr`.
+    """
+
+    def __init__(self, optimizer: nnx.Optimizer, gamma: float, last_epoch: int = -1):
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def _scale(self) -> float | None:
+        return None if self._is_initial else self.gamma
+
+    def _get_closed_form_lr(self) -> list[float]:
+        return [lr * self.gamma**self.last_epoch for lr in self.base_lrs]
+
+
+class PolynomialLR(_ByFactor):
+    """lr * (1 - t / total_iters)**power, and zero from `total_iters` on.
+
+    torch counterpart: `torch.optim.lr_scheduler.PolynomialLR`. As a function of the step: `polynomial_lr`.
+    """
+
+    def __init__(
+        self, optimizer: nnx.Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
+    ):
+        self.total_iters, self.power = total_iters, power
+        super().__init__(optimizer, last_epoch)
+
+    def _scale(self) -> float | None:
+        if self._is_initial or self.last_epoch > self.total_iters:
+            return None
+        left, before = (1.0 - t / self.total_iters for t in (self.last_epoch, self.last_epoch - 1))
+        return float((left / before) ** self.power)
+
+    def _get_closed_form_lr(self) -> list[float]:
+        left = 1.0 - min(self.total_iters, self.last_epoch) / self.total_iters
+        return [lr * left**self.power for lr in self.base_lrs]
+
+
+class _ByFunction(LRScheduler):
+    """By a function of the user's, or a list with one for each group."""
+
+    def __init__(self, optimizer: nnx.Optimizer, lr_lambda: Factor | list[Factor], last_epoch: int = -1):
+        n = len(param_groups_of(check_optimizer(optimizer)))
+        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * n
+        if len(self.lr_lambdas) != n:
+            raise ValueError(f"Expected {n} lr_lambdas, but got {len(self.lr_lambdas)}")
+        for each in self.lr_lambdas:
+            if not callable(each):
+                raise TypeError(f"lr_lambda should be a function, but got {type(each).__name__}")
+        super().__init__(optimizer, last_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every scheduler; of the functions the attributes of those that are objects, as in torch."""
+        return {**super().state_dict(), "lr_lambdas": [attributes(each) for each in self.lr_lambdas]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        rest = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
+        super().load_state_dict(rest)
+        for function, saved in zip(self.lr_lambdas, state_dict["lr_lambdas"], strict=True):
+            if saved is not None:
+                function.__dict__.update(saved)
+
+
+class LambdaLR(_ByFunction):
+    """The first rate times `lr_lambda(t)`, a function of a Python int.
+
+    torch counterpart: `torch.optim.lr_scheduler.LambdaLR`. As a function of the step: `lambda_lr`.
+    """
+
+    def get_lr(self) -> list[float]:
+        return [
+            lr * function(self.last_epoch)
+            for function, lr in zip(self.lr_lambdas, self.base_lrs, strict=True)
+        ]
+
+
+class MultiplicativeLR(_ByFunction):
+    """The rate before times `lr_lambda(t)`.
+
+    torch counterpart: `torch.optim.lr_scheduler.MultiplicativeLR`. As a function of the step:
+    `multiplicative_lr`.
+    """
+
+    def get_lr(self) -> list[float]:
+        rates = self._rates()
+        if self._is_initial:
+            return rates
+        return [lr * function(self.last_epoch) for function, lr in zip(self.lr_lambdas, rates, strict=True)]

@@ -1,0 +1,120 @@
+"""LRScheduler: what all schedulers share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import nnx
+
+from ..._groups import ParamGroup, check_optimizer, param_groups_of
+
+EPOCH_IS_DEPRECATED = (
+    "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible. "
+    "Please use `scheduler.step()`: with an epoch the scheduler takes its closed form where it has one."
+)
+
+
+class LRScheduler:
+    """Writes the rate of the next epoch, or the next batch, into an optimizer whenever `step()` is called.
+
+    Args:
+      optimizer: a `jaxpar.optim.Optimizer`, or an `nnx.Optimizer`, whose rate is in its state: made by
+        `jaxpar.optim` with a number, or by `optax.inject_hyperparams`.
+      last_epoch: -1 begins anew; otherwise the groups' "initial_lr" must be there, as in torch.
+
+    Attributes:
+      optimizer: what it writes into. base_lrs: the groups' first rates. last_epoch: how often it was stepped.
+
+    A subclass has `get_lr()`, which returns the next rate of each group. A step waits for no device: the
+    rates are Python floats of this process, and what is written is one number. Of several processes each
+    steps its own, all alike.
+
+    Raises:
+      HyperparameterError: the optimizer's state holds no rate. TypeError: it is no optimizer. KeyError: no
+        "initial_lr" where `last_epoch` is given.
+
+    torch counterpart: `torch.optim.lr_scheduler.LRScheduler`.
+    """
+
+    _is_initial = False
+
+    def __init__(self, optimizer: nnx.Optimizer, last_epoch: int = -1):
+        self.optimizer = check_optimizer(optimizer)
+        for i, group in enumerate(self._groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", group["lr"])
+            elif "initial_lr" not in group:
+                raise KeyError(
+                    f"param 'initial_lr' is not specified in param_groups[{i}] when resuming scheduler with "
+                    f"last_epoch >= 0: set optimizer.param_groups[{i}]['initial_lr'], or use load_state_dict."
+                )
+        self.base_lrs: list[float] = [group["initial_lr"] for group in self._groups]
+        self.last_epoch = last_epoch
+        self._initial_step()
+
+    def step(self, epoch: int | None = None) -> None:
+        """Writes the next rate. Call it after the optimizer has moved.
+
+        `epoch`, deprecated in torch, goes to that epoch, by the closed form where there is one.
+        """
+        if self._step_count == 1 and int(self.optimizer.step[...]) == 0:
+            warnings.warn(
+                "Detected call of `lr_scheduler.step()` before `optimizer.step()`: the first value of the "
+                "learning rate schedule is skipped. Train first, then step the scheduler.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._step_count += 1
+        if epoch is not None:
+            warnings.warn(EPOCH_IS_DEPRECATED, UserWarning, stacklevel=2)
+        self._update_lr(epoch)
+
+    def get_lr(self) -> list[float]:
+        """The rate of each group at `last_epoch`, from the rates that there are; what a subclass defines."""
+        raise NotImplementedError
+
+    def get_last_lr(self) -> list[float]:
+        """The rates that were written last, one for each group."""
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer, under torch's names: numbers, lists and dicts."""
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict`, ours or torch's. The rate itself is in the optimizer's state."""
+        self.__dict__.update(state_dict)
+        for group, lr in zip(self._groups, self._last_lr, strict=True):
+            group.remind("lr", float(lr))
+
+    @property
+    def _groups(self) -> list[ParamGroup]:
+        return param_groups_of(self.optimizer)
+
+    def _initial_step(self) -> None:
+        self._step_count = 0
+        self._is_initial = True
+        try:
+            self.step()
+        finally:
+            self._is_initial = False
+
+    def _update_lr(self, epoch: int | None = None) -> None:
+        closed_form: Callable[[], list[float]] | None = getattr(self, "_get_closed_form_lr", None)
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self._write(self.get_lr() if epoch is None or closed_form is None else closed_form())
+
+    def _write(self, rates: Sequence[float]) -> None:
+        for group, lr in zip(self._groups, rates, strict=True):
+            group["lr"] = lr
+        self._last_lr = self._rates()
+
+    def _rates(self) -> list[float]:
+        return [group["lr"] for group in self._groups]
+
+
+def attributes(function: Any) -> dict[str, Any] | None:
+    """What torch saves of a user's function: an object's attributes; of a plain function nothing."""
+    return None if type(function) is type(attributes) else dict(function.__dict__)

@@ -1,0 +1,8 @@
+"""port: a torch module becomes Flax source code.
+
+    torch module ─► watching: what ran ─► writing: its classes, translated ─► the file ─► proof: compare
+
+`source` is the text and its tree, `scope` what names mean, `translation` and `statements` exchange words by
+the tables in `rules`, `building` says how the module was made. The proof imports the written file and trusts
+none of them.
+"""

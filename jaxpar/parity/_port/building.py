@@ -1,0 +1,143 @@
+"""Building: with what arguments the module was made, as an expression of the ported file."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import rules
+from .scope import defined_by_user, is_layer, own_layer, word_of
+from .watching import is_users
+
+Calls = dict[int, tuple[Any, inspect.ArgInfo]]
+"""For each object that a constructor of the user made: the object, and the constructor's arguments."""
+
+
+class Inexpressible(Exception):
+    """An argument that cannot be written down."""
+
+
+def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
+    """The result of a call, and the constructors of the user that it ran, the outermost of each object."""
+    calls: Calls = {}
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event != "call" or frame.f_code.co_name != "__init__" or not is_users(frame.f_code.co_filename):
+            return
+        info = inspect.getargvalues(frame)
+        made = info.locals.get(info.args[0]) if info.args else None
+        if made is not None and id(made) not in calls:
+            calls[id(made)] = made, info._replace(locals=copy.copy(info.locals))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        result = run()
+    finally:
+        sys.setprofile(before)
+    return result, calls
+
+
+def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
+    """A constructor for a module that is there already: its arguments are the attributes of their names.
+
+    Raises:
+      Inexpressible: an argument is no attribute, or what is made has other tensors.
+    """
+    kind = type(module)
+    given = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if hasattr(module, name):
+            given[name] = getattr(module, name)
+        elif parameter.default is parameter.empty:
+            said = f"{kind.__name__} has no attribute {name}, so its arguments are unknown"
+            raise Inexpressible(f"{said}; give a function that makes it")
+    make = functools.partial(kind, **given)
+    shapes = [{name: x.shape for name, x in each.state_dict().items()} for each in (module, make())]
+    if shapes[0] != shapes[1]:
+        raise Inexpressible(f"{kind.__name__} with the arguments {list(given)} has other tensors")
+    return make
+
+
+class Expressions:
+    """Values as Python writes them.
+
+    Attributes:
+      roots: classes and functions of the user that occur in them.
+    """
+
+    def __init__(self, calls: Calls):
+        self.calls, self.roots = calls, []
+        self.imports: dict[str, str] = {}
+
+    def construction(self, made: Any, rngs: bool = False) -> str:
+        """The call of a constructor that made an object."""
+        if id(made) not in self.calls:
+            if isinstance(made, nn.Module) and defined_by_user(type(made)):
+                return f"{self.text(type(made))}()"
+            raise Inexpressible(f"{type(made).__name__} cannot be written down")
+        _, info = self.calls[id(made)]
+        names = info.args[1:]
+        said = [self._argument(type(made), name, info.locals[name], i) for i, name in enumerate(names)]
+        said = [each for each in said if each]
+        said += [self.text(each) for each in info.locals.get(info.varargs, ())] if info.varargs else []
+        more = info.locals.get(info.keywords, {}) if info.keywords else {}
+        said += [f"{name}={self.text(value)}" for name, value in more.items()]
+        return f"{self.text(type(made))}({', '.join([*said, *(['rngs=rngs'] if rngs else [])])})"
+
+    def _argument(self, kind: type, name: str, value: Any, place: int) -> str:
+        """Without arguments that have their default; by name."""
+        default = inspect.signature(kind).parameters[name].default
+        try:
+            if default is value or (default is not inspect.Parameter.empty and bool(default == value)):
+                return ""
+        except Exception:
+            pass
+        return f"{name}={self.text(value)}"
+
+    def text(self, value: Any) -> str:
+        if value is None or isinstance(value, bool | int | float | str | bytes):
+            return repr(value)
+        if isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
+            inside = ", ".join(map(self.text, value))
+            return {list: f"[{inside}]", set: f"{{{inside}}}"}.get(
+                type(value), f"({inside},)" if len(value) == 1 else f"({inside})"
+            )
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, functools.partial):
+            self.imports["partial"] = "from functools import partial"
+            said = [self.text(value.func), *map(self.text, value.args)]
+            return (
+                f"partial({', '.join([*said, *(f'{k}={self.text(v)}' for k, v in value.keywords.items())])})"
+            )
+        return self._object(value)
+
+    def _object(self, value: Any) -> str:
+        if defined_by_user(value):
+            self.roots.append(value)
+            return value.__name__
+        if is_layer(value) and own_layer(value):
+            return f"nn.{value.__name__}"
+        if word_of(value) in rules.NAMES:
+            return rules.NAMES[word_of(value)]  # type: ignore[index]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type) and defined_by_user(type(value)):
+            fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.init]
+            return f"{self.text(type(value))}({', '.join(f'{name}={self.text(x)}' for name, x in fields)})"
+        if isinstance(value, torch.Tensor):
+            raise Inexpressible("a tensor among the constructor's arguments cannot be written down")
+        return self.construction(value)
+
+
+def named(make: Any) -> bool:
+    """Whether `make` is a function of the user that can be ported itself."""
+    return isinstance(make, FunctionType) and defined_by_user(make) and make.__name__ != "<lambda>"

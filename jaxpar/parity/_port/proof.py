@@ -1,0 +1,124 @@
+"""The proof: the written file, imported afresh, against the torch module. It trusts no translation."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import optax
+import torch
+from flax import nnx
+
+from .._compare import compare
+from .._comparison import Comparison
+
+STEPS, RATE = 5, 0.01
+_numbers = itertools.count()
+
+
+def imported(path: Path) -> ModuleType:
+    """A Python file as a module that nobody else has."""
+    name = f"_jaxpar_port_{next(_numbers)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def prove(
+    make: Callable[[], torch.nn.Module],
+    build: Callable[[], nnx.Module],
+    inputs: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> list[Comparison]:
+    """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
+    sgd = (lambda parameters: torch.optim.SGD(parameters, RATE), optax.sgd(RATE))
+    found = []
+    trained = any(each.requires_grad for each in made(make).parameters())
+    steps = {"steps": STEPS, "optimizer": sgd} if trained else {}
+    for training, given, more in (
+        (True, inputs, steps),
+        (False, inputs, {}),
+        *((False, other, {}) for other in others(make, inputs, kwargs)),
+    ):
+        if not found or found[-1].same:
+            arrays = tuple(map(array, given))
+            kw = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
+            found.append(compare(made(make), build(), arrays, training=training, **more, **kw))
+    return found
+
+
+def made(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """The torch module with weights as after some training: a scale of 1 would hide that it is not used.
+
+    Whoever else draws from torch's generator gets the same numbers as without this.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        module = make()
+        for tensor in module.parameters():
+            if tensor.is_floating_point():
+                tensor += 0.02 * torch.randn_like(tensor)
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_mean"):
+                buffer += 0.1 * torch.randn_like(buffer)
+            if name.endswith("running_var"):
+                buffer *= 1 + 0.5 * torch.rand_like(buffer)
+    return module
+
+
+def array(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.detach().double().numpy() if x.is_floating_point() else x.numpy()
+
+
+def others(
+    make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    """The same inputs with one row more, and with other images or sequences where torch takes them."""
+    module = made(make).eval()
+    tried = [tuple(longer(x, 0) for x in inputs), tuple(_larger(x) for x in inputs)]
+    found = []
+    for given in tried:
+        apart = any(
+            isinstance(x, torch.Tensor) and x.shape != y.shape for x, y in zip(given, inputs, strict=True)
+        )
+        try:
+            with torch.no_grad():
+                module(*given, **kwargs)
+        except Exception:  # torch itself does not take this shape
+            continue
+        if apart:
+            found.append(given)
+    return found
+
+
+def longer(x: Any, axis: int, by: int = 1) -> Any:
+    """With its first entries once more at the end of an axis."""
+    if not isinstance(x, torch.Tensor) or x.ndim <= axis:
+        return x
+    return torch.cat([x, x.narrow(axis, 0, min(by, x.shape[axis]))], axis)
+
+
+def _larger(x: Any) -> Any:
+    if isinstance(x, torch.Tensor) and x.ndim == 4:
+        return longer(longer(x, 2, 8), 3, 8)
+    return x
+
+
+def largest(comparisons: Sequence[Comparison]) -> float:
+    """The largest relative difference of all that was compared and is no noise."""
+    from ..measuring import Outcome
+
+    rows = [row for each in comparisons for row in each.rows if row.outcome is not Outcome.NOISE]
+    return max((float(np.nan_to_num(row.difference.relative, nan=np.inf)) for row in rows), default=0.0)

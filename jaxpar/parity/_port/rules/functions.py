@@ -1,0 +1,118 @@
+"""Functions of torch and of torch.nn.functional. What `torch.f(x)` shares with `x.f()` is in `methods`."""
+
+from .methods import METHODS
+from .rule import Rule, table
+
+FUNCTIONS = table("""
+    torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
+    torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
+    torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
+    torch.where(condition, input, other) -> jnp.where({condition}, {input}, {other})
+    torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands})
+    torch.outer(input, vec2) -> jnp.outer({input}, {vec2})
+    torch.baddbmm(input, batch1, batch2) -> {input:a} + {batch1:a} @ {batch2:a}
+    torch.addmm(input, mat1, mat2) -> {input:a} + {mat1:a} @ {mat2:a}
+    torch.max(input, other) -> jnp.maximum({input}, {other})
+    torch.min(input, other) -> jnp.minimum({input}, {other})
+    torch.atan2(input, other) -> jnp.arctan2({input}, {other})
+    torch.zeros(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
+    torch.ones(*size, dtype=, device?, requires_grad?) -> jnp.ones({size:t}<, {dtype}>)
+    torch.empty(*size, dtype=, device?, requires_grad?) -> jnp.zeros({size:t}<, {dtype}>)
+    torch.full(size, fill_value, dtype=, device?) -> jnp.full({size}, {fill_value}<, {dtype}>)
+    torch.zeros_like(input, dtype=, device?) -> jnp.zeros_like({input}<, {dtype}>)
+    torch.ones_like(input, dtype=, device?) -> jnp.ones_like({input}<, {dtype}>)
+    torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
+    torch.arange(start, end=, step=, dtype=, device?) -> jnp.arange({start}<, {end}><, {step}><, {dtype}>)
+    torch.linspace(start, end, steps, device?) -> jnp.linspace({start}, {end}, {steps})
+    torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
+    torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
+    torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
+    torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors}, indexing={indexing})
+    torch.randn(*size, device?, requires_grad?) -> rngs.params.normal({size:t})
+    torch.rand(*size, device?, requires_grad?) -> rngs.params.uniform({size:t})
+    torch.Tensor(*size) -> jnp.zeros({size:t})
+    torch.tril_indices(row, col, offset=) -> jnp.stack(jnp.tril_indices({row}<, {offset}>, {col}))
+    torch.jit.is_scripting() -> False
+    torch.jit.is_tracing() -> False
+    torch.compiler.is_compiling() -> False
+    torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
+    torch.finfo(type) -> jnp.finfo({type})
+    torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
+    torch.nn.functional.relu(input, inplace?) -> nnx.relu({input})
+    torch.nn.functional.relu6(input, inplace?) -> nnx.relu6({input})
+    torch.nn.functional.silu(input, inplace?) -> nnx.silu({input})
+    torch.nn.functional.elu(input, alpha=, inplace?) -> nnx.elu({input}<, {alpha}>)
+    torch.nn.functional.selu(input, inplace?) -> nnx.selu({input})
+    torch.nn.functional.celu(input, alpha=, inplace?) -> nnx.celu({input}<, {alpha}>)
+    torch.nn.functional.sigmoid(input) -> nnx.sigmoid({input})
+    torch.nn.functional.tanh(input) -> nnx.tanh({input})
+    torch.nn.functional.hardswish(input, inplace?) -> nnx.hard_swish({input})
+    torch.nn.functional.hardsigmoid(input, inplace?) -> nnx.hard_sigmoid({input})
+    torch.nn.functional.logsigmoid(input) -> nnx.log_sigmoid({input})
+    torch.nn.functional.glu(input, dim=) -> nnx.glu({input}<, {dim}>)
+    torch.nn.functional.softsign(input) -> nnx.soft_sign({input})
+    torch.nn.functional.mish(input, inplace?) -> jax.nn.mish({input})
+    torch.nn.functional.softmax(input, dim, _stacklevel?) -> nnx.softmax({input}, {dim})
+    torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
+    torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
+    torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
+    torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
+    torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
+""")
+_SAME = {
+    "torch.nn.functional": (
+        "gelu(input, approximate=), softplus(input, beta=, threshold=), softshrink(input, lambd=), "
+        "hardshrink(input, lambd=), prelu(input, weight), normalize(input, p=, dim=, eps=), "
+        "pad(input, pad, mode=, value=), layer_norm(input, normalized_shape, weight=, bias=, eps=), "
+        "group_norm(input, num_groups, weight=, bias=, eps=), pixel_shuffle(input, upscale_factor), "
+        "pixel_unshuffle(input, downscale_factor), unfold(input, kernel_size, dilation=, padding=, stride=), "
+        "embedding(input, weight, padding_idx=), "
+        "grid_sample(input, grid, mode=, padding_mode=, align_corners=), "
+        "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
+        "antialias=), "
+        "local_response_norm(input, size, alpha=, beta=, k=), "
+        "scaled_dot_product_attention(query, key, value, attn_mask=, dropout_p=, is_causal=, scale=), "
+        "dropout(input, p=, training=, inplace?), cosine_similarity(x1, x2, dim=, eps=)"
+    ),
+}
+"""Functions of jaxpar.nn.channels_first.functional with torch's name and torch's arguments."""
+_RENAMED = {"weight": {"layer_norm": "scale", "group_norm": "scale", "embedding": "embedding"}}
+_BY_AXES = (
+    "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
+    "max_pool{n}d(input, kernel_size, stride=, padding=, dilation=, ceil_mode=, return_indices=), "
+    "avg_pool{n}d(input, kernel_size, stride=, padding=, ceil_mode=, count_include_pad=, divisor_override=), "
+    "adaptive_avg_pool{n}d(input, output_size), adaptive_max_pool{n}d(input, output_size, return_indices=), "
+    "conv_transpose{n}d(input, weight, bias=, stride=, padding=, output_padding=, groups=, dilation=)"
+)
+
+
+def _calls(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    """`f(a, b=), g(c)` as names and signatures."""
+    found = []
+    for call in text.split("), "):
+        name, _, inside = call.rstrip(")").partition("(")
+        found.append((name, tuple(each.strip() for each in inside.split(","))))
+    return found
+
+
+def _same(name: str, signature: tuple[str, ...]) -> Rule:
+    """The call as it is, with the first argument by position and the others by the names of ours."""
+    first, *rest = (each for each in signature if not each.endswith("?"))
+    said = "".join(
+        f"<, {_RENAMED.get(each.strip('='), {}).get(name, each.strip('='))}={{{each.strip('=')}}}>"
+        if each.endswith("=")
+        else f", {{{each}}}"
+        for each in rest
+    )
+    return Rule(signature, f"F.{name}({{{first}}}{said})")
+
+
+for _name, _signature in _calls(_SAME["torch.nn.functional"]):
+    FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+for _n in (1, 2, 3):
+    for _name, _signature in _calls(_BY_AXES.format(n=_n)):
+        FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+for _name, _rules in METHODS.items():
+    FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
+        Rule(("self", *rule.signature), rule.template) for rule in _rules
+    )

@@ -1,0 +1,131 @@
+"""Methods of a tensor. `{self}` is the tensor."""
+
+from .rule import table
+
+METHODS = table("""
+    size() -> {self:a}.shape
+    size(dim) -> {self:a}.shape[{dim}]
+    dim() -> {self:a}.ndim
+    ndimension() -> {self:a}.ndim
+    numel() -> {self:a}.size
+    nelement() -> {self:a}.size
+    view(*shape) -> {self:a}.reshape({shape})
+    reshape(*shape) -> {self:a}.reshape({shape})
+    view_as(other) -> {self:a}.reshape({other:a}.shape)
+    reshape_as(other) -> {self:a}.reshape({other:a}.shape)
+    flatten(start_dim=, end_dim=) -> F.flatten({self}<, {start_dim}><, {end_dim}>)
+    unflatten(dim, sizes) -> F.unflatten({self}, {dim}, {sizes})
+    permute(*dims) -> {self:a}.transpose({dims})
+    transpose(dim0, dim1) -> {self:a}.swapaxes({dim0}, {dim1})
+    swapaxes(axis0, axis1) -> {self:a}.swapaxes({axis0}, {axis1})
+    movedim(source, destination) -> jnp.moveaxis({self}, {source:t}, {destination:t})
+    t() -> {self:a}.T
+    contiguous(memory_format?) -> {self}
+    clone(memory_format?) -> {self}
+    detach() -> jax.lax.stop_gradient({self})
+    requires_grad_(requires_grad?) -> {self}
+    unsqueeze(dim) -> jnp.expand_dims({self}, {dim})
+    squeeze(dim=) -> F.squeeze({self}<, {dim:t}>)
+    expand(*sizes) -> F.expand({self}, {sizes})
+    expand_as(other) -> jnp.broadcast_to({self}, {other:a}.shape)
+    broadcast_to(size) -> jnp.broadcast_to({self}, {size})
+    repeat(*sizes) -> jnp.tile({self}, {sizes:t})
+    tile(*dims) -> jnp.tile({self}, {dims:t})
+    repeat_interleave(repeats, dim=) -> jnp.repeat({self}, {repeats}<, {dim}>)
+    split(split_size, dim=) -> F.split({self}, {split_size}<, {dim}>)
+    chunk(chunks, dim=) -> F.chunk({self}, {chunks}<, {dim}>)
+    unbind() -> jnp.unstack({self})
+    unbind(dim) -> jnp.unstack({self}, axis={dim})
+    roll(shifts, dims) -> jnp.roll({self}, {shifts:t}, {dims:t})
+    flip(*dims) -> jnp.flip({self}, {dims:t})
+    tril(diagonal=) -> jnp.tril({self}<, {diagonal}>)
+    triu(diagonal=) -> jnp.triu({self}<, {diagonal}>)
+    diagonal(offset=, dim1=, dim2=) -> {self:a}.diagonal(<{offset}><, {dim1}><, {dim2}>)
+    gather(dim, index) -> jnp.take_along_axis({self}, {index}, {dim})
+    index_select(dim, index) -> jnp.take({self}, {index}, {dim})
+    masked_fill(mask, value) -> jnp.where({mask}, {value}, {self})
+    type_as(other) -> {self:a}.astype({other:a}.dtype)
+    float() -> {self:a}.astype(jnp.float32)
+    long() -> {self:a}.astype(int)
+    int() -> {self:a}.astype(jnp.int32)
+    bool() -> {self:a}.astype(bool)
+    new_zeros(*size, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
+    new_ones(*size, device?) -> jnp.ones({size:t}, {self:a}.dtype)
+    new_full(size, fill_value, device?) -> jnp.full({size}, {fill_value}, {self:a}.dtype)
+    mean() -> {self:a}.mean()
+    mean(dim, keepdim=) -> {self:a}.mean({dim:t}<, keepdims={keepdim}>)
+    sum() -> {self:a}.sum()
+    sum(dim, keepdim=) -> {self:a}.sum({dim:t}<, keepdims={keepdim}>)
+    prod() -> {self:a}.prod()
+    prod(dim, keepdim=) -> {self:a}.prod({dim}<, keepdims={keepdim}>)
+    var() -> {self:a}.var(ddof=1)
+    var(dim) -> {self:a}.var({dim:t}, ddof=1)
+    std() -> {self:a}.std(ddof=1)
+    std(dim) -> {self:a}.std({dim:t}, ddof=1)
+    amax(dim, keepdim=) -> {self:a}.max({dim:t}<, keepdims={keepdim}>)
+    amin(dim, keepdim=) -> {self:a}.min({dim:t}<, keepdims={keepdim}>)
+    max() -> {self:a}.max()
+    min() -> {self:a}.min()
+    all(dim=, keepdim=) -> {self:a}.all(<{dim:t}><, keepdims={keepdim}>)
+    any(dim=, keepdim=) -> {self:a}.any(<{dim:t}><, keepdims={keepdim}>)
+    argmax(dim=, keepdim=) -> jnp.argmax({self}<, {dim}><, keepdims={keepdim}>)
+    argmin(dim=, keepdim=) -> jnp.argmin({self}<, {dim}><, keepdims={keepdim}>)
+    logsumexp(dim, keepdim=) -> jax.nn.logsumexp({self}, {dim:t}<, keepdims={keepdim}>)
+    cumsum(dim) -> {self:a}.cumsum({dim})
+    cumprod(dim) -> {self:a}.cumprod({dim})
+    softmax(dim) -> nnx.softmax({self}, {dim})
+    log_softmax(dim) -> nnx.log_softmax({self}, {dim})
+    relu() -> nnx.relu({self})
+    sigmoid() -> nnx.sigmoid({self})
+    tanh() -> nnx.tanh({self})
+    exp() -> jnp.exp({self})
+    expm1() -> jnp.expm1({self})
+    log() -> jnp.log({self})
+    log1p() -> jnp.log1p({self})
+    log2() -> jnp.log2({self})
+    sin() -> jnp.sin({self})
+    cos() -> jnp.cos({self})
+    abs() -> jnp.abs({self})
+    sign() -> jnp.sign({self})
+    sqrt() -> jnp.sqrt({self})
+    rsqrt() -> jax.lax.rsqrt({self})
+    square() -> jnp.square({self})
+    reciprocal() -> 1 / {self:a}
+    neg() -> -{self:a}
+    erf() -> jax.lax.erf({self})
+    floor() -> jnp.floor({self})
+    ceil() -> jnp.ceil({self})
+    round() -> jnp.round({self})
+    pow(exponent) -> {self:a} ** {exponent:a}
+    clamp(min=, max=) -> jnp.clip({self}<, {min}><, max={max}>)
+    clip(min=, max=) -> jnp.clip({self}<, {min}><, max={max}>)
+    clamp_min(min) -> jnp.maximum({self}, {min})
+    clamp_max(max) -> jnp.minimum({self}, {max})
+    add(other) -> {self:a} + {other:a}
+    sub(other) -> {self:a} - {other:a}
+    mul(other) -> {self:a} * {other:a}
+    div(other) -> {self:a} / {other:a}
+    matmul(other) -> {self:a} @ {other:a}
+    mm(other) -> {self:a} @ {other:a}
+    bmm(other) -> {self:a} @ {other:a}
+    maximum(other) -> jnp.maximum({self}, {other})
+    minimum(other) -> jnp.minimum({self}, {other})
+    eq(other) -> {self:a} == {other:a}
+    ne(other) -> {self:a} != {other:a}
+    lt(other) -> {self:a} < {other:a}
+    le(other) -> {self:a} <= {other:a}
+    gt(other) -> {self:a} > {other:a}
+    ge(other) -> {self:a} >= {other:a}
+    logical_not() -> jnp.logical_not({self})
+    logical_and(other) -> jnp.logical_and({self}, {other})
+    logical_or(other) -> jnp.logical_or({self}, {other})
+    is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
+""")
+IN_PLACE = {
+    **{f"{name}_": name for name in ("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh")},
+    **{
+        f"{name}_": name
+        for name in ("exp", "sqrt", "neg", "masked_fill", "unsqueeze", "squeeze", "transpose")
+    },
+}
+"""Methods that change their tensor, with those that return the changed one."""

@@ -1,0 +1,35 @@
+"""Names of torch that are not called: types, numbers, annotations. And calls that compute nothing."""
+
+NAMES = {
+    "torch.Tensor": "jax.Array",
+    "torch.nn.Module": "nnx.Module",
+    "torch.Size": "tuple",
+    "torch.float32": "jnp.float32",
+    "torch.float64": "jnp.float64",
+    "torch.float16": "jnp.float16",
+    "torch.bfloat16": "jnp.bfloat16",
+    "torch.long": "int",
+    "torch.int32": "jnp.int32",
+    "torch.uint8": "jnp.uint8",
+    "torch.bool": "bool",
+    "torch.dtype": "jnp.dtype",
+    "torch.inf": "jnp.inf",
+    "torch.pi": "jnp.pi",
+    "torch.relu": "nnx.relu",
+    "torch.tanh": "nnx.tanh",
+    "torch.sigmoid": "nnx.sigmoid",
+    "torch.nn.functional.relu": "nnx.relu",
+    "torch.nn.functional.gelu": "F.gelu",
+    "torch.nn.functional.silu": "nnx.silu",
+    "torch.nn.functional.elu": "nnx.elu",
+    "torch.nn.functional.sigmoid": "nnx.sigmoid",
+    "torch.nn.functional.tanh": "nnx.tanh",
+    "torch.nn.functional.leaky_relu": "F.leaky_relu",
+}
+"""By torch's name what stands for it where it is passed on, assigned or part of an annotation."""
+
+SILENT = ("torch.nn.init.", "torch._C._log_api_usage_once", "torchvision.utils._log_api_usage_once")
+"""Calls whose statement has no counterpart: initial values come with torch's weights."""
+
+CONTEXTS = ("torch.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast")
+"""Contexts that mean nothing at one precision; what is in them is written without them."""

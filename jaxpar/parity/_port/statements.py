@@ -1,0 +1,512 @@
+"""Statements and definitions: what stands on lines of its own.
+
+A statement without counterpart is left out together with its line: `super().__init__()` of nn.Module, initial
+values (they come with torch's weights), contexts that mean nothing in JAX.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import rules
+from .scope import UNKNOWN, dotted, is_torchs
+from .source import Function, end_of, start_of
+from .translation import DELETED, Hole, Translation, positioned
+
+AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
+INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
+"""Methods that give a parameter its initial value."""
+
+
+class Statements(Translation):
+    """Translates statements, and with them functions and classes."""
+
+    def inside(self, function: ast.AST) -> Statements:
+        return Statements(self.source, self.watched, self.scope.inside(function), self.needs, self.kind)
+
+    def block(self, body: Sequence[ast.stmt]) -> str:
+        """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
+        written, at = "", start_of(body[0])
+        for node in body:
+            between = self.source.between(at, begins(node))
+            at = end_of(node)
+            text = self.statement(node)
+            if text != DELETED:
+                written += between + text
+                continue
+            comments = between.rstrip(" ")
+            written += comments.rstrip("\n") if "#" in comments else ""
+            at = self._end_of_line(node)
+        return written.lstrip("\n").lstrip() if written.strip() else "pass"
+
+    def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
+        """Behind a comment that stands on a statement's line."""
+        line, column = end_of(node)
+        rest = self.source.lines[line - 1][column:].decode()
+        return (
+            (line, column + len(rest.rstrip("\n").encode()))
+            if rest.lstrip().startswith("#")
+            else (line, column)
+        )
+
+    def statement(self, node: ast.stmt) -> str:
+        method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
+        try:
+            return method(node) if method else self._with_blocks(node)
+        except Hole as hole:
+            return self.hole(node, str(hole))
+
+    def _with_blocks(self, node: ast.stmt) -> str:
+        """A statement whose parts are expressions and blocks."""
+        own = {id(body[0]): body for body in blocks(node)}
+        hidden = {id(each) for body in own.values() for each in body[1:]}
+        parts = sorted((part for part in positioned(node) if id(part) not in hidden), key=begins)
+        written, at = "", begins(node)
+        for part in parts:
+            body = own.get(id(part))
+            if isinstance(part, ast.stmt) and body:
+                written += self.source.between(at, begins(part)) + self.block(body)
+                at = end_of(body[-1])
+            else:
+                written += self.source.between(at, start_of(part)) + self._part(node, part)
+                at = end_of(part)
+        return written + self.source.between(at, end_of(node))
+
+    def _part(self, node: ast.stmt, part: ast.AST) -> str:
+        if isinstance(part, ast.ExceptHandler):
+            return self._with_blocks(part)  # type: ignore[arg-type]
+        if part is getattr(node, "test", None):
+            return self.test(part)  # type: ignore[arg-type]
+        return self.text(part)
+
+    # Statements that compute nothing here
+
+    def _stmt_import(self, node: ast.Import) -> str:
+        return (
+            DELETED
+            if all(each.name.split(".")[0] == "torch" for each in node.names)
+            else self.source.segment(node)
+        )
+
+    def _stmt_importfrom(self, node: ast.ImportFrom) -> str:
+        return DELETED if (node.module or "").split(".")[0] == "torch" else self.source.segment(node)
+
+    def _stmt_expr(self, node: ast.Expr) -> str:
+        call = node.value
+        if not isinstance(call, ast.Call):
+            return self.text(call)
+        if self.silent(node):
+            return self._said_silent(node)
+        func = call.func
+        if self.scope.value(func) is torch._assert:
+            said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
+            return f"assert {self.test(call.args[0])}{said}"
+        if isinstance(func, ast.Attribute):
+            return self._call_statement(call, func) or self.text(call)
+        return self.text(call)
+
+    def _said_silent(self, node: ast.stmt) -> str:
+        if any(
+            "init" in dotted(self.scope.value(each.func)) or INITIAL.search(_name_of(each.func))
+            for each in ast.walk(node)
+            if isinstance(each, ast.Call)
+        ):
+            self.needs.note("initial values are not ported: they come with torch's weights")
+        return DELETED
+
+    def _call_statement(self, call: ast.Call, func: ast.Attribute) -> str | None:
+        name, owner = func.attr, self.site(func.value)
+        if isinstance(func.value, ast.Call) and name == "__init__":
+            return self._super_init(call, func)
+        if name == "register_buffer":
+            return self._buffer(call, func)
+        if name == "register_parameter":
+            return self._registered(call, func)
+        if name.startswith("register_") and name.endswith("hook"):
+            raise Hole("JAX has no hooks")
+        if name.endswith("_") and not name.endswith("__") and owner and owner.is_tensor:
+            return self._in_place(call, func)
+        return None
+
+    def _super_init(self, call: ast.Call, func: ast.Attribute) -> str | None:
+        base = (
+            next((each for each in self.kind.__mro__[1:] if "__init__" in vars(each)), None)
+            if self.kind
+            else None
+        )
+        if base is not nn.Module:
+            return None
+        return "self.deterministic = False" if uses_training(self.kind, self) else DELETED
+
+    def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
+        named = {each.arg: each.value for each in call.keywords}
+        name = call.args[0] if call.args else named["name"]
+        value = call.args[1] if len(call.args) > 1 else named.get("tensor")
+        none = value is None or (isinstance(value, ast.Constant) and value.value is None)
+        said = "nnx.data(None)" if none else f"nnx.Variable({self.text(value)})"
+        return self._set(func, name, said)
+
+    def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
+        name, value = call.args
+        none = isinstance(value, ast.Constant) and value.value is None
+        return self._set(func, name, "nnx.data(None)" if none else self.text(value))
+
+    def _set(self, func: ast.Attribute, name: ast.expr, value: str) -> str:
+        owner = self.text(func.value)
+        if isinstance(name, ast.Constant):
+            return f"{owner}.{name.value} = {value}"
+        return f"setattr({owner}, {self.text(name)}, {value})"
+
+    def _in_place(self, call: ast.Call, func: ast.Attribute) -> str:
+        """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
+        name, target = func.attr, func.value
+        if name == "copy_" and len(call.args) == 1:
+            value = self.text(call.args[0])
+        elif name in ("zero_", "fill_"):
+            fill = self.text(call.args[0]) if call.args else "0"
+            value = f"jnp.full_like({self.text(target)}, {fill})"
+        else:
+            value = self.text(call)
+        return f"{self._stored(target)} = {value}"
+
+    def _stored(self, target: ast.expr) -> str:
+        if isinstance(target, ast.Name):
+            return target.id
+        written = self.text(target)
+        if isinstance(target, ast.Attribute) and written.endswith("[...]"):
+            return written
+        raise Hole("it changes a part of an array in place")
+
+    # Assignments
+
+    def _stmt_assign(self, node: ast.Assign) -> str:
+        if self.silent(node):
+            return self._said_silent(node)
+        target = node.targets[0]
+        if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_tensor(target.value):
+            return self._set_at(target, "set", self.text(node.value))
+        if len(node.targets) == 1 and isinstance(target, ast.Attribute):
+            return self._set_attribute(node, target)
+        return self.spliced(node)
+
+    def _set_at(self, target: ast.Subscript, verb: str, value: str) -> str:
+        at = (
+            self.source.between(end_of(target.value), end_of(target))
+            if not list(positioned(target.slice))
+            else (f"[{self.text(target.slice)}]")
+        )
+        written = self.text(target.value)
+        if isinstance(target.value, ast.Name):
+            return f"{written} = {written}.at{at}.{verb}({value})"
+        if written.endswith("[...]"):
+            return f"{written} = {written}.at{at}.{verb}({value})"
+        raise Hole("it changes a part of an array in place")
+
+    def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
+        tied = self._tied(node, target)
+        if tied:
+            return tied
+        written = self.text(node.value)
+        site = self.site(node.value)
+        none = isinstance(node.value, ast.Constant) and node.value.value is None
+        if none and self._assigned_again(target):
+            written = "nnx.data(None)"
+        elif site and site.kinds & {list} and not self._grows(target):
+            written = self._tuple(node.value, written)
+        elif self._holds_tensor(target) and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+            return f"{self.text(target.value)}.{target.attr}[...] = {written}"
+        elif site and site.is_tensor and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+            raise Hole("it keeps an array in the module, which a compiled step would forget")
+        return f"{self.text(target.value)}.{target.attr} = {written}"
+
+    def _tuple(self, value: ast.expr, written: str) -> str:
+        """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
+        return self._as_tuple(value, written) if isinstance(value, ast.List) else f"tuple({written})"
+
+    def _grows(self, target: ast.Attribute) -> bool:
+        """Whether a list that is an attribute is changed later."""
+        return any(
+            isinstance(each, ast.Attribute)
+            and each.attr in ("append", "extend", "insert", "pop")
+            and isinstance(each.value, ast.Attribute)
+            and each.value.attr == target.attr
+            for each in ast.walk(self.source.tree)
+        )
+
+    def _holds_tensor(self, target: ast.Attribute) -> bool:
+        owner = self.site(target.value)
+        modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
+        return any(target.attr in {**each._buffers} for each in modules)
+
+    def _assigned_again(self, target: ast.Attribute) -> bool:
+        owner: ast.AST | None = target
+        while owner is not None and not isinstance(owner, ast.ClassDef):
+            owner = self.source.parents.get(owner)
+        stores = [
+            each
+            for each in ast.walk(owner or self.source.tree)
+            if isinstance(each, ast.Attribute)
+            and each.attr == target.attr
+            and isinstance(each.ctx, ast.Store)
+        ]
+        return len(stores) > 1
+
+    def _tied(self, node: ast.Assign, target: ast.Attribute) -> str | None:
+        """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
+        value = node.value
+        if not (
+            isinstance(value, ast.Attribute)
+            and self._is_module(target.value)
+            and self._is_module(value.value)
+        ):
+            return None
+        here, there = self.text(_read(target)), None
+        if not isinstance(target.value, ast.Attribute | ast.Subscript):
+            return None
+        there = self.text(value)
+        if here.endswith("[...]") and there.endswith("[...]"):
+            return f"{here[:-5]} = {there[:-5]}"
+        raise Hole("the two layers keep this tensor in different forms")
+
+    def _stmt_augassign(self, node: ast.AugAssign) -> str:
+        target, verb = node.target, AT.get(type(node.op))
+        if isinstance(target, ast.Subscript) and self.is_tensor(target.value):
+            if verb is None:
+                raise Hole("it changes a part of an array in place")
+            return self._set_at(target, verb, self.text(node.value))
+        if isinstance(target, ast.Attribute) and self._holds_tensor(target):
+            middle = self.source.between(end_of(target), start_of(node.value))
+            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.text(node.value)}"
+        return self.spliced(node)
+
+    # Control flow
+
+    def _stmt_if(self, node: ast.If) -> str:
+        if self.silent(node):
+            return self._said_silent(node)
+        known = _known(self.test(node.test))
+        if known is None:
+            return self._with_blocks(node)
+        chosen = node.body if known else node.orelse
+        return self._dedented(chosen, begins(node)[1]) if chosen else DELETED
+
+    def _stmt_for(self, node: ast.For) -> str:
+        return self._said_silent(node) if self.silent(node) else self._with_blocks(node)
+
+    def _stmt_with(self, node: ast.With) -> str:
+        if self.silent(node):
+            return self._said_silent(node)
+        words = [
+            dotted(self.scope.value(each.context_expr.func))
+            if isinstance(each.context_expr, ast.Call)
+            else ""
+            for each in node.items
+        ]
+        if all(word in rules.CONTEXTS for word in words):
+            return self._dedented(node.body, begins(node)[1])
+        if any("no_grad" in word or word.startswith("torch.") for word in words):
+            raise Hole("gradients stop here")
+        return self._with_blocks(node)
+
+    def _dedented(self, body: list[ast.stmt], column: int) -> str:
+        inner = begins(body[0])[1]
+        written = " " * inner + self.block(body)
+        lines = written.splitlines(keepends=True)
+        cut = inner - column
+        return "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
+
+    # What is left out
+
+    def silent(self, node: ast.stmt) -> bool:
+        """Whether a statement does nothing but give initial values, or tell torch that a class is used."""
+        if isinstance(node, ast.Expr):
+            return self._silent_call(node.value)
+        if isinstance(node, ast.If):
+            return all(map(self.silent, [*node.body, *node.orelse]))
+        if isinstance(node, ast.For | ast.With):
+            return all(map(self.silent, node.body))
+        if isinstance(node, ast.Assign):
+            return all(self._initial_data(each) for each in node.targets)
+        return isinstance(node, ast.Pass)
+
+    def _initial_data(self, target: ast.expr) -> bool:
+        """`m.weight.data = ...` or `m.weight.data[i] = ...`"""
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        return isinstance(target, ast.Attribute) and target.attr == "data"
+
+    def _silent_call(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return False
+        if not isinstance(node, ast.Call):
+            return False
+        value = self.scope.value(node.func)
+        if value is not UNKNOWN and dotted(value).startswith(rules.SILENT):
+            return True
+        if not isinstance(node.func, ast.Attribute):
+            return False
+        name = node.func.attr
+        if name == "apply" and self._is_module(node.func.value):
+            return True
+        if INITIAL.search(name):
+            return self._of_parameter(node.func.value)
+        return self._silent_method(node.func)
+
+    def _of_parameter(self, node: ast.expr) -> bool:
+        """Whether a tensor is a parameter or a part of one."""
+        while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            node = node.value
+        site = self.site(node)
+        if site is None:
+            return isinstance(node, ast.Attribute) and node.attr in ("weight", "bias")
+        return bool(site.kinds) and all(issubclass(kind, nn.Parameter) for kind in site.kinds)
+
+    def _silent_method(self, func: ast.Attribute) -> bool:
+        """A method of the user that only gives initial values."""
+        site = self.site(func)
+        found = list(site.objects.values()) if site else []
+        return bool(found) and all(self.gives_initial_values(each) for each in found)
+
+    def gives_initial_values(self, function: Any) -> bool:
+        if not isinstance(function, FunctionType) or function.__name__ in ("forward", "__init__"):
+            return False
+        node = self.source.function(function.__code__)
+        if node is None or function.__code__.co_filename != self.source.path:
+            return False
+        body = [each for each in node.body if not _is_docstring(each)]
+        return bool(body) and all(map(self.inside(node).silent, body))
+
+    # Definitions
+
+    def function(self, node: Function, rngs: bool) -> str:
+        """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
+        here = self.inside(node)
+        decorators = [self._decorator(each) for each in node.decorator_list]
+        indent = " " * node.col_offset
+        head = "".join(f"@{each}\n{indent}" for each in decorators if each)
+        begin = start_of(node)
+        written, at = "", begin
+        last = _last_argument(node) if rngs else None
+        outer = [
+            each
+            for each in positioned(node)
+            if not isinstance(each, ast.stmt) and each not in node.decorator_list
+        ]
+        for part in sorted(outer, key=start_of):
+            written += self.source.between(at, start_of(part)) + self.text(part)
+            at = end_of(part)
+            if part is last:
+                written += _rngs_argument(node)
+        written += self.source.between(at, begins(node.body[0]))
+        if rngs and last is None:
+            written = written.replace("()", "(*, rngs)", 1)
+        if self.kind is not None and node.name == "forward":
+            written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
+        return f"{head}{written}{here.block(node.body)}"
+
+    def _decorator(self, node: ast.expr) -> str | None:
+        value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
+        return None if value is not UNKNOWN and is_torchs(value) else self.text(node)
+
+    def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
+        return self.function(node, rngs=False)
+
+    def _stmt_classdef(self, node: ast.ClassDef) -> str:
+        raise Hole("a class inside of a function")
+
+    def arguments(self, node: ast.arguments) -> str:
+        return self.text(node)
+
+
+def uses_training(kind: type | None, at: Translation) -> bool:
+    """Whether a class reads `self.training`, itself or in a base class of the user."""
+    from .scope import defined_by_user, definition
+
+    for each in kind.__mro__ if kind else ():
+        if defined_by_user(each):
+            _, node = definition(each)
+            if any(isinstance(x, ast.Attribute) and x.attr == "training" for x in ast.walk(node)):
+                return True
+    return False
+
+
+def begins(node: ast.AST) -> tuple[int, int]:
+    """Where a statement begins, with its decorators."""
+    first = min([start_of(node), *(start_of(each) for each in getattr(node, "decorator_list", []))])
+    return (first[0], first[1] - 1) if first != start_of(node) else first
+
+
+def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
+    """What stands between `def` or `class` and the first statement, in order."""
+    decorators = node.decorator_list
+    parts = (each for each in positioned(node) if not isinstance(each, ast.stmt) and each not in decorators)
+    return sorted(parts, key=start_of)
+
+
+def blocks(node: ast.AST) -> list[list[ast.stmt]]:
+    fields = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+    return [body for body in fields if isinstance(body, list) and body]
+
+
+def _last_argument(node: Function) -> ast.AST | None:
+    """The last part of a function's arguments before `**kwargs`."""
+    a = node.args
+    parts: list[ast.AST] = [
+        *a.posonlyargs,
+        *a.args,
+        *a.defaults,
+        *a.kwonlyargs,
+        *(d for d in a.kw_defaults if d),
+    ]
+    parts += [a.vararg] if a.vararg else []
+    return max(parts, key=end_of) if parts else None
+
+
+def _rngs_argument(node: Function) -> str:
+    a = node.args
+    annotated = any(each.annotation for each in [*a.args, *a.kwonlyargs])
+    star = "" if a.vararg or a.kwonlyargs else "*, "
+    return f", {star}rngs{': nnx.Rngs' if annotated else ''}"
+
+
+def _known(test: str) -> bool | None:
+    """The value of a condition that consists of constants."""
+    try:
+        return bool(eval(compile(ast.parse(test, mode="eval"), "test", "eval"), {"__builtins__": {}}))
+    except Exception:
+        pass
+    try:
+        node = ast.parse(textwrap.dedent(test), mode="eval").body
+    except SyntaxError:
+        return None
+    if isinstance(node, ast.BoolOp):
+        values = [_known(ast.unparse(each)) for each in node.values]
+        deciding = isinstance(node.op, ast.Or)
+        return deciding if deciding in values else None
+    return None
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _read(node: ast.Attribute) -> ast.Attribute:
+    """The same attribute, read."""
+    copy = ast.Attribute(node.value, node.attr, ast.Load())
+    return ast.copy_location(copy, node)

@@ -1,0 +1,236 @@
+"""Watching: which lines of the user's classes run, and what every expression in them is while they run.
+
+A first run says which functions run. In a second one each of them has another code object, compiled from
+the same syntax tree with a probe around every expression; afterwards it has its own again. So everything is
+known that a reader of the source cannot know: that `norm_layer` is BatchNorm2d, that `x` is a tensor and not
+a list, that a branch never ran.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import functools
+import gc
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from .source import Key, Source, source_of
+
+PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
+SEEN_KINDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp)
+SEEN_KINDS += (ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp)
+FOREIGN = tuple(
+    str(Path(place).resolve())
+    for place in {
+        Path(torch.__file__).parent,
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
+    }
+)
+
+
+class Site:
+    """What one expression was: the types of its values, and those values that are worth knowing."""
+
+    def __init__(self) -> None:
+        self.kinds: set[type] = set()
+        self.objects: dict[int, Any] = {}
+
+    def add(self, value: Any) -> None:
+        self.kinds.add(type(value))
+        if callable(value) or value is None:
+            kept = value.__func__ if isinstance(value, MethodType) else value
+            self.objects[id(kept)] = kept
+
+    @property
+    def is_tensor(self) -> bool:
+        return any(issubclass(kind, torch.Tensor) for kind in self.kinds)
+
+
+class Watched:
+    """What was seen.
+
+    Attributes:
+      sites: by the place of the expression.
+      lines: (path, line) of all statements that ran.
+      functions: those of the user that ran, by code object.
+    """
+
+    def __init__(self) -> None:
+        self.sites: dict[Key, Site] = {}
+        self.lines: set[tuple[str, int]] = set()
+        self.functions: dict[CodeType, FunctionType] = {}
+
+    def probe(self, key: Key, value: Any) -> Any:
+        self.sites.setdefault(key, Site()).add(value)
+        return value
+
+    def passed(self, path: str, line: int) -> None:
+        self.lines.add((path, line))
+
+    def site(self, source: Source, node: ast.AST) -> Site | None:
+        return self.sites.get(source.key(node))
+
+
+def watch(run: Callable[[], Any]) -> Watched:
+    """Runs twice and says what ran; the second run's result is forgotten."""
+    watched = Watched()
+    watched.functions = {
+        code: function for function in functions_of(codes(run)) for code in [function.__code__]
+    }
+    with probes(watched, watched.functions.values()):
+        run()
+    return watched
+
+
+def codes(run: Callable[[], Any]) -> list[CodeType]:
+    """The user's code objects that a call runs."""
+    found: dict[CodeType, None] = {}
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            found[frame.f_code] = None
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return [code for code in found if is_users(code.co_filename)]
+
+
+@functools.cache
+def is_users(path: str) -> bool:
+    """Whether a file is neither torch's nor Python's, and is there."""
+    if path.startswith("<"):
+        return False
+    real = str(Path(path).resolve())
+    if "site-packages" not in real and real.startswith(FOREIGN):
+        return False
+    own = str(Path(__file__).resolve().parents[2])
+    return Path(real).is_file() and not real.startswith((FOREIGN[0], own)) and _not_numeric(real)
+
+
+def _not_numeric(path: str) -> bool:
+    return not any(
+        f"/site-packages/{name}/" in path for name in ("numpy", "torch", "jax", "flax", "torchgen")
+    )
+
+
+def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
+    """The functions that have these code objects; nested ones exist only while they run."""
+    wanted = set(codes)
+    found = {
+        id(each): each
+        for each in gc.get_referrers(*wanted)
+        if isinstance(each, FunctionType) and each.__code__ in wanted
+    }
+    return list(found.values())
+
+
+@contextmanager
+def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None]:
+    """The functions with probes in them. Other threads that run them in the meantime are seen as well."""
+    own = {function: function.__code__ for function in functions}
+    setattr(builtins, PROBE, watched.probe)
+    setattr(builtins, PASSED, watched.passed)
+    try:
+        for function in own:
+            probed = _probed(function)
+            if probed is not None:
+                function.__code__ = probed
+        yield
+    finally:
+        for function, code in own.items():
+            function.__code__ = code
+        delattr(builtins, PROBE)
+        delattr(builtins, PASSED)
+
+
+def _probed(function: FunctionType) -> CodeType | None:
+    """The code of a function with probes; None if its source is another one."""
+    code = function.__code__
+    source = source_of(code.co_filename)
+    node = source.function(code)
+    if node is None:
+        return None
+    probed = _Probes(source).visit(copy.deepcopy(node))
+    probed.decorator_list = []
+    shell: ast.stmt = probed
+    owner = source.owner(node)
+    if owner is not None:  # a class around it, for super() and for names like __x
+        shell = ast.ClassDef(owner.name, [], [], [shell], [], type_params=[])
+    free = [name for name in code.co_freevars if name != "__class__"]
+    targets = [ast.Name(name, ast.Store()) for name in free]
+    body = [ast.Assign([target], ast.Constant(None)) for target in targets]
+    nothing = ast.arguments([], [], None, [], [], None, [])
+    around = ast.FunctionDef("__shell__", nothing, [*body, shell], [], None, type_params=[])
+    module = ast.fix_missing_locations(ast.Module([around], []))
+    compiled = compile(module, source.path, "exec", dont_inherit=True, flags=code.co_flags & _FUTURES)
+    return next((each for each in _inside(compiled) if _fits(each, code)), None)
+
+
+_FUTURES = 0x1FE0000
+"""The flags of `from __future__` imports."""
+
+
+def _fits(code: CodeType, like: CodeType) -> bool:
+    return code.co_name == like.co_name and code.co_freevars == like.co_freevars
+
+
+def _inside(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _inside(each)
+
+
+class _Probes(ast.NodeTransformer):
+    """Puts a probe around every expression that is read, and one before every statement."""
+
+    def __init__(self, source: Source):
+        self.source = source
+
+    def visit(self, node: ast.AST) -> Any:
+        key = self.source.key(node) if isinstance(node, SEEN_KINDS) else None
+        reads = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
+            return node  # Python looks for this very word
+        if isinstance(node, ast.JoinedStr):
+            return node
+        new = super().visit(node)
+        if key is None or not reads:
+            return new
+        arguments: list[ast.expr] = [ast.Constant(key), new]
+        return ast.copy_location(ast.Call(ast.Name(PROBE, ast.Load()), arguments, []), node)
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list", "type_params", "pattern"):
+                continue
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                setattr(node, name, [new for each in value for new in self._statement(each)])
+            elif isinstance(value, list):
+                setattr(node, name, [self.visit(x) if isinstance(x, ast.AST) else x for x in value])
+            elif isinstance(value, ast.AST):
+                setattr(node, name, self.visit(value))
+        return node
+
+    def _statement(self, node: ast.stmt) -> list[ast.stmt]:
+        place: list[ast.expr] = [ast.Constant(self.source.path), ast.Constant(node.lineno)]
+        call = ast.Expr(ast.Call(ast.Name(PASSED, ast.Load()), place, []))
+        return [ast.copy_location(call, node), self.visit(node)]
+
+
+def is_module_class(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, torch.nn.Module)

@@ -1,0 +1,167 @@
+"""Writing: definitions and their imports as the text of a file, in an order in which Python can read them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .definitions import class_text, function_text, not_run
+from .scope import Scope, definition
+from .source import Function, Source
+from .statements import Statements
+from .translation import Needs
+from .watching import Watched
+
+HOLE = '''def hole(line):
+    """What torch does in this line has no counterpart here."""
+    raise NotImplementedError(f"not ported: {line}")'''
+OURS = {
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "nnx": "from flax import nnx",
+    "nn": "from jaxpar.nn import channels_first as nn",
+    "F": "from jaxpar.nn.channels_first import functional as F",
+}
+RUFF = (
+    ("check", "--fix", "--exit-zero", "--quiet", "--extend-select", "I,F401"),
+    ("format", "--quiet"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The text of a file, and what is to be said of it."""
+
+    text: str
+    holes: tuple[str, ...]
+    notes: tuple[str, ...]
+    torch_lines: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A definition or a constant, written; `needs` are the files of what it refers to."""
+
+    source: Source
+    node: ast.stmt
+    text: str
+    needs: frozenset[str]
+
+
+class Writer:
+    """Writes everything that some classes and functions of the user need."""
+
+    def __init__(self, watched: Watched):
+        self.watched, self.needs = watched, Needs()
+        self.pieces: dict[Any, Piece] = {}
+
+    def write(self, roots: list[Any], title: str) -> Written:
+        self.needs.definitions.update({id(root): root for root in roots})
+        while missing := list(self._missing()):
+            for key, value in missing:
+                self.pieces[key] = self._piece(value)
+        ordered = list(self._ordered())
+        body = "".join(self._apart(piece, i) + piece.text for i, piece in enumerate(ordered))
+        if "hole(" in body:
+            body = f"{HOLE}\n\n\n{body}"
+        text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
+        lines = sum(_lines(piece) for piece in ordered)
+        return Written(text, tuple(self.needs.holes), tuple(self.needs.notes), lines)
+
+    def _missing(self) -> Iterator[tuple[Any, Any]]:
+        everything = {**self.needs.definitions, **self.needs.constants}
+        return ((key, value) for key, value in everything.items() if key not in self.pieces)
+
+    def _piece(self, value: Any) -> Piece:
+        before = {*self.needs.definitions, *self.needs.constants}
+        if isinstance(value, tuple):
+            source, node, module = value
+            text = Statements(source, self.watched, Scope(vars(module)), self.needs).statement(node)
+        else:
+            source, node = definition(value)
+            write: Any = class_text if isinstance(node, ast.ClassDef) else function_text
+            text = write(value, source, node, self.watched, self.needs)
+        met = [each for key, each in self.needs.definitions.items() if key not in before]
+        files = {definition(each)[0].path for each in met}
+        files |= {each[0].path for key, each in self.needs.constants.items() if key not in before}
+        return Piece(source, node, text, frozenset(files))
+
+    def _ordered(self) -> Iterator[Piece]:
+        """By file, a file behind those that it needs; in a file in its own order, which Python can read."""
+        files: dict[str, list[Piece]] = {}
+        for piece in self.pieces.values():
+            files.setdefault(piece.source.path, []).append(piece)
+        done: dict[str, None] = {}
+
+        def visit(path: str) -> None:
+            if path in done or path in under_way:
+                return
+            under_way.add(path)
+            for needed in sorted({each for piece in files[path] for each in piece.needs}):
+                visit(needed)
+            done[path] = None
+
+        under_way: set[str] = set()
+        for path in files:
+            visit(path)
+        for path in done:
+            yield from sorted(files[path], key=lambda piece: piece.node.lineno)
+
+    def _apart(self, piece: Piece, place: int) -> str:
+        if place == 0:
+            return ""
+        return "\n\n\n" if isinstance(piece.node, Function | ast.ClassDef) else "\n"
+
+    def _unproven(self, pieces: list[Piece]) -> str:
+        """What the file's docstring says of lines that did not run."""
+        places: list[str] = []
+        for piece in pieces:
+            not_run(piece.source, piece.node, self.watched, places.append)
+        if not places:
+            return ""
+        said = ", ".join(places)
+        self.needs.note(f"did not run, and is not proven: {said}")
+        return "\n\n" + textwrap.fill(f"Not proven, for the example did not run it: {said}.", 88) + "\n"
+
+    def _imports(self, body: str) -> str:
+        """Python's own modules first, then those of others, as `ruff` sorts them."""
+        names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+        ours = {line for name, line in OURS.items() if name in names}
+        used = {line for name, line in self.needs.imports.items() if name in names} - set(OURS.values())
+        future = {line for line in used if line.startswith("from __future__")}
+        standard = {line for line in used - future if _is_standard(line)}
+        groups = (future, standard, (used - future - standard) | ours)
+        return "\n\n".join("\n".join(sorted(group, key=_order)) for group in groups if group)
+
+
+def _lines(piece: Piece) -> int:
+    first, last = piece.node.lineno, piece.node.end_lineno or 0
+    return sum(bool(line.strip()) for line in piece.source.lines[first - 1 : last])
+
+
+def _is_standard(line: str) -> bool:
+    return line.split()[1].split(".")[0] in sys.stdlib_module_names
+
+
+def _order(line: str) -> tuple[bool, str]:
+    """`import a` before `from a import b`."""
+    return line.startswith("from"), line.split()[1]
+
+
+def formatted(text: str, path: str) -> str:
+    """The text as ruff writes it with the settings of the folder it is for; as it is without ruff."""
+    ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
+    for arguments in RUFF if ruff else ():
+        command = [str(ruff), *arguments, "--stdin-filename", path, "-"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return text
+        text = done.stdout
+    return text

@@ -1,0 +1,56 @@
+"""pages: which page of the guide says more of a divergence.
+
+The site's address is not known here. JAXPAR_DOCS may hold it, or the folder of the site; without it a report
+names the page as the repository has it, `docs/nn_norms.md`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+
+from .._result import Divergence, Result
+
+BY_KIND = {
+    r"\w*Norm([123]d)?": "nn_norms",
+    r"\w*Conv\w*": "nn_conv",
+    r"(RNN|LSTM|GRU)(Cell)?": "nn_recurrent",
+    r"\w*Attention|Transformer\w*": "nn_attention",
+    r"Embedding(Bag)?": "nn_embedding",
+    r"\w*Pool\d?d?|\w*Unpool\d?d?": "nn_pooling",
+    r"\w*Dropout\d?d?|\w*(LU6?|Sigmoid|Tanh|Softmax|Soft(plus|sign)|[sS]hrink|swish|Mish)": "nn_dropout",
+    r"\w*Pad\d?d?|Upsample\w*|Pixel\w+|Fold|Unfold|ChannelShuffle": "nn_resize",
+    r"loss|\w*Loss": "losses",
+    r"optimizer|SGD|ASGD|\w*Ada\w*|\w+Adam\w*|RMSprop|Rprop|LBFGS|Muon": "optim",
+}
+"""The page of a torch class; what none of them names is in the catalogue of causes."""
+CATALOGUE = "compare"
+SCHEME = re.compile(r"(?!https?:)[\w+.-]+:|//", re.I)
+"""What an address must not begin with: a report links nothing that runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A page of the guide; without an address it is only named."""
+
+    name: str
+    address: str | None
+
+
+def of(comparison: Result) -> list[Page]:
+    """The pages about every place that differs, each once, and the catalogue of causes."""
+    d = comparison.divergence
+    if d is None:
+        return []
+    names = dict.fromkeys(name for place in (d, *d.others) if (name := _of_kind(place)))
+    return [Page(f"docs/{name}.md", _address(name)) for name in (*names, CATALOGUE)]
+
+
+def _of_kind(place: Divergence) -> str | None:
+    return next((page for kind, page in BY_KIND.items() if re.fullmatch(kind, place.kind)), None)
+
+
+def _address(name: str) -> str | None:
+    base = os.environ.get("JAXPAR_DOCS", "").strip()
+    return f"{base.rstrip('/')}/{name}.html" if base and not SCHEME.match(base) else None

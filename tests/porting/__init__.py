@@ -1,0 +1,1 @@
+"""Small torch modules, each with one construct, for tests/test_port.py."""

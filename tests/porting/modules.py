@@ -1,0 +1,178 @@
+"""torch modules of one construct each. Every class at the top of this file with `inputs` is a case."""
+
+import itertools
+from collections import OrderedDict
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTHS = (5, 4)
+UNBIASED = partial(nn.Linear, bias=False)
+
+
+class MLP(nn.Module):
+    """A list of layers."""
+
+    inputs = ((3, 6),)
+
+    def __init__(self, widths=(6, *WIDTHS)):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(widths))
+
+    def forward(self, x):
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        return self.layers[-1](x)
+
+
+class CNN(nn.Module):
+    """Convolutions, BatchNorm, Dropout, in torch's axes: flatten, mean and cat mean the same."""
+
+    inputs = ((2, 3, 8, 8),)
+
+    def __init__(self, width: int = 4, norm_layer=nn.BatchNorm2d):
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.norm = norm_layer(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.3)
+        self.pool = nn.AdaptiveAvgPool2d((2, 2))
+        self.head = nn.Linear(2 * 4 * width, 3)
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.conv(x)))
+        x = torch.cat([x, -x], dim=1)  # the channels
+        x = self.pool(self.drop(x))
+        return self.head(torch.flatten(x, 1)), x.mean([2, 3])
+
+
+class Buffers(nn.Module):
+    """Buffers that count and that are read, a parameter, a slice."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, size=4):
+        super().__init__()
+        self.register_buffer("mean", torch.linspace(0, 1, size))
+        self.register_buffer("steps", torch.zeros(1))
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+            self.mean.mul_(0.9)
+        return (x - self.mean) * self.scale[None, :], x[:, 1:-1]
+
+
+class InPlace(nn.Module):
+    """Writes into a part of an array."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        y = y.clone()
+        y[:, 0] = 0.0
+        y[:, 1:3] += x[:, :2]
+        z = torch.zeros_like(y)
+        z[0] = y[1]
+        return y.add(z)
+
+
+class Named(nn.Module):
+    """Sequential with names, a partial, a class as an argument, setattr."""
+
+    inputs = ((2, 4),)
+
+    def __init__(self, layer=UNBIASED, depth=2):
+        super().__init__()
+        self.body = nn.Sequential(
+            OrderedDict([("first", layer(4, 5)), ("act", nn.GELU()), ("last", layer(5, 4))])
+        )
+        for i in range(depth):
+            setattr(self, f"extra{i}", nn.Sequential(nn.LayerNorm(4), nn.SiLU(inplace=True)))
+        self.depth = depth
+
+    def forward(self, x):
+        x = self.body(x)
+        for i in range(self.depth):
+            x = x + getattr(self, f"extra{i}")(x)
+        return {"y": x, "parts": [x.sum(-1), x.amax(dim=1, keepdim=True)]}
+
+
+class Attention(nn.Module):
+    """einsum, view, transpose, masks, a property of the shape."""
+
+    inputs = ((2, 5, 8),)
+
+    def __init__(self, width=8, heads=2):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.heads = heads
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (a.view(B, T, self.heads, C // self.heads).transpose(1, 2) for a in (q, k, v))
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / (C // self.heads) ** 0.5
+        mask = torch.tril(torch.ones(T, T, dtype=torch.bool, device=x.device))
+        scores = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        y = (scores @ v).transpose(1, 2).contiguous().view(B, T, C)
+        return F.normalize(y, dim=-1)
+
+
+class Optional(nn.Module):
+    """An attribute that is None or a layer, keyword-only and optional inputs, flags."""
+
+    inputs = ((2, 4),)
+
+    def __init__(self, *, deep: bool = True):
+        super().__init__()
+        self.extra = None
+        if deep:
+            self.extra = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x, scale=None, *, twice=False):
+        if self.extra is not None:
+            x = torch.tanh(self.extra(x))
+        if scale is not None:
+            x = x * scale
+        return self.out(x + x if twice else x)
+
+
+class Lists(nn.Module):
+    """ParameterList and a constant list of numbers."""
+
+    inputs = ((2, 3),)
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(2)])
+        self.powers = [1, 2]
+
+    def forward(self, x):
+        return sum(w * x**p for w, p in zip(self.weights, self.powers, strict=True))
+
+
+class Norm(nn.LayerNorm):
+    """A layer of torch with another forward."""
+
+    inputs = ((2, 3, 4, 4),)
+
+    def __init__(self, normalized_shape=3):
+        super().__init__(normalized_shape)
+
+    def forward(self, x):
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
