@@ -22,7 +22,7 @@ from .._typing import PyTree, Static, TreeDef
 from ..errors import BatchError
 from .agreement import Agreement, Alone
 from .arrays import Arrays, ModuleArrays
-from .batches import check_batch, empty
+from .batches import check_batch, empty, without_torch
 from .compiled_step import Own, Program, Result
 from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
@@ -63,6 +63,7 @@ def eval_step(
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
+        batch, kwargs = without_torch(batch, kwargs)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")
         outputs = engine.step(batch, kwargs).aux
         found = empty(batch, kwargs)
