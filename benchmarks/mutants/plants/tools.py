@@ -77,4 +77,8 @@ PLANTS = [
     *plants("jaxpar/_cli/parity_spec.py",
         ('if name in found:\n            found[name] = _built', 'if name not in found:\n            found[name] = _built', "tests/test_parity_command.py -m \"not long\" -k same"),
     ),
+    *plants("jaxpar/_tools/estimate/picture.py",
+        ('if not slots:', 'if False:', "tests/test_estimate.py -k lane"),
+        ('if found.memory.total > SEEN * found.room', 'if True', "tests/test_estimate.py -k small_model"),
+    ),
 ]
