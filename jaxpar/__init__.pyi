@@ -40,6 +40,9 @@ from ._parallel.on_device import OnDevice as OnDevice
 from ._parallel.parallel_apply import parallel_apply as parallel_apply
 from ._parallel.placement import Placement as Placement
 from ._parallel.programs import clear_caches as clear_caches
+from ._tools.profile import Operation as Operation
+from ._tools.profile import Profile as Profile
+from ._tools.profile import profile as profile
 from ._metrics.progress import progress as progress
 from ._parallel.replicate import Replicas as Replicas
 from ._parallel.replicate import replicate as replicate

@@ -35,6 +35,10 @@ class ReplicaGroups:
     numbers: tuple[int, ...]
 
 
+Axis: TypeAlias = AxisName | ReplicaGroups
+"""Over what a batch is spread that has statistics of its own: mesh axes, or a group of replicas."""
+
+
 class Static:
     """A value that is part of a program rather than data: compared by value, or by identity.
 

@@ -305,6 +305,6 @@ class DivergenceError(JaxparError, RuntimeError):
     """Processes or replicas that should be the same are not.
 
     Cause: a batch of another shape on one rank; another version, device or configuration; weights
-    that were changed on one replica alone.
-    Cure: the message names the rank, the field and both values.
+    that were changed on one replica alone; a call that only some ranks make.
+    Cure: the message names the rank, the field and both values, or both calls and their lines.
     """

@@ -658,7 +658,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_call(tmp_path, monkeypatch
     with monkeypatch.context() as patched:
         on_full_disk(patched, "found on the way")
         assert checkpointer.save(1, tree=jnp.ones(5))
-        checkpointer._background.join()
+        checkpointer._saver.join()
     with pytest.raises(CheckpointError, match="step 1 needs"):
         checkpointer.wait()
     assert checkpointer.wait()

@@ -609,6 +609,17 @@ def test_a_loader_that_was_resumed_can_be_saved_again():
         assert done == want
 
 
+def test_the_worker_of_a_batch_is_the_same_after_resuming():
+    class Who(Squares):
+        def __getitem__(self, i):
+            return jaxpar.data.get_worker_info().id
+
+    loader = DataLoader(Who(), 2, num_workers=3)
+    want = [b.tolist() for b in loader]
+    loader.load_state_dict({**DataLoader(Who(), 2).state_dict(), "batches": 4})
+    assert [b.tolist() for b in loader] == want[4:]
+
+
 def test_resuming_reads_no_row_twice():
     read = []
 

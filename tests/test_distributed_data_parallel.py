@@ -133,7 +133,7 @@ def assert_faults_are_found(ours: Seen, theirs: Seen) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    """docs/semantics.md rows D3, D4, D6, D7, D9, D13, D14; H2 to H6; J2 to J4."""
+    """docs/semantics.md rows D3, D4, D6, D7, D9, D13, D14; H2 to H6; J2 to J4, J9."""
     theirs = run_torch(tmp_path, 2, cases.OF_TWO)
     mine = run_jaxpar(tmp_path, 2, 1, cases.OF_TWO)
     assert_equal(mine, theirs, cases.OF_TWO)
@@ -149,7 +149,7 @@ def test_two_processes(tmp_path):
 
 @pytest.mark.slow
 def test_groups_of_two_processes(tmp_path):
-    """docs/semantics.md rows D25, B1: two models, and statistics of two groups in one model."""
+    """docs/semantics.md rows D30, B7: two models, and statistics of two groups in one model."""
     theirs = run_torch(tmp_path, 4, cases.PAIRS)
     mine = run_jaxpar(tmp_path, 4, 1, cases.PAIRS)
     assert_equal(mine, theirs, cases.PAIRS)

@@ -102,6 +102,24 @@ def test_ranks_may_have_other_numbers_of_rows(monkeypatch):
     assert [x.shape for x in jax.tree.leaves(mine.batch)] == [(2, 4, 3)]  # filled up to the largest piece
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_all_ranks_are_in_no_sync_or_none_is(keep, monkeypatch):
+    """docs/semantics.md row J9."""
+    strategy = announced(monkeypatch, "the same")
+    for buffers_from in (1, None if keep else 1):  # after a step in no_sync each has its own
+        agreed, _ = strategy.agree(rows(), None, keep)
+        assert (agreed.keep, agreed.buffers_from) == (keep, buffers_from)
+    other = join._announcement(rows(), not keep)
+    with pytest.raises(errors.DivergenceError, match=r"the mode differs: rank 0 has .*, rank 1 has"):
+        announced(monkeypatch, other).agree(rows(), None, keep)
+
+
+def test_a_rank_that_has_left_learns_what_the_others_do(monkeypatch):
+    strategy = announced(monkeypatch, join._announcement(rows(), True))
+    strategy.rows = rows()
+    assert strategy.announce(rows().empty()).keep
+
+
 # ----------------------------------------------------------------------------------------- the block
 
 

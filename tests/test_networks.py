@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +91,12 @@ def generate(g, d, z):
     return ((d(g(z)) - 1) ** 2).mean()
 
 
+def play(g, d, x, z, detach):
+    """Both losses of one forward pass."""
+    made = g(z)
+    return ((d(made) - 1) ** 2).mean(), ((d(x) - 1) ** 2).mean() + (d(detach(made)) ** 2).mean()
+
+
 def rebuild(nets, x, z):
     g, d = nets
     return ((d(g(z)) - x[:, :1]) ** 2).mean() + ((g(z) - x) ** 2).mean()
@@ -127,39 +134,43 @@ def torch_devices(kind):
         yield lambda module: torch.nn.DataParallel(module.to(devices.device), list(range(N)))
 
 
-def torch_step(kind, nets, optimizers, loss_fn, *batch) -> float:
-    """`loss_fn(*nets, *batch)`; of all nets buffers move on, and those with an optimizer are trained."""
+def torch_step(kind, nets, optimizers, loss_fn, *batch):
+    """`loss_fn(*nets, *batch)`; of all nets buffers move on, and those with an optimizer are trained, each by
+    its own loss if there are as many."""
     batch = [torch.tensor(x) for x in batch]
-    trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    trained = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
     if kind is distributed:
-        loss = torch_replicas(nets, trained, loss_fn, batch)
+        losses, gradients = torch_replicas(nets, trained, loss_fn, batch)
     else:
-        value = loss_fn(*nets, *batch)
-        for p, gradient in zip(trained, torch.autograd.grad(value, trained), strict=True):
-            p.grad = gradient
-        loss = float(value.detach())
+        losses, gradients = torch_gradients(loss_fn(*nets, *batch), trained)
+    for p, gradient in zip(itertools.chain(*trained), gradients, strict=True):
+        p.grad = gradient
     for optimizer in optimizers:
         optimizer.step()
-    return loss
+    return losses
 
 
-def torch_replicas(nets, trained, loss_fn, batch) -> float:
+def torch_gradients(value, trained):
+    if not isinstance(value, tuple):
+        return [float(value.detach())], torch.autograd.grad(value, list(itertools.chain(*trained)))
+    of_each = [torch.autograd.grad(v, ps, retain_graph=True) for v, ps in zip(value, trained, strict=True)]
+    return [float(v.detach()) for v in value], [g for gradients in of_each for g in gradients]
+
+
+def torch_replicas(nets, trained, loss_fn, batch):
     """What N ranks of DistributedDataParallel do: the mean of their gradients, rank 0's buffers."""
     pieces = list(zip(*(torch.chunk(x, N) for x in batch), strict=True))
     before = [{name: b.clone() for name, b in net.named_buffers()} for net in nets]
-    losses, gradients, after = [], [], None
+    found, after = [], None
     for piece in pieces:
         for net, buffers in zip(nets, before, strict=True):
             net.load_state_dict(buffers, strict=False)
-        value = loss_fn(*nets, *piece)
-        gradients.append(torch.autograd.grad(value, trained))
-        losses.append(float(value.detach()))
+        found.append(torch_gradients(loss_fn(*nets, *piece), trained))
         after = after or [{name: b.clone() for name, b in net.named_buffers()} for net in nets]
     for net, buffers in zip(nets, after, strict=True):
         net.load_state_dict(buffers, strict=False)
-    for p, *of_each in zip(trained, *gradients, strict=True):
-        p.grad = sum(of_each) / len(pieces)
-    return float(np.mean(losses))
+    losses, gradients = zip(*found, strict=True)
+    return np.mean(losses, 0), [sum(of_each) / N for of_each in zip(*gradients, strict=True)]
 
 
 def sgd(net):
@@ -186,7 +197,24 @@ def gan_in_two_steps(kind, ours, theirs):
             ),
             torch_step(kind, [torch_g, torch_d], [torch_sgd_g], generate, z),
         ]
-        yield got, want
+        yield got, np.concatenate(want)
+
+
+def gan_in_one_step(kind, ours, theirs):
+    """Both networks at once, each by its own loss."""
+
+    def losses(nets, x, z):
+        return play(*nets, x, z, jax.lax.stop_gradient)
+
+    def torch_losses(g, d, x, z):
+        return play(g, d, x, z, torch.Tensor.detach)
+
+    step = jaxpar.train_step(ours, tuple(map(sgd, ours)), losses)
+    optimizers = list(map(sgd, theirs))
+    for x, z in zip(X, Z, strict=True):
+        got = step(x, z)
+        assert isinstance(got, tuple)
+        yield list(map(float, got)), torch_step(kind, theirs, optimizers, torch_losses, x, z)
 
 
 def two_optimizers(kind, ours, theirs):
@@ -194,7 +222,7 @@ def two_optimizers(kind, ours, theirs):
     optimizers = list(map(sgd, theirs))
     for x, z in zip(X, Z, strict=True):
         want = torch_step(kind, theirs, optimizers, lambda g, d, x, z: rebuild((g, d), x, z), x, z)
-        yield [float(step(x, z))], [want]
+        yield [float(step(x, z))], want
 
 
 def teacher_and_student(kind, ours, theirs):
@@ -204,10 +232,10 @@ def teacher_and_student(kind, ours, theirs):
     optimizer = sgd(torch_student)
     for x in X:
         want = torch_step(kind, [torch_student, torch_teacher], [optimizer], distil, x)
-        yield [float(step(x, {"of": teacher}))], [want]
+        yield [float(step(x, {"of": teacher}))], want
 
 
-SCENES = [gan_in_two_steps, two_optimizers, teacher_and_student]
+SCENES = [gan_in_two_steps, gan_in_one_step, two_optimizers, teacher_and_student]
 WIDTHS = {teacher_and_student: ((3, 1), (3, 1))}
 
 
@@ -228,11 +256,12 @@ def test_networks_train_as_in_torch(scene, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_planted_fault_is_found(kind, monkeypatch):
+@pytest.mark.parametrize("scene", [gan_in_two_steps, gan_in_one_step], ids=lambda scene: scene.__name__)
+def test_a_planted_fault_is_found(scene, kind, monkeypatch):
     exact = jax.lax.stop_gradient
     monkeypatch.setattr(jax.lax, "stop_gradient", lambda x: exact(x) * (1 + 1e-9))
     with pytest.raises(AssertionError):
-        compare_with_torch(gan_in_two_steps, kind)
+        compare_with_torch(scene, kind)
 
 
 # ------------------------------------------------------------------------------------------ streams
@@ -361,6 +390,11 @@ def refused():
     )
     yield "Total is an argument", lambda: step_of(ddp, of_ddp)(total, z), TypeError
     yield "Total is an argument", lambda: net(z, total), TypeError
+    yield (
+        "1 losses for 2 networks",
+        lambda: jaxpar.train_step((net, net), (of_net, of_net), lambda nets, x: (jnp.float64(0),))(z),
+        jaxpar.errors.LossError,
+    )
     yield "net must be an nnx.Module", lambda: step_of((net, 1), (of_net, of_net)), TypeError
 
 

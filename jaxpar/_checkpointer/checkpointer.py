@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 from .._training.watchdog import reached
 from .._typing import PyTree
 from ..errors import CheckpointError
-from .background import Background
-from .item import StatefulItem, TreeItem, item_of
-from .ranks import Outcomes, agree, check_alike, preempted, rank, size, take_along
-from .reading import Values, read_step
-from .snapshot import Snapshot, on_host, snapshot
-from .step import Arrays, Damage, Parts, State, check_step
+from .best import BEST, BestStore
+from .item import TreeItem, item_of
+from .metric import Metric
+from .ranks import preempted, size, take_along
+from .restoring import Restored as Restored
+from .restoring import restore
+from .saver import Saver
+from .step import Damage, check_step
 from .store import Store
 from .warn import warn
 
@@ -25,59 +27,37 @@ REQUEUE = 75
 """EX_TEMPFAIL: the state is saved, start me again. `jaxpar launch` and batch systems understand it."""
 
 
-T = TypeVar("T")
-
-
-class _Attempt(Generic[T]):
-    """What a function returned or raised; calling it does the same."""
-
-    def __init__(self, work: Callable[[], T]):
-        self._error: Exception | None = None
-        try:
-            self._result = work()
-        except Exception as error:
-            self._error = error
-
-    def __call__(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
-
-class Restored(NamedTuple):
-    """What `Checkpointer.restore` read: the step, and the items that are trees."""
-
-    step: int
-    trees: dict[str, PyTree]
-
-
 class Checkpointer:
     """Saves a training run while it goes on, and resumes it with the same numbers.
 
     ```python
-    with jaxpar.Checkpointer("run", save_every=100) as checkpointer:
-        start = 0
-        if checkpointer.latest_step() is not None:
-            start = checkpointer.restore(net=net, optimizer=optimizer, rngs=rngs, loader=loader).step + 1
-        for step in range(start, steps):
+    with jaxpar.Checkpointer("run") as checkpointer:
+        for epoch in checkpointer.epochs(90, net=net, optimizer=optimizer, loader=loader):
             ...
-            checkpointer.save(step, net=net, optimizer=optimizer, rngs=rngs, loader=loader)
+            checkpointer.save_best(epoch, accuracy, mode="max", net=net)
+    ```
+
+    `epochs` restores, goes on with the epoch after the last one that was finished, and saves. The same by
+    hand, for steps as well:
+
+    ```python
+    for step in range(checkpointer.resume(net=net, optimizer=optimizer, loader=loader), steps):
+        ...
+        checkpointer.save(step, net=net, optimizer=optimizer, loader=loader)
     ```
 
     Args:
       directory: a folder on a file system that all processes see; made if it is not there.
       max_to_keep: steps to keep, those with the highest numbers; None keeps all. Never removed are the
         step that was just saved, and what cannot be read.
+      keep_best: of what `save_best` saves, how many to keep; `max_to_keep` does not touch them.
       save_every: `save` does nothing at other steps than the multiples of this.
       asynchronous: whether the bytes are written while training goes on.
       on_save_error: `"raise"`, or `"warn"` to train on when a step cannot be written.
 
-    With several processes all of them call every method; rank 0 writes, all read. One process at a time
-    saves to a directory: the first `save` locks it, until `close` or the end of the process.
+    With several processes rank 0 writes. It may call every method alone, as in torch's tutorials; what is
+    something else on each rank is saved when all call. One process at a time saves to a directory: the first
+    `save` locks it, until `close` or the end of the process.
 
     Raises:
       CheckpointError: `directory` is a file.
@@ -90,13 +70,15 @@ class Checkpointer:
         directory: str | os.PathLike[str],
         *,
         max_to_keep: int | None = 3,
+        keep_best: int = 1,
         save_every: int = 1,
         asynchronous: bool = True,
         on_save_error: Literal["raise", "warn"] = "raise",
     ):
         if on_save_error not in ("raise", "warn"):
             raise ValueError(f"Checkpointer: on_save_error is 'raise' or 'warn', not {on_save_error!r}.")
-        for name, number in (("save_every", save_every), ("max_to_keep", max_to_keep)):
+        numbers = {"save_every": save_every, "max_to_keep": max_to_keep, "keep_best": keep_best}
+        for name, number in numbers.items():
             if number is None and name == "max_to_keep":
                 continue
             if not isinstance(number, int):
@@ -106,10 +88,9 @@ class Checkpointer:
         self.directory = Path(os.path.abspath(os.fspath(directory)))
         self.save_every, self.asynchronous, self.on_save_error = save_every, asynchronous, on_save_error
         self._store = Store(self.directory, max_to_keep)
-        self._background = Background()
-        self._outcomes = Outcomes(self.directory)
-        self._pending: int | None = None
-        """Of every rank but 0: the step that it saved last, until it knows what became of it."""
+        self._saver = Saver(self._store, on_save_error)
+        self._best_store = BestStore(self.directory / BEST, keep_best)
+        self._best = Saver(self._best_store, on_save_error)
 
     # ------------------------------------------------------------------------------------------- saving
 
@@ -136,17 +117,13 @@ class Checkpointer:
             `on_save_error="warn"` the disk's errors are warnings.
           SystemExit: with code 75, after a SIGTERM.
         """
-        step = operator.index(step)
-        if step < 0:
-            raise ValueError(f"Checkpointer.save: the step is {step}; it must be 0 or more.")
+        step = _number(step, "save")
         leaving = preempted(step)
         if not (leaving or force or step % self.save_every == 0):
             return False
         if not items:
             raise TypeError("Checkpointer.save: there is nothing to save; pass items by name: net=net.")
-        taken = _Attempt(lambda: snapshot(items))
-        together = leaving or taken.failed or bool(taken().own)
-        came, started = self._begin(step, taken, together)
+        came, started = self._saver.begin(step, items, together=leaving)
         if leaving or not self.asynchronous:
             started = self.wait() and started
         if leaving and len(came) < size():
@@ -155,103 +132,54 @@ class Checkpointer:
             raise SystemExit(REQUEUE)
         return started
 
-    def _begin(self, step: int, taken: _Attempt[Snapshot], together: bool) -> tuple[list[int], bool]:
-        """The ranks that take part, as far as that matters, and whether the step is being written."""
-        arrays: Arrays = {}
+    def save_best(
+        self, step: int, metric: Any, /, *, mode: Literal["min", "max"] = "min", **items: PyTree
+    ) -> bool:
+        """Saves a step if it is among the `keep_best` best ones, by a metric, to the folder `best`.
 
-        def take() -> tuple[int, State, dict[str, str], str | None, str | None]:
-            found, before, full = taken(), None, None
-            if rank() == 0:
-                arrays.update(on_host(found.arrays))
-                before = self._background.wait()
-                self._make_way(step)
-                full = self._store.full(step, arrays)
-            return step, found.small, found.digests, before, full
+        These steps are of a series of their own: `save` and `restore` do not see them. What was best before
+        an interruption is compared, too.
 
-        if rank() == 0:
-            self._outcomes.begin()
-        else:
-            self._pending = step
-        try:
-            answers = agree("Checkpointer.save", self.directory, take, together)
-            steps, states, digests, (before, *_), (full, *_) = zip(*answers.values(), strict=True)
-            if len(set(steps)) > 1:
-                raise CheckpointError(
-                    f"Checkpointer.save: the ranks save different steps: {list(steps)}. All must call it "
-                    "with the same one."
-                )
-            check_alike(digests)
-            self._complain(before)
-            self._complain(full)
-        except Exception as error:
-            self._pending = None
-            if rank() == 0:
-                self._outcomes.tell(step, str(error))
-            raise
-        if full is None and rank() == 0:
-            parts: Parts | None = None
-            if together and len(answers) < size():
-                parts = {"ranks": list(answers), "size": size(), "items": taken().own}
-            once = states[:1] if all(state == states[0] for state in states) else states
-            self._background.start(lambda: self._write(step, arrays, list(once), parts))
-        return list(answers), full is None
+        Args:
+          step: as for `save`. metric: one number. Not a number is never the best, and of equal steps the
+            earlier one is.
+          mode: whether the best is the least ("min") or the largest ("max").
+          items: as for `save`.
 
-    def _write(self, step: int, arrays: Arrays, states: list[State], parts: Parts | None) -> None:
-        trouble = ""
-        try:
-            self._store.write(step, arrays, states, parts)
-        except Exception as error:
-            trouble = str(error)
-            raise
-        finally:
-            self._outcomes.tell(step, trouble)
+        With several processes rank 0's metric decides.
 
-    def _make_way(self, step: int) -> None:
-        """Locks the directory, and sets a step aside whose number is needed, if it is damaged. That is found
-        out here and now: a disk that failed while `restore` was looking may have come back since."""
-        self._store.open()
-        if step not in self._store.steps():
-            return
-        try:
-            check_step(self._store.path(step))
-        except Damage as damage:
-            aside = self._store.set_aside(step)
-            warn(
-                f"Checkpointer.save: step {step} in {self.directory} is damaged, and was renamed to "
-                f"{aside.name}: {damage}."
-            )
-        else:
-            raise CheckpointError(
-                f"Checkpointer.save: step {step} exists in {self.directory}. A step is never written over: "
-                "restore the newest one and go on from there, or use another directory."
-            )
+        Returns:
+          Whether the step was saved.
 
-    def _complain(self, trouble: str | None) -> None:
-        if trouble and self.on_save_error == "raise":
-            raise CheckpointError(trouble)
-        if trouble:
-            warn(trouble)
+        Raises:
+          CheckpointError: as `save`; the steps there are of the other mode.
+
+        torch counterpart: `if is_best: shutil.copyfile(..., "model_best.pth.tar")` of its imagenet example.
+        """
+        step, found = _number(step, "save_best"), Metric.of(metric, mode)
+        if not items:
+            raise TypeError("Checkpointer.save_best: there is nothing to save; pass items by name: net=net.")
+        _, started = self._best.begin(step, items, together=True, metric=found)
+        if started and not self.asynchronous:
+            started = self._best.wait()
+        return started
 
     def wait(self) -> bool:
-        """Waits until the step that is being written is on disk.
+        """Waits until what is being written is on disk.
 
         Returns:
           Whether it is. Raises CheckpointError if not, unless `on_save_error="warn"`.
         """
-        trouble = self._background.wait()
-        if self._pending is not None:
-            step, self._pending = self._pending, None
-            trouble = self._outcomes.ask(step)
-        self._complain(trouble)
-        return trouble is None
+        both = [self._saver.wait(), self._best.wait()]
+        return all(both)
 
     def close(self) -> None:
         """Waits, and lets other processes save to the directory. Leaving a `with` block does this."""
         try:
             self.wait()
         finally:
-            if self._background.idle:  # after a Ctrl-C while waiting, the step is still being written
-                self._store.close()
+            self._saver.close()
+            self._best.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -263,10 +191,10 @@ class Checkpointer:
             self.close()
             return
         # The other ranks may not come here, and the error that is on its way matters more.
-        trouble = self._background.wait()
-        self._store.close()
-        if trouble and error is not None:
-            error.add_note(trouble)
+        for saver in (self._saver, self._best):
+            trouble = saver.abandon()
+            if trouble and error is not None:
+                error.add_note(trouble)
 
     # ---------------------------------------------------------------------------------------- restoring
 
@@ -279,7 +207,7 @@ class Checkpointer:
 
         Warns of every newer one that has not. Reads all bytes of the steps that it looks at.
         """
-        self._background.join()
+        self._saver.join()
         for step in reversed(self._store.steps()):
             try:
                 check_step(self._store.path(step))
@@ -313,21 +241,70 @@ class Checkpointer:
         """
         if not items:
             raise TypeError("Checkpointer.restore: there is nothing to restore; pass items by name: net=net.")
-        self._background.join()
-        held = {name: item_of(name, given) for name, given in items.items()}
-        values: Values = {}
+        self._saver.join()
+        restored = restore(self._store, step, items, strict_dtype)
+        reached(restored.step)
+        return restored
 
-        def read(at: int | None) -> int:
-            found, new = read_step(self._store, at, held, strict_dtype)
-            values.update(new)
-            return found
+    def restore_best(self, *, strict_dtype: bool = True, **items: PyTree) -> Restored:
+        """Puts the best step's state into the items: the best one whose digests verify.
 
-        answers = agree("Checkpointer.restore", self.directory, lambda: read(step) if rank() == 0 else -1)
-        chosen = answers[0]
-        if len(answers) > 1:
-            agree("Checkpointer.restore: read", self.directory, lambda: rank() == 0 or read(chosen))
-        # What may refuse its state goes first, so that nothing has changed if it does.
-        order = sorted(held, key=lambda name: not isinstance(held[name], StatefulItem))
-        put = {name: held[name].put(values[name]) for name in order}
-        reached(chosen)
-        return Restored(chosen, {name: put[name] for name in held if isinstance(held[name], TreeItem)})
+        Args, Returns and Raises: as `restore`.
+        """
+        if not items:
+            raise TypeError("Checkpointer.restore_best: there is nothing to restore; pass items: net=net.")
+        self._best.join()
+        return restore(self._best_store, None, items, strict_dtype)
+
+    def best_step(self) -> int | None:
+        """The best step on disk, or None. Stop early with it, also after an interruption:
+
+        ```python
+        for epoch in checkpointer.epochs(90, net=net):
+            if epoch - (checkpointer.best_step() or 0) > patience:
+                break  # before the epoch, so that the last one is saved
+        ```
+        """
+        self._best.join()
+        return self._best_store.best()
+
+    # --------------------------------------------------------------------------------------- going on
+
+    def resume(self, **items: PyTree) -> int:
+        """Restores the newest step into the items, if there is one.
+
+        Returns:
+          The step to go on with: the one after it, or 0.
+
+        Raises:
+          CheckpointError: as `restore`; an item is a tree, which cannot be updated in place.
+        """
+        for name, given in items.items():
+            if isinstance(item_of(name, given), TreeItem):
+                raise CheckpointError(
+                    f"Checkpointer.resume: {name} is a tree, which cannot be updated in place. Give it to "
+                    "restore, which returns another one and the `next` step."
+                )
+        return self.restore(**items).next if self.latest_step() is not None else 0
+
+    def epochs(self, n: int, /, **items: PyTree) -> Iterator[int]:
+        """The epochs that are left of `n`, from the one after the last that was finished.
+
+        Before the first one the newest step is restored into the items. After each one, when the loop comes
+        back for the next, it is saved; the last one whatever `save_every` says. So an epoch is never left out
+        and, but for one in which the run ended or a `break` left the loop, never trained again.
+
+        Args:
+          n: epochs from the first start on. items: as for `resume`. All ranks iterate.
+        """
+        start = self.resume(**items)
+        for epoch in range(start, n):
+            yield epoch
+            self.save(epoch, force=epoch == n - 1, **items)
+
+
+def _number(step: int, function: str) -> int:
+    step = operator.index(step)
+    if step < 0:
+        raise ValueError(f"Checkpointer.{function}: the step is {step}; it must be 0 or more.")
+    return step

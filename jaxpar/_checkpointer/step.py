@@ -29,6 +29,7 @@ from typing import NotRequired, TypeAlias, TypedDict
 import numpy as np
 
 from ..errors import CheckpointError
+from .metric import Metric
 from .plain import Json, dtype_of
 
 FORMAT = 2
@@ -79,13 +80,14 @@ class Parts(TypedDict):
 
 class Manifest(TypedDict):
     """`states` has one entry for each rank, or a single one if all ranks have the same. `parts` is None if
-    all ranks took part, or had nothing of their own."""
+    all ranks took part, or had nothing of their own. `metric` is that of a best step, with its mode."""
 
     format: int
     step: int
     arrays: dict[str, dict[str, SavedArray]]
     states: list[State]
     parts: NotRequired[Parts | None]
+    metric: NotRequired[Metric]
 
 
 def read_manifest(step: Path) -> Manifest:

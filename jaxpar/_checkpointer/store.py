@@ -18,6 +18,7 @@ from pathlib import Path
 from .._training.watchdog import reached
 from ..errors import CheckpointError
 from .lock import Lock
+from .metric import Metric
 from .step import Arrays, Damage, Parts, State, flush, read_manifest
 
 NUMBER = "(0|[1-9][0-9]*)"
@@ -65,7 +66,7 @@ class Store:
                 f"Checkpointer.save: {self.directory} cannot be written to: {error.strerror}."
             ) from None
         # Under the lock, so they are a dead process's and not another one's that is writing.
-        for left in self._folders(NUMBER + re.escape(UNFINISHED)):
+        for left in self._folders(rf"{NUMBER}(\.old)?{re.escape(UNFINISHED)}"):
             shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:
@@ -83,7 +84,19 @@ class Store:
         needed, free = _needed(arrays), shutil.disk_usage(self.directory).free
         return None if needed <= free else self._full(step, arrays)
 
-    def write(self, step: int, arrays: Arrays, states: list[State], parts: Parts | None = None) -> None:
+    def wants(self, metric: Metric | None) -> bool:
+        """Whether a step is to be saved at all."""
+        del metric
+        return True
+
+    def write(
+        self,
+        step: int,
+        arrays: Arrays,
+        states: list[State],
+        parts: Parts | None = None,
+        metric: Metric | None = None,
+    ) -> None:
         """Writes a step, then removes the oldest ones.
 
         Raises CheckpointError if it could not be written; all earlier steps are as they were.
@@ -91,9 +104,14 @@ class Store:
         unfinished = self.directory / f"{step}{UNFINISHED}"
         try:
             unfinished.mkdir()
-            self._write_step(unfinished, step, arrays, states, parts)
+            self._write_step(unfinished, step, arrays, states, parts, metric)
+            replaced = self.directory / f"{step}.old{UNFINISHED}"
+            if self.path(step).exists():
+                self.path(step).rename(replaced)  # a best step that was trained again
             unfinished.rename(self.path(step))  # atomic on every file system with POSIX semantics
             flush(self.directory)
+            if replaced.exists():
+                shutil.rmtree(replaced)
         except Exception as error:
             shutil.rmtree(unfinished, ignore_errors=True)  # or it would go on filling the disk
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
+from .metric import Metric
 from .plain import flat_bytes
 from .step import ARRAYS, FORMAT, MANIFEST, THREADS, Arrays, Manifest, Parts, State, digest, flush
 
@@ -28,10 +29,17 @@ SAFE, LONGEST = " !$&'()+,;=@[]^{}", 200
 
 
 def write_step(
-    folder: Path, step: int, arrays: Arrays, states: list[State], parts: Parts | None = None
+    folder: Path,
+    step: int,
+    arrays: Arrays,
+    states: list[State],
+    parts: Parts | None = None,
+    metric: Metric | None = None,
 ) -> None:
     """Writes a step into an empty folder. When this returns, all of it is on the disk."""
     manifest: Manifest = {"format": FORMAT, "step": step, "arrays": {}, "states": states, "parts": parts}
+    if metric is not None:
+        manifest["metric"] = metric
     words = _words(arrays)
     tree: dict[str, dict[str, np.ndarray]] = {}
     for at, (first, second) in words.items():

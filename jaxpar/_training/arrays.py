@@ -41,9 +41,11 @@ class Arrays(abc.ABC):
       names: what each array is called in errors.
       parameters: which of them get gradients.
       function: what the user calls.
+      groups: of several networks, which of the parameters are each one's, by their place among these.
     """
 
     function: str = "value_and_grad"
+    groups: tuple[tuple[int, ...], ...] = ()
     definition: Definition
     form: TreeDef
     names: list[str]

@@ -187,10 +187,13 @@ def _finish(
     if plan.source is not None:
         terms, rebuild = terms_of(plan.source, local.changes, index)
     # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
-    message = Message(REPLICA, _is_flat(plan.placement), [loss / len(plan.active), *terms])
+    losses, form = jax.tree.flatten(loss)
+    means = [each / len(plan.active) for each in losses]
+    message = Message(REPLICA, _is_flat(plan.placement), [*means, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
     state, after = plan.hook.reduce(own.hook, bucket)
-    loss, *terms = message.others()
+    others = message.others()
+    loss, terms = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
     if plan.source is not None:
         changes = rebuild(terms)
     if plan.update is not None:

@@ -25,17 +25,21 @@ from .precision import Precision
 class Value(NamedTuple):
     """The loss, what came with it, the module's values that changed, and the list of gradients."""
 
-    loss: jax.Array
+    loss: PyTree
     aux: PyTree
     changes: Changes
     gradients: list
 
 
 class Forward(NamedTuple):
-    """A value before it is differentiated; `scaled` is the number that is."""
+    """A value before it is differentiated; `scaled` is the number that is.
+
+    Of several networks the loss may be a tuple with one for each, and `scaled` is made so that its gradient
+    with respect to a network's parameters is that of the network's own loss.
+    """
 
     scaled: jax.Array
-    loss: jax.Array
+    loss: PyTree
     aux: PyTree
     changes: Changes
 
@@ -50,6 +54,7 @@ class Loss:
       function: `function(module, *args, **kwargs)`, the loss or with `has_aux` (loss, aux).
       precision: in which type it is computed; None is that of the values.
       on_replicas: the module is a DataParallel, whose replicas cast the parameters.
+      groups: of several networks, which of the parameters are each one's.
     """
 
     definition: Definition
@@ -59,6 +64,7 @@ class Loss:
     has_aux: bool = False
     precision: Precision | None = None
     on_replicas: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
@@ -66,7 +72,7 @@ class Loss:
     @functools.cached_property
     def _hash(self) -> int:  # every step asks for it, to find its program
         made_of = self.definition, self.form, self.parameters, self.function
-        return hash((made_of, self.has_aux, self.precision, self.on_replicas))
+        return hash((made_of, self.has_aux, self.precision, self.on_replicas, self.groups))
 
     def __call__(
         self,
@@ -103,6 +109,23 @@ class Loss:
     ) -> Forward:
         """The loss of one batch, to be differentiated. Raises LossError, as a call does."""
         args, kwargs = self._cast((args, kwargs))
+        loss, aux, changes = self._run(values, replica, args, kwargs)
+        objective = loss
+        if isinstance(loss, tuple):
+            # torch: `loss.backward(inputs=list(net.parameters()))`, one after the other. What these runs have
+            # in common, which is the forward pass, XLA computes once.
+            own = [self._only(group, values) for group in self.groups]
+            objective = sum(self._run(x, replica, args, kwargs)[0][i] for i, x in enumerate(own))
+        return Forward(objective if scale is None else objective * scale, loss, aux, changes)
+
+    def _only(self, group: tuple[int, ...], values: list) -> list:
+        """The values, of which the parameters of other networks are constants."""
+        others = {i for k, i in enumerate(self.parameters) if k not in group}
+        return [jax.lax.stop_gradient(x) if i in others else x for i, x in enumerate(values)]
+
+    def _run(
+        self, values: list, replica: jax.Array | None, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[PyTree, PyTree, Changes]:
         full = list(values)
         casts: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.precision is not None and self.on_replicas:
@@ -113,19 +136,34 @@ class Loss:
         module = self.form.unflatten(full)
         with casts:
             result, changes = self.definition.apply(self.function.value, module, replica, args, kwargs)
-        loss, aux = _split(result, self.has_aux)
+        loss, aux = _split(result, self.has_aux, len(self.groups))
         if self.precision is not None:
-            loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
-        return Forward(loss if scale is None else loss * scale, loss, aux, changes)
+            loss = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), loss)
+        return loss, aux, changes
 
     def _cast(self, tree: PyTree) -> PyTree:
         return tree if self.precision is None else self.precision.cast(tree)
 
 
-def _split(result: Any, has_aux: bool) -> tuple[jax.Array, PyTree]:
+def _split(result: Any, has_aux: bool, networks: int) -> tuple[PyTree, PyTree]:
+    """The loss, or the losses of that many networks, and what came with it."""
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {result!r:.60}.")
     loss, aux = result if has_aux else (result, ())
+    if networks and isinstance(loss, tuple):
+        if len(loss) != networks:
+            raise LossError(
+                f"loss_fn: it returned {len(loss)} losses for {networks} networks. Return one loss that "
+                "trains all of them, or one for each."
+            )
+        for each in loss:
+            _check_number(each)
+    else:
+        _check_number(loss)
+    return loss, aux
+
+
+def _check_number(loss: Any) -> None:
     shape = getattr(loss, "shape", None)
     if shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         what = f"{loss.dtype}{list(shape)}" if shape is not None else type(loss).__name__
@@ -133,4 +171,3 @@ def _split(result: Any, has_aux: bool) -> tuple[jax.Array, PyTree]:
             f"loss_fn: grad can be implicitly created only for scalar outputs, and it returned {what}. "
             "Return one real number, for instance with .mean(); with more than the loss, pass has_aux=True."
         )
-    return loss, aux

@@ -68,7 +68,8 @@ def train_step(
         A Linen module, or its wrapper, is one too.
       optimizer: made from `net`; what its `wrt` lets through is trained. Of several modules one for each. Of
         a Linen module its `TrainState`, whose arrays the step takes over; `step.state` is the next one.
-      loss_fn: `loss_fn(net, *batch)`, one number. A DistributedDataParallel evaluates it on every replica's
+      loss_fn: `loss_fn(net, *batch)`, one number; of several modules also a tuple with one for each, by
+        which that module alone is trained. A DistributedDataParallel evaluates it on every replica's
         own rows with the module that it wraps. The batch is whatever the step is called with: arrays, and
         also modules, `nnx.Rngs` and metrics, which it uses and does not train. As in torch their statistics,
         counters and streams move on.
@@ -153,7 +154,7 @@ class TrainStep:
         self.updates += last
         if done.report is not None:
             self._reports.add(done.report)
-        self._throttle.add(done.loss)
+        self._throttle.add(jax.tree.leaves(done.loss)[0])
         return (done.loss, done.aux) if self._has_aux else done.loss
 
     def lower(self, *batch: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:

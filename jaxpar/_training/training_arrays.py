@@ -9,10 +9,11 @@ from flax import nnx
 
 from .. import _exact
 from .._parallel.modules import Changes
+from .._parallel.modules.bundle import Bundle
 from .._parallel.placement import Placement
 from .arrays import ObjectArrays, take_distinct
 from .given_arrays import GivenArrays
-from .moves import moves_of
+from .moves import Move, moves_of
 from .world import World
 
 
@@ -47,9 +48,17 @@ class TrainingArrays(GivenArrays):
 
     @property
     def parameters(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self._moves()[0]
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
+        several = isinstance(self.net, Bundle) and self.net.several
+        return tuple(move.order for move in self._moves()[1]) if several else ()
+
+    def _moves(self) -> tuple[tuple[int, ...], list[Move]]:
         key = self.definitions
         if key not in self._known:
-            self._known[key] = moves_of(self.net, self.optimizer.thing, self.view)[0]
+            self._known[key] = moves_of(self.net, self.optimizer.thing, self.view)
         return self._known[key]
 
     def reset(self, extra: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ class Objective:
         update = None if self._make_update is None else self._make_update(arrays)
         trained, definition = arrays.parameters, arrays.definition
         on_replicas = self._on_replicas and _all_parameters(definition, trained)
-        policy = self.has_aux, self._precision, on_replicas
+        policy = self.has_aux, self._precision, on_replicas, arrays.groups
         function = arrays.loss_of(self._loss_fn)
         return Loss(definition, arrays.form, trained, function, *policy), update
 
@@ -176,12 +176,12 @@ class ReplicaWork:
 
     def _loss(self, done: Result, agreed: Agreement) -> jax.Array:
         world = self._world
-        if jnp.ndim(done.loss) == 0:
+        if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(done.loss)):
             return world.local_shared(done.loss)
         mine = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
         if not mine:  # inside of join
-            return jnp.zeros((), done.loss.dtype)
-        return jnp.mean(world.local_stacked(done.loss)[jnp.array(mine)])
+            return jax.tree.map(lambda x: jnp.zeros((), x.dtype), done.loss)
+        return jax.tree.map(lambda x: jnp.mean(x[jnp.array(mine)]), world.local_stacked(done.loss))
 
     def _changes(self, done: Result, agreed: Agreement) -> PyTree:
         """The buffers of one replica: of the source, or of this process's first one that has rows."""

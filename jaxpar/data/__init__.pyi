@@ -1,3 +1,4 @@
+from . import transforms as transforms
 from ._collate import default_collate as default_collate
 from ._collate import default_convert as default_convert
 from ._data_loader import DataLoader as DataLoader

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from .._typing import REPLICA, AxisName, ReplicaGroups
+from .._typing import REPLICA, Axis, AxisName, ReplicaGroups
 from ._batch_norm import BatchNorm
-from .functional._moments import Axis
 
 
 class SyncBatchNorm(BatchNorm):

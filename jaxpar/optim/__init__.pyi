@@ -1,4 +1,5 @@
 from . import lr_scheduler as lr_scheduler
+from . import swa_utils as swa_utils
 from ._adadelta import adadelta as adadelta
 from ._adafactor import adafactor as adafactor
 from ._adagrad import adagrad as adagrad

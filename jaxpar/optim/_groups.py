@@ -125,6 +125,25 @@ def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
     return found
 
 
+def check_optimizer(optimizer: Any) -> nnx.Optimizer:
+    if not isinstance(optimizer, nnx.Optimizer):
+        raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
+    return optimizer
+
+
+def for_each_group(name: str, optimizer: nnx.Optimizer, value: Any) -> list[Any]:
+    """One value for each group, of one for all or a list."""
+    n = len(param_groups_of(optimizer))
+    if not isinstance(value, (list, tuple)):
+        return [value] * n
+    if len(value) != n:
+        raise ValueError(
+            f"{name} must have the same length as optimizer.param_groups. {name} has {len(value)} values, "
+            f"param_groups has {n}."
+        )
+    return list(value)
+
+
 def _leaves(state: Any) -> list[Place]:
     leaves: list[Place] = jax.tree_util.tree_leaves_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeAlias
 
 import jax
 import optax
@@ -21,6 +21,7 @@ from .._typing import PyTree
 from ._hyperparameters import is_number
 
 P = ParamSpec("P")
+Tx: TypeAlias = optax.GradientTransformationExtraArgs
 
 
 class HyperparametersState(NamedTuple):
@@ -30,22 +31,18 @@ class HyperparametersState(NamedTuple):
     inner_state: PyTree
 
 
-def settable(
-    *names: str,
-) -> Callable[
-    [Callable[P, optax.GradientTransformationExtraArgs]], Callable[P, optax.GradientTransformationExtraArgs]
-]:
+def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
     """For a function that makes an optimizer: numbers given for `names` become arrays of its state.
 
     Arrays and schedules stay what they are, and so does a momentum of zero, which leaves out the buffer.
     "beta1" is the first of `betas`.
     """
 
-    def decorate(make):
+    def decorate(make: Callable[P, Tx]) -> Callable[P, Tx]:
         signature = inspect.signature(make)
 
         @functools.wraps(make)
-        def build(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformationExtraArgs:
+        def build(*args: P.args, **kwargs: P.kwargs) -> Tx:
             tx = make(*args, **kwargs)  # checks all of them
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -55,7 +52,8 @@ def settable(
                 for name, value in given.items()
                 if is_number(value) and (name == "lr" or value != 0)
             }
-            return _keep(kept, tx, lambda new: make(**_put(bound.arguments, new))) if kept else tx
+            again: Callable[..., Tx] = make
+            return _keep(kept, tx, lambda new: again(**_put(bound.arguments, new))) if kept else tx
 
         return build
 
@@ -64,9 +62,9 @@ def settable(
 
 def _keep(
     kept: dict[str, float],
-    tx: optax.GradientTransformationExtraArgs,
-    make: Callable[[dict[str, jax.Array]], optax.GradientTransformationExtraArgs],
-) -> optax.GradientTransformationExtraArgs:
+    tx: Tx,
+    make: Callable[[dict[str, jax.Array]], Tx],
+) -> Tx:
     def init(params):
         return HyperparametersState({name: _exact.scalar(x) for name, x in kept.items()}, tx.init(params))
 

@@ -154,6 +154,7 @@ def check(
         optimizer=(optimizer, optimizer) if optimizer else None,
         seed=manifest["seed"],
         outputs=dict(manifest["outputs"]) or None,
+        channels_first=manifest.get("channels_first", False),
     )
     calls = _calls(manifest, target, flax_kwargs)
     findings = Findings(noise=manifest["noise"], noise_elements=_below(arrays, "noise/"))
@@ -291,6 +292,7 @@ def _manifest(comparison: Comparison, request: Request, noise: dict[str, str], d
         "steps": comparison.steps,
         "replicas": task.replicas,
         "training": task.training,
+        "channels_first": task.channels_first,
         "seed": task.seed,
         "loss": task.loss is not None,
         "optimizer": task.optimizer is not None,

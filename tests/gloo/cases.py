@@ -76,6 +76,7 @@ CASES = {
     "powersgd, convolution": Case("kernel", 6, hook="powersgd, plain"),
     "join, no_sync": Case("mlp", 2, rows=(3, 2, 4), accumulate=2, join=True),
     "join, no_sync, effective": Case("mlp", 2, rows=(3, 2, 4), accumulate=2, join=False),
+    "join, no_sync, cnn": Case("cnn", 3, accumulate=3, join=True),
     "join, no_sync, own buffers": Case("cnn", 2, accumulate=2, join=True, sync=False),
     "join, left in no_sync": Case("mlp", 2, accumulate=2, join=True, left=1),
     "pairs": Case("mlp", pairs=True),

@@ -5,7 +5,7 @@ from ..plant import plants
 
 PLANTS = [
     *plants("jaxpar/nn/functional/_batch_norm.py",
-        ('alone = axis_name is None or jax.lax.axis_size(axis_name) == 1', 'alone = True', "tests/test_lift.py -m \"not long\" -k one_row"),
+        ('alone = axis_name is None or _fewest(axis_name) == 1', 'alone = True', "tests/test_lift.py -m \"not long\" -k one_row"),
         ('unbiased = var * (count / (count - 1))', 'unbiased = var', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),
         ('axes = tuple(range(x.ndim - 1))', 'axes = tuple(range(1, x.ndim - 1))', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),
         ('there = jnp.asarray(count > 0)', 'there = jnp.asarray(count >= 0)', "tests/test_sync_batch_norm.py -m \"not long\" tests/test_nn_norms.py -m \"not long\""),
@@ -13,6 +13,7 @@ PLANTS = [
     *plants("jaxpar/nn/functional/_moments.py",
         ('((1 - momentum) * before + momentum *', '(momentum * before + (1 - momentum) *', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),
         ('jnp.promote_types(x.dtype, jnp.float32)', 'x.dtype', "tests/test_nn_norms.py -m \"not long\" -k \"half or bfloat16 or float16\""),
+        ('return jax.lax.psum(rows, REPLICA)[mine]', 'return jax.lax.psum(rows, REPLICA).sum(0)', "tests/test_groups.py -k another_number"),
     ),
     *plants("jaxpar/nn/_batch_norm.py",
         ('count[...] += 1\n', 'pass\n', "tests/test_nn_norms.py -m \"not long\" -k BatchNorm"),
@@ -21,7 +22,8 @@ PLANTS = [
     *plants("jaxpar/nn/_sync_batch_norm.py",
         ('1 - layer.momentum\n', 'layer.momentum\n', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
         ('if id(node) in seen:\n        return seen[id(node)]\n', '', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
-        ('axis_name = layer.axis_name or axis_name', 'pass', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
+        ('where = where._replace(axis_name=layer.axis_name or where.axis_name)', 'pass', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
+        ('and N in (None, len(process_group.numbers))', '', "tests/test_groups.py -k another_number"),
         ('new.use_running_average = bool(layer.use_running_average)', 'pass', "tests/test_sync_batch_norm.py -m \"not long\" -k convert"),
     ),
     *plants("jaxpar/nn/functional/_cross_entropy.py",

@@ -15,9 +15,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ..._typing import ReplicaGroups
+from ..._typing import Axis, ReplicaGroups
 from .._checks import check_eps
-from ._moments import Axis, global_count, global_moments, standardize, update_running, widened
+from ._moments import global_count, global_moments, standardize, update_running, widened
 
 
 def batch_norm(

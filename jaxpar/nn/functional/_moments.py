@@ -13,10 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._typing import REPLICA, AxisName, ReplicaGroups
-
-Axis = AxisName | ReplicaGroups
-"""Over what a batch is spread; of groups, each has statistics of its own."""
+from ..._typing import REPLICA, Axis, ReplicaGroups
 
 
 def widened(function: str, x: jax.Array) -> jax.Array:

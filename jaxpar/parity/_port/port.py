@@ -7,9 +7,8 @@ import functools
 import importlib
 import inspect
 import os
-import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,15 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
+from .kept import keep
 from .proof import imported, largest, prove
 from .translation import Hole
 from .watching import watch
 from .writing import Writer, Written, formatted
+
+Make = Callable[[], nn.Module]
+Build = Callable[[Any], nnx.Module]
+"""Makes the Flax module with the names of the imported file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +37,13 @@ class Port:
     Attributes:
       source: the text of the file.
       build: how the module is built with it: `ResNet(block=BasicBlock, layers=[2, 2, 2, 2], rngs=rngs)`.
-      module: the Flax module, from the written file, with fresh weights; None if the file has holes.
+      module: the Flax module, from the written file, with fresh weights; None if it cannot be built.
       comparisons: the proofs: five training steps, an evaluation, evaluations of other shapes. The last one
         is different if one is; empty if there are holes.
-      holes: what could not be said, with torch's lines.
-      notes: what was left out.
-      torch_lines: how many lines torch's classes have.
+      holes: what could not be said in lines that run, with torch's words.
+      notes: what was left out, and what did not run.
+      failure: why there is no proof, where there is neither one nor a hole.
+      torch_lines: how many lines the definitions have in torch, without empty ones.
       path: where the file was written, if it was.
     """
 
@@ -48,18 +53,28 @@ class Port:
     comparisons: tuple[Comparison, ...]
     holes: tuple[str, ...]
     notes: tuple[str, ...]
+    failure: str
     torch_lines: int
     path: Path | None = None
+
+    @property
+    def status(self) -> int:
+        """0 written and the same, 1 written and different, 2 holes, 3 written and without a proof."""
+        if self.holes:
+            return 2
+        if self.failure or not self.comparisons:
+            return 3
+        return 0 if all(each.same for each in self.comparisons) else 1
+
+    @property
+    def same(self) -> bool:
+        """Whether there are proofs, no holes, and no proof is different."""
+        return self.status == 0
 
     @property
     def comparison(self) -> Comparison | None:
         """The first proof that is different; the first one, of training, if all are the same."""
         return next((each for each in self.comparisons if not each.same), (self.comparisons or (None,))[0])
-
-    @property
-    def same(self) -> bool:
-        """Whether there are proofs, and none is different."""
-        return bool(self.comparisons) and all(each.same for each in self.comparisons)
 
     @property
     def largest(self) -> float:
@@ -68,13 +83,15 @@ class Port:
 
     @property
     def lines(self) -> int:
-        return len(self.source.splitlines())
+        """How many lines the file has, without empty ones."""
+        return sum(bool(line.strip()) for line in self.source.splitlines())
 
 
 def port(
-    module: nn.Module | Callable[[], nn.Module],
+    module: nn.Module | Make,
     *inputs: Any,
     out: str | os.PathLike[str] | None = None,
+    record: bool = False,
     **kwargs: Any,
 ) -> Port:
     """Writes a torch module as Flax source code, and proves that it is the same.
@@ -85,6 +102,7 @@ def port(
       inputs: tensors of one call, small: the module runs on them to see which lines run. Lines that do not
         run are not proven; methods that do not run are not written.
       out: the path of the file that is written; without one it is only returned.
+      record: whether torch's numbers are kept beside `out`, with a test that needs no torch.
       kwargs: keyword arguments of the call.
 
     Returns:
@@ -93,65 +111,76 @@ def port(
     Raises:
       PortError: the module cannot be built or called, or its source cannot be read.
 
+    The module is made and called several times, each time with the same random numbers. While it is watched,
+    the user's functions have probes in them, for all threads.
+
     No torch counterpart: `torch.export` keeps what was computed and not the code.
     """
-    try:
-        make = module if not isinstance(module, nn.Module) else maker_of(module)
-        net, calls = noted(lambda: _seeded(make))
-        written, build, maker = _written(make, net, calls, inputs, kwargs)
-    except (Inexpressible, LookupError, OSError, Hole, SyntaxError) as error:
-        raise PortError(f"jaxpar.parity.port: {error}") from error
+    if record and out is None:
+        raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
+    make, written, build, builder = _read(module, inputs, kwargs)
     path = Path(out) if out is not None else None
     text = formatted(written.text, str(path or "port.py"))
+    flax, proofs, failure = None, [], ""
     with tempfile.TemporaryDirectory() as folder:
-        target = path or Path(folder) / f"{_file_name(net)}.py"
+        target = path or Path(folder) / "port.py"
         target.write_text(text, encoding="utf-8")
-        here = imported(target)
-        flax, proofs = None, []
         if not written.holes:
-            flax = maker(here)
-            proofs = prove(make, lambda: maker(here), inputs, kwargs)
-    return Port(text, build, flax, tuple(proofs), written.holes, written.notes, written.torch_lines, path)
+            try:
+                here = imported(target)
+                flax = builder(here)
+                proofs = prove(make, lambda: builder(here), inputs, kwargs)
+            except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
+                failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+    results = written.holes, written.notes, failure, written.torch_lines
+    found = Port(text, build, flax, tuple(proofs), *results, path)
+    if record and found.same and path:
+        keep(path, build, _seeded(make), flax, inputs, kwargs)
+    return found
 
 
-def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def _read(module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any) -> tuple[Make, Written, str, Build]:
+    """What makes the torch module, its classes as text, and how that is built: as text, and as a function."""
+    try:
+        make = maker_of(module) if isinstance(module, nn.Module) else module
+        net, calls = noted(lambda: _seeded(make))
+
+        def run() -> None:
+            with torch.no_grad():
+                for mode in (True, False):
+                    _seeded(make).train(mode)(*inputs, **kwargs)
+
+        writer = Writer(watch(run))
+        expressions = Expressions(calls)
+        if named(make):
+            roots, build = [make], f"{make.__name__}(rngs=rngs)"
+        else:
+            build = expressions.construction(net, rngs=True)
+            roots = list(dict.fromkeys(expressions.roots))
+        return make, writer.write(roots, _title(net)), build, functools.partial(_built, build)
+    except PortError:
+        raise
+    except (Inexpressible, LookupError, OSError, Hole, SyntaxError) as error:
+        raise PortError(f"jaxpar.parity.port: {error}") from error
+    except Exception as error:
+        raise PortError(
+            f"jaxpar.parity.port: torch's module fails: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _built(build: str, here: Any) -> nnx.Module:
+    names = {"nnx": nnx, "nn": importlib.import_module("jaxpar.nn.channels_first"), "rngs": nnx.Rngs(0)}
+    return eval(build, {"partial": functools.partial, **vars(here), **names})
+
+
+def _title(net: nn.Module) -> str:
+    return f"{type(net).__name__}, ported from {Path(inspect.getfile(type(net))).name} by `jaxpar port`."
+
+
+def _seeded(make: Make) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = make()
     if not isinstance(made, nn.Module):
         raise PortError(f"jaxpar.parity.port: it made {type(made).__name__}, and not a torch.nn.Module")
     return made
-
-
-def _written(
-    make: Callable[[], nn.Module], net: nn.Module, calls: Any, inputs: Any, kwargs: Any
-) -> tuple[Written, str, Callable[[Any], nnx.Module]]:
-    """The file, the expression that builds the module, and a function that does so with the imported file."""
-
-    def run() -> None:
-        with torch.no_grad():
-            for mode in (True, False):
-                _seeded(make).train(mode)(*inputs, **kwargs)
-
-    watched = watch(run)
-    writer = Writer(watched)
-    title = f"{type(net).__name__}, ported from {Path(inspect.getfile(type(net))).name} by `jaxpar port`."
-    if named(make):
-        build = f"{make.__name__}(rngs=rngs)"
-        roots = [make]
-    else:
-        expressions = Expressions(calls)
-        build = expressions.construction(net, rngs=True)
-        roots = list(dict.fromkeys(expressions.roots))
-    written = writer.write(roots, title)
-
-    def maker(here: Any) -> nnx.Module:
-        names = {**vars(here), "nnx": nnx, "nn": importlib.import_module("jaxpar.nn.channels_first")}
-        names |= {"partial": functools.partial, "rngs": nnx.Rngs(0)}
-        return eval(build, names)
-
-    return written, build, maker
-
-
-def _file_name(net: nn.Module) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", type(net).__name__).lower() + "_flax"

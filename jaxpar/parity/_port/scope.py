@@ -138,6 +138,14 @@ def definition(value: Any) -> tuple[Source, ast.stmt]:
     raise LookupError(f"{value.__qualname__} has no source")
 
 
+def has_definition(value: Any) -> bool:
+    """Whether a class or function has one; a namedtuple has an assignment."""
+    try:
+        return bool(definition(value))
+    except (LookupError, OSError, TypeError):
+        return False
+
+
 def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleType] | None:
     """Where a constant of a module is assigned; through imports to the module that has it."""
     path = getattr(module, "__file__", None)

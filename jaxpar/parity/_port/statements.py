@@ -66,12 +66,12 @@ class Statements(Translation):
 
     def _with_blocks(self, node: ast.stmt) -> str:
         """A statement whose parts are expressions and blocks."""
-        blocks = {id(body[0]): body for body in _blocks(node)}
-        hidden = {id(each) for body in blocks.values() for each in body[1:]}
+        own = {id(body[0]): body for body in blocks(node)}
+        hidden = {id(each) for body in own.values() for each in body[1:]}
         parts = sorted((part for part in positioned(node) if id(part) not in hidden), key=begins)
         written, at = "", begins(node)
         for part in parts:
-            body = blocks.get(id(part))
+            body = own.get(id(part))
             if isinstance(part, ast.stmt) and body:
                 written += self.source.between(at, begins(part)) + self.block(body)
                 at = end_of(body[-1])
@@ -106,11 +106,11 @@ class Statements(Translation):
         if self.silent(node):
             return self._said_silent(node)
         func = call.func
-        if isinstance(func, ast.Attribute):
-            return self._call_statement(call, func) or self.text(call)
         if self.scope.value(func) is torch._assert:
             said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
             return f"assert {self.test(call.args[0])}{said}"
+        if isinstance(func, ast.Attribute):
+            return self._call_statement(call, func) or self.text(call)
         return self.text(call)
 
     def _said_silent(self, node: ast.stmt) -> str:
@@ -451,7 +451,7 @@ def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
     return sorted(parts, key=start_of)
 
 
-def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
+def blocks(node: ast.AST) -> list[list[ast.stmt]]:
     fields = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
     return [body for body in fields if isinstance(body, list) and body]
 

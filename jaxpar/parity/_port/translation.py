@@ -27,13 +27,14 @@ from .scope import (
     defined_by_user,
     definition,
     dotted,
+    has_definition,
     import_of,
     is_layer,
     is_torchs,
     own_layer,
     word_of,
 )
-from .source import Source, end_of, start_of
+from .source import Function, Source, end_of, start_of
 from .watching import Site, Watched
 
 WORDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict)
@@ -63,6 +64,10 @@ class Needs:
         self.imports: dict[str, str] = {}
         self.holes: list[str] = []
         self.notes: list[str] = []
+
+    def hole(self, text: str) -> None:
+        if text not in self.holes:
+            self.holes.append(text)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -113,8 +118,10 @@ class Translation:
         """An expression that raises with torch's line."""
         words = " ".join(self.source.segment(node).split())
         said = f"{self.source.place(node)}: {words}: {reason}"
-        if said not in self.needs.holes:
-            self.needs.holes.append(said)
+        if self.ran(node):
+            self.needs.hole(said)
+        else:
+            self.needs.note(f"did not run, and has no counterpart: {said}")
         return (
             f"hole({said!r})".replace("hole('", 'hole("').replace("')", '")')
             if '"' not in said
@@ -185,14 +192,28 @@ class Translation:
             if own_layer(value) is None:
                 raise Hole(f"jaxpar has no {value.__name__}")
             return f"nn.{value.__name__}"
-        if defined_by_user(value):
-            self.needs.definitions.setdefault(id(value), value)
-            return value.__name__
+        if defined_by_user(value) and has_definition(value):
+            return self._own(node, value)
         if is_torchs(value) and not isinstance(value, ModuleType):
             raise Hole("there is no rule for it")
         if name is None:  # an attribute of a module or of a class
             return self._of_module(node)
         return self._imported(name)
+
+    def _own(self, node: ast.AST, value: Any) -> str:
+        """A class or function of the user. A module that is only in an annotation is just a module."""
+        if inspect.isclass(value) and issubclass(value, nn.Module) and self._in_annotation(node):
+            functions = {id(each) for each in self.watched.functions.values()}
+            if not any(id(each) in functions for each in vars(value).values()):
+                return "nnx.Module"
+        self.needs.definitions.setdefault(id(value), value)
+        return value.__name__
+
+    def _in_annotation(self, node: ast.AST) -> bool:
+        parent = self.source.parents.get(node)
+        while parent is not None and not isinstance(parent, ast.stmt | ast.arg):
+            node, parent = parent, self.source.parents.get(parent)
+        return any(getattr(parent, name, None) is node for name in ("annotation", "returns"))
 
     def _of_module(self, node: ast.AST) -> str:
         assert isinstance(node, ast.Attribute)
@@ -462,6 +483,18 @@ class Translation:
 
     def site(self, node: ast.AST) -> Site | None:
         return self.watched.site(self.source, node)
+
+    def ran(self, node: ast.AST) -> bool:
+        """Whether the statement of a node ran, or what stands outside of functions."""
+        inside: ast.AST | None = node
+        while inside is not None and not isinstance(inside, ast.stmt):
+            inside = self.source.parents.get(inside)
+        function = inside
+        while function is not None and not isinstance(function, Function):
+            function = self.source.parents.get(function)
+        if function is None or inside is function or inside is None:
+            return True
+        return (self.source.path, inside.lineno) in self.watched.lines
 
     def is_tensor(self, node: ast.AST) -> bool:
         site = self.site(node)

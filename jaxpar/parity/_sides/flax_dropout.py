@@ -27,10 +27,13 @@ MASKED = "_masked_by_torch"
 
 
 class Injection:
-    """A handler that multiplies by the next mask where an active Dropout or attention is called."""
+    """A handler that multiplies by the next mask where an active Dropout or attention is called.
 
-    def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None):
-        self.masks, self.used, self.otherwise = masks, 0, otherwise
+    `last` says whether the Flax model is given its channels last.
+    """
+
+    def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None, last: bool = True):
+        self.masks, self.used, self.otherwise, self.last = masks, 0, otherwise, last
 
     def __call__(
         self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
@@ -87,7 +90,7 @@ class Injection:
         return x * jnp.where(self._next(path, x) != 0, factor, 0).astype(x.dtype)
 
     def _next(self, path: str, x: jax.Array) -> jax.Array:
-        return _fitting(path, self._taken(path), x.shape)
+        return _fitting(path, self._taken(path), x.shape, self.last)
 
     def _taken(self, path: str) -> jax.Array:
         if self.used == len(self.masks):
@@ -150,11 +153,11 @@ def _of_attention(path: str, mask: jax.Array, shape: tuple[int, ...], layer: Fla
     )
 
 
-def _fitting(path: str, mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _fitting(path: str, mask: jax.Array, shape: tuple[int, ...], last: bool) -> jax.Array:
     """The mask in the layout of the array it is for: as it is, or with torch's channels at the end."""
     moved = jnp.moveaxis(mask, 1, -1) if mask.ndim > 2 else mask
-    # Where both layouts fit an image, as in [2, 3, 3, 3], it is Flax's: that is where channels are last.
-    if mask.shape == shape and (mask.ndim < 4 or moved.shape != shape):
+    # Where both layouts fit an image, as in [2, 3, 3, 3], it is that of the images which the model is given.
+    if mask.shape == shape and (mask.ndim < 4 or moved.shape != shape or not last):
         return mask
     if moved.shape == shape:
         return moved

@@ -51,7 +51,7 @@ class FlaxNet(abc.ABC):
         self, parameters: PyTree, rest: PyTree, call: Call, masks: tuple, handler: Handler | None = None
     ) -> Trees:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
-        injection = Injection(masks, handler)
+        injection = Injection(masks, handler, not self.task.channels_first)
         after = self._call(parameters, rest, call, injection)
         injection.finish()
         return after

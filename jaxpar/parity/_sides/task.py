@@ -116,6 +116,8 @@ class Task:
     seed: int = 0
     outputs: Mapping[str, str] | None = None
     """Of the outputs that are compared torch's names, with Flax's; None are all."""
+    channels_first: bool = False
+    """Whether the Flax model is given arrays as torch has them, so that dropout's masks fit as they are."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def split(x: jax.Array, split_size_or_sections: int | Sequence[int], dim: int = 
     length = x.shape[dim]
     if isinstance(split_size_or_sections, int):
         size = split_size_or_sections
-        return tuple(jnp.split(x, range(size, length, size), dim))
+        return tuple(jnp.split(x, list(range(size, length, size)), dim))
     sections = list(split_size_or_sections)
     if sum(sections) != length:
         raise RuntimeError(

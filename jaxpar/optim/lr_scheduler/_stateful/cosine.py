@@ -61,7 +61,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         part = 1 + math.cos(math.pi * self.T_cur / self.T_i)
         return [low + (lr - low) * part / 2 for lr in self.base_lrs]
 
-    def step(self, epoch: float | None = None) -> None:  # type: ignore[override]
+    def step(self, epoch: float | None = None) -> None:
         """Writes the next rate, or that of an epoch: `scheduler.step(epoch + i / len(loader))`."""
         if epoch is None and self.last_epoch < 0:
             epoch = 0

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from flax import nnx
 
+from ..._groups import check_optimizer, for_each_group
 from .._checks import check_cycle, check_one_cycle, total_of
 from . import momentum
-from .scheduler import LRScheduler, attributes, check_optimizer, for_each_group
+from .scheduler import LRScheduler, attributes
 
 PerGroup = float | Sequence[float]
 

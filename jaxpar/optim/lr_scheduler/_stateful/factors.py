@@ -9,9 +9,9 @@ from typing import Any
 
 from flax import nnx
 
-from ..._groups import param_groups_of
+from ..._groups import check_optimizer, param_groups_of
 from .._checks import check_constant, check_linear
-from .scheduler import LRScheduler, attributes, check_optimizer
+from .scheduler import LRScheduler, attributes
 
 Factor = Callable[[int], float]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from flax import nnx
 
-from ..._groups import ParamGroup, param_groups_of
-from .scheduler import for_each_group
+from ..._groups import ParamGroup, for_each_group, param_groups_of
 
 
 def uses_beta1(optimizer: nnx.Optimizer) -> bool:

@@ -9,8 +9,9 @@ from typing import Any, Literal, SupportsFloat
 
 from flax import nnx
 
+from ..._groups import check_optimizer
 from .._checks import check_plateau
-from .scheduler import EPOCH_IS_DEPRECATED, LRScheduler, check_optimizer
+from .scheduler import EPOCH_IS_DEPRECATED, LRScheduler
 
 
 class ReduceLROnPlateau(LRScheduler):

@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import nnx
 
-from ..._groups import ParamGroup, param_groups_of
+from ..._groups import ParamGroup, check_optimizer, param_groups_of
 
 EPOCH_IS_DEPRECATED = (
     "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where possible. "
@@ -113,25 +113,6 @@ class LRScheduler:
 
     def _rates(self) -> list[float]:
         return [group["lr"] for group in self._groups]
-
-
-def check_optimizer(optimizer: Any) -> nnx.Optimizer:
-    if not isinstance(optimizer, nnx.Optimizer):
-        raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
-    return optimizer
-
-
-def for_each_group(name: str, optimizer: nnx.Optimizer, value: Any) -> list[Any]:
-    """One value for each group, of one for all or a list."""
-    n = len(param_groups_of(optimizer))
-    if not isinstance(value, (list, tuple)):
-        return [value] * n
-    if len(value) != n:
-        raise ValueError(
-            f"{name} must have the same length as optimizer.param_groups. {name} has {len(value)} values, "
-            f"param_groups has {n}."
-        )
-    return list(value)
 
 
 def attributes(function: Any) -> dict[str, Any] | None:

@@ -1,0 +1,179 @@
+"""Saves steps to one directory: what the ranks agree on, then a thread that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from .._typing import PyTree
+from ..errors import CheckpointError
+from .background import Background
+from .metric import Metric
+from .ranks import Outcomes, agree, check_alike, rank, size
+from .snapshot import Snapshot, on_host, snapshot
+from .step import Arrays, Damage, Parts, State, check_step
+from .store import Store
+from .warn import warn
+
+
+class Said(NamedTuple):
+    """What a rank says of a step that it saves. From rank 0: `before`, what went wrong with the step before,
+    `full`, that the disk has no room, and whether it is `wanted` at all."""
+
+    step: int
+    state: State
+    digests: dict[str, str]
+    before: str | None
+    full: str | None
+    wanted: bool
+
+
+class Saver:
+    """One directory, for this process."""
+
+    def __init__(self, store: Store, on_save_error: Literal["raise", "warn"]):
+        self._store, self._on_save_error = store, on_save_error
+        self._background = Background()
+        self._outcomes = Outcomes(store.directory)
+        self._pending: int | None = None
+        """Of every rank but 0: the step that it saved last, until it knows what became of it."""
+
+    def begin(
+        self, step: int, items: Mapping[str, PyTree], *, together: bool, metric: Metric | None = None
+    ) -> tuple[list[int], bool]:
+        """Starts to write a step; raises as `Checkpointer.save`.
+
+        Args:
+          together: whether the ranks that save need each other even if they hold the same.
+          metric: the step is not wanted unless it is among the best.
+
+        Returns:
+          The ranks that take part, as far as that matters, and whether the step is being written.
+        """
+        taken, failed = _taken(items)
+        together = together or taken is None or bool(taken.own)
+        arrays: Arrays = {}
+
+        def say() -> Said:
+            if failed is not None:
+                raise failed
+            assert taken is not None
+            before = full = None
+            wanted = True
+            if rank() == 0:
+                before = self._background.wait()
+                self._store.open()
+                wanted = self._store.wants(metric)
+                if wanted:
+                    arrays.update(on_host(taken.arrays))
+                    self._make_way(step, metric)
+                    full = self._store.full(step, arrays)
+            return Said(step, taken.small, taken.digests, before, full, wanted)
+
+        if rank() == 0:
+            self._outcomes.begin()
+        else:
+            self._pending = step
+        try:
+            answers = agree("Checkpointer.save", self._store.directory, say, together)
+            said = {i: Said(*answer) for i, answer in answers.items()}
+            first, *_ = said.values()
+            self._check(list(said.values()))
+        except Exception as error:
+            self._pending = None
+            if rank() == 0:
+                self._outcomes.tell(step, str(error))
+            raise
+        started = first.wanted and first.full is None
+        if not started:
+            self._pending = None
+        elif rank() == 0:
+            assert taken is not None
+            parts: Parts | None = None
+            if together and len(said) < size():
+                parts = {"ranks": list(said), "size": size(), "items": taken.own}
+            states = [one.state for one in said.values()]
+            once = states[:1] if all(state == states[0] for state in states) else states
+            self._background.start(lambda: self._write(step, arrays, once, parts, metric))
+        return list(said), started
+
+    def _check(self, said: list[Said]) -> None:
+        steps = [one.step for one in said]
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"Checkpointer.save: the ranks save different steps: {steps}. All must call it with the same "
+                "one."
+            )
+        check_alike([one.digests for one in said])
+        self._complain(said[0].before)
+        self._complain(said[0].full)
+
+    def _write(
+        self, step: int, arrays: Arrays, states: list[State], parts: Parts | None, metric: Metric | None
+    ) -> None:
+        trouble = ""
+        try:
+            self._store.write(step, arrays, states, parts, metric)
+        except Exception as error:
+            trouble = str(error)
+            raise
+        finally:
+            self._outcomes.tell(step, trouble)
+
+    def _make_way(self, step: int, metric: Metric | None) -> None:
+        """Sets a step aside whose number is needed, if it is damaged. That is found out here and now: a disk
+        that failed while `restore` was looking may have come back since."""
+        if step not in self._store.steps():
+            return
+        try:
+            check_step(self._store.path(step))
+        except Damage as damage:
+            aside = self._store.set_aside(step)
+            warn(
+                f"Checkpointer.save: step {step} in {self._store.directory} is damaged, and was renamed to "
+                f"{aside.name}: {damage}."
+            )
+        else:
+            if metric is not None:
+                return  # the same step, trained again after an interruption, and better
+            raise CheckpointError(
+                f"Checkpointer.save: step {step} exists in {self._store.directory}. A step is never written "
+                "over: restore the newest one and go on from there, or use another directory."
+            )
+
+    def _complain(self, trouble: str | None) -> None:
+        if trouble and self._on_save_error == "raise":
+            raise CheckpointError(trouble)
+        if trouble:
+            warn(trouble)
+
+    def join(self) -> None:
+        """Waits; what went wrong is kept for `wait`."""
+        self._background.join()
+
+    def wait(self) -> bool:
+        """Waits until the step that is being written is on disk. Whether it is; raises as `complain`."""
+        trouble = self._background.wait()
+        if self._pending is not None:
+            step, self._pending = self._pending, None
+            trouble = self._outcomes.ask(step)
+        self._complain(trouble)
+        return trouble is None
+
+    def close(self) -> None:
+        """Lets other processes save to the directory."""
+        if self._background.idle:  # after a Ctrl-C while waiting, the step is still being written
+            self._store.close()
+
+    def abandon(self) -> str | None:
+        """Waits for this process's own thread alone; what went wrong."""
+        trouble = self._background.wait()
+        self._store.close()
+        return trouble
+
+
+def _taken(items: Mapping[str, PyTree]) -> tuple[Snapshot | None, Exception | None]:
+    try:
+        return snapshot(items), None
+    except Exception as error:  # raised where all ranks hear of it
+        return None, error

@@ -1,0 +1,178 @@
+"""profile: where a step's time goes: a trace that Perfetto opens, and its longest operations as a table.
+
+JAX has the profiler, and says nothing of what it found. `profile(step)` lets the first calls pass, in which
+programs are compiled, watches a few, and reads the trace that it wrote. Then it is out of the way.
+
+torch counterpart: `torch.profiler.profile`, with `schedule(wait=, active=)` and `key_averages().table()`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+
+from ..distributed.group import rank
+from ..errors import BackendError
+
+LONGEST = 10
+"""Rows of the table."""
+
+
+class Operation(NamedTuple):
+    """An operation of a compiled program, in all steps that were watched and on all devices of this process.
+
+    Attributes:
+      name, module: as XLA calls the operation and its program.
+      count: how often it ran. seconds: all of it together.
+      share: of the time of all operations, from 0 to 1.
+    """
+
+    name: str
+    module: str
+    count: int
+    seconds: float
+    share: float
+
+
+def profile(
+    function: Callable[..., Any],
+    directory: str | Path = "profile",
+    *,
+    wait: int = 2,
+    active: int = 3,
+) -> Profile:
+    """The same function, of which some calls are watched.
+
+    ```python
+    with jaxpar.profile(step) as profiled:
+        for x, y in loader:
+            loss = profiled(x, y)
+    profiled.operations[0]
+    ```
+
+    Args:
+      function: a TrainStep, or any other function of arrays.
+      directory: where the trace goes.
+      wait: calls before the first that is watched: they compile. active: calls that are watched.
+
+    Returns:
+      A Profile, to be called in the place of the function. After the last call that is watched it prints the
+      table on process 0; later calls go straight through.
+
+    Raises:
+      TypeError: not a function. ValueError: no call would be watched. When called: BackendError, if a trace
+        is being taken already.
+
+    torch counterpart: `torch.profiler.profile(schedule=schedule(wait=, active=))`.
+    """
+    if not callable(function):
+        raise TypeError(f"profile: function must be callable, not {type(function).__name__}.")
+    for name, value, least in (("wait", wait, 0), ("active", active, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"profile: {name} must be an int of at least {least}, not {value!r}.")
+    return Profile(function, Path(directory), wait, active)
+
+
+class Profile:
+    """What `profile` returns.
+
+    Attributes:
+      trace: the file that ui.perfetto.dev opens; None before there is one.
+      operations: what ran, the longest first.
+    """
+
+    def __init__(self, function: Callable[..., Any], directory: Path, wait: int, active: int):
+        self._function, self._directory = function, directory
+        self._first, self._last, self._calls = wait, wait + active, 0
+        self._running = False
+        self.trace: Path | None = None
+        self.operations: list[Operation] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._calls == self._first:
+            self._start()
+        try:
+            outputs = self._function(*args, **kwargs)
+            if self._first - 1 <= self._calls < self._last:
+                jax.block_until_ready(outputs)  # what was started belongs to the calls that started it
+        except BaseException:
+            self._stop()
+            raise
+        self._calls += 1
+        if self._calls == self._last:
+            self.stop()
+        return outputs
+
+    def __enter__(self) -> Profile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop() if kind is None else self._stop()
+
+    def stop(self) -> None:
+        """Ends the trace, reads it and prints the table. Does nothing where none is being taken."""
+        if not self._stop():
+            return
+        found = self._directory.glob("**/perfetto_trace.json.gz")
+        self.trace = max(found, key=lambda file: file.stat().st_mtime)
+        self.operations = operations(self.trace)
+        if rank() == 0:
+            print(self.table())
+
+    def table(self) -> str:
+        """The longest operations, as text."""
+        return table(self.operations[:LONGEST], self.trace)
+
+    def _start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # torch: with_stack=False
+        try:
+            jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+        except RuntimeError as error:
+            raise BackendError(
+                f"profile: {error}. JAX takes one trace at a time: end the other one, or profile one "
+                "function."
+            ) from None
+        self._running = True
+
+    def _stop(self) -> bool:
+        running, self._running = self._running, False
+        if running:
+            jax.profiler.stop_trace()
+        return running
+
+
+def operations(trace: Path) -> list[Operation]:
+    """The operations in a trace, the longest first."""
+    with gzip.open(trace, "rt") as file:
+        events: Iterable[dict[str, Any]] = json.load(file)["traceEvents"]
+    counts: dict[tuple[str, str], int] = {}
+    microseconds: dict[tuple[str, str], float] = {}
+    for event in events:
+        said = event.get("args", {})
+        if event.get("ph") != "X" or "hlo_op" not in said:
+            continue
+        key = said["hlo_op"], said.get("hlo_module", "")
+        counts[key] = counts.get(key, 0) + 1
+        microseconds[key] = microseconds.get(key, 0.0) + event["dur"]
+    total = sum(microseconds.values()) or 1.0
+    order = sorted(counts, key=lambda key: -microseconds[key])
+    return [Operation(*key, counts[key], microseconds[key] / 1e6, microseconds[key] / total) for key in order]
+
+
+def table(rows: Sequence[Operation], trace: Path | None) -> str:
+    width = max([len(row.name) for row in rows], default=9)
+    lines = [f"{'operation':<{width}}  {'share':>6}  {'ms':>10}  {'times':>6}  program"]
+    lines += [
+        f"{row.name:<{width}}  {row.share:>6.1%}  {1e3 * row.seconds:>10.3f}  {row.count:>6}  {row.module}"
+        for row in rows
+    ]
+    return "\n".join([*lines, f"the trace, for ui.perfetto.dev: {trace}"])

@@ -1,0 +1,5 @@
+"""torchvision's transforms of images without torch: the same draws, the same pixels, channels last."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,132 @@
+"""CenterCrop and RandomCrop: a part of an image, with a border around the image if asked for.
+
+Source: torchvision/transforms/transforms.py, functional.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...random import Generator
+from ._draws import Draws
+from ._image import Image, Size, array, crop, pair
+
+Padding = int | Sequence[int]
+MODES = ("constant", "edge", "reflect", "symmetric")
+
+
+class CenterCrop:
+    """The middle of an image; a smaller image gets a border of zeros first.
+
+    Args:
+      size: height and width, or one number for both.
+
+    torch counterpart: `torchvision.transforms.CenterCrop`.
+    """
+
+    def __init__(self, size: int | Sequence[int]):
+        self.size = pair(size, "CenterCrop")
+
+    def __call__(self, img: Image) -> np.ndarray:
+        x = array(img, "CenterCrop")
+        missing = [max(0, want - have) for want, have in zip(self.size, x.shape, strict=False)]
+        (more_h, more_w), (h, w) = missing, self.size
+        if any(missing):
+            x = pad(x, (more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2))
+        top, left = (round((have - want) / 2) for have, want in zip(x.shape, self.size, strict=False))
+        return crop(x, top, left, h, w)
+
+    def __repr__(self) -> str:
+        return f"CenterCrop(size={self.size})"
+
+
+class RandomCrop(Draws):
+    """A part of an image, at a random place.
+
+    Args:
+      size: height and width, or one number for both.
+      padding: a border that the image gets first: a number; left and right, top and bottom; or left, top,
+        right, bottom.
+      pad_if_needed: whether a smaller image gets a border of as much as is missing, on both sides.
+      fill: the border's value, or one for each channel.
+      padding_mode: "constant", or what NumPy's pad calls "edge", "reflect" and "symmetric".
+      seed: for torch's default generator; workers have their own.
+
+    Raises:
+      ValueError: the image is smaller than `size`; an unknown mode; a padding of three numbers.
+
+    torch counterpart: `torchvision.transforms.RandomCrop`, with the same draws.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        padding: Padding | None = None,
+        pad_if_needed: bool = False,
+        fill: float | Sequence[float] = 0,
+        padding_mode: str = "constant",
+        *,
+        seed: int | Generator | None = None,
+    ):
+        self.size = pair(size, "RandomCrop")
+        if padding_mode not in MODES:
+            raise ValueError(
+                f"RandomCrop: Padding mode should be either constant, edge, reflect or symmetric, not "
+                f"{padding_mode!r}."
+            )
+        self.padding = None if padding is None else _sides(padding)
+        self.pad_if_needed, self.fill, self.padding_mode = pad_if_needed, fill, padding_mode
+        self._set_seed(seed)
+
+    def __call__(self, img: Image) -> np.ndarray:
+        x = array(img, "RandomCrop")
+        if self.padding is not None:
+            x = pad(x, self.padding, self.fill, self.padding_mode)
+        for axis in (1, 0):
+            missing = self.size[axis] - x.shape[axis]
+            if self.pad_if_needed and missing > 0:
+                sides = (missing, 0, missing, 0) if axis else (0, missing, 0, missing)
+                x = pad(x, sides, self.fill, self.padding_mode)
+        top, left = self._place((x.shape[0], x.shape[1]))
+        return crop(x, top, left, *self.size)
+
+    def _place(self, have: Size) -> Size:
+        (h, w), (height, width) = self.size, have
+        if height < h or width < w:
+            raise ValueError(
+                f"RandomCrop: Required crop size {(h, w)} is larger than input image size {(height, width)}; "
+                "pad_if_needed=True makes it larger."
+            )
+        if (height, width) == (h, w):
+            return 0, 0
+        return self._below(height - h + 1), self._below(width - w + 1)
+
+    def __repr__(self) -> str:
+        return f"RandomCrop(size={self.size}, padding={self.padding})"
+
+
+def pad(
+    x: np.ndarray, sides: Sequence[int], fill: float | Sequence[float] = 0, mode: str = "constant"
+) -> np.ndarray:
+    """The image with a border: left, top, right, bottom."""
+    left, top, right, bottom = sides
+    if mode != "constant":
+        return np.pad(x, [(top, bottom), (left, right), (0, 0)][: x.ndim], mode)  # type: ignore[call-overload]
+    height, width = x.shape[:2]
+    out = np.empty((height + top + bottom, width + left + right, *x.shape[2:]), x.dtype)
+    out[...] = fill
+    out[top : top + height, left : left + width] = x
+    return out
+
+
+def _sides(padding: Padding) -> tuple[int, int, int, int]:
+    sides = (padding,) if isinstance(padding, int) else tuple(padding)
+    if len(sides) not in (1, 2, 4):
+        raise ValueError(
+            f"RandomCrop: Padding must be an int or a 1, 2, or 4 element tuple, not a {len(sides)} element "
+            "tuple"
+        )
+    left, top, right, bottom = (sides * 4)[:4]
+    return left, top, right, bottom

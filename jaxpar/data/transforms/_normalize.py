@@ -1,0 +1,50 @@
+"""Normalize: subtracts a mean and divides by a standard deviation, for each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._image import array
+
+
+class Normalize:
+    """(img - mean) / std, in the image's own precision.
+
+    Args:
+      mean, std: a number for each channel.
+
+    Raises:
+      TypeError: the image is not of a floating type; `ToArray` comes first. ValueError: other numbers of
+      channels; a standard deviation of 0.
+
+    torch counterpart: `torchvision.transforms.Normalize`; channels are the last axis.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        self.mean, self.std = mean, std
+
+    def __call__(self, img: np.ndarray) -> np.ndarray:
+        x = array(img, "Normalize")
+        if x.dtype.kind != "f":
+            raise TypeError(
+                f"Normalize: Input tensor should be a float tensor. Got {x.dtype}; put ToArray before it."
+            )
+        mean, std = np.asarray(self.mean, x.dtype), np.asarray(self.std, x.dtype)
+        if not std.all():
+            raise ValueError(
+                f"Normalize: std evaluated to zero after conversion to {x.dtype}, leading to division by "
+                f"zero."
+            )
+        for name, numbers in (("mean", mean), ("std", std)):
+            if numbers.size not in (1, x.shape[-1]) or x.ndim != 3:
+                raise ValueError(
+                    f"Normalize: {name} has {numbers.size} numbers, and the image of shape {x.shape} needs "
+                    f"one "
+                    "for each channel, its last axis."
+                )
+        return (x - mean) / std
+
+    def __repr__(self) -> str:
+        return f"Normalize(mean={self.mean}, std={self.std})"

@@ -1,0 +1,94 @@
+"""RandomResizedCrop: a part of random size, shape and place, brought to one size.
+
+Source: torchvision/transforms/transforms.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...random import Generator
+from ._draws import Draws
+from ._image import Image, Size, crop, pair, size_of
+from ._resize import check_bilinear, resize
+
+ATTEMPTS = 10
+"""So many shapes are drawn before the middle of the image is taken."""
+
+
+class RandomResizedCrop(Draws):
+    """A random part of an image, of `size`.
+
+    Args:
+      size: height and width, or one number for both.
+      scale: how much of the image's area, from and to.
+      ratio: width by height of the part, from and to.
+      interpolation, antialias: as for `Resize`.
+      seed: for torch's default generator; workers have their own.
+
+    Raises:
+      TypeError, ValueError: a scale or ratio that is no pair of positive numbers, from and to; as `Resize`.
+
+    torch counterpart: `torchvision.transforms.RandomResizedCrop`, with the same draws. It only warns of a
+    range that ends before it begins.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        interpolation: str = "bilinear",
+        antialias: bool = True,
+        *,
+        seed: int | Generator | None = None,
+    ):
+        check_bilinear(interpolation, antialias, "RandomResizedCrop")
+        self.size = pair(size, "RandomResizedCrop")
+        self.scale, self.ratio = _range(scale, "Scale"), _range(ratio, "Ratio")
+        self._set_seed(seed)
+
+    def __call__(self, img: Image) -> np.ndarray:
+        top, left, height, width = self._part(*size_of(img, "RandomResizedCrop"))
+        return resize(crop(img, top, left, height, width), self.size, "RandomResizedCrop")
+
+    def _part(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width, from the draws of torchvision."""
+        low, high = np.log(np.asarray(self.ratio, np.float32))
+        for _ in range(ATTEMPTS):
+            area = height * width * float(self._uniform(*self.scale))
+            ratio = float(np.exp(self._uniform(float(low), float(high))))
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                return self._below(height - h + 1), self._below(width - w + 1), h, w
+        h, w = self._middle(height, width)
+        return (height - h) // 2, (width - w) // 2, h, w
+
+    def _middle(self, height: int, width: int) -> Size:
+        low, high = self.ratio
+        if width / height < low:
+            return round(width / low), width
+        if width / height > high:
+            return height, round(height * high)
+        return height, width
+
+    def _uniform(self, low: float, high: float) -> np.float32:
+        return self._draws.uniform_(np.empty(1, np.float32), low, high)[0]
+
+    def __repr__(self) -> str:
+        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio})"
+
+
+def _range(limits: Sequence[float], name: str) -> tuple[float, float]:
+    if not isinstance(limits, Sequence) or len(limits) != 2:
+        raise TypeError(f"RandomResizedCrop: {name} should be a sequence of two numbers, not {limits!r}.")
+    low, high = limits
+    if not 0 < low <= high:
+        raise ValueError(
+            f"RandomResizedCrop: Scale and ratio should be of kind (min, max), and above 0; {name} is "
+            f"{limits}."
+        )
+    return low, high

@@ -1,0 +1,137 @@
+"""AveragedModel: a module beside the one that is trained, whose weights are the mean of that one's."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ._averages import AvgFn, MultiAvgFn, get_swa_avg_fn
+
+
+class AveragedModel(nnx.Module):
+    """A copy of a module whose parameters are averages over its training.
+
+    ```python
+    ema = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.999))
+    for x, y in batches:
+        loss = step(x, y)
+        ema.update_parameters(net)
+    ```
+
+    Args:
+      model: an NNX module, also in DataParallel or DistributedDataParallel. It is copied.
+      device: a `jax.Device` where the average lies; where the module lies if left out.
+      avg_fn: `avg_fn(averaged, current, num_averaged)`, the new average of one array; the mean of equal
+        weights if left out.
+      multi_avg_fn: instead of it, of lists of all arrays of a type; it returns the list of averages.
+      use_buffers: whether buffers are averaged, too. If not they are those of the last update.
+
+    Attributes:
+      module: the averaged module; n_averaged: a Variable, how many were averaged.
+
+    Parameters are `nnx.Param`s; buffers are all other Variables but the random streams, which stay the copy's
+    own. An update is one compiled program, for which nothing waits. The average can be called, saved,
+    and given to `eval_step`.
+
+    Raises:
+      AssertionError: both functions are given. ValueError, from `update_parameters`: another module.
+
+    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs what there is, in order, up to the
+    end of the shorter list.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        device: jax.Device | None = None,
+        avg_fn: AvgFn | None = None,
+        multi_avg_fn: MultiAvgFn | None = None,
+        use_buffers: bool = False,
+    ):
+        if avg_fn is not None and multi_avg_fn is not None:
+            raise AssertionError("Only one of avg_fn and multi_avg_fn should be provided")
+        # A step donates the arrays of the module that it trains, so the average needs its own.
+        self.module = copy.deepcopy(model)
+        self.n_averaged = nnx.Variable(jnp.zeros((), int))
+        self.avg_fn, self.multi_avg_fn, self.use_buffers = avg_fn, multi_avg_fn, use_buffers
+        if device is not None:
+            nnx.update(self, jax.device_put(nnx.state(self), device))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the averaged module returns."""
+        return self.module(*args, **kwargs)
+
+    def update_parameters(self, model: nnx.Module) -> None:
+        """Takes the module's present parameters into the average; the first ones are copied."""
+        mine, other = _variables(self.module), _variables(model)
+        _check_same(mine, other)
+        averaged = [x.get_value() for x in mine]
+        current = [_beside(x.get_value(), own) for x, own in zip(other, averaged, strict=True)]
+        kinds = tuple(isinstance(x, nnx.Param) for x in mine)
+        average = _averager(self.avg_fn, self.multi_avg_fn, self.use_buffers, kinds)
+        new, count = average(averaged, current, self.n_averaged.get_value())
+        for variable, value in zip((*mine, self.n_averaged), (*new, count), strict=True):
+            variable.set_value(value)
+
+
+@functools.lru_cache(maxsize=64)
+def _averager(
+    avg_fn: AvgFn | None, multi_avg_fn: MultiAvgFn | None, use_buffers: bool, kinds: tuple[bool, ...]
+) -> Callable[[list, list, jax.Array], tuple[list, jax.Array]]:
+    """The compiled update of these functions; `kinds` says which arrays are parameters."""
+
+    def one_type(averaged: list, current: list, n: jax.Array) -> Sequence[jax.Array]:
+        if multi_avg_fn is not None:
+            return multi_avg_fn(averaged, current, n)
+        by_one = avg_fn or get_swa_avg_fn()
+        return [by_one(a, p, n) for a, p in zip(averaged, current, strict=True)]
+
+    @jax.jit
+    def update(averaged: list, current: list, n: jax.Array) -> tuple[list, jax.Array]:
+        new = list(current)
+        groups: dict[Any, list[int]] = {}
+        for i, x in enumerate(averaged):
+            if use_buffers or kinds[i]:
+                groups.setdefault(x.dtype, []).append(i)
+        for where in groups.values():
+            means = one_type([averaged[i] for i in where], [current[i] for i in where], n)
+            for i, mean in zip(where, means, strict=True):
+                new[i] = jnp.where(n == 0, current[i], jnp.asarray(mean).astype(averaged[i].dtype))
+        return new, n + 1
+
+    return update
+
+
+def _variables(module: nnx.Module) -> list[nnx.Variable]:
+    """Parameters and buffers, in the order of their paths."""
+    return [
+        node
+        for _, node in nnx.iter_graph(module, graph=True)
+        if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState)
+    ]
+
+
+def _check_same(mine: list[nnx.Variable], other: list[nnx.Variable]) -> None:
+    here, there = ([x.get_value().shape for x in side] for side in (mine, other))
+    if here != there:
+        i = next((i for i, both in enumerate(zip(here, there, strict=False)) if both[0] != both[1]), None)
+        what = (
+            f"{len(here)} arrays, and {len(there)} are given"
+            if i is None
+            else f"array {i} of shape {here[i]}, and {there[i]} is given"
+        )
+        raise ValueError(
+            f"AveragedModel.update_parameters: the average has {what}. Give it the module that it was made "
+            "from."
+        )
+
+
+def _beside(x: jax.Array, own: jax.Array) -> jax.Array:
+    """A parameter where its average lies."""
+    return x if x.sharding == own.sharding else jax.device_put(x, own.sharding)

@@ -1,0 +1,92 @@
+"""update_bn: the running statistics of an averaged model, which no training step has computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+MODES = ("use_running_average", "deterministic")
+"""What `train()` and `eval()` set; torch has one flag for both."""
+
+
+def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | None = None) -> None:
+    """Leaves the mean of all batches of a loader in the BatchNorm layers of a module.
+
+    Args:
+      loader: batches; of a tuple or list the first item is the module's input.
+      model: an NNX module, averaged or not. Modes and momenta are afterwards as they were.
+      device: where inputs are moved first.
+
+    The layers are Flax's BatchNorm and those of `jaxpar.nn`; Flax's keep the variance with the divisor n
+    where torch's have n - 1. A module without such layers is not run.
+
+    torch counterpart: `torch.optim.swa_utils.update_bn`.
+    """
+    norms = [node for _, node in nnx.iter_graph(model, graph=True) if _is_batch_norm(node) and _tracks(node)]
+    if not norms:
+        return
+    with _modes_kept(model), _every_batch_alike(norms):
+        model.train()
+        for n, batch in enumerate(loader, 1):
+            x = batch[0] if isinstance(batch, (list, tuple)) else batch
+            kept = [each for norm in norms if not _averages_itself(norm) for each in (norm.mean, norm.var)]
+            before = [each.get_value() for each in kept]
+            _forward(model, x if device is None else jax.device_put(x, device))
+            for each, old in zip(kept, before, strict=True):
+                each.set_value((1 - 1 / n) * old + 1 / n * each.get_value())
+
+
+@nnx.jit
+def _forward(model: Any, x: Any) -> None:
+    model(x)
+
+
+def _is_batch_norm(node: Any) -> bool:
+    # Theirs, ours and what is derived from them; this room knows nothing of `jaxpar.nn`.
+    return isinstance(node, nnx.Module) and any("BatchNorm" in kind.__name__ for kind in type(node).__mro__)
+
+
+def _tracks(norm: Any) -> bool:
+    return isinstance(norm.mean, nnx.Variable)
+
+
+def _averages_itself(norm: Any) -> bool:
+    """Torch's layers count their batches, and average them all where the momentum is None."""
+    return hasattr(norm, "num_batches_tracked")
+
+
+@contextlib.contextmanager
+def _every_batch_alike(norms: list[Any]) -> Iterator[None]:
+    """Fresh statistics, and layers that take each batch whole (Flax's) or as one of all (torch's)."""
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.mean.set_value(jnp.zeros_like(norm.mean.get_value()))
+        norm.var.set_value(jnp.ones_like(norm.var.get_value()))
+        if _averages_itself(norm):
+            norm.num_batches_tracked.set_value(jnp.zeros_like(norm.num_batches_tracked.get_value()))
+        norm.momentum = None if _averages_itself(norm) else 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+@contextlib.contextmanager
+def _modes_kept(model: nnx.Module) -> Iterator[None]:
+    modes = [
+        (node, mode, getattr(node, mode))
+        for _, node in nnx.iter_graph(model, graph=True)
+        for mode in MODES
+        if isinstance(node, nnx.Module) and hasattr(node, mode)
+    ]
+    try:
+        yield
+    finally:
+        for node, mode, value in modes:
+            setattr(node, mode, value)

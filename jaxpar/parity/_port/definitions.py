@@ -1,0 +1,106 @@
+"""Definitions: a class or a function of the user as it is written, and what of it is left out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from .scope import Scope
+from .source import Function, Source, end_of, start_of
+from .statements import DELETED, Statements, begins, blocks, head_parts
+from .translation import Needs
+from .watching import Watched
+
+
+def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
+    value = inspect.unwrap(value)
+    there = Statements(source, watched, Scope(value.__globals__), needs)
+    return there.function(node, there.needs_rngs(value))
+
+
+def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched, needs: Needs) -> str:
+    """A class without the methods that did not run.
+
+    Of a class that is no module those stay that say everything in Python's words, run or not.
+    """
+    kind = value if issubclass(value, nn.Module) else None
+    there = Statements(source, watched, Scope(vars(sys.modules[value.__module__])), needs, kind)
+    written: list[str] = []
+    after: ast.stmt | None = None
+    for each in node.body:
+        text = _method(there, value, each) if isinstance(each, Function) else there.statement(each)
+        if text == DELETED:
+            continue
+        apart = isinstance(each, Function) or isinstance(after, Function)
+        written.append(("\n" if apart and after is not None else "") + text)
+        after = each
+    line = "\n" + " " * node.body[0].col_offset
+    return _head(there, node) + (line.join(written).replace(f"{line}\n", f"\n{line}") or "pass")
+
+
+def _head(there: Statements, node: ast.ClassDef) -> str:
+    """`class Net(nnx.Module):` up to its first statement."""
+    written, at = "", start_of(node)
+    for part in head_parts(node):
+        written += there.source.between(at, start_of(part)) + there.text(part)
+        at = end_of(part)
+    decorators = "".join(f"@{there.text(each)}\n" for each in node.decorator_list)
+    return decorators + written + there.source.between(at, begins(node.body[0]))
+
+
+def _method(there: Statements, value: type, node: Function) -> str:
+    function = function_in(value, node.name)
+    if function is None or there.source.function(function.__code__) is not node:
+        return DELETED  # an overload, or what a decorator has replaced
+    name = f"{value.__name__}.{node.name}"
+    if there.kind is None:
+        return _whole(there, node, name)
+    if there.gives_initial_values(function):
+        return DELETED
+    if not ran(there, node):
+        there.needs.note(f"{name} is not ported: the example does not run it")
+        return DELETED
+    return there.function(node, node.name == "__init__" or there.needs_rngs(function))
+
+
+def _whole(there: Statements, node: Function, name: str) -> str:
+    """A method of a class that is no module; left out if it has holes."""
+    needs = there.needs
+    before = len(needs.holes), len(needs.notes)
+    text = there.function(node, False)
+    if "hole(" not in text:
+        return text
+    del needs.holes[before[0] :], needs.notes[before[1] :]
+    needs.note(f"{name} is not ported: it has no counterpart")
+    return DELETED
+
+
+def function_in(value: type, name: str) -> Any:
+    """The plain function behind a method, a property, a static or a class method."""
+    found = vars(value).get(name)
+    found = getattr(found, "__func__", getattr(found, "fget", found))
+    found = inspect.unwrap(found) if callable(found) else found
+    return found if isinstance(found, FunctionType) else None
+
+
+def ran(there: Statements, node: Function) -> bool:
+    return any((there.source.path, each.lineno) in there.watched.lines for each in node.body)
+
+
+def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[str], None]) -> None:
+    """Says the places of statements that did not run, where those around them did. Refusals need not run."""
+    for body in blocks(node):
+        if isinstance(node, ast.ClassDef):
+            pass
+        elif (source.path, body[0].lineno) not in watched.lines:
+            if not isinstance(node, Function) and not isinstance(body[0], ast.Raise):
+                say(source.place(body[0]))
+            continue
+        for each in body:
+            not_run(source, each, watched, say)

@@ -1,0 +1,53 @@
+"""What is kept beside a port: torch's numbers, and a test that compares the file with them without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flax import nnx
+
+from .._record import record
+from .proof import array
+
+TEST = '''"""{name} computes what torch computed when it was ported; torch is not needed."""
+
+from pathlib import Path
+
+{imports}
+
+RECORD = Path(__file__).with_name("{name}.safetensors")
+
+
+def test_{name}_is_the_same():
+    rngs = nnx.Rngs(0)
+    net = {build}
+    parity.require_same(parity.check(RECORD, net))
+'''
+
+
+def keep(
+    path: Path,
+    build: str,
+    module: torch.nn.Module,
+    flax: nnx.Module | None,
+    inputs: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> None:
+    """Writes `net.safetensors`, `net.json` and `test_net.py` beside `net.py`."""
+    more: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
+    record(path.with_suffix(".safetensors"), module.train(), flax, tuple(map(array, inputs)), **more)
+    imports = [
+        "from flax import nnx",
+        f"from {path.stem} import *  # noqa: F403",
+        "",
+        "from jaxpar import parity",
+    ]
+    if "nn." in build.replace("nnx.", ""):
+        imports.append("from jaxpar.nn import channels_first as nn")
+    if "partial(" in build:
+        imports.insert(0, "from functools import partial")
+    text = TEST.format(name=path.stem, imports="\n".join(imports), build=build)
+    path.with_name(f"test_{path.stem}.py").write_text(text, encoding="utf-8")
