@@ -216,6 +216,12 @@ def test_a_cause_names_its_page_and_links_it_where_the_site_is_known(base, monke
     assert found[0][1] == ADDRESSES[base]
 
 
+def test_other_places_name_their_pages_too():
+    d = dataclasses.replace(DIVERGENCE, others=(dataclasses.replace(DIVERGENCE, kind="Conv2d"), DIVERGENCE))
+    names = [each.name for each in pages.of(compared(divergence=d))]
+    assert names == ["docs/nn_norms.md", "docs/nn_conv.md", "docs/compare.md"]
+
+
 def test_every_page_that_a_cause_names_is_there():
     docs = Path(__file__).resolve().parents[1] / "docs"
     for name in (*pages.BY_KIND.values(), pages.CATALOGUE):
@@ -233,7 +239,7 @@ KINDS = {
     "nn_resize": ("ZeroPad2d", "Upsample", "PixelShuffle"),
     "losses": ("CrossEntropyLoss", "loss"),
     "optim": ("AdamW", "RAdam", "Adagrad", "SGD"),
-    None: ("Linear", "Attend"),
+    None: ("Linear", "Attend", "LSTMNet", "SGDHead"),
 }
 
 

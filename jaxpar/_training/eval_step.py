@@ -81,7 +81,8 @@ def eval_step(
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
-        batch, kwargs, objects = set_aside(*without_torch(batch, kwargs))
+        batch, kwargs, objects = set_aside(batch, kwargs)
+        batch, kwargs = without_torch(batch, kwargs)
         check_objects(nets, objects, "eval_step")
         arrays.bring(objects)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")

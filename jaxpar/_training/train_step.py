@@ -143,7 +143,7 @@ class TrainStep:
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
         refuse_topology(self._devices, "train_step")
-        batch, kwargs = self._bring(*without_torch(batch, kwargs))
+        batch, kwargs = without_torch(*self._bring(batch, kwargs))
         seen = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
         self._check_context()

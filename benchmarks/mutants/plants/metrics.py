@@ -25,4 +25,13 @@ PLANTS = [
         ('self.waiting[1:] = [value]', 'self.waiting = [value]', "tests/test_progress.py -k waits"),
         ('self.due = now + self.of._every\n            self._print_step()', 'self._print_step()', "tests/test_progress.py -k line"),
     ),
+    *plants("jaxpar/_metrics/chart.py",
+        ('panel.remove()', 'pass', "tests/test_metrics.py -k no_panel"),
+        ('{"svg.hashsalt": "jaxpar"}', '{}', "tests/test_metrics.py -k made_again"),
+    ),
+    *plants("jaxpar/_stamp.py",
+        ('None if epoch is None else int(epoch)', 'None', "tests/test_stamp.py -k makes_a_file_again"),
+        ('SECRET.sub(r"\\1=...", ', '(', "tests/test_stamp.py -k command"),
+        ('if name in sys.modules', 'if True', "tests/test_stamp.py -k versions"),
+    ),
 ]

@@ -53,4 +53,9 @@ PLANTS = [
         ('        _users.reset(token)', '        pass', "tests/test_compare.py -k exact_arithmetic"),
         ('jax.default_matmul_precision("highest")', 'jax.default_matmul_precision("default")', "tests/test_compare.py -k exact_arithmetic"),
     ),
+    *plants("jaxpar/parity/_render/pages.py",
+        ('if base and not SCHEME.match(base)', 'if base', "tests/test_parity_report.py -k names_its_page"),
+        ('(d, *d.others)', '(d,)', "tests/test_parity_report.py -k other_places"),
+        ('re.fullmatch(kind', 're.match(kind', "tests/test_parity_report.py -k belongs_to_a_page"),
+    ),
 ]

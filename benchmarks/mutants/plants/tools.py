@@ -81,4 +81,8 @@ PLANTS = [
         ('        self.stop() if kind is None else self._stop()', '        self.stop() if kind is None else None', "tests/test_profile.py -k exception"),
         ('microseconds[key] / total', 'microseconds[key]', "tests/test_profile.py -k numbers"),
     ),
+    *plants("jaxpar/_tools/estimate/picture.py",
+        ('if not slots:', 'if False:', "tests/test_estimate.py -k lane"),
+        ('if found.memory.total > SEEN * found.room', 'if True', "tests/test_estimate.py -k small_model"),
+    ),
 ]
