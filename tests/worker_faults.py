@@ -24,11 +24,11 @@ class Rows:
 
 
 class Large(Rows):
-    """Rows of 80 kB, with the number of the worker's process."""
+    """Rows of 800 kB, with the number of the worker's process."""
 
     def __getitem__(self, i):
         super().__getitem__(i)
-        return np.full(10_000, i, np.float64), os.getpid()
+        return np.full(100_000, i, np.float64), os.getpid()
 
 
 class Slow(Rows):
