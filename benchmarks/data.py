@@ -189,7 +189,7 @@ class Bare(Augmented):
 
 
 def processes(options: argparse.Namespace) -> list[dict]:
-    """Milliseconds for a batch of 16 rows; workers stay from epoch to epoch, and their start does not count."""
+    """Milliseconds for a batch of 16 rows. Workers stay from epoch to epoch; their start does not count."""
 
     rows = []
     for dataset in (Augmented(), Python(), Bare()):
