@@ -44,6 +44,19 @@ class Slow(Rows):
         return os.getpid()
 
 
+class Gated(Rows):
+    """Rows that wait for a file, but for the first one."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
+    def __getitem__(self, i):
+        while i and not self.gate.exists():
+            time.sleep(0.01)
+        return i
+
+
 class Stream:
     """A stream that ends with an error, or with its worker."""
 
