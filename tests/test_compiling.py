@@ -96,6 +96,12 @@ def test_who_speaks(variable, rank, lines, monkeypatch, capfd):
     assert len(capfd.readouterr().err.splitlines()) == lines
 
 
+def test_what_is_quick_says_nothing(monkeypatch, capfd):
+    monkeypatch.setattr(_compiling, "QUIET", 60.0)
+    step_of()(X)
+    assert capfd.readouterr().err == ""
+
+
 def test_an_error_ends_it(capfd):
     def fails(net, x):
         time.sleep(TRACING)

@@ -319,9 +319,21 @@ def test_a_stream_as_an_argument_of_a_step(kind):
     step(nnx.Rngs(i), X[0])  # another object, of the same kind: no program of its own
 
 
+class Counts(Net):
+    """Counts its calls, also in evaluation mode."""
+
+    def __init__(self, i, o, rngs):
+        super().__init__(i, o, rngs)
+        self.calls = nnx.BatchStat(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return super().__call__(x)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_evaluation_moves_streams_and_nothing_else(kind):
-    ((ours, _), (other, _)), rngs = twins(), nnx.Rngs(5)
+    ours, other, rngs = Counts(2, 3, nnx.Rngs(0)), Counts(3, 1, nnx.Rngs(1)), nnx.Rngs(5)
     net, other = kind(ours), kind(other)
     before = values(net) | values(other)
 

@@ -133,6 +133,18 @@ def test_a_collective_for_the_first_time_against_a_step(other, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_step_in_no_sync_for_the_first_time(tmp_path):
+    """It needs nobody but for the question whether all have it."""
+    new = "exec('with net.no_sync(): net.value_and_grad(loss)(x, x)')"
+    ended = ranks(2, script(new, CALLS["barrier"]), env={"RUN": str(tmp_path)}, timeout=90)
+    for one in ended:
+        assert one.code == 1, one.err
+        assert (
+            "rank 0 is at step 2 of DistributedDataParallel 1 (<string>:1), rank 1 is at barrier" in one.err
+        )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_one_rank_has_ended(call, tmp_path):
     ended = ranks(2, script(CALLS[call], ""), env={"RUN": str(tmp_path)}, timeout=90)

@@ -29,13 +29,13 @@ class Operation(NamedTuple):
 
     Attributes:
       name, module: as XLA calls the operation and its program.
-      count: how often it ran. seconds: all of it together.
+      calls: how often it ran. seconds: all of it together.
       share: of the time of all operations, from 0 to 1.
     """
 
     name: str
     module: str
-    count: int
+    calls: int
     seconds: float
     share: float
 
@@ -170,9 +170,9 @@ def operations(trace: Path) -> list[Operation]:
 
 def table(rows: Sequence[Operation], trace: Path | None) -> str:
     width = max([len(row.name) for row in rows], default=9)
-    lines = [f"{'operation':<{width}}  {'share':>6}  {'ms':>10}  {'times':>6}  program"]
+    lines = [f"{'operation':<{width}}  {'share':>6}  {'ms':>10}  {'calls':>6}  program"]
     lines += [
-        f"{row.name:<{width}}  {row.share:>6.1%}  {1e3 * row.seconds:>10.3f}  {row.count:>6}  {row.module}"
+        f"{row.name:<{width}}  {row.share:>6.1%}  {1e3 * row.seconds:>10.3f}  {row.calls:>6}  {row.module}"
         for row in rows
     ]
     return "\n".join([*lines, f"the trace, for ui.perfetto.dev: {trace}"])

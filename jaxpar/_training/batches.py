@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._tree import LazyPaths, check_alive, check_leaves, has_shape, is_array
 from .._typing import TreeDef
@@ -56,6 +57,20 @@ class Batches:
                 "one is compiled by itself. Drop or pad uneven batches.",
                 stacklevel=4,
             )
+
+
+def without_torch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The same, with tensors of torch on the CPU as arrays, which share their memory.
+
+    So a DataLoader of torch is a source of batches as it is. Without tensors nothing is made anew.
+    """
+    if not any(map(_of_torch, jax.tree.leaves((args, kwargs)))):
+        return args, kwargs
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if _of_torch(leaf) else leaf, (args, kwargs))
+
+
+def _of_torch(leaf: Any) -> bool:
+    return type(leaf).__module__.partition(".")[0] == "torch" and hasattr(leaf, "__array__")
 
 
 def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str) -> None:

@@ -125,8 +125,9 @@ class Engine:
         """Once around the loop. None, with nothing done, when no rank has rows any more."""
         values, extra = self.arrays.take(keep)
         said = self._said(keep) if self.world.size > 1 else None
-        if said is not None and not keep and not is_staged():
+        if said is not None and not keep and self.state.strategy is self.state.usual and not is_staged():
             # While gradients are kept no rank needs another, and torch's may make different numbers of calls.
+            # In join they announce every step, which is noted there.
             begin(self._call, f"{self._call} of {said.number}", self.world.group)
         found = self.state.strategy.agree(batch, said, keep)
         if found is None:

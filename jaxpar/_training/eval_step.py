@@ -25,7 +25,7 @@ from .._typing import PyTree, Static, TreeDef
 from ..errors import BatchError
 from .agreement import Agreement, Alone
 from .arrays import Arrays
-from .batches import check_batch, empty
+from .batches import check_batch, empty, without_torch
 from .compiled_step import Own, Program, Result
 from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
@@ -82,6 +82,7 @@ def eval_step(
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
         batch, kwargs, objects = set_aside(batch, kwargs)
+        batch, kwargs = without_torch(batch, kwargs)
         check_objects(nets, objects, "eval_step")
         arrays.bring(objects)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")

@@ -23,7 +23,7 @@ from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
 from .agreement import Alone
-from .batches import Batches, check_batch, check_rows
+from .batches import Batches, check_batch, check_rows, without_torch
 from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
@@ -143,7 +143,7 @@ class TrainStep:
     def __call__(self, *batch: PyTree, **kwargs: PyTree) -> Any:
         """Trains on one batch; the loss, or `(loss, aux)`."""
         refuse_topology(self._devices, "train_step")
-        batch, kwargs = self._bring(batch, kwargs)
+        batch, kwargs = without_torch(*self._bring(batch, kwargs))
         seen = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
         self._check_context()

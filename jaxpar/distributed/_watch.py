@@ -16,7 +16,7 @@ import logging
 import threading
 
 from ..errors import DistributedError
-from . import _fail_together, _messages, whereabouts
+from . import _fail_together, _messages, step_agreement, whereabouts
 from .exchange import PREFIX, below, put
 from .group import Group, ranks_text
 from .whereabouts import Begun, Whereabouts, apart
@@ -64,7 +64,8 @@ class Watch:
     def _look(self) -> bool:
         """Compares the places of all ranks; False if the coordinator is gone, which JAX reports."""
         rank = self._here.group.rank
-        mine = self._here.place()
+        # Of equal numbers the first is named, so a step that is new here comes after the call that it is in.
+        mine = self._here.place() | step_agreement.places(self._here.number)
         try:
             # Before reading: of two ranks that do this at once, at least one sees the other's.
             put(f"{self._folder}/{rank}", json.dumps(mine), over=True)

@@ -45,6 +45,8 @@ class Ledger:
         """The steps at which this rank has something new, and so does not go on before all have answered."""
         self.first: int | None = None
         self.latest = -1
+        self.asks_at = ""
+        """While this rank waits for answers: the line of the user's that made the step."""
         self.questions: dict[int, list[str]] = {}
         self.problem = ""
         self.lock = threading.Lock()
@@ -89,7 +91,11 @@ class Ledger:
         )
         # All answers are waited for, also after one that differs: the error names every rank's value.
         others = [rank for rank in self.group.ranks if rank != self.group.me]
-        answers = {rank: json.loads(self._wait(folder, rank, step)) for rank in others}
+        self.asks_at = whereabouts.caller()
+        try:
+            answers = {rank: json.loads(self._wait(folder, rank, step)) for rank in others}
+        finally:
+            self.asks_at = ""
         delete(folder)
         said = {rank: answer["parts"] for rank, answer in answers.items()} | {self.group.me: mine}
         problem = difference(f"step {step} of {self.name}", dict(sorted(said.items())))
@@ -170,6 +176,23 @@ def ledger(name: str, group: Group | None = None) -> Ledger | None:
         return None
     # The main thread or the thread of the messages may be the first to ask; setdefault keeps one ledger.
     return _ledgers.setdefault((group.folder, name), Ledger(name, group))
+
+
+def places(number: int) -> dict[str, whereabouts.Begun]:
+    """How far this rank is in every ledger. Where it waits for answers, it needs the others to come as far.
+
+    `number` stands for the order among the calls that this rank has begun.
+    """
+    return {
+        f"step of {name}, {book.group.name}": whereabouts.Begun(
+            book.latest,
+            book.group.ranks if book.asks_at else (),
+            number,
+            f"step {book.latest} of {name}",
+            book.asks_at,
+        )
+        for (_, name), book in list(_ledgers.items())
+    }
 
 
 def hear(message: _messages.Message) -> None:

@@ -20,7 +20,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
 from ..errors import DivergenceError
@@ -67,9 +67,7 @@ class Whereabouts:
     def begin(self, call: str, name: str, needs: Sequence[int] | None) -> None:
         if self.problem:
             self.complain()
-        frame, libraries = sys._getframe(2), _libraries()
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
-            frame = frame.f_back
+        frame = _outside(sys._getframe(2))
         before = self._begun.get(name)
         self.number += 1
         # Not the frame itself, which would keep every array that its function holds.
@@ -198,6 +196,19 @@ def apart(places: Mapping[int, Place], rank: int) -> str:
         "the same order: take the call out of the `if` or the loop that only some of them pass, and end "
         "the job."
     )
+
+
+def caller() -> str:
+    """The user's line that is being run."""
+    frame = _outside(sys._getframe(1))
+    return _line(frame.f_code, frame.f_lasti)
+
+
+def _outside(frame: FrameType) -> FrameType:
+    libraries = _libraries()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(libraries):
+        frame = frame.f_back
+    return frame
 
 
 @functools.cache

@@ -22,4 +22,7 @@ PLANTS = [
         ('if change and change != _memory.told', 'if change', "tests/test_visible.py -k once"),
         ('value is not None and gpus > _allowed(value)', 'value is not None and gpus >= _allowed(value)', "tests/test_visible.py -k something_else"),
     ),
+    *plants("jaxpar/_upstream/start.py",
+        ('if module not in _LIBRARIES and', 'if', "tests/test_virtual.py -m slow -k \"line_that and library\""),
+    ),
 ]

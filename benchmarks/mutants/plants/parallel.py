@@ -92,4 +92,13 @@ PLANTS = [
         ('(name, str(leaf.dtype)) in _narrowed', 'name in _narrowed', "tests/test_scatter.py -k narrowed"),
         ('is_real(leaf) and leaf.is_deleted()', 'not is_real(leaf) and leaf.is_deleted()', "tests/test_scatter.py -k deleted"),
     ),
+    *plants("jaxpar/_parallel/modules/bundle.py",
+        ('{id(leaf): leaf for leaf in leaves if is_object(leaf)}', '{id(leaf): leaf for leaf in leaves[:1] if is_object(leaf)}', "tests/test_networks.py -k containers"),
+        ('not isinstance(x, (nnx.List, nnx.Dict))', 'not isinstance(x, nnx.Dict)', "tests/test_networks.py -k containers"),
+    ),
+    *plants("jaxpar/_parallel/compiling.py",
+        ('_this.call = self._outer or self', '_this.call = self', "tests/test_compiling.py -k \"a_log and DataParallel\""),
+        ('if seconds < QUIET', 'if seconds < 0', "tests/test_compiling.py -k quick"),
+        ('and (first or wanted == "all")', 'and first', "tests/test_compiling.py -k who"),
+    ),
 ]
