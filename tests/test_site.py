@@ -176,5 +176,10 @@ def test_a_constant_has_its_own_text(api):
 def test_every_room_with_a_table_of_contents_has_a_page(api):
     package = DOCS.parent / "jaxpar"
     stubs = {".".join(path.parent.relative_to(DOCS.parent).parts) for path in package.rglob("__init__.pyi")}
-    assert stubs <= api.ROOMS.keys()
-    assert set(api.ROOMS.values()) <= PAGES.keys()
+    assert stubs <= set(api.rooms())
+    assert {api.about(room, PAGES) for room in api.rooms()} <= PAGES.keys()
+
+
+def test_a_room_belongs_to_the_page_of_its_name_or_to_that_of_the_room_around_it(api):
+    rooms = ("jaxpar", "jaxpar.optim.lr_scheduler", "jaxpar.nn.functional", "jaxpar.parity")
+    assert [api.about(room, PAGES) for room in rooms] == ["index", "lr_scheduler", "nn", "compare"]

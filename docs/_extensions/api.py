@@ -18,22 +18,8 @@ from typing import Any
 from docstrings import restructured
 from sphinx.pycode import ModuleAnalyzer
 
-ROOMS = {
-    "jaxpar": "index",
-    "jaxpar.nn": "nn",
-    "jaxpar.nn.functional": "nn",
-    "jaxpar.optim": "optim",
-    "jaxpar.optim.lr_scheduler": "lr_scheduler",
-    "jaxpar.data": "data",
-    "jaxpar.random": "random",
-    "jaxpar.random.init": "random",
-    "jaxpar.distributed": "distributed",
-    "jaxpar.comm_hooks": "comm_hooks",
-    "jaxpar.parity": "compare",
-    "jaxpar.parity.measuring": "comparison",
-    "jaxpar.errors": "errors",
-}
-"""Every public room, and the page of the guide that it belongs to."""
+GUIDES = {"jaxpar": "index", "jaxpar.parity": "compare", "jaxpar.parity.measuring": "comparison"}
+"""The page of the guide about a room, where none has its name."""
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -46,7 +32,7 @@ def write(docs: Path) -> None:
     folder = docs / "api"
     folder.mkdir(exist_ok=True)
     headings = {path.stem: path.read_text().partition("\n")[0] for path in docs.glob("*.md")}
-    pages = {f"{room}.md": page(room, headings) for room in ROOMS} | {"index.md": index()}
+    pages = {f"{room}.md": page(room, headings) for room in rooms()} | {"index.md": index()}
     for path in set(folder.glob("*.md")) - {folder / name for name in pages}:
         path.unlink()
     for name, text in pages.items():
@@ -55,9 +41,22 @@ def write(docs: Path) -> None:
             path.write_text(text)
 
 
+def rooms(room: str = "jaxpar") -> list[str]:
+    """A public room and those that its table of contents names, in its order."""
+    module = importlib.import_module(room)
+    lines = [line for line in imports(module) if line.module is None]
+    return [room, *(each for line in lines for name in line.names for each in rooms(f"{room}.{name.name}"))]
+
+
+def about(room: str, headings: dict[str, str]) -> str:
+    """The page of the guide: of its own name, or else of the room that it is in."""
+    name = GUIDES.get(room, room.rpartition(".")[2])
+    return name if name in headings or room in GUIDES else about(room.rpartition(".")[0], headings)
+
+
 def index() -> str:
-    rows = [f"* [{room}]({room}.md): {summary(importlib.import_module(room))}" for room in ROOMS]
-    toc = "\n".join(ROOMS)
+    rows = [f"* [{room}]({room}.md): {summary(importlib.import_module(room))}" for room in rooms()]
+    toc = "\n".join(rooms())
     return f"# API\n\n{chr(10).join(rows)}\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n"
 
 
@@ -66,24 +65,30 @@ def summary(module: ModuleType) -> str:
 
 
 def page(room: str, headings: dict[str, str]) -> str:
-    module = importlib.import_module(room)
+    module, guide = importlib.import_module(room), about(room, headings)
     found = {name: documented(source, name) for name, source in contents(module).items()}
     rows = [f"| [{name}](#{name.lower()}) | {first_sentence(text)} |" for name, (_, text) in found.items()]
     entries = [entry(room, name, thing, text, headings) for name, (thing, text) in found.items()]
     return (
-        f"# {room}\n\n{summary(module)} The guide: [{ROOMS[room]}](../{ROOMS[room]}.md).\n\n"
+        f"# {room}\n\n{summary(module)} The guide: [{guide}](../{guide}.md).\n\n"
         "| | |\n|---|---|\n" + "\n".join(rows) + "\n\n" + "\n".join(entries)
     )
 
 
 def contents(module: ModuleType) -> dict[str, ModuleType]:
     """What a room offers, and where it is defined: by the table of contents, or all that its file defines."""
-    stub = Path(module.__file__ or "").with_suffix(".pyi")
-    if not stub.exists():
+    lines = imports(module)
+    if not lines:
         return {name: module for name, thing in vars(module).items() if is_own(name, thing, module)}
-    lines = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
     found = {each.name: source(module, line) for line in lines if line.module for each in line.names}
     return {name: file for name, file in found.items() if not name.startswith("_")}
+
+
+def imports(module: ModuleType) -> list[ast.ImportFrom]:
+    """The lines of a room's table of contents; none of a room that is one file."""
+    stub = Path(module.__file__ or "").with_suffix(".pyi")
+    text = stub.read_text() if stub.exists() else ""
+    return [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
 
 
 def is_own(name: str, thing: object, module: ModuleType) -> bool:
@@ -109,8 +114,8 @@ def first_sentence(text: str) -> str:
 
 
 def entry(room: str, name: str, thing: object, text: str, headings: dict[str, str]) -> str:
-    about = guide(name, headings)
-    link = f"\nThe guide: [{about}](../{about}.md).\n" if about else ""
+    guide = naming(name, headings)
+    link = f"\nThe guide: [{guide}](../{guide}.md).\n" if guide else ""
     return f"## {name}\n\n```{{eval-rst}}\n{directive(f'{room}.{name}', thing, text)}\n```\n{link}"
 
 
@@ -119,10 +124,14 @@ def directive(name: str, thing: object, text: str) -> str:
         return f".. autofunction:: {name}"
     if not inspect.isclass(thing):
         return f".. py:data:: {name}\n\n" + textwrap.indent(restructured(text), "   ")
-    hidden = "\n   :exclude-members: count, index" if issubclass(thing, tuple) else ""
-    return f".. autoclass:: {name}\n   :members:{hidden}"
+    lines = [f".. autoclass:: {name}", ":members:"]
+    if issubclass(thing, tuple):
+        lines.append(":exclude-members: count, index")
+    if not f"{thing.__module__}.".startswith(name.rpartition(".")[0] + "."):
+        lines.append(":no-index:")  # another room's class, which has its place in the index there
+    return "\n   ".join(lines)
 
 
-def guide(name: str, headings: dict[str, str]) -> str | None:
+def naming(name: str, headings: dict[str, str]) -> str | None:
     """The page that has the name in its heading."""
     return next((page for page, text in sorted(headings.items()) if re.search(rf"\b{name}\b", text)), None)
