@@ -33,7 +33,7 @@ PLANTS = [
         ('if use_buffers or kinds[i]', 'if True', "tests/test_swa_utils.py -k every_average"),
     ),
     *plants("jaxpar/optim/_lerp.py",
-        ('jnp.asarray(weight) < 0.5', 'jnp.asarray(weight) < 2', "tests/test_swa_utils.py -k half_precision"),
+        ('jnp.asarray(weight) < 0.5', 'jnp.asarray(weight) < 2', "tests/test_swa_utils.py -k without_memory"),
     ),
     *plants("jaxpar/optim/_muon.py",
         ('_rounded(b * gram + c * _product(gram, gram))', '_rounded(_rounded(b * gram) + c * _product(gram, gram))', "tests/test_muon.py -k short_sums"),
