@@ -310,10 +310,12 @@ def test_processes_end_with_the_loop(end):
     assert until(lambda: not children())
 
 
-def test_a_worker_that_is_not_done_in_time_is_killed(monkeypatch):
+def test_a_worker_that_is_not_done_in_time_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "GRACE", 0.2)
-    epoch = iter(loader(faults.Slow(600), 1))
+    epoch = iter(loader(faults.Gated(tmp_path / "open"), 1))
     next(epoch)
+    assert until((tmp_path / "row 1 waits").exists)
+    assert until((tmp_path / "row 2 waits").exists)
     del epoch
     gc.collect()
     assert until(lambda: not children(), 10)

@@ -45,13 +45,15 @@ class Slow(Rows):
 
 
 class Gated(Rows):
-    """Rows that wait for a file, but for the first one."""
+    """Rows that wait for a file, and say so by another, but for the first one."""
 
     def __init__(self, gate):
         super().__init__()
         self.gate = gate
 
     def __getitem__(self, i):
+        if i:
+            self.gate.with_name(f"row {i} waits").touch()
         while i and not self.gate.exists():
             time.sleep(0.01)
         return i
