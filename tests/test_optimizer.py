@@ -194,6 +194,12 @@ def test_a_whole_number_becomes_a_float(build, rate):
         assert jnp.issubdtype(held.dtype, jnp.floating)
 
 
+def test_a_rate_of_zero_can_be_set():
+    optimizer = optim.Optimizer(linear(), optim.sgd(0.0))
+    optimizer.lr = 0.1
+    assert optimizer.lr == 0.1
+
+
 def test_the_functional_form():
     tx = optax.chain(optim.clip_grad_norm(1.0), optim.adam(0.1))
     params = jnp.ones(3)
