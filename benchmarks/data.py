@@ -1,6 +1,6 @@
 """jaxpar.data: what a batch costs beside torch's DataLoader, what workers and prefetch save.
 
-    python benchmarks/data.py [loader workers prefetch] [--rounds 15] [--json]
+    python benchmarks/data.py [loader workers processes prefetch] [--rounds 15] [--json]
 
 The sides of every comparison are timed in turn, many short rounds of each, and compared by their
 medians, so that a busy machine slows all alike.
@@ -9,11 +9,14 @@ medians, so that a busy machine slows all alike.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -25,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jaxpar
 
 DEVICES = 4
-jaxpar.virtual_devices(DEVICES)
+if __name__ == "__main__":  # worker processes import this file, too
+    jaxpar.virtual_devices(DEVICES)
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -144,6 +148,93 @@ def workers(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+# ------------------------------------------------------------------------------------------ processes
+
+
+class Augmented(Waiting):
+    """Each row is a photo that is cropped, resized and flipped: NumPy, with much Python around it."""
+
+    def __init__(self, size: int = 224):
+        from jaxpar.data import transforms
+
+        self.photo = np.random.default_rng(0).integers(0, 256, (375, 500, 3), np.uint8)
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(size, seed=0),
+                transforms.RandomHorizontalFlip(seed=0),
+                transforms.ToArray(),
+                transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            ]
+        )
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.transform(self.photo)
+
+
+class Python(Augmented):
+    """Each row is a loop of plain Python, which threads run one after the other."""
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return np.full(64, sum(k * k for k in range(20_000)) % 7, np.float32)
+
+
+class Bare(Augmented):
+    """Each row is there already: what it costs to bring 9.6 MB to the loop."""
+
+    def __init__(self) -> None:
+        self.row = np.zeros((224, 224, 3), np.float32)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.row
+
+
+def processes(options: argparse.Namespace) -> list[dict]:
+    """Milliseconds for a batch of 16 rows. Workers stay from epoch to epoch; their start does not count."""
+
+    rows = []
+    for dataset in (Augmented(), Python(), Bare()):
+        kind = type(dataset).__name__
+        kept = {"num_workers": 2, "persistent_workers": True}
+        own = {**kept, "multiprocessing_context": "forkserver"}
+        loaders = {
+            "none": DataLoader(dataset, 16),
+            "2 threads": DataLoader(dataset, 16, **kept),
+            "2 processes": DataLoader(dataset, 16, **own),
+        }
+        sides = {name: functools.partial(count, loader) for name, loader in loaders.items()}
+        ms = {name: t * 1e3 for name, t in medians(sides, max(2, options.rounds // 5)).items()}
+        rows.append({"what": "processes", "data": kind, **ms})
+        say(options, f"{kind:9} " + "   ".join(f"{name}: {t:6.1f} ms" for name, t in ms.items()))
+    return rows + [transport(options, size) for size in (2**16, 2**19, 2**22, 2**25)]
+
+
+def transport(options: argparse.Namespace, size: int) -> dict:
+    """Milliseconds of CPU time to bring a batch of so many bytes from a worker, both sides together."""
+    from jaxpar.data import _worker_messages as messages
+
+    batch, small, ms = np.ones(size, np.uint8), messages.SMALL, {}
+    for way, messages.SMALL in (("shared memory", 0), ("connection", 2**62)):
+        sides = {way: functools.partial(_through, batch)}
+        ms[way] = medians(sides, options.rounds, time.process_time)[way] * 1e3
+    messages.SMALL = small
+    said = "   ".join(f"{way}: {t:6.2f} ms" for way, t in ms.items())
+    say(options, f"{size / 2**20:7.3f} MiB   {said}")
+    return {"what": "transport", "bytes": size, **ms}
+
+
+def _through(batch: np.ndarray) -> int:
+    """Packs, sends, receives and reads a batch once."""
+    from jaxpar.data import _worker_messages as messages
+
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        sender = threading.Thread(target=lambda: messages.pack(batch).send(theirs))
+        sender.start()
+        messages.receive(ours).unpack().sum()
+        sender.join()
+    return 1
+
+
 # ------------------------------------------------------------------------------------------- prefetch
 
 
@@ -197,7 +288,7 @@ def steps(options: argparse.Namespace) -> list[dict]:
     return [{"what": "prefetch", **ms, "ratio": ratio, "cpu": cpu_ratio, "bar": PREFETCH_BAR}]
 
 
-PARTS = {"loader": loader, "workers": workers, "prefetch": steps}
+PARTS = {"loader": loader, "workers": workers, "processes": processes, "prefetch": steps}
 
 
 def say(options: argparse.Namespace, text: str) -> None:

@@ -64,6 +64,12 @@ def test_a_log_gets_what_is_compiled_and_how_long_it_took(kind, capfd):
     assert capfd.readouterr().err == ""
 
 
+class SlowDraws(nnx.Module):
+    def __call__(self, x, rngs):
+        time.sleep(TRACING)
+        return x + jax.random.normal(rngs())
+
+
 def test_an_evaluation_and_a_call_say_so_too(capfd):
     class Slow(nnx.Module):
         def __call__(self, x):
@@ -74,6 +80,8 @@ def test_an_evaluation_and_a_call_say_so_too(capfd):
     assert f"compiling eval_step (slow at test_compiling.py:{LINE}) for 1 device" in capfd.readouterr().err
     jaxpar.DataParallel(Slow(), [0, 1])(X)
     assert "compiling DataParallel (Slow) for 2 devices" in capfd.readouterr().err
+    jaxpar.DataParallel(SlowDraws(), [0, 1])(X, nnx.Rngs(0))
+    assert "compiling DataParallel (SlowDraws) for 2 devices" in capfd.readouterr().err
 
 
 def test_one_line_counts_in_a_terminal(monkeypatch):

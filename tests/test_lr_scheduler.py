@@ -46,7 +46,12 @@ CASES = {
         {"milestones": []},
     ),
     "ExponentialLR": ({"gamma": 0.99}, {"gamma": 0.5}, {"gamma": 1.01}),
-    "ConstantLR": ({}, {"factor": 0.5, "total_iters": 0}, {"factor": 0.3, "total_iters": 150}),
+    "ConstantLR": (
+        {},
+        {"factor": 0.9, "total_iters": 20},
+        {"factor": 0.5, "total_iters": 0},
+        {"factor": 0.3, "total_iters": 150},
+    ),
     "LinearLR": (
         {},
         {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 150},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import optax
 import pytest
 from comparing import assert_equal_trees
 from flax import nnx
+from processes import outputs, ranks
 
 import jaxpar
 from jaxpar._parallel.modules.bundle import set_aside
@@ -429,3 +431,57 @@ def test_objects_are_found_in_containers_and_once():
     assert objects == (rngs, net)
     assert len(jax.tree.leaves((args, kwargs))) == 2
     assert set_aside((X,), {"y": Z}) == ((X,), {"y": Z}, ())
+
+
+# ---------------------------------------------------------------------------------------- processes
+
+TOGETHER = """
+import jax, numpy as np, optax
+from flax import nnx
+import jaxpar
+
+jaxpar.distributed.init_process_group(timeout=60)
+rank, world = jaxpar.distributed.get_rank(), jaxpar.distributed.get_world_size()
+random = np.random.RandomState(0)
+X, Z = (np.split(random.randn(8, n), world)[rank] for n in (3, 2))
+
+class Net(nnx.Module):
+    def __init__(self, i, o, rngs):
+        self.a = nnx.Linear(i, 4, rngs=rngs, param_dtype=float)
+        self.norm = jaxpar.nn.BatchNorm(4, param_dtype=float)
+        self.b = nnx.Linear(4, o, rngs=rngs, param_dtype=float)
+    def __call__(self, x, rngs=None):
+        x = self.b(jax.numpy.tanh(self.norm(self.a(x))))
+        return x if rngs is None else x + jax.random.normal(rngs(), x.shape, float)
+
+def sgd(net):  # Adam makes steps of the noise that a bias before a BatchNorm has for a gradient
+    return nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+def of_d(d, g, x, z):
+    return ((d(x) - 1) ** 2).mean() + (d(jax.lax.stop_gradient(g(z))) ** 2).mean()
+
+def both(nets, rngs, x, z):
+    g, d = nets
+    return ((d(g(z, rngs)) - 1) ** 2).mean(), of_d(d, g, x, z)
+
+g = jaxpar.DistributedDataParallel(Net(2, 3, nnx.Rngs(0)))
+d = jaxpar.DistributedDataParallel(Net(3, 1, nnx.Rngs(1)))
+alone, together = jaxpar.train_step(d, sgd(d), of_d), jaxpar.train_step((g, d), (sgd(g), sgd(d)), both)
+rngs = nnx.Rngs(7)
+for i in range(3):
+    print("numbers", *map(float, (alone(g, X, Z), *together(rngs, X, Z))))
+print("numbers", *(float(np.abs(x).sum()) for net in (g, d) for x in jax.tree.leaves(nnx.state(net))))
+print("count", int(rngs.default.count[...]))
+jaxpar.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_as_many_devices():
+    def numbers(text):
+        assert re.search("^count 3$", text, re.MULTILINE)
+        return [float(x) for line in re.findall("^numbers (.*)$", text, re.MULTILINE) for x in line.split()]
+
+    (alone,) = map(numbers, outputs(ranks(1, TOGETHER, devices=4)))
+    for said in map(numbers, outputs(ranks(2, TOGETHER, devices=2))):
+        np.testing.assert_allclose(said, alone, rtol=1e-10, atol=1e-13)

@@ -378,11 +378,6 @@ def test_every_optimizer_of_torch_has_a_row_on_the_page():
     assert all(hasattr(optim, word) for word in rows.values() if word)
 
 
-def test_what_cannot_be_had_says_why():
-    with pytest.raises(NotImplementedError, match=r"muon: torch\.optim\.Muon computes in bfloat16"):
-        optim.muon(lr=0.1)
-
-
 def test_complex_parameters():
     params = jnp.zeros(3, complex)
     with pytest.raises(TypeError, match=r"adam: the parameter is complex128.*split_real_and_imaginary"):

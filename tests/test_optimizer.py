@@ -346,6 +346,7 @@ def test_what_is_set_is_looked_at():
         (optim.sgd(lambda step: 0.1), "lr"),
         (optim.adam(0.1), "betas"),
         (optax.adam(0.1), "lr"),
+        (optax.inject_hyperparams(optax.sgd)(lambda step: 0.1), "lr"),
     ],
 )
 def test_what_cannot_be_set_says_so(tx, key):

@@ -1,14 +1,26 @@
 """port: torch modules become Flax files that are the same. The reference is torch, through parity.compare."""
 
+import ast
 import inspect
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from porting import modules
 
-from jaxpar import parity
+from jaxpar import errors, parity
+from jaxpar._cli.main import cli
+from jaxpar.parity._port import rules
+from jaxpar.parity._port.rules.rule import table
 
-CASES = [kind for kind in vars(modules).values() if inspect.isclass(kind) and hasattr(kind, "inputs")]
+KINDS = [kind for kind in vars(modules).values() if inspect.isclass(kind)]
+CASES = [kind for kind in KINDS if hasattr(kind, "inputs")]
+HOLES = [kind for kind in KINDS if hasattr(kind, "holes")]
+MODULES = Path(modules.__file__)
 
 
 def example(kind):
@@ -16,9 +28,121 @@ def example(kind):
     return [torch.randn(shape, generator=generator) for shape in kind.inputs]
 
 
+def words(text):
+    """Every name in a Python text."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
+
+
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-def test_ports_are_the_same(kind):
-    port = parity.port(kind, *example(kind))
+def test_ports_are_the_same(kind, tmp_path):
+    port = parity.port(kind, *example(kind), out=tmp_path / "port.py")
+    assert port.status == 0, f"{port.source}\n{port.failure}\n{port.comparison}"
     assert not port.holes
-    assert port.same, f"{port.source}\n{port.comparison}"
     assert port.largest < 1e-10
+    assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__"}
+    assert words(port.source) <= words(MODULES.read_text()) | ours
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
+        done = subprocess.run([ruff, *arguments, tmp_path / "port.py"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + port.source
+
+
+@pytest.mark.parametrize("kind", HOLES, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
+    path = tmp_path / "port.py"
+    port = parity.port(kind, torch.ones(2, 3), out=path)
+    assert port.status == 2
+    assert not port.comparisons
+    for line in kind.holes:
+        assert any(f": {line}" in hole for hole in port.holes), port.holes
+        assert "hole(" in path.read_text()
+        assert line in path.read_text()
+
+
+FAULTS = {
+    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.CNN),
+    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stages),
+    "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
+    "a smaller eps": (
+        "FUNCTIONS",
+        "torch.nn.functional.layer_norm(x, s, weight, bias, eps) -> F.layer_norm({x}, {s}, {weight}, {bias})",
+        modules.Norm,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_rule_is_seen_by_the_proof(fault, monkeypatch):
+    name, line, kind = FAULTS[fault]
+    for word, planted in table(line).items():
+        monkeypatch.setitem(getattr(rules, name), word, planted)
+    make = kind if kind is not modules.Norm else eps_of_its_own
+    port = parity.port(make, *example(kind))
+    assert port.status == 1
+    assert port.comparison is not None
+    assert not port.comparison.same
+
+
+def eps_of_its_own():
+    norm = modules.Norm()
+    norm.eps = 0.1
+    return norm
+
+
+def test_a_made_module_is_built_from_its_attributes():
+    port = parity.port(modules.MLP(), *example(modules.MLP))
+    assert port.status == 3 or port.same
+
+
+def test_a_module_whose_arguments_are_not_known_is_refused():
+    with pytest.raises(errors.PortError, match="no attribute block"):
+        parity.port(torch_module_without_attributes(), torch.ones(1))
+
+
+def torch_module_without_attributes():
+    class Local(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+
+    return Local(3)
+
+
+def test_the_functions_are_as_before():
+    before = modules.MLP.forward.__code__
+    parity.port(modules.MLP, *example(modules.MLP))
+    assert modules.MLP.forward.__code__ is before
+
+
+def command(*arguments):
+    return CliRunner().invoke(cli, ["port", *map(str, arguments)])
+
+
+def test_the_command_writes_a_file_a_record_and_a_test(tmp_path):
+    out = tmp_path / "mlp_flax.py"
+    ended = command(f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record")
+    assert ended.exit_code == 0, ended.output
+    assert "the same" in ended.output
+    test = tmp_path / "test_mlp_flax.py"
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    assert subprocess.run(run, cwd=tmp_path, capture_output=True).returncode == 0
+    out.write_text(out.read_text().replace("nnx.relu", "nnx.gelu"))
+    assert subprocess.run(run, cwd=tmp_path, capture_output=True).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "code", "said"),
+    [
+        ("Decides", "2,3", 2, "it decides by data"),
+        ("MLP", "2,5", 3, "torch's module fails"),
+        ("Nothing", "2,3", 3, "has no Nothing"),
+        ("MLP", "2,x", 3, "write 2,3,224,224"),
+    ],
+)
+def test_exit_codes(module, given, code, said, tmp_path):
+    ended = command(f"{MODULES}:{module}", "--input", given, "--out", tmp_path / "port.py")
+    assert ended.exit_code == code, ended.output
+    assert said in ended.output

@@ -171,6 +171,15 @@ def test_beside_a_training(wrapped):
     )
 
 
+def test_without_memory_the_average_is_the_last_to_the_bit():
+    net = flax_net()
+    averaged = ours.AveragedModel(net, multi_avg_fn=ours.get_ema_multi_avg_fn(0.0))
+    for seed in range(3):
+        net.layers[0].kernel[...] = jnp.asarray(np.random.RandomState(seed).randn(3, 4))
+        averaged.update_parameters(net)
+    assert np.array_equal(averaged.module.layers[0].kernel[...], net.layers[0].kernel[...])
+
+
 def test_a_planted_fault_is_found():
     averaged, other = both_averaged("ema", False)
     other.module[0].weight.data[0, 0] += 1e-11

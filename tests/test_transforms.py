@@ -181,6 +181,12 @@ def test_workers_draw_from_their_own_generators():
     assert crop._own.get_state().tolist() == Generator(0).get_state().tolist()
 
 
+def test_a_crop_of_the_whole_image_draws_nothing():
+    ours = Generator(3)
+    assert transforms.RandomCrop((5, 7), seed=ours)._place((5, 7)) == (0, 0)
+    assert np.array_equal(ours.get_state(), Generator(3).get_state())
+
+
 def test_a_transform_goes_to_another_process():
     crop = pickle.loads(pickle.dumps(transforms.RandomCrop(4, seed=7)))
     assert crop._place((99, 99)) == transforms.RandomCrop(4, seed=7)._place((99, 99))

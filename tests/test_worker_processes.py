@@ -269,12 +269,25 @@ def test_memory_that_is_used_up_is_an_error(monkeypatch):
     assert descriptors() == before
 
 
-def test_timeout():
-    epoch = iter(loader(faults.Slow(1.5), 1, n=2, timeout=1))
-    next(epoch)
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 1 seconds"):
+def test_timeout(tmp_path):
+    gate = tmp_path / "open"
+    epoch = iter(loader(faults.Gated(gate), 1, n=1, timeout=0.5))
+    assert patient(epoch).tolist() == [0]
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.5 seconds"):
         next(epoch)
-    next(epoch)  # the same batch, as soon as it is there
+    gate.touch()
+    assert patient(epoch).tolist() == [1]  # the same batch, as soon as it is there
+
+
+def patient(epoch):
+    """The next batch, however long the worker takes to start."""
+    for _ in range(100):
+        try:
+            return next(epoch)
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
+    raise AssertionError("no batch in 50 seconds")
 
 
 # ---------------------------------------------------------------------------------------------- ends
@@ -297,10 +310,12 @@ def test_processes_end_with_the_loop(end):
     assert until(lambda: not children())
 
 
-def test_a_worker_that_is_not_done_in_time_is_killed(monkeypatch):
+def test_a_worker_that_is_not_done_in_time_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "GRACE", 0.2)
-    epoch = iter(loader(faults.Slow(600), 1))
+    epoch = iter(loader(faults.Gated(tmp_path / "open"), 1))
     next(epoch)
+    assert until((tmp_path / "row 1 waits").exists)
+    assert until((tmp_path / "row 2 waits").exists)
     del epoch
     gc.collect()
     assert until(lambda: not children(), 10)

@@ -24,11 +24,11 @@ class Rows:
 
 
 class Large(Rows):
-    """Rows of 80 kB, with the number of the worker's process."""
+    """Rows of 800 kB, with the number of the worker's process."""
 
     def __getitem__(self, i):
         super().__getitem__(i)
-        return np.full(10_000, i, np.float64), os.getpid()
+        return np.full(100_000, i, np.float64), os.getpid()
 
 
 class Slow(Rows):
@@ -42,6 +42,21 @@ class Slow(Rows):
         if i:
             time.sleep(self.seconds)
         return os.getpid()
+
+
+class Gated(Rows):
+    """Rows that wait for a file, and say so by another, but for the first one."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
+    def __getitem__(self, i):
+        if i:
+            self.gate.with_name(f"row {i} waits").touch()
+        while i and not self.gate.exists():
+            time.sleep(0.01)
+        return i
 
 
 class Stream:

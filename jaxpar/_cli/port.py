@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from .. import parity
-from ..errors import PortError
+from ..errors import JaxparError, SpecError
 from .spec import failed
 
 
@@ -19,7 +19,10 @@ def run(spec: str, inputs: tuple[str, ...], out: str, *, seed: int, record: bool
     """The exit code: 0 written and the same, 1 written and different, 2 holes, 3 could not."""
     try:
         port = parity.port(_maker(spec), *(example(text, seed) for text in inputs), out=out, record=record)
-    except PortError as error:
+    except (
+        JaxparError,
+        OSError,
+    ) as error:  # without a file: 2, which other commands end with, are holes here
         click.echo(f"jaxpar: {error}", err=True)
         return 3
     click.echo(said(port, out))
@@ -54,24 +57,20 @@ def example(text: str, seed: int) -> Any:
             return torch.randint(int(below), sizes, generator=generator)
         return torch.randn(sizes, generator=generator)
     except (ValueError, RuntimeError) as error:
-        raise click.UsageError(
-            f"--input {text}: write sizes, 2,3,224,224, or 2,7:100 for integers ({error})."
-        ) from None
+        raise SpecError(f"--input {text}: write 2,3,224,224, or 2,7:100 for integers ({error}).") from None
 
 
 def _maker(spec: str) -> Callable[[], Any]:
     """`models.py:make` or `package.module:make`."""
     place, _, name = spec.rpartition(":")
     if not place:
-        raise click.UsageError(
-            f"{spec}: write FILE.py:NAME or MODULE:NAME, a function that makes the module."
-        )
+        raise SpecError(f"{spec}: write FILE.py:NAME or MODULE:NAME; NAME makes the module.")
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:
         raise failed(place, "", error) from error
     if not hasattr(module, name):
-        raise click.UsageError(f"{spec}: {place} has no {name}.")
+        raise SpecError(f"{spec}: {place} has no {name}.")
     return getattr(module, name)
 
 

@@ -24,6 +24,7 @@ from .backends import Backend
 from .backends import backend as _backend
 from .compiling import Compiling, begun
 from .modules import Definition
+from .modules.bundle import nets_of
 from .modules.nnx_view import NNXDefinition
 from .placement import Placement, place
 from .program import Kind, Local
@@ -88,7 +89,7 @@ def apply_replicas(
     program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
 
     def describe() -> str:
-        return f"DataParallel ({type(replicas.module).__name__}) for {len(replicas)} devices"
+        return f"DataParallel ({type(nets_of(replicas.module)[0]).__name__}) for {len(replicas)} devices"
 
     values = replicas.values(split)
     with Compiling(describe):

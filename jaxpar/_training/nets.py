@@ -81,11 +81,11 @@ def _check_pair(one: Any, other: Any, what: str) -> None:
     )
 
 
-def _devices(net: Any) -> tuple[Any, ...]:
+def _devices(net: Any) -> tuple[Any, ...] | None:
     if isinstance(net, DistributedDataParallel):
         return DistributedDataParallel, net.world.everywhere.devices, net.world.local.dim, net.backend
     where = placement_of(net)
-    return None if where is None else (where.devices, where.dim)  # type: ignore[return-value]
+    return None if where is None else (where.devices, where.dim)
 
 
 def _described(net: Any) -> str:

@@ -20,7 +20,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-SMALL = 2**16
+SMALL = 2**20
 """Bytes of arrays, below which a file costs more than it saves (`benchmarks/data.py processes`)."""
 
 MAPPED = 64

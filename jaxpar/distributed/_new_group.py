@@ -57,9 +57,8 @@ def new_group(
     default = default_group()
     found = tuple(range(default.size)) if ranks is None else tuple(ranks)
     found = _checked(tuple(sorted(found)) if sort_ranks else found, default.size)
-    seconds = (
-        timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout or default.timeout
-    )
+    timeout = default.timeout if timeout is None else timeout
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if not seconds > 0:
         raise GroupError(f"new_group: timeout must be positive, not {timeout}.")
     check_backend(backend, "new_group")

@@ -37,7 +37,7 @@ def all_gather_object(
 
     Raises:
       GroupError: there is no group; a list that is too short. LeafError: an object, of this rank or of
-        another, that only pickle can send, or more than 256 MiB of text. DivergenceError: ranks call
+        another, that only pickle can send, or more than 64 MiB of text. DivergenceError: ranks call
         something else. DistributedError: ranks did not come.
 
     torch counterpart: `torch.distributed.all_gather_object`.

@@ -20,9 +20,9 @@ WHAT = "objects"
 SMALL = 2**14
 """Characters that go with the message."""
 PIECE = 2**20
-"""Characters of a piece. gRPC refuses messages of more than 4 MB."""
-LARGEST = 2**28
-"""Characters that one rank may send in one call. All of it lies in the memory of rank 0's process."""
+"""Characters of a piece: one message. gRPC's own limit is 4 MB; that JAX lifts it is no promise."""
+LARGEST = 2**26
+"""Characters that one rank may send in one call: some seconds, and the memory of rank 0's process."""
 Problem = GroupError | LeafError | None
 _KINDS = {kind.__name__: kind for kind in (GroupError, LeafError)}
 

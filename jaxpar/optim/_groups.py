@@ -116,7 +116,7 @@ def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
         places: dict[tuple[Any, ...], dict[str, list[KeyPath]]] = {}
         for path, _ in _leaves(optimizer.opt_state):
             named = _hyperparameter(path)
-            if named is not None:
+            if named is not None and not _is_scheduled(optimizer.opt_state, path):
                 where, name = named
                 places.setdefault(where, {}).setdefault(name, []).append(path)
         found = [ParamGroup(optimizer, each) for each in places.values()] or [ParamGroup(optimizer, {})]
@@ -164,6 +164,11 @@ def _hyperparameter(path: KeyPath) -> tuple[tuple[Any, ...], str] | None:
         if words[i - 1] == "inner_states" and (i < 2 or words[i - 2] != "each_device")
     )
     return labels, OPTAX.get(name, name)
+
+
+def _is_scheduled(state: Any, path: KeyPath) -> bool:
+    """Whether optax overwrites a hyperparameter by its schedule before every update."""
+    return path[-1].key in getattr(_follow(state, path[:-2]), "hyperparams_states", ())
 
 
 def _follow(node: Any, path: KeyPath) -> Any:

@@ -1,21 +1,176 @@
-"""muon: refused, because torch's numbers cannot be reproduced."""
+"""Muon: momentum whose update is a matrix with all singular values near one.
+
+torch runs the iteration that makes it in bfloat16: each product of matrices is summed in float32, what is
+added to it is added there, and the sum is rounded once. So it is here. Only the order of a sum is each
+library's own: where it lies at the edge between two bfloat16 numbers, two orders round it apart, and the
+iterations that follow make that more. torch differs as much from itself, with its columns in another order.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._typing import PyTree
+from ._hyperparameters import (
+    Scalar,
+    ScalarOrSchedule,
+    check_numbers,
+    is_number,
+    new_counter,
+    require_params,
+    value_at,
+)
+from ._leafwise import chain, leafwise, zeros
+from ._lerp import lerp
+from ._paths import KeyPath, leaf_path
+from ._settable import settable
+
+Axes: TypeAlias = tuple[int, int]
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def muon(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refused: torch runs the iteration in bfloat16.
+class MuonState(NamedTuple):
+    """`step`: updates so far. `momentum_buffer`: like the parameters."""
 
-    `torch.optim.Muon` orthogonalises each update by five Newton-Schulz products in bfloat16, whose
-    rounding depends on the order of the sums in the matrix product, so two libraries cannot agree
-    to more than two digits.
+    step: jax.Array
+    momentum_buffer: PyTree
+
+
+@settable("lr", "momentum")
+def muon(
+    lr: ScalarOrSchedule = 1e-3,
+    weight_decay: Scalar = 0.1,
+    momentum: ScalarOrSchedule = 0.95,
+    nesterov: bool = True,
+    ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
+    eps: float = 1e-7,
+    ns_steps: int = 5,
+    adjust_lr_fn: str | None = None,
+    *,
+    dims: Callable[[str, jax.Array], Axes] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Muon as torch does it, for matrices; other parameters go to another optimizer.
+
+    ```python
+    tx = optax.partition(
+        {"muon": optim.muon(lr=0.02), "adamw": optim.adamw(lr=3e-4)},
+        lambda params: jax.tree.map(lambda p: "muon" if p.ndim == 2 else "adamw", params),
+    )
+    ```
+
+    Args:
+      lr, momentum: a number, an array or a schedule.
+      weight_decay: decoupled: the parameter shrinks by lr * weight_decay.
+      nesterov: orthogonalise gradient and momentum together, instead of the momentum.
+      ns_coefficients: of the Newton-Schulz polynomial a x + b x^3 + c x^5; ns_steps: how often.
+      eps: the least norm by which the matrix is divided.
+      adjust_lr_fn: what the rate is multiplied by. "original" or None: sqrt(max(1, A / B)), for a torch
+        parameter [A, B]; "match_rms_adamw": 0.2 * sqrt(max(A, B)).
+      dims: `dims(path, leaf)` gives the axes that are torch's A and B; (1, 0) without it, since a Flax kernel
+        [in, out] is torch's [out, in]. (0, 1) for a matrix in torch's layout.
 
     Raises:
-      NotImplementedError: always.
+      ValueError: in torch's words, for values that torch refuses; at `init`, a parameter that is no matrix.
+      TypeError: a complex parameter.
+
+    torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type. Source:
+    torch/optim/_muon.py.
     """
-    raise NotImplementedError(
-        "muon: torch.optim.Muon computes in bfloat16, whose rounding is that of torch's own matrix "
-        "product, so its numbers cannot be had here. optax.contrib.muon is the algorithm without them."
-    )
+    _check(lr, weight_decay, momentum, ns_coefficients, ns_steps, adjust_lr_fn)
+    check_numbers(eps=eps)
+
+    def turned(path: KeyPath, leaf: jax.Array) -> bool:
+        return dims is None or dims(leaf_path(path), leaf)[0] % 2 == 1
+
+    def init(params):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if leaf.ndim != 2:
+                raise ValueError(
+                    "Muon only supports 2D parameters whereas we found a parameter with size: "
+                    f"{leaf.shape}, {leaf_path(path) or 'the parameter'}. Give it to another optimizer, by "
+                    "optax.partition."
+                )
+        return MuonState(new_counter(), zeros(params))
+
+    def update(grads, state, params=None):
+        require_params(params, "muon")
+        turns = jax.tree_util.tree_map_with_path(turned, params)
+
+        def turn(tree: PyTree) -> PyTree:
+            """Into torch's layout, and out of it."""
+            return jax.tree.map(lambda turned, x: x.T if turned else x, turns, tree)
+
+        def rule(s, g, buffer, p):
+            rate, mu, decay = s
+            buffer = lerp(buffer, g, 1 - mu)
+            matrix = lerp(g, buffer, mu) if nesterov else buffer
+            step = orthogonal(matrix, ns_coefficients, ns_steps, eps).astype(g.dtype)
+            return -rate * _adjustment(adjust_lr_fn, g.shape) * step - decay * p, buffer
+
+        rate = value_at(lr, state.step)
+        scalars = rate, value_at(momentum, state.step), rate * weight_decay
+        updates, buffer = leafwise(rule, scalars, turn(grads), [turn(state.momentum_buffer)], turn(params))
+        return turn(updates), MuonState(optax.safe_increment(state.step), turn(buffer))
+
+    return chain([], init, update, "muon")
+
+
+def orthogonal(
+    matrix: jax.Array, coefficients: Sequence[float], steps: int = 5, eps: float = 1e-7
+) -> jax.Array:
+    """[A, B] in float32 with bfloat16's values: the same singular vectors, and singular values near one."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonal(matrix.T, coefficients, steps, eps).T
+    a, b, c = coefficients
+    x = _rounded(matrix)
+    norm = _rounded(jnp.sqrt(jnp.sum(x * x)))
+    x = _rounded(x / jnp.maximum(norm, _rounded(jnp.float32(eps))))
+    for _ in range(steps):
+        gram = _rounded(_product(x, x.T))
+        polynomial = _rounded(b * gram + c * _product(gram, gram))
+        x = _rounded(a * x + _product(polynomial, x))
+    return x
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """To bfloat16's values, by way of float32 as in torch. XLA may leave out a conversion there and back, and
+    never this."""
+    return jax.lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Of bfloat16's values, which are exact as factors; the sum is float32."""
+    return jnp.matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+
+
+def _adjustment(adjust_lr_fn: str | None, shape: tuple[int, ...]) -> float:
+    A, B = shape
+    return 0.2 * math.sqrt(max(A, B)) if adjust_lr_fn == "match_rms_adamw" else math.sqrt(max(1, A / B))
+
+
+def _check(
+    lr: ScalarOrSchedule,
+    weight_decay: Scalar,
+    momentum: ScalarOrSchedule,
+    coefficients: Sequence[float],
+    steps: int,
+    adjust_lr_fn: str | None,
+) -> None:
+    names = ("Learning rate", "momentum", "weight decay")
+    check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    for name, value in zip(names, (lr, momentum, weight_decay), strict=True):
+        if is_number(value) and not value >= 0:
+            raise ValueError(f"{name} should be >= 0 but is: {value}")
+    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
+    if steps >= 100:
+        raise ValueError("Number of steps must be less than 100 for computational efficiency")
+    if len(coefficients) != 3:
+        raise ValueError("Coefficients must be a tuple of exactly 3 values")

@@ -24,6 +24,7 @@ from ._adam import AdamaxState, AdamState, NAdamState, RAdamState
 from ._asgd import ASGDState
 from ._lbfgs import LBFGSState
 from ._leafwise import RateState
+from ._muon import MuonState
 from ._paths import leaf_path
 from ._rprop import RpropState
 from ._sgd import MomentumState
@@ -35,6 +36,7 @@ OURS = (
     AdamaxState,
     ASGDState,
     MomentumState,
+    MuonState,
     NAdamState,
     RAdamState,
     RateState,

@@ -176,3 +176,100 @@ class Norm(nn.LayerNorm):
         x = x.permute(0, 2, 3, 1)
         x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return x.permute(0, 3, 1, 2)
+
+
+class Block(nn.Module):
+    """A block that others are built of; no case of its own."""
+
+    def __init__(self, width, drop):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(width)
+        self.conv = nn.Conv2d(width, width, 1)
+        self.drop = drop
+
+    def forward(self, x):
+        x = F.relu(self.conv(self.norm(x)), inplace=True)
+        return F.dropout(x, p=self.drop, training=self.training)
+
+
+class Stages(nn.Module):
+    """Blocks in a loop, a method that builds layers, a constructor inherited by Sequential's subclass."""
+
+    inputs = ((2, 4, 4, 4),)
+
+    def __init__(self, depths=(1, 2), block=Block):
+        super().__init__()
+        self.stages = nn.ModuleList([self._make(block, depth) for depth in depths])
+        self.head = Head(4, 3)
+
+    def _make(self, block, depth, width=4):
+        return nn.Sequential(*(block(width, 0.0) for _ in range(depth)))
+
+    def forward(self, x):
+        outputs = []
+        for stage in self.stages:
+            x = x + stage(x)
+            outputs.append(x.flatten(2).max(dim=2)[0])
+        return self.head(torch.stack(outputs).mean(0)), {"x": x[:, ::2]}
+
+
+class Head(nn.Sequential):
+    """A Sequential with a constructor."""
+
+    def __init__(self, width, classes):
+        super().__init__(nn.Linear(width, width), nn.Hardswish(inplace=True), nn.Linear(width, classes))
+
+
+class Decides(nn.Module):
+    """Control flow on data."""
+
+    holes = ("x.sum() > 0",)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            x = -x
+        return self.layer(x)
+
+
+class Square(torch.autograd.Function):
+    """A function with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Custom(nn.Module):
+    """Calls a function with a derivative of its own."""
+
+    holes = ("Square.apply(self.layer(x))",)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return Square.apply(self.layer(x))
+
+
+class Keeps(nn.Module):
+    """Keeps an array in itself."""
+
+    holes = ("self.last = x",)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.last = x
+        return self.layer(x)

@@ -12,6 +12,8 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from .._lerp import lerp
+
 AvgFn: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 MultiAvgFn: TypeAlias = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.Array], Sequence[jax.Array]]
 
@@ -85,11 +87,9 @@ def get_swa_multi_avg_fn() -> MultiAvgFn:
 
 
 def _lerp(start: jax.Array, end: jax.Array, weight: float | jax.Array) -> jax.Array:
-    """From the nearer end, as torch.lerp does, in float32 at least."""
+    """In float32 at least."""
     wide = jnp.promote_types(start.dtype, jnp.float32)
-    weight = jnp.asarray(weight, jnp.finfo(wide).dtype)
-    a, b = start.astype(wide), end.astype(wide)
-    return jnp.where(weight < 0.5, a + weight * (b - a), b - (b - a) * (1 - weight))
+    return lerp(start.astype(wide), end.astype(wide), jnp.asarray(weight, jnp.finfo(wide).dtype))
 
 
 def _is_inexact(x: jax.Array) -> bool:

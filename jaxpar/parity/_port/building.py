@@ -18,8 +18,17 @@ from . import rules
 from .scope import defined_by_user, is_layer, own_layer, word_of
 from .watching import is_users
 
-Calls = dict[int, tuple[Any, inspect.ArgInfo]]
-"""For each object that a constructor of the user made: the object, and the constructor's arguments."""
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """How an object was made: by a class or a function of the user, with these arguments."""
+
+    value: Any
+    maker: Any
+    arguments: inspect.ArgInfo
+
+
+Calls = dict[int, Made]
 
 
 class Inexpressible(Exception):
@@ -27,16 +36,27 @@ class Inexpressible(Exception):
 
 
 def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
-    """The result of a call, and the constructors of the user that it ran, the outermost of each object."""
-    calls: Calls = {}
+    """The result of a call, and how objects were made on the way.
 
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event != "call" or frame.f_code.co_name != "__init__" or not is_users(frame.f_code.co_filename):
+    Of nested constructors the outermost counts, of functions that pass a module on the innermost.
+    """
+    calls: Calls = {}
+    open_frames: dict[Any, inspect.ArgInfo] = {}
+
+    def note(frame: Any, event: str, value: Any) -> None:
+        code = frame.f_code
+        if event not in ("call", "return") or not is_users(code.co_filename):
             return
-        info = inspect.getargvalues(frame)
-        made = info.locals.get(info.args[0]) if info.args else None
-        if made is not None and id(made) not in calls:
-            calls[id(made)] = made, info._replace(locals=copy.copy(info.locals))
+        if event == "call":
+            info = inspect.getargvalues(frame)
+            open_frames[frame] = info = info._replace(locals=copy.copy(info.locals))
+            made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
+            if made is not None and id(made) not in calls:
+                calls[id(made)] = Made(made, type(made), info)
+        elif isinstance(value, nn.Module) and id(value) not in calls and frame in open_frames:
+            function = frame.f_globals.get(code.co_name)
+            if getattr(function, "__code__", None) is code:
+                calls[id(value)] = Made(value, function, open_frames[frame])
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -85,16 +105,17 @@ class Expressions:
             if isinstance(made, nn.Module) and defined_by_user(type(made)):
                 return f"{self.text(type(made))}()"
             raise Inexpressible(f"{type(made).__name__} cannot be written down")
-        _, info = self.calls[id(made)]
-        names = info.args[1:]
-        said = [self._argument(type(made), name, info.locals[name], i) for i, name in enumerate(names)]
+        maker, info = self.calls[id(made)].maker, self.calls[id(made)].arguments
+        rngs = rngs or isinstance(made, nn.Module)
+        names = info.args[1:] if inspect.isclass(maker) else info.args
+        said = [self._argument(maker, name, info.locals[name]) for name in names]
         said = [each for each in said if each]
         said += [self.text(each) for each in info.locals.get(info.varargs, ())] if info.varargs else []
         more = info.locals.get(info.keywords, {}) if info.keywords else {}
         said += [f"{name}={self.text(value)}" for name, value in more.items()]
-        return f"{self.text(type(made))}({', '.join([*said, *(['rngs=rngs'] if rngs else [])])})"
+        return f"{self.text(maker)}({', '.join([*said, *(['rngs=rngs'] if rngs else [])])})"
 
-    def _argument(self, kind: type, name: str, value: Any, place: int) -> str:
+    def _argument(self, kind: Any, name: str, value: Any) -> str:
         """Without arguments that have their default; by name."""
         default = inspect.signature(kind).parameters[name].default
         try:

@@ -22,6 +22,8 @@ from .source import Function, end_of, start_of
 from .translation import DELETED, Hole, Translation, positioned
 
 AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
+PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
+"""What changes a part of an array in place."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 
@@ -168,6 +170,9 @@ class Statements(Translation):
     def _in_place(self, call: ast.Call, func: ast.Attribute) -> str:
         """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
         name, target = func.attr, func.value
+        if isinstance(target, ast.Subscript) and name in PARTS:
+            value = self.text(call.args[0]) if call.args else "0"
+            return self._set_at(target, PARTS[name], value)
         if name == "copy_" and len(call.args) == 1:
             value = self.text(call.args[0])
         elif name in ("zero_", "fill_"):
@@ -195,6 +200,8 @@ class Statements(Translation):
             return self._set_at(target, "set", self.text(node.value))
         if len(node.targets) == 1 and isinstance(target, ast.Attribute):
             return self._set_attribute(node, target)
+        if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
+            return DELETED  # x = x.contiguous()
         return self.spliced(node)
 
     def _set_at(self, target: ast.Subscript, verb: str, value: str) -> str:

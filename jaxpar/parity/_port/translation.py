@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
@@ -122,11 +121,7 @@ class Translation:
             self.needs.hole(said)
         else:
             self.needs.note(f"did not run, and has no counterpart: {said}")
-        return (
-            f"hole({said!r})".replace("hole('", 'hole("').replace("')", '")')
-            if '"' not in said
-            else f"hole({said!r})"
-        )
+        return f"hole({said!r})"
 
     def spliced(self, node: ast.AST) -> str:
         """The text of a node as it is, with its parts translated."""
@@ -266,6 +261,9 @@ class Translation:
             return self._to(node, func.value)
         if name in ("max", "min", "sort", "topk", "median") and node.args + node.keywords:
             return self._two_results(node, func.value, name)
+        if name in rules.INITIAL:
+            self.needs.note("initial values are not ported: they come with torch's weights")
+            return self.text(func.value)
         found = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
         return self._ruled(node, found, f"a tensor's {name}", func.value)
 
@@ -319,6 +317,8 @@ class Translation:
         written = self.text(node.value)
         if written.endswith("\1"):
             return written[:-1]
+        if written.endswith("[...]"):
+            return f"{written[:-5]}[{self.text(node.slice)}]"
         return self.spliced(node)
 
     def _of_module_method(self, node: ast.Call, func: ast.Attribute, owner: Site) -> str | None:
@@ -346,9 +346,14 @@ class Translation:
 
     def _arguments(self, node: ast.Call) -> str:
         """What stands between a call's parentheses."""
-        written = self.spliced(node)
-        head = self.text(node.func)
-        return written[len(head) :].strip()[1:-1].strip().removesuffix(",")
+        given = [*node.args, *node.keywords]
+        if len(given) == 1 and isinstance(given[0], ast.GeneratorExp):
+            return self.text(given[0])[1:-1]
+        written, at = "", min(map(start_of, given), default=(0, 0))
+        for part in sorted(given, key=start_of):
+            written += self.source.between(at, start_of(part)) + self.text(part)
+            at = end_of(part)
+        return written
 
     def _of_torch(self, node: ast.Call, target: Any) -> str:
         if is_layer(target):
@@ -381,6 +386,8 @@ class Translation:
 
     def _layer(self, node: ast.Call, target: type) -> str:
         """A layer's constructor without the arguments that mean nothing here."""
+        if target in PARAMETERS:
+            return f"nnx.{PARAMETERS[target]}({self._arguments(node)})"
         ours = own_layer(target)
         if ours is None:
             raise Hole(f"jaxpar has no {target.__name__}")
@@ -530,6 +537,7 @@ class Translation:
         return self.spliced(node)
 
 
+PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 _BUILDS: dict[FunctionType, bool] = {}
 
 
@@ -564,7 +572,7 @@ def _is_word(text: str) -> bool:
         node = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
     except SyntaxError:
         return text.startswith("(") and text.endswith(")")
-    return isinstance(node, WORDS) and not re.match(r"\d", text)
+    return isinstance(node, WORDS)
 
 
 def positioned(node: ast.AST) -> Iterator[ast.AST]:

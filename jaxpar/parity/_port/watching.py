@@ -171,13 +171,19 @@ def _probed(function: FunctionType) -> CodeType | None:
     if owner is not None:  # a class around it, for super() and for names like __x
         shell = ast.ClassDef(owner.name, [], [], [shell], [], type_params=[])
     free = [name for name in code.co_freevars if name != "__class__"]
+    own = {owner.name if owner is not None else node.name} - set(free)
     targets = [ast.Name(name, ast.Store()) for name in free]
     body = [ast.Assign([target], ast.Constant(None)) for target in targets]
     nothing = ast.arguments([], [], None, [], [], None, [])
     around = ast.FunctionDef("__shell__", nothing, [*body, shell], [], None, type_params=[])
+    # The name of the class is the file's, and no variable of what stands around it here.
+    around.body[:0] = [ast.Global([name]) for name in own]
     module = ast.fix_missing_locations(ast.Module([around], []))
     compiled = compile(module, source.path, "exec", dont_inherit=True, flags=code.co_flags & _FUTURES)
-    return next((each for each in _inside(compiled) if _fits(each, code)), None)
+    found = next((each for each in _inside(compiled) if _fits(each, code)), None)
+    if found is None:  # unseen it would look like one that did not run
+        raise LookupError(f"{source.place(node)}: {code.co_qualname} cannot be watched")
+    return found
 
 
 _FUTURES = 0x1FE0000

@@ -73,7 +73,8 @@ class Writer:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
         lines = sum(_lines(piece) for piece in ordered)
-        return Written(text, tuple(self.needs.holes), tuple(self.needs.notes), lines)
+        holes = tuple(each for each in self.needs.holes if repr(each) in body)
+        return Written(text, holes, tuple(self.needs.notes), lines)
 
     def _missing(self) -> Iterator[tuple[Any, Any]]:
         everything = {**self.needs.definitions, **self.needs.constants}

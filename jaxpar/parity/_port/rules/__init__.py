@@ -18,6 +18,7 @@ from .layers import DROPPED as DROPPED
 from .layers import LEAVES as LEAVES
 from .layers import RANDOM as RANDOM
 from .methods import IN_PLACE as IN_PLACE
+from .methods import INITIAL as INITIAL
 from .methods import METHODS as METHODS
 from .names import CONTEXTS as CONTEXTS
 from .names import NAMES as NAMES

@@ -129,3 +129,5 @@ IN_PLACE = {
     },
 }
 """Methods that change their tensor, with those that return the changed one."""
+INITIAL = ("normal_", "uniform_", "trunc_normal_")
+"""Methods that draw a tensor's initial values."""
