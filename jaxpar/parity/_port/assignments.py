@@ -26,11 +26,13 @@ class Assignments(Calls):
         named = {each.arg: each.value for each in call.keywords}
         name = call.args[0] if call.args else named["name"]
         value = call.args[1] if len(call.args) > 1 else named.get("tensor")
-        none = value is None or (isinstance(value, ast.Constant) and value.value is None)
-        said = "nnx.data(None)" if none else f"nnx.Variable({self.text(value)})"
-        return self._set(func, name, said)
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            return self._set(func, name, "nnx.data(None)")
+        return self._set(func, name, f"nnx.Variable({self.text(value)})")
 
     def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
+        if len(call.args) != 2:
+            raise Hole("give the name and the parameter by their places")
         name, value = call.args
         none = isinstance(value, ast.Constant) and value.value is None
         return self._set(func, name, "nnx.data(None)" if none else self.text(value))

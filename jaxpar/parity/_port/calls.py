@@ -105,7 +105,7 @@ class Calls(Words):
         if isinstance(parent, ast.Attribute):
             wanted = parent.attr
         elif isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            wanted = {0: "values", 1: "indices"}.get(parent.slice.value)
+            wanted = {0: "values", 1: "indices"}.get(parent.slice.value)  # type: ignore[arg-type]
         if name not in ("max", "min") or wanted not in ("values", "indices"):
             tensors = [each for each in node.args if (site := self.site(each)) and site.is_tensor]
             if name in ("max", "min") and len(node.args) == 1 == len(tensors):

@@ -83,7 +83,7 @@ class Statements(Assignments):
         if isinstance(part, ast.ExceptHandler):
             return self._with_blocks(part)  # type: ignore[arg-type]
         if part is getattr(node, "test", None):
-            return self.test(part)  # type: ignore[arg-type]
+            return self.test(part)
         return self.text(part)
 
     def _stmt_import(self, node: ast.Import) -> str:
@@ -194,12 +194,18 @@ class Statements(Assignments):
         if isinstance(node, ast.Expr):
             return self._silent_call(node.value)
         if isinstance(node, ast.If):
-            return all(map(self.silent, [*node.body, *node.orelse]))
+            return self._all_silent([*node.body, *node.orelse])
         if isinstance(node, ast.For | ast.With):
-            return all(map(self.silent, node.body))
+            return self._all_silent(node.body)
         if isinstance(node, ast.Assign):
             return all(self._initial_data(each) for each in node.targets)
         return isinstance(node, ast.Pass)
+
+    def _all_silent(self, body: Sequence[ast.stmt]) -> bool:
+        """Beside statements that are silent, local variables may be set."""
+        local = [isinstance(each, ast.Assign) and _is_local(each) for each in body]
+        silent = list(map(self.silent, body))
+        return any(silent) and all(a or b for a, b in zip(local, silent, strict=True))
 
     def _initial_data(self, target: ast.expr) -> bool:
         """`m.weight.data = ...` or `m.weight.data[i] = ...`"""
@@ -351,6 +357,10 @@ def _known(test: str) -> bool | None:
         deciding = isinstance(node.op, ast.Or)
         return deciding if deciding in values else None
     return None
+
+
+def _is_local(node: ast.Assign) -> bool:
+    return all(isinstance(target, ast.Name) for target in node.targets)
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -33,8 +33,10 @@ from .scope import (
 from .source import Function, Source, end_of, start_of
 from .watching import Site, Watched
 
-WORDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict)
-WORDS += (ast.ListComp, ast.JoinedStr)
+WORDS = (
+    *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict),
+    *(ast.ListComp, ast.JoinedStr),
+)
 
 
 class Hole(Exception):
@@ -158,7 +160,7 @@ class Words:
         if layers == {None}:
             return f"{written}{node.attr}[...]"
         if None not in layers and len(layers) == 1:
-            leaf = rules.LEAVES.get((layers.pop(), node.attr))
+            leaf = rules.LEAVES.get((str(layers.pop()), node.attr))
             if leaf:
                 return written + leaf
         raise Hole("Flax has this tensor in another form")
@@ -243,7 +245,7 @@ class Words:
         inside: ast.AST | None = node
         while inside is not None and not isinstance(inside, ast.stmt):
             inside = self.source.parents.get(inside)
-        function = inside
+        function: ast.AST | None = inside
         while function is not None and not isinstance(function, Function):
             function = self.source.parents.get(function)
         if function is None or inside is function or inside is None:
