@@ -21,6 +21,7 @@ from .._version import __version__
 from ..errors import MatchError, SpecError
 from .demo.settings import Fault, Settings
 from .ending import leave, plain_ending
+from .port import port
 from .values import Finite, Output, check_outputs
 
 
@@ -52,6 +53,9 @@ def start_devices(n: int | None) -> None:
 @click.version_option(__version__, message="jaxpar %(version)s", show_default=False)
 def cli() -> None:
     """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same."""
+
+
+cli.add_command(port)
 
 
 @cli.command(short_help="Train in JAX and PyTorch side by side, comparing every step.")
@@ -147,38 +151,6 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
     from .parity import run
 
     leave(run(spec, **options))
-
-
-@cli.command(short_help="Write a torch module as Flax source code, with its proof.")
-@click.argument("module", metavar="MODELS.py:MAKE")
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="SHAPE",
-    help="2,3,224,224, or 2,7:100 for integers below 100.",
-)
-@click.option("--out", type=OUTPUT, required=True, metavar="FILE", help="The Python file that is written.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the inputs.")
-@click.option("--record/--no-record", default=False, help="Keep torch's numbers, and a test of the file.")
-@plain_ending()
-def port(module: str, inputs: tuple[str, ...], out: str, seed: int, record: bool) -> None:
-    """Write a torch module as Flax source code, and prove that it is the same.
-
-    MAKE is a function or class of MODELS.py, or of an importable module, that makes the module. It is called
-    on random inputs to see which lines run; what does not run is not proven, and the file says so. The exit
-    code is 0 if the file was written and is the same, 1 if it is different, 2 if it has holes, and 3 if there
-    is no file or no proof.
-
-    \b
-      jaxpar port models.py:make --input 2,3,224,224 --out net_flax.py
-      jaxpar port models.py:LanguageModel --input 2,16:1000 --out lm_flax.py --record
-    """
-    if not out.endswith(".py"):
-        raise click.UsageError(f"--out {out}: a Python file ends in .py.")
-    from .port import run
-
-    leave(run(module, inputs, out, seed=seed, record=record))
 
 
 @cli.command(short_help="Convert a file of weights, to another kind or another layout.")

@@ -36,5 +36,5 @@ class ChannelsFirst(nnx.Module):
     """How many spatial axes there are; None: as many as x has behind N and C."""
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> Any:
-        layer = super().__call__  # type: ignore[misc]
+        layer = super().__call__
         return turned(lambda rows: layer(rows, *args, **kwargs), x, self.axes)

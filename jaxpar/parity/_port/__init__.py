@@ -2,7 +2,7 @@
 
     torch module ─► watching: what ran ─► writing: its classes, translated ─► the file ─► proof: compare
 
-`source` is the text and its tree, `scope` what names mean, `translation` and `statements` exchange words by
-the tables in `rules`, `building` says how the module was made. The proof imports the written file and trusts
-none of them.
+`source` is the text and its tree, `scope` what names mean; `words`, `calls`, `assignments` and `statements`
+exchange words by the tables in `rules`, `definitions` are classes and functions, `building` says how the
+module was made. The proof imports the written file and trusts none of them.
 """

@@ -81,7 +81,7 @@ def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
         elif parameter.default is parameter.empty:
             said = f"{kind.__name__} has no attribute {name}, so its arguments are unknown"
             raise Inexpressible(f"{said}; give a function that makes it")
-    make = functools.partial(kind, **given)
+    make: Callable[[], nn.Module] = functools.partial(kind, **given)
     shapes = [{name: x.shape for name, x in each.state_dict().items()} for each in (module, make())]
     if shapes[0] != shapes[1]:
         raise Inexpressible(f"{kind.__name__} with the arguments {list(given)} has other tensors")
@@ -96,7 +96,8 @@ class Expressions:
     """
 
     def __init__(self, calls: Calls):
-        self.calls, self.roots = calls, []
+        self.calls = calls
+        self.roots: list[Any] = []
         self.imports: dict[str, str] = {}
 
     def construction(self, made: Any, rngs: bool = False) -> str:

@@ -14,8 +14,8 @@ from torch import nn
 from .scope import Scope
 from .source import Function, Source, end_of, start_of
 from .statements import DELETED, Statements, begins, blocks, head_parts
-from .translation import Needs
 from .watching import Watched
+from .words import Needs
 
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
@@ -30,7 +30,7 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     Of a class that is no module those stay that say everything in Python's words, run or not.
     """
     kind = value if issubclass(value, nn.Module) else None
-    there = Statements(source, watched, Scope(vars(sys.modules[value.__module__])), needs, kind)
+    there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
     written: list[str] = []
     after: ast.stmt | None = None
     for each in node.body:

@@ -21,8 +21,8 @@ from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
 from .kept import keep
 from .proof import imported, largest, prove
-from .translation import Hole
 from .watching import watch
+from .words import Hole
 from .writing import Writer, Written, formatted
 
 Make = Callable[[], nn.Module]

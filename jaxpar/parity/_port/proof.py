@@ -42,9 +42,9 @@ def prove(
 ) -> list[Comparison]:
     """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
     sgd = (lambda parameters: torch.optim.SGD(parameters, RATE), optax.sgd(RATE))
-    found = []
+    found: list[Comparison] = []
     trained = any(each.requires_grad for each in made(make).parameters())
-    steps = {"steps": STEPS, "optimizer": sgd} if trained else {}
+    steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     for training, given, more in (
         (True, inputs, steps),
         (False, inputs, {}),
@@ -52,7 +52,7 @@ def prove(
     ):
         if not found or found[-1].same:
             arrays = tuple(map(array, given))
-            kw = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
+            kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
             found.append(compare(made(make), build(), arrays, training=training, **more, **kw))
     return found
 

@@ -17,22 +17,19 @@ import torch
 from torch import nn
 
 from . import rules
+from .assignments import Assignments
 from .scope import UNKNOWN, dotted, is_torchs
 from .source import Function, end_of, start_of
-from .translation import DELETED, Hole, Translation, positioned
+from .words import Hole, Words, positioned
 
-AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
-PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
-"""What changes a part of an array in place."""
+DELETED = "\0"
+"""A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 
 
-class Statements(Translation):
+class Statements(Assignments):
     """Translates statements, and with them functions and classes."""
-
-    def inside(self, function: ast.AST) -> Statements:
-        return Statements(self.source, self.watched, self.scope.inside(function), self.needs, self.kind)
 
     def block(self, body: Sequence[ast.stmt]) -> str:
         """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
@@ -86,10 +83,8 @@ class Statements(Translation):
         if isinstance(part, ast.ExceptHandler):
             return self._with_blocks(part)  # type: ignore[arg-type]
         if part is getattr(node, "test", None):
-            return self.test(part)  # type: ignore[arg-type]
+            return self.test(part)
         return self.text(part)
-
-    # Statements that compute nothing here
 
     def _stmt_import(self, node: ast.Import) -> str:
         return (
@@ -148,50 +143,6 @@ class Statements(Translation):
             return None
         return "self.deterministic = False" if uses_training(self.kind, self) else DELETED
 
-    def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
-        named = {each.arg: each.value for each in call.keywords}
-        name = call.args[0] if call.args else named["name"]
-        value = call.args[1] if len(call.args) > 1 else named.get("tensor")
-        none = value is None or (isinstance(value, ast.Constant) and value.value is None)
-        said = "nnx.data(None)" if none else f"nnx.Variable({self.text(value)})"
-        return self._set(func, name, said)
-
-    def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
-        name, value = call.args
-        none = isinstance(value, ast.Constant) and value.value is None
-        return self._set(func, name, "nnx.data(None)" if none else self.text(value))
-
-    def _set(self, func: ast.Attribute, name: ast.expr, value: str) -> str:
-        owner = self.text(func.value)
-        if isinstance(name, ast.Constant):
-            return f"{owner}.{name.value} = {value}"
-        return f"setattr({owner}, {self.text(name)}, {value})"
-
-    def _in_place(self, call: ast.Call, func: ast.Attribute) -> str:
-        """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
-        name, target = func.attr, func.value
-        if isinstance(target, ast.Subscript) and name in PARTS:
-            value = self.text(call.args[0]) if call.args else "0"
-            return self._set_at(target, PARTS[name], value)
-        if name == "copy_" and len(call.args) == 1:
-            value = self.text(call.args[0])
-        elif name in ("zero_", "fill_"):
-            fill = self.text(call.args[0]) if call.args else "0"
-            value = f"jnp.full_like({self.text(target)}, {fill})"
-        else:
-            value = self.text(call)
-        return f"{self._stored(target)} = {value}"
-
-    def _stored(self, target: ast.expr) -> str:
-        if isinstance(target, ast.Name):
-            return target.id
-        written = self.text(target)
-        if isinstance(target, ast.Attribute) and written.endswith("[...]"):
-            return written
-        raise Hole("it changes a part of an array in place")
-
-    # Assignments
-
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
             return self._said_silent(node)
@@ -203,98 +154,6 @@ class Statements(Translation):
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
         return self.spliced(node)
-
-    def _set_at(self, target: ast.Subscript, verb: str, value: str) -> str:
-        at = (
-            self.source.between(end_of(target.value), end_of(target))
-            if not list(positioned(target.slice))
-            else (f"[{self.text(target.slice)}]")
-        )
-        written = self.text(target.value)
-        if isinstance(target.value, ast.Name):
-            return f"{written} = {written}.at{at}.{verb}({value})"
-        if written.endswith("[...]"):
-            return f"{written} = {written}.at{at}.{verb}({value})"
-        raise Hole("it changes a part of an array in place")
-
-    def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
-        tied = self._tied(node, target)
-        if tied:
-            return tied
-        written = self.text(node.value)
-        site = self.site(node.value)
-        none = isinstance(node.value, ast.Constant) and node.value.value is None
-        if none and self._assigned_again(target):
-            written = "nnx.data(None)"
-        elif site and site.kinds & {list} and not self._grows(target):
-            written = self._tuple(node.value, written)
-        elif self._holds_tensor(target) and not written.startswith(("nnx.Param(", "nnx.Variable(")):
-            return f"{self.text(target.value)}.{target.attr}[...] = {written}"
-        elif site and site.is_tensor and not written.startswith(("nnx.Param(", "nnx.Variable(")):
-            raise Hole("it keeps an array in the module, which a compiled step would forget")
-        return f"{self.text(target.value)}.{target.attr} = {written}"
-
-    def _tuple(self, value: ast.expr, written: str) -> str:
-        """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
-        return self._as_tuple(value, written) if isinstance(value, ast.List) else f"tuple({written})"
-
-    def _grows(self, target: ast.Attribute) -> bool:
-        """Whether a list that is an attribute is changed later."""
-        return any(
-            isinstance(each, ast.Attribute)
-            and each.attr in ("append", "extend", "insert", "pop")
-            and isinstance(each.value, ast.Attribute)
-            and each.value.attr == target.attr
-            for each in ast.walk(self.source.tree)
-        )
-
-    def _holds_tensor(self, target: ast.Attribute) -> bool:
-        owner = self.site(target.value)
-        modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        return any(target.attr in {**each._buffers} for each in modules)
-
-    def _assigned_again(self, target: ast.Attribute) -> bool:
-        owner: ast.AST | None = target
-        while owner is not None and not isinstance(owner, ast.ClassDef):
-            owner = self.source.parents.get(owner)
-        stores = [
-            each
-            for each in ast.walk(owner or self.source.tree)
-            if isinstance(each, ast.Attribute)
-            and each.attr == target.attr
-            and isinstance(each.ctx, ast.Store)
-        ]
-        return len(stores) > 1
-
-    def _tied(self, node: ast.Assign, target: ast.Attribute) -> str | None:
-        """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
-        value = node.value
-        if not (
-            isinstance(value, ast.Attribute)
-            and self._is_module(target.value)
-            and self._is_module(value.value)
-        ):
-            return None
-        here, there = self.text(_read(target)), None
-        if not isinstance(target.value, ast.Attribute | ast.Subscript):
-            return None
-        there = self.text(value)
-        if here.endswith("[...]") and there.endswith("[...]"):
-            return f"{here[:-5]} = {there[:-5]}"
-        raise Hole("the two layers keep this tensor in different forms")
-
-    def _stmt_augassign(self, node: ast.AugAssign) -> str:
-        target, verb = node.target, AT.get(type(node.op))
-        if isinstance(target, ast.Subscript) and self.is_tensor(target.value):
-            if verb is None:
-                raise Hole("it changes a part of an array in place")
-            return self._set_at(target, verb, self.text(node.value))
-        if isinstance(target, ast.Attribute) and self._holds_tensor(target):
-            middle = self.source.between(end_of(target), start_of(node.value))
-            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.text(node.value)}"
-        return self.spliced(node)
-
-    # Control flow
 
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
@@ -330,19 +189,23 @@ class Statements(Translation):
         cut = inner - column
         return "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
 
-    # What is left out
-
     def silent(self, node: ast.stmt) -> bool:
         """Whether a statement does nothing but give initial values, or tell torch that a class is used."""
         if isinstance(node, ast.Expr):
             return self._silent_call(node.value)
         if isinstance(node, ast.If):
-            return all(map(self.silent, [*node.body, *node.orelse]))
+            return self._all_silent([*node.body, *node.orelse])
         if isinstance(node, ast.For | ast.With):
-            return all(map(self.silent, node.body))
+            return self._all_silent(node.body)
         if isinstance(node, ast.Assign):
             return all(self._initial_data(each) for each in node.targets)
         return isinstance(node, ast.Pass)
+
+    def _all_silent(self, body: Sequence[ast.stmt]) -> bool:
+        """Beside statements that are silent, local variables may be set."""
+        local = [isinstance(each, ast.Assign) and _is_local(each) for each in body]
+        silent = list(map(self.silent, body))
+        return any(silent) and all(a or b for a, b in zip(local, silent, strict=True))
 
     def _initial_data(self, target: ast.expr) -> bool:
         """`m.weight.data = ...` or `m.weight.data[i] = ...`"""
@@ -391,8 +254,6 @@ class Statements(Translation):
         body = [each for each in node.body if not _is_docstring(each)]
         return bool(body) and all(map(self.inside(node).silent, body))
 
-    # Definitions
-
     def function(self, node: Function, rngs: bool) -> str:
         """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
         here = self.inside(node)
@@ -429,11 +290,8 @@ class Statements(Translation):
     def _stmt_classdef(self, node: ast.ClassDef) -> str:
         raise Hole("a class inside of a function")
 
-    def arguments(self, node: ast.arguments) -> str:
-        return self.text(node)
 
-
-def uses_training(kind: type | None, at: Translation) -> bool:
+def uses_training(kind: type | None, at: Words) -> bool:
     """Whether a class reads `self.training`, itself or in a base class of the user."""
     from .scope import defined_by_user, definition
 
@@ -501,6 +359,10 @@ def _known(test: str) -> bool | None:
     return None
 
 
+def _is_local(node: ast.Assign) -> bool:
+    return all(isinstance(target, ast.Name) for target in node.targets)
+
+
 def _is_docstring(node: ast.stmt) -> bool:
     return (
         isinstance(node, ast.Expr)
@@ -511,9 +373,3 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 def _name_of(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-
-
-def _read(node: ast.Attribute) -> ast.Attribute:
-    """The same attribute, read."""
-    copy = ast.Attribute(node.value, node.attr, ast.Load())
-    return ast.copy_location(copy, node)

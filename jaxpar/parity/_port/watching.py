@@ -27,15 +27,16 @@ import torch
 from .source import Key, Source, source_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
-SEEN_KINDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp)
-SEEN_KINDS += (ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp)
+SEEN_KINDS = (
+    *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp),
+    *(ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp),
+)
+_PATHS = sysconfig.get_paths()
 FOREIGN = tuple(
     str(Path(place).resolve())
-    for place in {
-        Path(torch.__file__).parent,
-        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
-    }
+    for place in (Path(torch.__file__).parent, _PATHS["stdlib"], _PATHS["platstdlib"])
 )
+"""Folders of torch and of Python itself."""
 
 
 class Site:
@@ -169,13 +170,12 @@ def _probed(function: FunctionType) -> CodeType | None:
     shell: ast.stmt = probed
     owner = source.owner(node)
     if owner is not None:  # a class around it, for super() and for names like __x
-        shell = ast.ClassDef(owner.name, [], [], [shell], [], type_params=[])
+        shell = _statement(f"class {owner.name}: pass")
+        shell.body = [probed]  # type: ignore[attr-defined]
     free = [name for name in code.co_freevars if name != "__class__"]
     own = {owner.name if owner is not None else node.name} - set(free)
-    targets = [ast.Name(name, ast.Store()) for name in free]
-    body = [ast.Assign([target], ast.Constant(None)) for target in targets]
-    nothing = ast.arguments([], [], None, [], [], None, [])
-    around = ast.FunctionDef("__shell__", nothing, [*body, shell], [], None, type_params=[])
+    around: Any = _statement("def __shell__(): pass")
+    around.body = [*(_statement(f"{name} = None") for name in free), shell]
     # The name of the class is the file's, and no variable of what stands around it here.
     around.body[:0] = [ast.Global([name]) for name in own]
     module = ast.fix_missing_locations(ast.Module([around], []))
@@ -184,6 +184,10 @@ def _probed(function: FunctionType) -> CodeType | None:
     if found is None:  # unseen it would look like one that did not run
         raise LookupError(f"{source.place(node)}: {code.co_qualname} cannot be watched")
     return found
+
+
+def _statement(text: str) -> ast.stmt:
+    return ast.parse(text).body[0]
 
 
 _FUTURES = 0x1FE0000
@@ -217,7 +221,7 @@ class _Probes(ast.NodeTransformer):
         new = super().visit(node)
         if key is None or not reads:
             return new
-        arguments: list[ast.expr] = [ast.Constant(key), new]
+        arguments: list[ast.expr] = [ast.Constant(key), new]  # type: ignore[arg-type]
         return ast.copy_location(ast.Call(ast.Name(PROBE, ast.Load()), arguments, []), node)
 
     def generic_visit(self, node: ast.AST) -> Any:

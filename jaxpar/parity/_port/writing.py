@@ -16,8 +16,8 @@ from .definitions import class_text, function_text, not_run
 from .scope import Scope, definition
 from .source import Function, Source
 from .statements import Statements
-from .translation import Needs
 from .watching import Watched
+from .words import Needs
 
 HOLE = '''def hole(line):
     """What torch does in this line has no counterpart here."""
@@ -77,14 +77,14 @@ class Writer:
         return Written(text, holes, tuple(self.needs.notes), lines)
 
     def _missing(self) -> Iterator[tuple[Any, Any]]:
-        everything = {**self.needs.definitions, **self.needs.constants}
+        everything: dict[Any, Any] = {**self.needs.definitions, **self.needs.constants}
         return ((key, value) for key, value in everything.items() if key not in self.pieces)
 
     def _piece(self, value: Any) -> Piece:
         before = {*self.needs.definitions, *self.needs.constants}
         if isinstance(value, tuple):
             source, node, module = value
-            text = Statements(source, self.watched, Scope(vars(module)), self.needs).statement(node)
+            text = Statements(source, self.watched, Scope(dict(vars(module))), self.needs).statement(node)
         else:
             source, node = definition(value)
             write: Any = class_text if isinstance(node, ast.ClassDef) else function_text

@@ -1,0 +1,163 @@
+"""Assignments: what is stored in a module, what changes a part of an array, what changes it in place.
+
+JAX's arrays do not change: `x[0] = y` is `x = x.at[0].set(y)`, and a module's own array is exchanged as a
+whole.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from torch import nn
+
+from .calls import Calls
+from .source import end_of, start_of
+from .words import Hole, positioned
+
+AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
+PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
+"""What changes a part of an array in place."""
+
+
+class Assignments(Calls):
+    """Translates what stores a value."""
+
+    def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
+        named = {each.arg: each.value for each in call.keywords}
+        name = call.args[0] if call.args else named["name"]
+        value = call.args[1] if len(call.args) > 1 else named.get("tensor")
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            return self._set(func, name, "nnx.data(None)")
+        return self._set(func, name, f"nnx.Variable({self.text(value)})")
+
+    def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
+        if len(call.args) != 2:
+            raise Hole("give the name and the parameter by their places")
+        name, value = call.args
+        none = isinstance(value, ast.Constant) and value.value is None
+        return self._set(func, name, "nnx.data(None)" if none else self.text(value))
+
+    def _set(self, func: ast.Attribute, name: ast.expr, value: str) -> str:
+        owner = self.text(func.value)
+        if isinstance(name, ast.Constant):
+            return f"{owner}.{name.value!s} = {value}"
+        return f"setattr({owner}, {self.text(name)}, {value})"
+
+    def _in_place(self, call: ast.Call, func: ast.Attribute) -> str:
+        """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
+        name, target = func.attr, func.value
+        if isinstance(target, ast.Subscript) and name in PARTS:
+            value = self.text(call.args[0]) if call.args else "0"
+            return self._set_at(target, PARTS[name], value)
+        if name == "copy_" and len(call.args) == 1:
+            value = self.text(call.args[0])
+        elif name in ("zero_", "fill_"):
+            fill = self.text(call.args[0]) if call.args else "0"
+            value = f"jnp.full_like({self.text(target)}, {fill})"
+        else:
+            value = self.text(call)
+        return f"{self._stored(target)} = {value}"
+
+    def _stored(self, target: ast.expr) -> str:
+        if isinstance(target, ast.Name):
+            return target.id
+        written = self.text(target)
+        if isinstance(target, ast.Attribute) and written.endswith("[...]"):
+            return written
+        raise Hole("it changes a part of an array in place")
+
+    def _set_at(self, target: ast.Subscript, verb: str, value: str) -> str:
+        at = (
+            self.source.between(end_of(target.value), end_of(target))
+            if not list(positioned(target.slice))
+            else (f"[{self.text(target.slice)}]")
+        )
+        written = self.text(target.value)
+        if isinstance(target.value, ast.Name):
+            return f"{written} = {written}.at{at}.{verb}({value})"
+        if written.endswith("[...]"):
+            return f"{written} = {written}.at{at}.{verb}({value})"
+        raise Hole("it changes a part of an array in place")
+
+    def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
+        tied = self._tied(node, target)
+        if tied:
+            return tied
+        written = self.text(node.value)
+        site = self.site(node.value)
+        none = isinstance(node.value, ast.Constant) and node.value.value is None
+        if none and self._assigned_again(target):
+            written = "nnx.data(None)"
+        elif site and site.kinds & {list} and not self._grows(target):
+            written = self._tuple(node.value, written)
+        elif self._holds_tensor(target) and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+            return f"{self.text(target.value)}.{target.attr}[...] = {written}"
+        elif site and site.is_tensor and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+            raise Hole("it keeps an array in the module, which a compiled step would forget")
+        return f"{self.text(target.value)}.{target.attr} = {written}"
+
+    def _tuple(self, value: ast.expr, written: str) -> str:
+        """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
+        return self._as_tuple(value, written) if isinstance(value, ast.List) else f"tuple({written})"
+
+    def _grows(self, target: ast.Attribute) -> bool:
+        """Whether a list that is an attribute is changed later."""
+        return any(
+            isinstance(each, ast.Attribute)
+            and each.attr in ("append", "extend", "insert", "pop")
+            and isinstance(each.value, ast.Attribute)
+            and each.value.attr == target.attr
+            for each in ast.walk(self.source.tree)
+        )
+
+    def _holds_tensor(self, target: ast.Attribute) -> bool:
+        owner = self.site(target.value)
+        modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
+        return any(target.attr in {**each._buffers} for each in modules)
+
+    def _assigned_again(self, target: ast.Attribute) -> bool:
+        owner: ast.AST | None = target
+        while owner is not None and not isinstance(owner, ast.ClassDef):
+            owner = self.source.parents.get(owner)
+        stores = [
+            each
+            for each in ast.walk(owner or self.source.tree)
+            if isinstance(each, ast.Attribute)
+            and each.attr == target.attr
+            and isinstance(each.ctx, ast.Store)
+        ]
+        return len(stores) > 1
+
+    def _tied(self, node: ast.Assign, target: ast.Attribute) -> str | None:
+        """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
+        value = node.value
+        if not (
+            isinstance(value, ast.Attribute)
+            and self._is_module(target.value)
+            and self._is_module(value.value)
+        ):
+            return None
+        here, there = self.text(_read(target)), None
+        if not isinstance(target.value, ast.Attribute | ast.Subscript):
+            return None
+        there = self.text(value)
+        if here.endswith("[...]") and there.endswith("[...]"):
+            return f"{here[:-5]} = {there[:-5]}"
+        raise Hole("the two layers keep this tensor in different forms")
+
+    def _stmt_augassign(self, node: ast.AugAssign) -> str:
+        target, verb = node.target, AT.get(type(node.op))
+        if isinstance(target, ast.Subscript) and self.is_tensor(target.value):
+            if verb is None:
+                raise Hole("it changes a part of an array in place")
+            return self._set_at(target, verb, self.text(node.value))
+        if isinstance(target, ast.Attribute) and self._holds_tensor(target):
+            middle = self.source.between(end_of(target), start_of(node.value))
+            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.text(node.value)}"
+        return self.spliced(node)
+
+
+def _read(node: ast.Attribute) -> ast.Attribute:
+    """The same attribute, read."""
+    copy = ast.Attribute(node.value, node.attr, ast.Load())
+    return ast.copy_location(copy, node)

@@ -1,0 +1,295 @@
+"""Calls: of torch's functions and layers, of a tensor's methods, and of the user's own classes.
+
+Functions and methods go by the tables in `rules`. Whoever builds layers is given `rngs`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import rules
+from .rules import Rule
+from .scope import (
+    UNKNOWN,
+    Scope,
+    defined_by_user,
+    definition,
+    dotted,
+    is_layer,
+    is_torchs,
+    own_layer,
+    word_of,
+)
+from .source import end_of, start_of
+from .watching import Site
+from .words import Hole, Needs, Words, positioned
+
+PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
+_BUILDS: dict[FunctionType, bool] = {}
+
+
+class Calls(Words):
+    """Translates expressions with calls."""
+
+    def _expr_call(self, node: ast.Call) -> str:
+        if isinstance(node.func, ast.Attribute):
+            written = self._method(node, node.func)
+            if written is not None:
+                return written
+        target = self.scope.value(node.func)
+        if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
+            return self._of_torch(node, target)
+        return self._with_rngs(node, self._targets(node))
+
+    def _method(self, node: ast.Call, func: ast.Attribute) -> str | None:
+        """A method of a tensor or of a module."""
+        owner, name = self.site(func.value), func.attr
+        if isinstance(func.value, ast.Call) and _is_super(func.value):
+            return self._super(node, func)
+        if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
+            return self._of_module_method(node, func, owner)
+        known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
+        if not (owner and owner.is_tensor) and not known:
+            return None
+        if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
+            raise Hole("it is a tensor here and something else there")
+        if name in ("to", "type"):
+            return self._to(node, func.value)
+        if name in ("max", "min", "sort", "topk", "median") and node.args + node.keywords:
+            return self._two_results(node, func.value, name)
+        if name in rules.INITIAL:
+            self.needs.note("initial values are not ported: they come with torch's weights")
+            return self.text(func.value)
+        found = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
+        return self._ruled(node, found, f"a tensor's {name}", func.value)
+
+    def _ruled(self, node: ast.Call, found: Sequence[Rule], what: str, owner: ast.expr | None = None) -> str:
+        for rule in found:
+            written = rule.apply(node, self.text, owner)
+            if written is not None:
+                return written
+        raise Hole(f"there is no rule for {what} with these arguments")
+
+    def _to(self, node: ast.Call, owner: ast.expr) -> str:
+        """`to` and `type` with a type change it; with a device they do nothing."""
+        given = [
+            *node.args,
+            *(k.value for k in node.keywords if k.arg not in ("device", "copy", "non_blocking")),
+        ]
+        written = self.text(owner, "a")
+        for each in given:
+            site, value = self.site(each), self.scope.value(each)
+            if isinstance(value, torch.dtype) or (site and torch.dtype in site.kinds):
+                return f"{written}.astype({self.text(each)})"
+            if site and site.is_tensor:
+                return f"{written}.astype({self.text(each, 'a')}.dtype)"
+            if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
+                continue
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                continue
+            raise Hole("it is not clear whether this is a type or a device")
+        return written
+
+    def _two_results(self, node: ast.Call, owner: ast.expr, name: str) -> str:
+        """`x.max(dim)` gives values and places; one of them is taken where it stands."""
+        parent = self.source.parents.get(node)
+        wanted = None
+        if isinstance(parent, ast.Attribute):
+            wanted = parent.attr
+        elif isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
+            wanted = {0: "values", 1: "indices"}.get(parent.slice.value)  # type: ignore[arg-type]
+        if name not in ("max", "min") or wanted not in ("values", "indices"):
+            tensors = [each for each in node.args if (site := self.site(each)) and site.is_tensor]
+            if name in ("max", "min") and len(node.args) == 1 == len(tensors):
+                return f"jnp.{name}imum({self.text(owner)}, {self.text(node.args[0])})"
+            raise Hole("it gives values and places")
+        rule = Rule(
+            ("dim", "keepdim="),
+            "{self:a}.%s({dim}<, keepdims={keepdim}>)" % (name if wanted == "values" else f"arg{name}"),
+        )
+        return self._ruled(node, [rule], name, owner) + "\1"  # the parent leaves its choice out
+
+    def _of_module_method(self, node: ast.Call, func: ast.Attribute, owner: Site) -> str | None:
+        if func.attr == "forward":
+            return f"{self.text(func.value)}({self._arguments(node)})"
+        if func.attr == "add_module" and not any(
+            issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
+        ):
+            return f"setattr({self.text(func.value)}, {self._arguments(node)})"
+        return None
+
+    def _super(self, node: ast.Call, func: ast.Attribute) -> str:
+        name = "__call__" if func.attr == "forward" else func.attr
+        arguments = self._arguments(node)
+        if func.attr == "__init__" and self.kind is not None:
+            base = next((each for each in self.kind.__mro__[1:] if "__init__" in vars(each)), object)
+            if self._takes_rngs_as_base(base):
+                arguments = f"{arguments}, rngs=rngs" if arguments else "rngs=rngs"
+        return f"super().{name}({arguments})"
+
+    def _takes_rngs_as_base(self, base: type) -> bool:
+        return (defined_by_user(base) and issubclass(base, nn.Module)) or (
+            is_layer(base) and base.__name__ in rules.ACCEPTING
+        )
+
+    def _arguments(self, node: ast.Call) -> str:
+        """What stands between a call's parentheses."""
+        given = [*node.args, *node.keywords]
+        if len(given) == 1 and isinstance(given[0], ast.GeneratorExp):
+            return self.text(given[0])[1:-1]
+        written, at = "", min(map(start_of, given), default=(0, 0))
+        for part in sorted(given, key=start_of):
+            written += self.source.between(at, start_of(part)) + self.text(part)
+            at = end_of(part)
+        return written
+
+    def _of_torch(self, node: ast.Call, target: Any) -> str:
+        if is_layer(target):
+            return self._layer(node, target)
+        if target is nn.Parameter:
+            return self._parameter(node)
+        word = word_of(target)
+        if word is None or word not in rules.FUNCTIONS:
+            raise Hole(f"there is no rule for {dotted(target)}")
+        if (
+            word in ("torch.max", "torch.min")
+            and len(node.args) + len(node.keywords) > 1
+            and not self._binary(node)
+        ):
+            call = ast.Call(node.func, node.args[1:], node.keywords)
+            self.source.parents[call] = self.source.parents[node]
+            return self._two_results(call, node.args[0], word[6:])
+        return self._ruled(node, rules.FUNCTIONS[word], word)
+
+    def _binary(self, node: ast.Call) -> bool:
+        site = self.site(node.args[1]) if len(node.args) > 1 else None
+        return bool(site and site.is_tensor)
+
+    def _parameter(self, node: ast.Call) -> str:
+        keywords = {each.arg: each.value for each in node.keywords}
+        flag = keywords.get("requires_grad", node.args[1] if len(node.args) > 1 else None)
+        value = node.args[0] if node.args else keywords["data"]
+        trained = flag is None or (isinstance(flag, ast.Constant) and flag.value)
+        return f"nnx.{'Param' if trained else 'Variable'}({self.text(value)})"
+
+    def _layer(self, node: ast.Call, target: type) -> str:
+        """A layer's constructor without the arguments that mean nothing here."""
+        if target in PARAMETERS:
+            return f"nnx.{PARAMETERS[target]}({self._arguments(node)})"
+        ours = own_layer(target)
+        if ours is None:
+            raise Hole(f"jaxpar has no {target.__name__}")
+        names = list(inspect.signature(target).parameters)
+        by_place = dict(zip(names, node.args, strict=False)) if _plain(node) else {}
+        dropped: set[ast.AST] = {arg for name, arg in by_place.items() if name in rules.DROPPED}
+        dropped |= {each for each in node.keywords if each.arg in rules.DROPPED}
+        kept = [each for each in (*node.args, *node.keywords) if each not in dropped]
+        self._check_arguments(target, ours, kept)
+        extra = "rngs=rngs" if target.__name__ in rules.RANDOM else ""
+        if not dropped:
+            return self._extended(node, extra)
+        inside = ", ".join(filter(None, [*(self.text(each) for each in kept), extra]))
+        return f"{self.text(node.func)}({inside})"
+
+    def _check_arguments(self, target: type, ours: type, kept: Sequence[ast.AST]) -> None:
+        if target.__name__ in ("Softmax", "LogSoftmax") and not kept:
+            raise Hole("without dim torch chooses the axis by the number of axes")
+        taken = inspect.signature(ours).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            return
+        for each in kept:
+            if isinstance(each, ast.keyword) and each.arg and each.arg not in taken:
+                raise Hole(f"jaxpar's {target.__name__} has no {each.arg}")
+
+    def _with_rngs(self, node: ast.Call, targets: list[Any]) -> str:
+        """A call of the user's, with `rngs` if what it calls builds layers."""
+        extra = "rngs=rngs" if any(self.needs_rngs(target) for target in targets) else ""
+        return self._extended(node, extra)
+
+    def _extended(self, node: ast.Call, extra: str) -> str:
+        if not extra:
+            return self.spliced(node)
+        inside = [*node.args, *node.keywords]
+        if not inside:
+            return f"{self.text(node.func)}({extra})"
+        last = max(inside, key=end_of)
+        if len(inside) == 1 and isinstance(last, ast.GeneratorExp):
+            return f"{self.text(node.func)}({self.text(last)}, {extra})"
+        parts = sorted(positioned(node), key=start_of)
+        written, at = [], start_of(node)
+        for part in parts:
+            written += [self.source.between(at, start_of(part)), self.text(part)]
+            at = end_of(part)
+            if part is last:
+                written.append(f", {extra}")
+        return "".join([*written, self.source.between(at, end_of(node))])
+
+    def _targets(self, node: ast.Call) -> list[Any]:
+        """What a call calls: as was seen, or as the name says."""
+        site = self.site(node.func)
+        if site:
+            return list(site.objects.values())
+        value = self.scope.value(node.func)
+        return [] if value is UNKNOWN else [value]
+
+    def needs_rngs(self, target: Any) -> bool:
+        """Whether something that is called needs `rngs` to build layers with."""
+        if isinstance(target, functools.partial):
+            return self.needs_rngs(target.func)
+        if isinstance(target, MethodType):
+            target = target.__func__
+        if is_layer(target):
+            return target.__name__ in rules.ACCEPTING
+        if inspect.isclass(target) and issubclass(target, nn.Module):
+            base = next(each for each in target.__mro__ if "__init__" in vars(each))
+            return defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
+        return isinstance(target, FunctionType) and self._builds(target)
+
+    def _builds(self, function: FunctionType) -> bool:
+        """Whether a function of the user builds layers."""
+        function = inspect.unwrap(function)
+        known = _BUILDS.get(function)
+        if known is None:
+            _BUILDS[function] = False  # for those that call themselves
+            _BUILDS[function] = known = self._looks_building(function)
+        return known
+
+    def _looks_building(self, function: FunctionType) -> bool:
+        if "." in function.__qualname__ and function.__name__ in ("forward", "__call__"):
+            return False
+        try:
+            source, node = definition(function)
+        except (LookupError, OSError, SyntaxError):
+            return False
+        from .watching import is_users
+
+        if not is_users(source.path):
+            return False
+        there = Calls(source, self.watched, Scope(function.__globals__).inside(node), Needs(), None)
+        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+        return any(
+            (self.needs_rngs(target) and (not is_layer(target) or target.__name__ in rules.RANDOM))
+            or _draws(target)
+            for call in calls
+            for target in there._targets(call)
+        )
+
+
+def _draws(target: Any) -> bool:
+    return target in (torch.randn, torch.rand)
+
+
+def _is_super(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name) and node.func.id == "super"
+
+
+def _plain(node: ast.Call) -> bool:
+    return not any(isinstance(each, ast.Starred) for each in node.args)

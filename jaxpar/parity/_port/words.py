@@ -1,0 +1,319 @@
+"""Words: an expression of torch, with its line breaks and comments, in JAX's words; without calls.
+
+What no rule knows stays as it was written: only the words that change are exchanged in the text. What cannot
+be said becomes a hole, `hole("models.py:12: x.sum() > 0 ...")`, in the place of the expression.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from . import rules
+from .scope import (
+    UNKNOWN,
+    Scope,
+    assignment,
+    defined_by_user,
+    has_definition,
+    import_of,
+    is_layer,
+    is_torchs,
+    own_layer,
+    word_of,
+)
+from .source import Function, Source, end_of, start_of
+from .watching import Site, Watched
+
+WORDS = (
+    *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict),
+    *(ast.ListComp, ast.JoinedStr),
+)
+
+
+class Hole(Exception):
+    """What has no counterpart, and why."""
+
+
+class Needs:
+    """What the written text refers to.
+
+    Attributes:
+      definitions: classes and functions of the user, in the order in which they were met.
+      constants: assignments of modules, by name.
+      imports: lines by the name that they bind.
+      holes: what could not be said, with the places in the source.
+      notes: what was left out.
+    """
+
+    def __init__(self) -> None:
+        self.definitions: dict[int, Any] = {}
+        self.constants: dict[str, tuple[Source, ast.stmt, ModuleType]] = {}
+        self.imports: dict[str, str] = {}
+        self.holes: list[str] = []
+        self.notes: list[str] = []
+
+    def hole(self, text: str) -> None:
+        if text not in self.holes:
+            self.holes.append(text)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class Words:
+    """Translates the expressions of one file."""
+
+    def __init__(
+        self, source: Source, watched: Watched, scope: Scope, needs: Needs, kind: type | None = None
+    ):
+        self.source, self.watched, self.scope, self.needs, self.kind = source, watched, scope, needs, kind
+
+    def inside(self, function: ast.AST) -> Self:
+        """The translation within a function."""
+        return type(self)(self.source, self.watched, self.scope.inside(function), self.needs, self.kind)
+
+    def text(self, node: ast.AST, form: str = "") -> str:
+        """A node in JAX's words; form "a" with parentheses where it is more than a word, "t" as a tuple."""
+        written = self._written(node)
+        if form == "t":
+            return self._as_tuple(node, written)
+        if form == "a" and not _is_word(written):
+            return f"({written})"
+        return written
+
+    def _as_tuple(self, node: ast.AST, written: str) -> str:
+        if isinstance(node, ast.List):
+            inside = written[1:-1].rstrip()
+            return f"({inside}{',' if len(node.elts) == 1 and not inside.endswith(',') else ''})"
+        site = self.watched.site(self.source, node)
+        if site and site.kinds & {list, torch.Size} and not isinstance(node, ast.Tuple):
+            return f"tuple({written})"
+        return written
+
+    def _written(self, node: ast.AST) -> str:
+        try:
+            method = getattr(self, f"_expr_{type(node).__name__.lower()}", None)
+            return method(node) if method else self.spliced(node)
+        except Hole as hole:
+            if not isinstance(node, ast.expr):
+                raise
+            return self.hole(node, str(hole))
+
+    def hole(self, node: ast.AST, reason: str) -> str:
+        """An expression that raises with torch's line."""
+        words = " ".join(self.source.segment(node).split())
+        said = f"{self.source.place(node)}: {words}: {reason}"
+        if self.ran(node):
+            self.needs.hole(said)
+        else:
+            self.needs.note(f"did not run, and has no counterpart: {said}")
+        return f"hole({said!r})"
+
+    def spliced(self, node: ast.AST) -> str:
+        """The text of a node as it is, with its parts translated."""
+        parts = sorted(positioned(node), key=start_of)
+        written, at = [], start_of(node)
+        for part in parts:
+            written += [self.source.between(at, start_of(part)), self.text(part)]
+            at = end_of(part)
+        return "".join([*written, self.source.between(at, end_of(node))])
+
+    def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
+        # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
+        return self.source.segment(node)
+
+    def _expr_name(self, node: ast.Name) -> str:
+        value = self.scope.value(node)
+        return node.id if value is UNKNOWN else self._reference(node, value, node.id)
+
+    def _expr_attribute(self, node: ast.Attribute) -> str:
+        value = self.scope.value(node)
+        if value is not UNKNOWN:
+            return self._reference(node, value, None)
+        if node.attr == "training" and self._is_module(node.value):
+            return f"not {self.text(node.value)}.deterministic"
+        owner = self.site(node.value)
+        if owner and owner.is_tensor and node.attr in ("data", "grad", "is_cuda"):
+            raise Hole("JAX's arrays have no such thing")
+        leaf = self._leaf(node)
+        return leaf if leaf else f"{self.text(node.value, 'a')}.{node.attr}"
+
+    def _leaf(self, node: ast.Attribute) -> str | None:
+        """`self.weight` of a module, if it is a parameter or buffer: the array, where it is read."""
+        owner = self.site(node.value)
+        modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
+        holding = [each for each in modules if node.attr in {**each._parameters, **each._buffers}]
+        if not holding or isinstance(node.ctx, ast.Store) or self._compared_with_none(node):
+            return None
+        written = f"{self.text(node.value, 'a')}."
+        layers = {_layer_of(type(each)) for each in holding}
+        if layers == {None}:
+            return f"{written}{node.attr}[...]"
+        if None not in layers and len(layers) == 1:
+            leaf = rules.LEAVES.get((str(layers.pop()), node.attr))
+            if leaf:
+                return written + leaf
+        raise Hole("Flax has this tensor in another form")
+
+    def _compared_with_none(self, node: ast.AST) -> bool:
+        parent = self.source.parents.get(node)
+        return isinstance(parent, ast.Compare) and any(
+            isinstance(each, ast.Constant) and each.value is None for each in parent.comparators
+        )
+
+    def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
+        """A global name, or an attribute of one."""
+        word = word_of(value)
+        if word is None and isinstance(value, float | int) and name is None:
+            root = self.scope.value(_root(node))
+            word = f"torch.{self.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
+        if word in rules.NAMES:
+            return rules.NAMES[word]
+        if is_layer(value):
+            if own_layer(value) is None:
+                raise Hole(f"jaxpar has no {value.__name__}")
+            return f"nn.{value.__name__}"
+        if defined_by_user(value) and has_definition(value):
+            return self._own(node, value)
+        if is_torchs(value) and not isinstance(value, ModuleType):
+            raise Hole("there is no rule for it")
+        if name is None:  # an attribute of a module or of a class
+            return self._of_module(node)
+        return self._imported(name)
+
+    def _own(self, node: ast.AST, value: Any) -> str:
+        """A class or function of the user. A module that is only in an annotation is just a module."""
+        if inspect.isclass(value) and issubclass(value, nn.Module) and self._in_annotation(node):
+            functions = {id(each) for each in self.watched.functions.values()}
+            if not any(id(each) in functions for each in vars(value).values()):
+                return "nnx.Module"
+        self.needs.definitions.setdefault(id(value), value)
+        return value.__name__
+
+    def _in_annotation(self, node: ast.AST) -> bool:
+        parent = self.source.parents.get(node)
+        while parent is not None and not isinstance(parent, ast.stmt | ast.arg):
+            node, parent = parent, self.source.parents.get(parent)
+        return any(getattr(parent, name, None) is node for name in ("annotation", "returns"))
+
+    def _of_module(self, node: ast.AST) -> str:
+        assert isinstance(node, ast.Attribute)
+        owner = self.scope.value(node.value)
+        if isinstance(owner, ModuleType) and assignment(owner, node.attr):
+            self.needs.constants[node.attr] = assignment(owner, node.attr)  # type: ignore[assignment]
+            return node.attr
+        return f"{self.text(node.value)}.{node.attr}"
+
+    def _imported(self, name: str) -> str:
+        """A constant of the file, or a name that it imports."""
+        import builtins
+        import sys
+
+        module = sys.modules.get(self.scope.globals.get("__name__", ""))
+        found = assignment(module, name) if module else None
+        if found:
+            self.needs.constants[name] = found
+        elif line := import_of(self.source, name):
+            self.needs.imports[name] = line
+        elif not hasattr(builtins, name) and not name.startswith("__"):
+            raise Hole("it is not clear where this name comes from")
+        return name
+
+    def _expr_subscript(self, node: ast.Subscript) -> str:
+        written = self.text(node.value)
+        if written.endswith("\1"):
+            return written[:-1]
+        if written.endswith("[...]"):
+            return f"{written[:-5]}[{self.text(node.slice)}]"
+        return self.spliced(node)
+
+    def site(self, node: ast.AST) -> Site | None:
+        return self.watched.site(self.source, node)
+
+    def ran(self, node: ast.AST) -> bool:
+        """Whether the statement of a node ran, or what stands outside of functions."""
+        inside: ast.AST | None = node
+        while inside is not None and not isinstance(inside, ast.stmt):
+            inside = self.source.parents.get(inside)
+        function: ast.AST | None = inside
+        while function is not None and not isinstance(function, Function):
+            function = self.source.parents.get(function)
+        if function is None or inside is function or inside is None:
+            return True
+        return (self.source.path, inside.lineno) in self.watched.lines
+
+    def is_tensor(self, node: ast.AST) -> bool:
+        site = self.site(node)
+        return bool(site and site.is_tensor)
+
+    def _is_module(self, node: ast.AST) -> bool:
+        site = self.site(node)
+        return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
+
+    def test(self, node: ast.expr) -> str:
+        """The condition of an `if`, of a `while` or of an `assert`."""
+        if self.is_tensor(node):
+            return self.hole(node, "it decides by data")
+        return self.text(node)
+
+    def _expr_ifexp(self, node: ast.IfExp) -> str:
+        if self.is_tensor(node.test):
+            raise Hole("it decides by data")
+        return self.spliced(node)
+
+    def _expr_boolop(self, node: ast.BoolOp) -> str:
+        if any(self.is_tensor(each) for each in node.values):
+            raise Hole("it decides by data")
+        return self.spliced(node)
+
+    def _expr_unaryop(self, node: ast.UnaryOp) -> str:
+        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Attribute):
+            written = self.text(node.operand)
+            if written.startswith("not "):
+                return written.removeprefix("not ")
+        if isinstance(node.op, ast.Not) and self.is_tensor(node.operand):
+            raise Hole("it decides by data")
+        return self.spliced(node)
+
+
+def _layer_of(kind: type) -> str | None:
+    """The layer of torch that a class is or derives from; None if its own tensors are the user's."""
+    layer = next((each for each in kind.__mro__ if is_layer(each)), None)
+    return None if layer is nn.Module or layer is None else layer.__name__
+
+
+def _root(node: ast.AST) -> ast.AST:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_word(text: str) -> bool:
+    """Whether a text can stand before a dot or in an operation without parentheses."""
+    try:
+        node = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
+    except SyntaxError:
+        return text.startswith("(") and text.endswith(")")
+    return isinstance(node, WORDS)
+
+
+def positioned(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a node that have a place in the text."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop):
+            continue
+        if hasattr(child, "lineno"):
+            yield child
+        else:
+            yield from positioned(child)
