@@ -73,7 +73,7 @@ def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
     Raises:
       Inexpressible: an argument is no attribute, or what is made has other tensors.
     """
-    kind = type(module)
+    kind: Any = type(module)
     given = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         if hasattr(module, name):

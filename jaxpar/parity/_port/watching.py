@@ -113,7 +113,7 @@ def codes(run: Callable[[], Any]) -> list[CodeType]:
 @functools.cache
 def is_users(path: str) -> bool:
     """Whether a file is neither torch's nor Python's, and is there."""
-    if path.startswith("<"):
+    if path.startswith("<") or not path.endswith(".py"):
         return False
     real = str(Path(path).resolve())
     if "site-packages" not in real and real.startswith(FOREIGN):
