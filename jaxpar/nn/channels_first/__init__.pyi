@@ -41,6 +41,7 @@ from ._linear import Flatten as Flatten
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._linear import Unflatten as Unflatten
+from ._module import Module as Module
 from ._norm import BatchNorm1d as BatchNorm1d
 from ._norm import BatchNorm2d as BatchNorm2d
 from ._norm import BatchNorm3d as BatchNorm3d

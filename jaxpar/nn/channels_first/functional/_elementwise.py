@@ -1,0 +1,36 @@
+"""Activations with torch's names and arguments; JAX's own compute the same numbers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def relu(x: jax.Array) -> jax.Array:
+    """Max(x, 0), with the derivative 0 at 0. torch counterpart: `F.relu`."""
+    return jax.nn.relu(x)
+
+
+def sigmoid(x: jax.Array) -> jax.Array:
+    """1 / (1 + exp(-x)). torch counterpart: `F.sigmoid`."""
+    return jax.nn.sigmoid(x)
+
+
+def silu(x: jax.Array) -> jax.Array:
+    """x sigmoid(x). torch counterpart: `F.silu`."""
+    return jax.nn.silu(x)
+
+
+def tanh(x: jax.Array) -> jax.Array:
+    """The hyperbolic tangent. torch counterpart: `F.tanh`."""
+    return jnp.tanh(x)
+
+
+def softmax(x: jax.Array, dim: int) -> jax.Array:
+    """exp(x), divided by its sum along `dim`. torch counterpart: `F.softmax`, where `dim` may be left out."""
+    return jax.nn.softmax(x, axis=dim)
+
+
+def log_softmax(x: jax.Array, dim: int) -> jax.Array:
+    """The logarithm of `softmax`. torch counterpart: `F.log_softmax`, where `dim` may be left out."""
+    return jax.nn.log_softmax(x, axis=dim)

@@ -1,0 +1,46 @@
+"""Losses. The classes of cross_entropy and nll_loss are axis 1, as in torch; the others have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ... import functional as last
+from ...functional import binary_cross_entropy as binary_cross_entropy
+from ...functional import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
+from ...functional import huber_loss as huber_loss
+from ...functional import kl_div as kl_div
+from ...functional import l1_loss as l1_loss
+from ...functional import mse_loss as mse_loss
+from ...functional import smooth_l1_loss as smooth_l1_loss
+
+
+def cross_entropy(
+    x: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, **options: Any
+) -> jax.Array:
+    """`jaxpar.nn.functional.cross_entropy` of [C] or [N, C, *S].
+
+    Args:
+      target: classes, [] or [N, *S]; or probabilities of the shape of `x`.
+      weight, options: as there.
+
+    torch counterpart: `F.cross_entropy`.
+    """
+    target = jnp.asarray(target)
+    rows = _classes_last(target) if target.shape == x.shape else target
+    return last.cross_entropy(_classes_last(x), rows, weight, **options)
+
+
+def nll_loss(x: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, **options: Any) -> jax.Array:
+    """`jaxpar.nn.functional.nll_loss` of [C] or [N, C, *S].
+
+    torch counterpart: `F.nll_loss`.
+    """
+    return last.nll_loss(_classes_last(x), target, weight, **options)
+
+
+def _classes_last(x: jax.Array) -> jax.Array:
+    return jnp.moveaxis(x, 1, -1) if x.ndim > 2 else x

@@ -1,0 +1,141 @@
+"""jaxpar.nn.channels_first: torch's layers and functions in torch's layout, against torch in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from comparing import assert_equal_numbers
+from flax import nnx
+
+import jaxpar
+import jaxpar.nn.channels_first as ours
+import jaxpar.nn.channels_first.functional as F
+from jaxpar import parity
+
+LINE, IMAGE, VOLUME = (2, 4, 9), (2, 4, 8, 9), (2, 4, 6, 5, 7)
+LAYERS = [
+    ("Conv1d", (4, 6, 3), {"padding": 1}, LINE),
+    ("Conv2d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2}, IMAGE),
+    ("Conv2d", (4, 6, (3, 1)), {"padding": "same", "bias": False, "padding_mode": "reflect"}, IMAGE),
+    ("Conv3d", (4, 6, 3), {"dilation": 2}, VOLUME),
+    ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, LINE),
+    ("ConvTranspose2d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2}, IMAGE),
+    ("ConvTranspose3d", (4, 6, 2), {}, VOLUME),
+    ("BatchNorm1d", (4,), {}, LINE),
+    ("BatchNorm1d", (4,), {"momentum": None}, (5, 4)),
+    ("BatchNorm2d", (4,), {"affine": False}, IMAGE),
+    ("BatchNorm3d", (4,), {}, VOLUME),
+    ("InstanceNorm1d", (4,), {"affine": True}, LINE),
+    ("InstanceNorm2d", (4,), {"track_running_stats": True}, IMAGE),
+    ("InstanceNorm3d", (4,), {}, VOLUME),
+    ("GroupNorm", (2, 4), {}, IMAGE),
+    ("LocalResponseNorm", (3,), {}, IMAGE),
+    ("LayerNorm", ((8, 9),), {}, IMAGE),
+    ("PReLU", (4,), {}, IMAGE),
+    ("MaxPool1d", (3,), {"stride": 2, "padding": 1}, LINE),
+    ("MaxPool2d", (3, 2), {"padding": 1, "ceil_mode": True}, IMAGE),
+    ("MaxPool3d", (2,), {}, VOLUME),
+    ("AvgPool1d", (3,), {"padding": 1}, LINE),
+    ("AvgPool2d", (3, 2), {"padding": 1, "count_include_pad": False}, IMAGE),
+    ("AvgPool3d", (2,), {}, VOLUME),
+    ("AdaptiveAvgPool2d", ((3, 4),), {}, IMAGE),
+    ("AdaptiveMaxPool1d", (4,), {}, LINE),
+    ("LPPool2d", (2, 3), {}, IMAGE),
+    ("ReflectionPad2d", ((1, 2, 3, 0),), {}, IMAGE),
+    ("ConstantPad1d", ((1, 2), 0.5), {}, LINE),
+    ("CircularPad3d", (1,), {}, VOLUME),
+    ("ZeroPad2d", (1,), {}, IMAGE),
+    ("ReplicationPad1d", (2,), {}, LINE),
+    ("Upsample", (), {"scale_factor": 2, "mode": "bilinear"}, IMAGE),
+    ("PixelShuffle", (2,), {}, IMAGE),
+    ("PixelUnshuffle", (2,), {}, (2, 4, 8, 6)),
+    ("ChannelShuffle", (2,), {}, IMAGE),
+    ("Unfold", (3,), {"padding": 1}, IMAGE),
+    ("Flatten", (), {}, IMAGE),
+    ("Linear", (9, 5), {}, IMAGE),
+    ("ReLU", (), {"inplace": False}, IMAGE),
+    ("LeakyReLU", (0.2,), {}, IMAGE),
+    ("GELU", (), {"approximate": "tanh"}, IMAGE),
+    ("Softmax", (), {"dim": 1}, IMAGE),
+    ("LogSoftmax", (), {"dim": 1}, IMAGE),
+    ("Softplus", (), {"beta": 2}, IMAGE),
+    ("GLU", (1,), {}, IMAGE),
+    ("ELU", (0.7,), {}, IMAGE),
+]
+FUNCTIONS = [
+    ("relu", {}, IMAGE),
+    ("sigmoid", {}, IMAGE),
+    ("silu", {}, IMAGE),
+    ("tanh", {}, IMAGE),
+    ("softmax", {"dim": 1}, IMAGE),
+    ("log_softmax", {"dim": -1}, IMAGE),
+    ("max_pool2d", {"kernel_size": 2}, IMAGE),
+    ("interpolate", {"size": (5, 4), "mode": "bicubic"}, IMAGE),
+]
+CLASSES = [(5,), (3, 5), (3, 5, 4), (3, 5, 2, 4)]
+
+
+def data(shape, seed=0):
+    return np.random.RandomState(seed).randn(*shape)
+
+
+def pair_of(name, args, options):
+    """torch's layer and ours, with the same weights."""
+    theirs = getattr(torch.nn, name)(*args, **options).double()
+    for i, parameter in enumerate(theirs.parameters()):
+        parameter.data += 0.1 * torch.tensor(data(parameter.shape, 7 + i))
+    mine = getattr(ours, name)(*args, **options, **({"rngs": nnx.Rngs(0)} if takes_rngs(name) else {}))
+    return theirs, parity.load_torch(jaxpar.to(mine, dtype=jnp.float64), theirs)
+
+
+def takes_rngs(name):
+    return name.startswith(("Conv1", "Conv2", "Conv3", "ConvT", "Linear"))
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
+def test_a_layer_gives_torchs_outputs_gradients_and_state(name, args, options, shape):
+    theirs, mine = pair_of(name, args, options)
+    x, there = data(shape), torch.tensor(data(shape), requires_grad=True)
+    y = theirs(there)
+    weight = data(tuple(y.shape), 3)
+    (y * torch.tensor(weight)).sum().backward()
+    found = jax.grad(lambda x: (nnx.clone(mine)(x) * weight).sum())(jnp.asarray(x))
+    assert_equal_numbers("dx", found, there.grad.numpy())
+    assert_equal_numbers("y", mine(jnp.asarray(x)), y.detach().numpy())
+    state = parity.to_torch(mine)
+    for key, tensor in theirs.state_dict().items():
+        assert_equal_numbers(key, state[key].numpy(), tensor.numpy())
+
+
+@pytest.mark.parametrize(("name", "options", "shape"), FUNCTIONS)
+def test_a_function_gives_torchs_outputs_and_gradients(name, options, shape):
+    x, there = data(shape), torch.tensor(data(shape), requires_grad=True)
+    y = getattr(torch.nn.functional, name)(there, **options)
+    weight = data(tuple(y.shape), 3)
+    (y * torch.tensor(weight)).sum().backward()
+    call = getattr(F, name)
+    assert_equal_numbers("y", call(jnp.asarray(x), **options), y.detach().numpy())
+    assert_equal_numbers(
+        "dx", jax.grad(lambda x: (call(x, **options) * weight).sum())(jnp.asarray(x)), there.grad.numpy()
+    )
+
+
+@pytest.mark.parametrize("shape", CLASSES)
+@pytest.mark.parametrize("loss", ["cross_entropy", "nll_loss", "probabilities"])
+def test_the_classes_are_axis_1(shape, loss):
+    x, probabilities = data(shape), np.abs(data(shape, 1))
+    target = np.random.RandomState(2).randint(0, 5, (shape[0], *shape[2:]) if len(shape) > 1 else ())
+    target, name = (probabilities, "cross_entropy") if loss == "probabilities" else (target, loss)
+    expected = getattr(torch.nn.functional, name)(torch.tensor(x), torch.tensor(target))
+    assert_equal_numbers(name, getattr(F, name)(jnp.asarray(x), target), expected.numpy())
+
+
+def test_channels_at_the_end_are_seen():
+    """Planted: what jaxpar.nn computes of the same numbers is not what torch computes."""
+    x = jnp.asarray(data((2, 4, 4, 4)))
+    last = jaxpar.nn.functional.max_pool(x, 2)
+    with pytest.raises(AssertionError):
+        assert_equal_numbers("y", last, F.max_pool2d(x, 2))
