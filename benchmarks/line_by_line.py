@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-SCRIPTS = Path(__file__).parents[1] / "docs" / "line_by_line"
+PORTS = Path(__file__).parents[1] / "examples" / "ports"
 
 
 class Word(NamedTuple):
@@ -127,7 +127,7 @@ WORDS = [
     Word(
         r"torch\.(save|load)|state_dict|os\.|shutil|saved|state = |checkpoint|best|epoch\"",
         r"[cC]heckpointer|state = |start_epoch",
-        "All of a step or nothing of it, every byte checked, while training goes on. All ranks call it: "
+        "All of a step or nothing of it, every byte checked, while training goes on; rank 0 alone may save: "
         "[Checkpointer](checkpointer.md).",
     ),
     Word(
@@ -151,10 +151,11 @@ WORDS = [
 HEAD = """\
 # A torch training script, line by line
 
-The script that every torch user has written, and beside it the same script with jaxpar. From the same seed
-both print the same lines, to the last digit (a test runs them). Below each part stands every line that
-differs, what it becomes, and the page that says more. Printed by `benchmarks/line_by_line.py` from the two
-files in `docs/line_by_line`.
+A folder of images and a ResNet-18: the training script that every torch user knows, and beside it the same
+script with jaxpar. From the same seed both compute the same numbers (`make proof` compares them). Below each
+part stands every line that differs, what it becomes, and the page that says more. Both are in
+`examples/ports`, with six more pairs; `benchmarks/line_by_line.py`
+prints this page from them.
 """
 
 
@@ -259,8 +260,8 @@ def word_of(line: str, side: str) -> tuple[str, Word]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("torch", type=Path, nargs="?", default=SCRIPTS / "torch_script.py")
-    parser.add_argument("port", type=Path, nargs="?", default=SCRIPTS / "jaxpar_script.py")
+    parser.add_argument("torch", type=Path, nargs="?", default=PORTS / "imagenet_torch.py")
+    parser.add_argument("port", type=Path, nargs="?", default=PORTS / "imagenet.py")
     args = parser.parse_args()
     print(page(args.torch.read_text(), args.port.read_text()), end="")
 
