@@ -43,7 +43,7 @@ PORTS = {
         "{folder}/images --make-data 512 --size 32 --width 16 -b 64 --lr 0.01 --out {folder}",
     ),
     "word_language_model": Port(
-        f"{EXAMPLES}/word_language_model", "--dropout 0 --emsize 64 --nhid 64 --save {folder}/model"
+        f"{EXAMPLES}/word_language_model", "--dropout 0 --emsize 64 --nhid 64 --save {folder}/model.pt"
     ),
     "dcgan": Port(f"{EXAMPLES}/dcgan", "--ngf 16 --ndf 16", "--niter"),
     "vae": Port(f"{EXAMPLES}/vae", ""),
