@@ -14,7 +14,7 @@ PLANTS = [
         ('return 0 if all(each.same for each in self.comparisons) else 1', 'return 0', "tests/test_port.py -k wrong_rule"),
     ),
     *plants("jaxpar/parity/_port/proof.py",
-        ('STEPS, RATE = 5, 0.01', 'STEPS, RATE = 2, 0.01', "tests/test_port.py -k 'same and Lists'"),
+        ('STEPS, RATE = 5, 1e-4', 'STEPS, RATE = 2, 1e-4', "tests/test_port.py -k 'same and Lists'"),
     ),
     *plants("jaxpar/parity/_port/writing.py",
         ('holes = tuple(each for each in self.needs.holes if repr(each) in body)', 'holes: tuple = ()', "tests/test_port.py -k Decides"),

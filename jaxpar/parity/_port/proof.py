@@ -18,7 +18,7 @@ from flax import nnx
 from .._compare import compare
 from .._comparison import Comparison
 
-STEPS, RATE = 5, 0.01
+STEPS, RATE = 5, 1e-4
 _numbers = itertools.count()
 
 
