@@ -124,6 +124,8 @@ def directive(name: str, thing: object, text: str) -> str:
         return f".. autofunction:: {name}"
     if not inspect.isclass(thing):
         return f".. py:data:: {name}\n\n" + textwrap.indent(restructured(text), "   ")
+    if not thing.__module__.startswith("jaxpar"):
+        return f".. py:class:: {name}\n   :no-index:\n\n   {thing.__module__}.{thing.__qualname__}."
     lines = [f".. autoclass:: {name}", ":members:"]
     if issubclass(thing, tuple):
         lines.append(":exclude-members: count, index")
