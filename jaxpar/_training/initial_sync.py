@@ -64,6 +64,6 @@ def _verify(lines: list[str], group: Group | None) -> None:
         for ours, other in zip(told[0], theirs, strict=True):
             if ours != other:
                 raise ParametersError(
-                    "DDP expects same model across all ranks, but they differ: rank {ranks[0]} has "
+                    f"DDP expects same model across all ranks, but they differ: rank {ranks[0]} has "
                     f"{ours}, rank {r} has {other}."
                 )
