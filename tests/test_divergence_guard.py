@@ -57,7 +57,7 @@ def spoken(monkeypatch, said, batch=BATCH):
     """The key and the parts that a rank would compare."""
     book = SimpleNamespace(check=lambda step, key, parts: heard.append((key, parts())))
     heard = []
-    monkeypatch.setattr(divergence_guard, "ledger", lambda name: book)
+    monkeypatch.setattr(divergence_guard, "ledger", lambda name, group=None: book)
     divergence_guard.compare(local_batch.take(*batch, WORLD), said)
     return heard[0]
 
@@ -197,19 +197,19 @@ MINE = ["bias: float32[2]", "kernel: float32[3, 2]"]
 def test_every_rank_says_both_sides_of_other_parameters(rank, theirs, text, monkeypatch):
     """docs/semantics.md row D2: torch's rank 0 hangs, and dtypes are not compared."""
 
-    def exchange(what, said):
+    def exchange(what, said, group):
         digests = [hashlib.sha256("\n".join(lines).encode()).hexdigest() for lines in (MINE, theirs)]
         return digests if what.endswith(": parameters") else ["\n".join(lines) for lines in (MINE, theirs)]
 
     monkeypatch.setattr(initial_sync, "exchange", exchange)
     with pytest.raises(ParametersError, match=f"DDP expects same model across all ranks, but .*{text}"):
-        initial_sync._verify([MINE, theirs][rank])
+        initial_sync._verify([MINE, theirs][rank], None)
 
 
 def test_the_same_parameters_are_said_once(monkeypatch):
     asked = []
-    monkeypatch.setattr(initial_sync, "exchange", lambda what, said: asked.append(what) or [said] * 2)
-    initial_sync._verify(MINE)
+    monkeypatch.setattr(initial_sync, "exchange", lambda what, said, group: asked.append(what) or [said] * 2)
+    initial_sync._verify(MINE, None)
     assert asked == ["DistributedDataParallel: parameters"]
 
 
@@ -217,9 +217,14 @@ def test_the_same_parameters_are_said_once(monkeypatch):
 def test_without_init_sync_nothing_is_asked(init_sync, asked, monkeypatch):
     """docs/semantics.md row D3: every rank keeps the parameters that it has."""
     said = []
-    monkeypatch.setattr(initial_sync, "compare_environments", lambda name: said.append("compare"))
-    monkeypatch.setattr(initial_sync, "_verify", lambda lines: said.append("verify"))
-    monkeypatch.setattr(initial_sync, "broadcast", lambda values, src: said.append("broadcast") or values)
+    monkeypatch.setattr(initial_sync, "compare_environments", lambda name, group: said.append("compare"))
+    monkeypatch.setattr(initial_sync, "_verify", lambda lines, group: said.append("verify"))
+
+    def broadcast(values, group, group_src):
+        said.append("broadcast")
+        return values
+
+    monkeypatch.setattr(initial_sync, "broadcast", broadcast)
     values = view_nnx(NET).held()
     arrays = SimpleNamespace(parameters=(0, 1), names=["bias", "kernel"], read=lambda: values)
     world = dataclasses.replace(WORLD, size=2)

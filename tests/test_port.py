@@ -36,6 +36,7 @@ def words(text):
     return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind, tmp_path):
     port = parity.port(kind, *example(kind), out=tmp_path / "port.py")
@@ -122,6 +123,7 @@ def command(*arguments):
     return CliRunner().invoke(cli, ["port", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_a_record_and_a_test(tmp_path):
     out = tmp_path / "mlp_flax.py"
     ended = command(f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record")

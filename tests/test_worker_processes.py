@@ -327,6 +327,7 @@ sys.path.insert(0, {tests!r})
 import worker_faults
 from jaxpar.data import DataLoader
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     loader = DataLoader(worker_faults.Slow({seconds}), 1, num_workers=2, multiprocessing_context="{kind}")
     for i, pid in enumerate(loader):
         print("first" if i == 0 else "next", flush=True)
@@ -358,7 +359,6 @@ def test_a_script_that_ends_early_leaves_no_process(how, kind, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as run:
         try:
             assert run.stdout.readline() == "first\n"

@@ -69,7 +69,8 @@ def started_by() -> str:
 def _default() -> str | None:
     """A function of the program with an array, or random streams, among its defaults."""
     for f in gc.get_objects():
-        if not isinstance(f, types.FunctionType) or (f.__module__ or "").partition(".")[0] in _LIBRARIES:
+        # Not isinstance, which asks an object for its __class__: torch has one that warns then.
+        if type(f) is not types.FunctionType or (f.__module__ or "").partition(".")[0] in _LIBRARIES:
             continue
         defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
         if any(isinstance(x, jax.Array) for x in jax.tree.leaves(defaults)):  # an nnx.Rngs is a tree of two

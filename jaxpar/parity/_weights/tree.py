@@ -261,11 +261,14 @@ def _watch(
     module: linen.Module, inputs: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[str, FlaxModule], Variables]:
     """The modules by path in the order of calls, and the variables' shapes. Nothing is computed."""
-    seen: dict[str, FlaxModule] = {}
+    # A DataParallel's `init` calls the module that it wraps, which is at the top there.
+    wrapped = isinstance(module, jaxpar.DataParallel)
+    above = ("module",) if wrapped else ()
+    seen: dict[str, FlaxModule] = {"": module} if wrapped else {}
 
     def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
         # A shared module is called several times and is one layer.
-        seen.setdefault(".".join(context.module.path), context.module)
+        seen.setdefault(".".join((*above, *context.module.path)), context.module)
         return call(*args, **named)
 
     leaves, structure = jax.tree.flatten((inputs, kwargs))
