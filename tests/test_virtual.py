@@ -133,6 +133,10 @@ SAYS = {
         JAX_FIRST + "import optax\n\n\nnnx.Linear(1, 1, rngs=nnx.Rngs(0))\n",
         "JAX was started at {file}:6.",
     ),
+    "an array after another number": (
+        "import jaxpar\n\njaxpar.virtual_devices(4)\nimport jax\n\nx = jax.numpy.ones(3)\n",
+        "JAX was started at {file}:6.",
+    ),
     "a default, not watched": (
         f"import jaxpar\nfrom flax import nnx\n{CLASS}",
         "before jaxpar was in use, most likely by the default value at {file}:4.",

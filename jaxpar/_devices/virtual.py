@@ -119,7 +119,15 @@ def _set(n: int) -> bool:
         os.environ.pop("PJRT_NPROC", None)
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
+    _watch_the_start()
     return True
+
+
+def _watch_the_start() -> None:
+    """So that whoever asks for another number later hears which line started JAX."""
+    from .._upstream import start  # imports JAX, which `import jaxpar` must not
+
+    start.watch()
 
 
 def hide_accelerators() -> None:
@@ -186,7 +194,7 @@ def _running() -> int:
 
 
 def _started() -> str:
-    from .._upstream.start import started_by  # imports JAX, which `import jaxpar` must not
+    from .._upstream.start import started_by
 
     return started_by()
 
