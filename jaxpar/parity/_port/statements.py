@@ -18,10 +18,12 @@ from torch import nn
 
 from . import rules
 from .assignments import Assignments
-from .scope import UNKNOWN, dotted, is_torchs
+from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
-from .words import Hole, Words, positioned
+from .words import Hole, positioned
 
+MODE = "self.deterministic = False"
+"""What `self.training` is to NNX, set by `train()` and `eval()`."""
 DELETED = "\0"
 """A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
@@ -36,6 +38,8 @@ class Statements(Assignments):
         written, at = "", start_of(body[0])
         for node in body:
             between = self.source.between(at, begins(node))
+            if between.lstrip().startswith(";") and written == "":
+                between = ""  # the statement before it on the line is left out
             at = end_of(node)
             text = self.statement(node)
             if text != DELETED:
@@ -139,9 +143,11 @@ class Statements(Assignments):
             if self.kind
             else None
         )
-        if base is not nn.Module:
+        if base is nn.Module:
+            return MODE if uses_training(self.kind) else DELETED
+        if not reads_training_first(self.kind):
             return None
-        return "self.deterministic = False" if uses_training(self.kind, self) else DELETED
+        return f"{self.text(call)}\n{' ' * start_of(call)[1]}{MODE}"
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -291,16 +297,21 @@ class Statements(Assignments):
         raise Hole("a class inside of a function")
 
 
-def uses_training(kind: type | None, at: Words) -> bool:
+def uses_training(kind: type | None) -> bool:
     """Whether a class reads `self.training`, itself or in a base class of the user."""
-    from .scope import defined_by_user, definition
+    return any(map(_reads_training, kind.__mro__ if kind else ()))
 
-    for each in kind.__mro__ if kind else ():
-        if defined_by_user(each):
-            _, node = definition(each)
-            if any(isinstance(x, ast.Attribute) and x.attr == "training" for x in ast.walk(node)):
-                return True
-    return False
+
+def reads_training_first(kind: type | None) -> bool:
+    """Whether a class reads `self.training`, and none of its base classes."""
+    return kind is not None and _reads_training(kind) and not any(map(_reads_training, kind.__mro__[1:]))
+
+
+def _reads_training(kind: type) -> bool:
+    if not defined_by_user(kind):
+        return False
+    _, node = definition(kind)
+    return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
 
 
 def begins(node: ast.AST) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from . import rules
+from .precedence import joined
 from .scope import (
     UNKNOWN,
     Scope,
@@ -124,7 +125,7 @@ class Words:
         parts = sorted(positioned(node), key=start_of)
         written, at = [], start_of(node)
         for part in parts:
-            written += [self.source.between(at, start_of(part)), self.text(part)]
+            written += [self.source.between(at, start_of(part)), joined(node, part, self.text(part))]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])
 
