@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from . import rules
+from .aliases import read_later
 from .assignments import Assignments
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
@@ -63,9 +64,15 @@ class Statements(Assignments):
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
         try:
+            self._check_aliases(node)
             return method(node) if method else self._with_blocks(node)
         except Hole as hole:
             return self.hole(node, str(hole))
+
+    def _check_aliases(self, node: ast.stmt) -> None:
+        changed = self.watched.aliases.changed.get((self.source.path, node.lineno), set())
+        if read := read_later(self.source, node, changed):
+            raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
         """A statement whose parts are expressions and blocks."""

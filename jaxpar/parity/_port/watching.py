@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .aliases import Aliases
 from .source import Key, Source, source_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
@@ -64,12 +65,14 @@ class Watched:
       sites: by the place of the expression.
       lines: (path, line) of all statements that ran.
       functions: those of the user that ran, by code object.
+      aliases: which statements changed the tensor of another name.
     """
 
     def __init__(self) -> None:
         self.sites: dict[Key, Site] = {}
         self.lines: set[tuple[str, int]] = set()
         self.functions: dict[CodeType, FunctionType] = {}
+        self.aliases = Aliases()
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)
@@ -77,6 +80,7 @@ class Watched:
 
     def passed(self, path: str, line: int) -> None:
         self.lines.add((path, line))
+        self.aliases.look(sys._getframe(1), path, line)
 
     def site(self, source: Source, node: ast.AST) -> Site | None:
         return self.sites.get(source.key(node))
@@ -90,6 +94,7 @@ def watch(run: Callable[[], Any]) -> Watched:
     }
     with probes(watched, watched.functions.values()):
         run()
+    watched.aliases.forget()
     return watched
 
 
