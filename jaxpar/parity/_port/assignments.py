@@ -10,8 +10,8 @@ import ast
 
 from torch import nn
 
-from .calls import Calls
 from .deciding import SHAPE, places_of
+from .pairs import Pairs
 from .precedence import grouped
 from .source import end_of, start_of
 from .words import Hole
@@ -25,7 +25,7 @@ PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": 
 """What changes a part of an array in place."""
 
 
-class Assignments(Calls):
+class Assignments(Pairs):
     """Translates what stores a value."""
 
     def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:

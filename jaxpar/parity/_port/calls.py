@@ -65,8 +65,8 @@ class Calls(Deciding):
             raise Hole("it is a tensor here and something else there")
         if name in ("to", "type"):
             return self._to(node, func.value)
-        if name in ("max", "min", "sort", "topk", "median") and node.args + node.keywords:
-            return self._two_results(node, func.value, name)
+        if self.is_pair(node):
+            raise Hole("it gives values and places")
         if name in rules.INITIAL:
             self.needs.note("initial values are not ported: they come with torch's weights")
             return self.text(func.value)
@@ -77,6 +77,9 @@ class Calls(Deciding):
         for rule in found:
             written = rule.apply(node, self.text, owner)
             if written is not None:
+                if rule.note:
+                    said = " ".join(self.source.segment(node).split())
+                    self.needs.note(f"{self.source.place(node)}: {said}: {rule.note}")
                 return written
         raise Hole(f"there is no rule for {what} with these arguments")
 
@@ -100,24 +103,16 @@ class Calls(Deciding):
             raise Hole("it is not clear whether this is a type or a device")
         return written
 
-    def _two_results(self, node: ast.Call, owner: ast.expr, name: str) -> str:
-        """`x.max(dim)` gives values and places; one of them is taken where it stands."""
-        parent = self.source.parents.get(node)
-        wanted = None
-        if isinstance(parent, ast.Attribute):
-            wanted = parent.attr
-        elif isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            wanted = {0: "values", 1: "indices"}.get(parent.slice.value)  # type: ignore[arg-type]
-        if name not in ("max", "min") or wanted not in ("values", "indices"):
-            tensors = [each for each in node.args if (site := self.site(each)) and site.is_tensor]
-            if name in ("max", "min") and len(node.args) == 1 == len(tensors):
-                return f"jnp.{name}imum({self.text(owner)}, {self.text(node.args[0])})"
-            raise Hole("it gives values and places")
-        rule = Rule(
-            ("dim", "keepdim="),
-            "{self:a}.%s({dim}<, keepdims={keepdim}>)" % (name if wanted == "values" else f"arg{name}"),
+    def is_pair(self, node: ast.Call) -> bool:
+        """Whether a call of `max`, `min`, `sort` or `topk` gives values and places."""
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        if f"{name}.values" not in rules.PAIRS:
+            return False
+        site = self.site(node)
+        return bool(
+            site and site.kinds and all(kind.__module__ == "torch.return_types" for kind in site.kinds)
         )
-        return self._ruled(node, [rule], name, owner) + "\1"  # the parent leaves its choice out
 
     def _of_module_method(self, node: ast.Call, func: ast.Attribute, owner: Site) -> str | None:
         if func.attr == "forward":
@@ -161,19 +156,9 @@ class Calls(Deciding):
         word = word_of(target)
         if word is None or word not in rules.FUNCTIONS:
             raise Hole(f"there is no rule for {dotted(target)}")
-        if (
-            word in ("torch.max", "torch.min")
-            and len(node.args) + len(node.keywords) > 1
-            and not self._binary(node)
-        ):
-            call = ast.Call(node.func, node.args[1:], node.keywords)
-            self.source.parents[call] = self.source.parents[node]
-            return self._two_results(call, node.args[0], word[6:])
+        if self.is_pair(node):
+            raise Hole("it gives values and places")
         return self._ruled(node, rules.FUNCTIONS[word], word)
-
-    def _binary(self, node: ast.Call) -> bool:
-        site = self.site(node.args[1]) if len(node.args) > 1 else None
-        return bool(site and site.is_tensor)
 
     def _parameter(self, node: ast.Call) -> str:
         keywords = {each.arg: each.value for each in node.keywords}

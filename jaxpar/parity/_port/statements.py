@@ -166,6 +166,8 @@ class Statements(Assignments):
             return self._set_at(target, "set", self.text(node.value))
         if isinstance(target, ast.Subscript) and self.in_call(node) and self.keeps(target):
             raise Hole(KEEPS)
+        if (written := self.pair(node)) is not None:
+            return written
         if isinstance(target, ast.Tuple) and any(
             isinstance(each, ast.Subscript) and self.is_tensor(each.value) for each in target.elts
         ):
