@@ -21,6 +21,7 @@ from .methods import IN_PLACE as IN_PLACE
 from .methods import INITIAL as INITIAL
 from .methods import METHODS as METHODS
 from .methods import PAIRS as PAIRS
+from .names import ATTRIBUTES as ATTRIBUTES
 from .names import CONTEXTS as CONTEXTS
 from .names import NAMES as NAMES
 from .names import SILENT as SILENT

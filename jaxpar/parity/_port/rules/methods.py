@@ -102,7 +102,9 @@ METHODS = table("""
     clamp_min(min) -> jnp.maximum({self}, {min})
     clamp_max(max) -> jnp.minimum({self}, {max})
     add(other) -> {self:a} + {other:a}
+    add(other, alpha) -> {self:a} + {alpha:a} * {other:a}
     sub(other) -> {self:a} - {other:a}
+    sub(other, alpha) -> {self:a} - {alpha:a} * {other:a}
     mul(other) -> {self:a} * {other:a}
     div(other) -> {self:a} / {other:a}
     matmul(other) -> {self:a} @ {other:a}
