@@ -179,7 +179,7 @@ class Statements(Assignments):
             return self._set_attribute(node, target)
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
-        if self.stops is ast.With:
+        if self.stops:
             return self.spliced(node, lambda part: (self.value if part is node.value else self.text)(part))
         return self.spliced(node)
 
@@ -213,7 +213,7 @@ class Statements(Assignments):
         if all(word in rules.CONTEXTS for word in words):
             return self._dedented(node.body, begins(node)[1])
         if len(node.items) == 1 and self.stops_gradients(node.items[0].context_expr):
-            return self.stopping(ast.With)._dedented(node.body, begins(node)[1])
+            return self.stopping()._dedented(node.body, begins(node)[1])
         if any(word.startswith("torch.") for word in words):
             raise Hole("there is no rule for this context")
         return self._with_blocks(node)
@@ -294,7 +294,7 @@ class Statements(Assignments):
         """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
         here = self.inside(node)
         if self.decorated(node):
-            here = here.stopping(ast.FunctionDef)
+            here = here.stopping()
         decorators = [self._decorator(each) for each in node.decorator_list]
         indent = " " * node.col_offset
         head = "".join(f"@{each}\n{indent}" for each in decorators if each)

@@ -22,28 +22,28 @@ STOPS = "gradients stop here"
 class Stopping(Pairs):
     """Translates values that are assigned, returned or stored."""
 
-    stops: type[ast.stmt] | None = None
-    """`ast.With` in such a context; `ast.FunctionDef` in such a function, where results are stopped alone."""
+    stops = False
+    """Whether this is the translation of such a context or function."""
 
-    def stopping(self, where: type[ast.stmt]) -> Self:
+    def stopping(self) -> Self:
         there = copy.copy(self)
-        there.stops = where
+        there.stops = True
         return there
 
     def value(self, node: ast.expr) -> str:
-        """A value that is stored or returned."""
+        """A value that is assigned, stored or returned."""
+        if self.stops and isinstance(node, ast.Tuple):
+            return self.spliced(node, lambda part: self.value(part))  # type: ignore[arg-type]
         return self.stopped(node, self.text(node))
 
     def stopped(self, node: ast.expr, written: str) -> str:
-        if not (self.stops and self._carries(node)):
+        """What is computed here carries no gradient; what came with a name still does."""
+        if not self.stops or isinstance(node, ast.Name | ast.Attribute | ast.Constant):
             return written
-        bare = isinstance(node, ast.Tuple) and not written.startswith("(")
-        return f"jax.lax.stop_gradient({f'({written})' if bare else written})"
+        return f"jax.lax.stop_gradient({written})" if self._carries(node) else written
 
     def _carries(self, node: ast.expr) -> bool:
         """Whether there may be a gradient in a value."""
-        if isinstance(node, ast.Constant):
-            return False
         site = self.site(node)
         if site is None:
             return True
@@ -58,7 +58,7 @@ class Stopping(Pairs):
             and isinstance(node.value.func, ast.Attribute)
             and node.value.func.attr.endswith("_")
         )
-        if self.stops is not ast.With or not changes:
+        if not (self.stops and changes):
             return
         target: ast.expr = node.target if isinstance(node, ast.AugAssign) else node.value.func  # type: ignore
         while isinstance(target, ast.Subscript | ast.Call) or (
