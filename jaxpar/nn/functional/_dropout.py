@@ -7,6 +7,7 @@ and torch's formula of the mask. The second can be held to torch's numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypedDict, Unpack
 
 import jax
@@ -17,6 +18,10 @@ from .._checks import check_probability
 
 ALPHA = 1.7580993408473766
 """The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
+
+
+MASKS: ContextVar[Callable[[str, Shape], jax.Array] | None] = ContextVar("masks", default=None)
+"""What gives the mask of a function for an x of a shape, in the place of a key; set by jaxpar.parity."""
 
 
 class MaskOptions(TypedDict, total=False):
@@ -117,7 +122,9 @@ def _masked(
         return x
     if p == 1:  # the formulas would divide by 0; torch returns this for both of them
         return x * jnp.zeros((), x.dtype)
-    if mask is None:
+    if mask is None and (given := MASKS.get()) is not None:
+        mask = given(function, x.shape)
+    elif mask is None:
         if key is None:
             raise ValueError(f"{function}: there is neither a key nor a mask, and training is True.")
         mask = jax.random.bernoulli(key, 1 - p, shape)

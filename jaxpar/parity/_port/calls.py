@@ -18,6 +18,7 @@ from torch import nn
 
 from . import rules
 from .deciding import Deciding
+from .modes import RATES, drops_by, has_stream
 from .rules import Rule
 from .scope import (
     UNKNOWN,
@@ -119,6 +120,18 @@ class Calls(Deciding):
             raise Hole("it is not clear whether this is a type or a device")
         return written
 
+    def _keyed(self, node: ast.Call, target: Any, written: str) -> str:
+        """A call of a function that drops, with the key that it does this by."""
+        if target not in RATES or not drops_by(node, self.scope):
+            return written
+        if not has_stream(self.kind):
+            said = " ".join(self.source.segment(node).split())
+            self.needs.note(
+                f"{self.source.place(node)}: {said}: it has no key, which it needs with a rate above 0"
+            )
+            return written
+        return f"{written[:-1]}, {'dropout_' if RATES[target][0] != 'p' else ''}key=self.rngs())"
+
     def is_pair(self, node: ast.Call) -> bool:
         """Whether a call of `max`, `min`, `sort` or `topk` gives values and places."""
         func = node.func
@@ -188,7 +201,7 @@ class Calls(Deciding):
             raise Hole("it gives values and places")
         if "rngs." in rules.FUNCTIONS[word][0].template and self.in_call(node):
             raise Hole(DRAWN)
-        return self._ruled(node, rules.FUNCTIONS[word], word)
+        return self._keyed(node, target, self._ruled(node, rules.FUNCTIONS[word], word))
 
     def _parameter(self, node: ast.Call) -> str:
         keywords = {each.arg: each.value for each in node.keywords}

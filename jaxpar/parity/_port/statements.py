@@ -19,12 +19,11 @@ from torch import nn
 from . import rules
 from .aliases import read_later
 from .assignments import KEEPING, KEEPS, PART, Assignments
-from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
+from .modes import needed
+from .scope import UNKNOWN, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
-MODE = "self.deterministic = False"
-"""What `self.training` is to NNX, set by `train()` and `eval()`."""
 DELETED = "\0"
 """A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
@@ -155,11 +154,8 @@ class Statements(Assignments):
             if self.kind
             else None
         )
-        if base is nn.Module:
-            return MODE if uses_training(self.kind) else DELETED
-        if not reads_training_first(self.kind):
-            return None
-        return f"{self.text(call)}\n{' ' * start_of(call)[1]}{MODE}"
+        own = [] if base is nn.Module else [self.text(call)]
+        return f"\n{' ' * start_of(call)[1]}".join([*own, *needed(self.kind)]) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -350,23 +346,6 @@ class Statements(Assignments):
 
     def _stmt_classdef(self, node: ast.ClassDef) -> str:
         raise Hole("a class inside of a function")
-
-
-def uses_training(kind: type | None) -> bool:
-    """Whether a class reads `self.training`, itself or in a base class of the user."""
-    return any(map(_reads_training, kind.__mro__ if kind else ()))
-
-
-def reads_training_first(kind: type | None) -> bool:
-    """Whether a class reads `self.training`, and none of its base classes."""
-    return kind is not None and _reads_training(kind) and not any(map(_reads_training, kind.__mro__[1:]))
-
-
-def _reads_training(kind: type) -> bool:
-    if not defined_by_user(kind):
-        return False
-    _, node = definition(kind)
-    return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
 
 
 def begins(node: ast.AST) -> tuple[int, int]:

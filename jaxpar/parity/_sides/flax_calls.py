@@ -81,6 +81,20 @@ class _Silent(nnx.Pytree):
         nnx.Pytree.__init_subclass__.__func__(cls, pytree=cls._pytree__is_pytree)
 
 
+class _SilentMixin:
+    """The same with the layout of a plain class, which a module has whose first base class is one."""
+
+    def __init_subclass__(cls) -> None:
+        _Silent.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
+
+
+def _silent(layer_class: type) -> type:
+    base: type | None = layer_class
+    while base not in (nnx.Pytree, object, None):
+        base = base.__base__  # type: ignore[union-attr]
+    return _Silent if base is nnx.Pytree else _SilentMixin
+
+
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
 def _watched(layer_class: Any) -> type[nnx.Module]:
     @functools.wraps(layer_class.__call__)  # whose signature says how a layer may be called
@@ -94,5 +108,5 @@ def _watched(layer_class: Any) -> type[nnx.Module]:
 
     names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     members = {"__call__": __call__, **names}
-    watched = type(layer_class)(layer_class.__name__, (_Silent, layer_class), members)
+    watched = type(layer_class)(layer_class.__name__, (_silent(layer_class), layer_class), members)
     return watched

@@ -1,7 +1,8 @@
 """Dropout in Flax: masks from outside instead of drawn ones.
 
-Layers called Dropout and Flax's attentions take torch's masks. What draws with a key of its own, as
-`make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare` refuses it where it matters.
+Layers called Dropout, Flax's attentions and jaxpar.nn.functional take torch's masks. What draws with a key of
+its own, as `make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare` refuses it where it
+matters.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from flax import linen, nnx
 
 from ..._typing import PyTree
 from ...errors import MaskError
+from ...nn.functional._dropout import MASKS
 from .._weights.tree import FlaxModule
 from .flax_calls import Handler
 
@@ -44,6 +46,15 @@ class Injection:
             if self.otherwise:
                 return self.otherwise(path, layer, call, args, kwargs)
             return call(*args, **kwargs)
+
+    @contextmanager
+    def functions(self) -> Iterator[None]:
+        """Inside it jaxpar.nn.functional takes torch's masks instead of keys."""
+        token = MASKS.set(lambda name, shape: _fitting(name, self._taken(name), shape, self.last) != 0)
+        try:
+            yield
+        finally:
+            MASKS.reset(token)
 
     @contextmanager
     def _inside(self, path: str, layer: FlaxModule, kwargs: Mapping[str, Any]) -> Iterator[None]:

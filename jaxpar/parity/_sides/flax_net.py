@@ -52,7 +52,8 @@ class FlaxNet(abc.ABC):
     ) -> Trees:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler, not self.task.channels_first)
-        after = self._call(parameters, rest, call, injection)
+        with injection.functions():
+            after = self._call(parameters, rest, call, injection)
         injection.finish()
         return after
 

@@ -56,6 +56,7 @@ FUNCTIONS = table("""
     torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
+    torch.nn.functional.dropout(x, p=, training=, inplace?) -> F.dropout({x}<, p={p}><, training={training}>)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
 """)
@@ -71,8 +72,9 @@ _SAME = {
         "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
         "antialias=), "
         "local_response_norm(input, size, alpha=, beta=, k=), "
-        "scaled_dot_product_attention(query, key, value, attn_mask=, dropout_p=, is_causal=, scale=), "
-        "dropout(input, p=, training=, inplace?), cosine_similarity(x1, x2, dim=, eps=)"
+        "scaled_dot_product_attention(query, key, value, attn_mask=, dropout_p=, is_causal=, scale=, "
+        "enable_gqa=), "
+        "cosine_similarity(x1, x2, dim=, eps=)"
     ),
 }
 """Functions of jaxpar.nn.channels_first.functional with torch's name and torch's arguments."""
