@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -49,7 +48,7 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             return
         if event == "call":
             info = inspect.getargvalues(frame)
-            open_frames[frame] = info = info._replace(locals=copy.copy(info.locals))
+            open_frames[frame] = info = info._replace(locals=dict(info.locals))
             made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
             if made is not None and id(made) not in calls:
                 calls[id(made)] = Made(made, type(made), info)
