@@ -11,17 +11,22 @@ from typing import Any
 
 from torch import nn
 
+from .drawing import STREAM, draws, draws_first
 from .scope import Scope
 from .source import Function, Source, end_of, start_of
 from .statements import DELETED, MODE, Statements, begins, blocks, head_parts, reads_training_first
 from .watching import Watched
 from .words import Needs
 
+RNGS = "nnx.Rngs"
+
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
     value = inspect.unwrap(value)
     there = Statements(source, watched, Scope(value.__globals__), needs)
-    return there.function(node, there.needs_rngs(value))
+    if there.needs_rngs(value):
+        return there.function(node, RNGS)
+    return there.function(node, "nnx.RngStream" if draws(there, value) else "")
 
 
 def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched, needs: Needs) -> str:
@@ -33,8 +38,9 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
     written: list[str] = []
     after: ast.stmt | None = None
-    if reads_training_first(kind) and "__init__" not in vars(value):
-        written, after = [MODE.removeprefix("self.")], node.body[0]
+    if "__init__" not in vars(value):
+        written = _state(there, value, node)
+        after = node.body[0] if written else None
     for each in node.body:
         text = _method(there, value, each) if isinstance(each, Function) else there.statement(each)
         if text == DELETED:
@@ -44,6 +50,15 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
         after = each
     line = "\n" + " " * node.body[0].col_offset
     return _head(there, node) + (line.join(written).replace(f"{line}\n", f"\n{line}") or "pass")
+
+
+def _state(there: Statements, value: type, node: ast.ClassDef) -> list[str]:
+    """What a class without a constructor needs: the mode as an attribute of the class, a stream in one."""
+    mode = [MODE] if reads_training_first(there.kind) else []
+    if not draws_first(there, there.kind) or value.__init__ is not nn.Module.__init__:  # type: ignore[misc]
+        return [line.removeprefix("self.") for line in mode]
+    indent = "\n" + " " * (2 * node.body[0].col_offset)
+    return [indent.join([f"def __init__(self, *, rngs: {RNGS}):", *mode, STREAM])]
 
 
 def _head(there: Statements, node: ast.ClassDef) -> str:
@@ -68,14 +83,14 @@ def _method(there: Statements, value: type, node: Function) -> str:
     if not ran(there, node):
         there.needs.note(f"{name} is not ported: the example does not run it")
         return DELETED
-    return there.function(node, node.name == "__init__" or there.needs_rngs(function))
+    return there.function(node, RNGS if node.name == "__init__" or there.needs_rngs(function) else "")
 
 
 def _whole(there: Statements, node: Function, name: str) -> str:
     """A method of a class that is no module; left out if it has holes."""
     needs = there.needs
     before = len(needs.holes), len(needs.notes)
-    text = there.function(node, False)
+    text = there.function(node)
     if "hole(" not in text:
         return text
     del needs.holes[before[0] :], needs.notes[before[1] :]
