@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -38,11 +38,7 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
     written: list[str] = []
     after: ast.stmt | None = None
-    if "__init__" not in vars(value):
-        written = _state(there, value, node)
-        after = node.body[0] if written else None
-    for each in node.body:
-        text = _method(there, value, each) if isinstance(each, Function) else there.statement(each)
+    for each, text in _members(there, value, node):
         if text == DELETED:
             continue
         apart = isinstance(each, Function) or isinstance(after, Function)
@@ -52,13 +48,25 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     return _head(there, node) + (line.join(written).replace(f"{line}\n", f"\n{line}") or "pass")
 
 
-def _state(there: Statements, value: type, node: ast.ClassDef) -> list[str]:
-    """What a class without a constructor needs: the mode as an attribute of the class, a stream in one."""
+def _members(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+    """What stands in a class, and behind its docstring what is added where it has no constructor."""
+    said = ast.get_docstring(node) is not None
+    added = [] if "__init__" in vars(value) else [*_state(there, value, node)]
+    yield from [(node.body[0], there.statement(node.body[0]))] if said else []
+    yield from added
+    for each in node.body[said:]:
+        yield each, _method(there, value, each) if isinstance(each, Function) else there.statement(each)
+
+
+def _state(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+    """The mode as an attribute of the class; a stream in a constructor."""
     mode = [MODE] if reads_training_first(there.kind) else []
-    if not draws_first(there, there.kind) or value.__init__ is not nn.Module.__init__:  # type: ignore[misc]
-        return [line.removeprefix("self.") for line in mode]
-    indent = "\n" + " " * (2 * node.body[0].col_offset)
-    return [indent.join([f"def __init__(self, *, rngs: {RNGS}):", *mode, STREAM])]
+    if draws_first(there, there.kind) and value.__init__ is nn.Module.__init__:  # type: ignore[misc]
+        indent = "\n" + " " * (2 * node.body[0].col_offset)
+        head = f"def __init__(self, *, rngs: {RNGS}):"
+        yield ast.parse(f"{head} ...").body[0], indent.join([head, *mode, STREAM])
+    elif mode:
+        yield ast.Pass(), MODE.removeprefix("self.")
 
 
 def _head(there: Statements, node: ast.ClassDef) -> str:

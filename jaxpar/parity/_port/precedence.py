@@ -7,11 +7,18 @@ import functools
 import textwrap
 
 ATOM, UNARY, COMPARE, NOT = 14, 11, 4, 3
-_OPERATORS: dict[type, int] = {
-    **{ast.Or: 1, ast.And: 2, ast.BitOr: 5, ast.BitXor: 6, ast.BitAnd: 7, ast.LShift: 8, ast.RShift: 8},
-    **{ast.Add: 9, ast.Sub: 9, ast.Mult: 10, ast.Div: 10, ast.FloorDiv: 10, ast.Mod: 10, ast.MatMult: 10},
-    ast.Pow: 12,
+_ROWS = {
+    1: (ast.Or,),
+    2: (ast.And,),
+    5: (ast.BitOr,),
+    6: (ast.BitXor,),
+    7: (ast.BitAnd,),
+    8: (ast.LShift, ast.RShift),
+    9: (ast.Add, ast.Sub),
+    10: (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult),
+    12: (ast.Pow,),
 }
+_OPERATORS: dict[type, int] = {kind: row for row, kinds in _ROWS.items() for kind in kinds}
 _ATOMS = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Dict, ast.Set),
     *(ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp, ast.JoinedStr),
@@ -35,6 +42,11 @@ def joined(parent: ast.AST, part: ast.AST, written: str) -> str:
     if needed == 0 or level(part) < needed:  # the source has its own parentheses around it
         return written
     return written if _level_of(written) >= needed else f"({written})"
+
+
+def grouped(written: str) -> str:
+    """A text that can stand beside any operator."""
+    return written if _level_of(written) == ATOM else f"({written})"
 
 
 def _needed(parent: ast.AST, part: ast.AST) -> int:

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from . import rules
-from .assignments import Assignments
+from .aliases import read_later
+from .assignments import KEEPING, KEEPS, PART, Assignments
 from .drawing import STREAM, draws_first
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
@@ -64,9 +65,15 @@ class Statements(Assignments):
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
         try:
+            self._check_aliases(node)
             return method(node) if method else self._with_blocks(node)
         except Hole as hole:
             return self.hole(node, str(hole))
+
+    def _check_aliases(self, node: ast.stmt) -> None:
+        changed = self.watched.aliases.changed.get((self.source.path, node.lineno), set())
+        if read := read_later(self.source, node, changed):
+            raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
         """A statement whose parts are expressions and blocks."""
@@ -134,6 +141,8 @@ class Statements(Assignments):
             return self._registered(call, func)
         if name.startswith("register_") and name.endswith("hook"):
             raise Hole("JAX has no hooks")
+        if name in KEEPING and self.in_call(self.source.parents[call]) and self.keeps(func.value):
+            raise Hole(KEEPS)
         if name.endswith("_") and not name.endswith("__") and owner and owner.is_tensor:
             return self._in_place(call, func)
         return None
@@ -158,6 +167,12 @@ class Statements(Assignments):
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             return self._set_at(target, "set", self.text(node.value))
+        if isinstance(target, ast.Subscript) and self.in_call(node) and self.keeps(target):
+            raise Hole(KEEPS)
+        if isinstance(target, ast.Tuple) and any(
+            isinstance(each, ast.Subscript) and self.is_tensor(each.value) for each in target.elts
+        ):
+            raise Hole(PART)
         if len(node.targets) == 1 and isinstance(target, ast.Attribute):
             return self._set_attribute(node, target)
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
@@ -295,6 +310,12 @@ class Statements(Assignments):
 
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
         return self.function(node)
+
+    def _stmt_global(self, node: ast.Global) -> str:
+        raise Hole("it changes a variable of the file")
+
+    def _stmt_match(self, node: ast.Match) -> str:
+        raise Hole("there is no rule for match")
 
     def _stmt_classdef(self, node: ast.ClassDef) -> str:
         raise Hole("a class inside of a function")
