@@ -125,5 +125,5 @@ for _n in (1, 2, 3):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
-        Rule(("self", *rule.signature), rule.template) for rule in _rules
+        Rule(("self", *rule.signature), rule.template, rule.note) for rule in _rules
     )

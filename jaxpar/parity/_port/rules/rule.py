@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 Text = Callable[[ast.expr, str], str]
 """How an argument is written; the second argument is "", "a" or "t"."""
-LINE = re.compile(r"([\w.]+)\((.*?)\) -> (.+)")
+LINE = re.compile(r"([\w.]+)\((.*?)\) -> (.+?)(?:  # (.+))?")
 PLACE = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 
@@ -21,10 +21,12 @@ class Rule:
     Attributes:
       signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`.
       template: what is written.
+      note: in what it means something else, if it does.
     """
 
     signature: tuple[str, ...]
     template: str
+    note: str = ""
 
     def apply(
         self, call: ast.Call, text: Text, self_node: ast.expr | None = None, rngs: str = "rngs"
@@ -78,7 +80,7 @@ def table(lines: str) -> dict[str, list[Rule]]:
         match = LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"no rule: {line}")
-        word, signature, template = match.groups()
+        word, signature, template, note = match.groups()
         names = tuple(name.strip() for name in signature.split(",") if name.strip())
-        found.setdefault(word, []).append(Rule(names, template))
+        found.setdefault(word, []).append(Rule(names, template, note or ""))
     return found
