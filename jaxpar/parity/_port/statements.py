@@ -19,6 +19,7 @@ from torch import nn
 from . import rules
 from .aliases import read_later
 from .assignments import KEEPING, KEEPS, PART, Assignments
+from .drawing import STREAM, draws_first
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
@@ -155,11 +156,13 @@ class Statements(Assignments):
             if self.kind
             else None
         )
-        if base is nn.Module:
-            return MODE if uses_training(self.kind) else DELETED
-        if not reads_training_first(self.kind):
-            return None
-        return f"{self.text(call)}\n{' ' * start_of(call)[1]}{MODE}"
+        first = reads_training_first(self.kind), draws_first(self, self.kind)
+        lines = [line for line, wanted in zip((MODE, STREAM), first, strict=True) if wanted]
+        if base is nn.Module and uses_training(self.kind) and not first[0]:
+            lines.insert(0, MODE)
+        if base is not nn.Module:
+            lines.insert(0, self.text(call))
+        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -290,8 +293,8 @@ class Statements(Assignments):
         body = [each for each in node.body if not _is_docstring(each)]
         return bool(body) and all(map(self.inside(node).silent, body))
 
-    def function(self, node: Function, rngs: bool) -> str:
-        """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
+    def function(self, node: Function, rngs: str = "") -> str:
+        """A function, `forward` as `__call__`; `rngs` is the type of that argument, if it needs one."""
         here = self.inside(node)
         if self.decorated(node):
             here = here.stopping()
@@ -310,7 +313,7 @@ class Statements(Assignments):
             written += self.source.between(at, start_of(part)) + self.text(part)
             at = end_of(part)
             if part is last:
-                written += _rngs_argument(node)
+                written += _rngs_argument(node, rngs)
         written += self.source.between(at, begins(node.body[0]))
         if rngs and last is None:
             written = written.replace("()", "(*, rngs)", 1)
@@ -323,7 +326,7 @@ class Statements(Assignments):
         return None if value is not UNKNOWN and is_torchs(value) else self.text(node)
 
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
-        return self.function(node, rngs=False)
+        return self.function(node)
 
     def _stmt_assert(self, node: ast.Assert) -> str:
         return self._unchecked(node) if self._decided_by_data(node.test) else self._with_blocks(node)
@@ -401,11 +404,11 @@ def _last_argument(node: Function) -> ast.AST | None:
     return max(parts, key=end_of) if parts else None
 
 
-def _rngs_argument(node: Function) -> str:
+def _rngs_argument(node: Function, kind: str) -> str:
     a = node.args
     annotated = any(each.annotation for each in [*a.args, *a.kwonlyargs])
     star = "" if a.vararg or a.kwonlyargs else "*, "
-    return f", {star}rngs{': nnx.Rngs' if annotated else ''}"
+    return f", {star}rngs{f': {kind}' if annotated else ''}"
 
 
 def _known(test: str) -> bool | None:

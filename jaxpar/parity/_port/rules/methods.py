@@ -49,6 +49,8 @@ METHODS = table("""
     long() -> {self:a}.astype(int)
     int() -> {self:a}.astype(jnp.int32)
     bool() -> {self:a}.astype(bool)
+    bernoulli_(p) -> {rngs}.bernoulli({p}, {self:a}.shape).astype({self:a}.dtype)
+    new_empty(*size, dtype=, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_zeros(*size, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_ones(*size, device?) -> jnp.ones({size:t}, {self:a}.dtype)
     new_full(size, fill_value, device?) -> jnp.full({size}, {fill_value}, {self:a}.dtype)
