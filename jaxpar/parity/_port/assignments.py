@@ -79,7 +79,15 @@ class Assignments(Calls):
             return f"{written} = {written}.at{at}.{verb}({value})"
         raise Hole("it changes a part of an array in place")
 
-    def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
+    def _stmt_annassign(self, node: ast.AnnAssign) -> str:
+        if node.value is None or not isinstance(node.target, ast.Attribute):
+            return self.spliced(node)
+        place, _, value = self._set_attribute(node, node.target).partition(" = ")
+        annotation = "" if place.endswith("]") else f": {self.text(node.annotation)}"
+        return f"{place}{annotation} = {value}"
+
+    def _set_attribute(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str:
+        assert node.value is not None
         tied = self._tied(node, target)
         if tied:
             return tied
@@ -128,7 +136,7 @@ class Assignments(Calls):
         ]
         return len(stores) > 1
 
-    def _tied(self, node: ast.Assign, target: ast.Attribute) -> str | None:
+    def _tied(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str | None:
         """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
         value = node.value
         if not (

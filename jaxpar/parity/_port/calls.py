@@ -56,6 +56,8 @@ class Calls(Words):
             return self._super(node, func)
         if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
             return self._of_module_method(node, func, owner)
+        if name == "copy" and owner and owner.kinds == {list}:
+            return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
         known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
         if not (owner and owner.is_tensor) and not known:
             return None
@@ -124,6 +126,10 @@ class Calls(Words):
             issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
         ):
             return f"setattr({self.text(func.value)}, {self._arguments(node)})"
+        if func.attr in ("children", "named_children") and not all(
+            issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
+        ):
+            return f"nn.{func.attr}({self.text(func.value)})"
         return None
 
     def _super(self, node: ast.Call, func: ast.Attribute) -> str:

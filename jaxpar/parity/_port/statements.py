@@ -18,7 +18,8 @@ from torch import nn
 
 from . import rules
 from .assignments import Assignments
-from .scope import UNKNOWN, dotted, is_torchs
+from .effects import changed
+from .scope import UNKNOWN, definition, dotted, has_definition, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, Words, positioned
 
@@ -106,9 +107,31 @@ class Statements(Assignments):
         if self.scope.value(func) is torch._assert:
             said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
             return f"assert {self.test(call.args[0])}{said}"
-        if isinstance(func, ast.Attribute):
-            return self._call_statement(call, func) or self.text(call)
-        return self.text(call)
+        written = self._call_statement(call, func) if isinstance(func, ast.Attribute) else None
+        return written or self._with_effects(call) or self.text(call)
+
+    def _with_effects(self, call: ast.Call) -> str | None:
+        """`f(x)` as `x = f(x)`, where the function changes its argument in place and returns it."""
+        for target in self._targets(call):
+            if not (isinstance(target, FunctionType) and has_definition(target)):
+                continue
+            function = definition(target)[1]
+            assert isinstance(function, Function)
+            given = self._given(call, function)
+            for name in changed(function).keys() & given.keys():
+                value = given[name]
+                if self.site(value) is None or self.is_tensor(value):
+                    if changed(function)[name] and isinstance(value, ast.Name):
+                        return f"{value.id} = {self.text(call)}"
+                    raise Hole(f"it changes its argument {name} in place")
+        return None
+
+    def _given(self, call: ast.Call, function: Function) -> dict[str, ast.expr]:
+        """The arguments of a call by the function's names for them."""
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        method = isinstance(call.func, ast.Attribute) and self._is_module(call.func.value)
+        by_place = dict(zip(names[method:], call.args, strict=False))
+        return {**by_place, **{each.arg: each.value for each in call.keywords if each.arg}}
 
     def _said_silent(self, node: ast.stmt) -> str:
         if any(
