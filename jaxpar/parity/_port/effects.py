@@ -1,4 +1,4 @@
-"""Effects: which arguments a function of the user changes in place, for JAX's arrays do not change."""
+"""Effects: functions of the user that change an argument in place; `f(x)` becomes `x = f(x)`."""
 
 from __future__ import annotations
 
