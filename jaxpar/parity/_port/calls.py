@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from . import rules
+from .deciding import Deciding
 from .rules import Rule
 from .scope import (
     UNKNOWN,
@@ -30,13 +31,13 @@ from .scope import (
 )
 from .source import end_of, start_of
 from .watching import Site
-from .words import Hole, Needs, Words, positioned
+from .words import Hole, Needs, positioned
 
 PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 _BUILDS: dict[FunctionType, bool] = {}
 
 
-class Calls(Words):
+class Calls(Deciding):
     """Translates expressions with calls."""
 
     def _expr_call(self, node: ast.Call) -> str:
@@ -47,6 +48,7 @@ class Calls(Words):
         target = self.scope.value(node.func)
         if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
             return self._of_torch(node, target)
+        self.check_python(node)
         return self._with_rngs(node, self._targets(node))
 
     def _method(self, node: ast.Call, func: ast.Attribute) -> str | None:
