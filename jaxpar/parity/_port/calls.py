@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from . import rules
 from .deciding import Deciding
-from .modes import RATES, drops_by, has_stream
+from .drawing import draws, draws_itself
 from .rules import Rule
 from .scope import (
     UNKNOWN,
@@ -31,19 +31,18 @@ from .scope import (
     own_layer,
     word_of,
 )
-from .source import end_of, start_of
+from .source import Source, end_of, start_of
 from .watching import Site
 from .words import Hole, Needs, positioned
 
 PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 DRAWN = "JAX draws other random numbers"
-DRAWING = ("bernoulli_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
+DRAWING = ("exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
 RANDOM_FUNCTIONS = (
     "randn_like",
     "rand_like",
     "randint",
     "randint_like",
-    "bernoulli",
     "multinomial",
     "normal",
 )
@@ -71,6 +70,8 @@ class Calls(Deciding):
             return self._super(node, func)
         if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
             return self._of_module_method(node, func, owner)
+        if name == "copy" and owner and owner.kinds == {list}:
+            return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
         known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
         if not (owner and owner.is_tensor) and not known:
             return None
@@ -92,7 +93,7 @@ class Calls(Deciding):
 
     def _ruled(self, node: ast.Call, found: Sequence[Rule], what: str, owner: ast.expr | None = None) -> str:
         for rule in found:
-            written = rule.apply(node, self.text, owner)
+            written = rule.apply(node, self.text, owner, self._stream())
             if written is not None:
                 if rule.note:
                     said = " ".join(self.source.segment(node).split())
@@ -120,18 +121,6 @@ class Calls(Deciding):
             raise Hole("it is not clear whether this is a type or a device")
         return written
 
-    def _keyed(self, node: ast.Call, target: Any, written: str) -> str:
-        """A call of a function that drops, with the key that it does this by."""
-        if target not in RATES or not drops_by(node, self.scope):
-            return written
-        if not has_stream(self.kind):
-            said = " ".join(self.source.segment(node).split())
-            self.needs.note(
-                f"{self.source.place(node)}: {said}: it has no key, which it needs with a rate above 0"
-            )
-            return written
-        return f"{written[:-1]}, {'dropout_' if RATES[target][0] != 'p' else ''}key=self.rngs())"
-
     def is_pair(self, node: ast.Call) -> bool:
         """Whether a call of `max`, `min`, `sort` or `topk` gives values and places."""
         func = node.func
@@ -150,6 +139,10 @@ class Calls(Deciding):
             issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
         ):
             return f"setattr({self.text(func.value)}, {self._arguments(node)})"
+        if func.attr in ("children", "named_children") and not all(
+            issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
+        ):
+            return f"nn.{func.attr}({self.text(func.value)})"
         own = [getattr(kind, func.attr, None) for kind in owner.kinds]
         ours = {kind: own_layer(_layer(kind)) or nnx.Module for kind in owner.kinds}
         if any(is_torchs(each) for each in own) and not all(
@@ -201,7 +194,7 @@ class Calls(Deciding):
             raise Hole("it gives values and places")
         if "rngs." in rules.FUNCTIONS[word][0].template and self.in_call(node):
             raise Hole(DRAWN)
-        return self._keyed(node, target, self._ruled(node, rules.FUNCTIONS[word], word))
+        return self._ruled(node, rules.FUNCTIONS[word], word)
 
     def _parameter(self, node: ast.Call) -> str:
         keywords = {each.arg: each.value for each in node.keywords}
@@ -240,9 +233,34 @@ class Calls(Deciding):
                 raise Hole(f"jaxpar's {target.__name__} has no {each.arg}")
 
     def _with_rngs(self, node: ast.Call, targets: list[Any]) -> str:
-        """A call of the user's, with `rngs` if what it calls builds layers."""
-        extra = "rngs=rngs" if any(self.needs_rngs(target) for target in targets) else ""
-        return self._extended(node, extra)
+        """A call of the user's, with `rngs` if what it calls builds layers or draws."""
+        if any(self.needs_rngs(target) for target in targets):
+            return self._extended(node, "rngs=rngs")
+        drawing = any(draws(self, target) for target in targets)
+        return self._extended(node, f"rngs={self._stream()}" if drawing else "")
+
+    def _stream(self) -> str:
+        """What random numbers are drawn from: the module's own stream, or that which a function is given."""
+        return "self.rngs" if self.kind else "rngs"
+
+    def call_draws(self, node: ast.Call) -> bool:
+        """Whether a call draws random numbers, itself or in a function of the user."""
+        found = self._rules_of(node)
+        if found:
+            written = (rule.apply(node, lambda *_: "", node.func, "\1") for rule in found)
+            return "\1" in next(filter(None, written), "")
+        return any(draws(self, target) for target in self._targets(node))
+
+    def _rules_of(self, node: ast.Call) -> list[Rule]:
+        word = word_of(self.scope.value(node.func))
+        if word or not isinstance(node.func, ast.Attribute):
+            return rules.FUNCTIONS.get(word or "", [])
+        site = self.site(node.func.value)
+        return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
+
+    def at(self, source: Source, names: Mapping[str, Any], kind: type | None = None) -> Calls:
+        """The translation of another file."""
+        return Calls(source, self.watched, Scope(dict(names)), Needs(), kind)
 
     def _extended(self, node: ast.Call, extra: str) -> str:
         if not extra:
@@ -280,7 +298,8 @@ class Calls(Deciding):
             return target.__name__ in rules.ACCEPTING
         if inspect.isclass(target) and issubclass(target, nn.Module):
             base = next(each for each in target.__mro__ if "__init__" in vars(each))
-            return defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
+            own = defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
+            return own or any(draws_itself(self, each) for each in target.__mro__)
         return isinstance(target, FunctionType) and self._builds(target)
 
     def _builds(self, function: FunctionType) -> bool:
@@ -303,7 +322,7 @@ class Calls(Deciding):
 
         if not is_users(source.path):
             return False
-        there = Calls(source, self.watched, Scope(function.__globals__).inside(node), Needs(), None)
+        there = self.at(source, function.__globals__).inside(node)
         calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
         return any(
             (self.needs_rngs(target) and (not is_layer(target) or target.__name__ in rules.RANDOM))

@@ -19,11 +19,13 @@ from torch import nn
 from . import rules
 from .aliases import read_later
 from .assignments import KEEPING, KEEPS, PART, Assignments
-from .modes import needed
-from .scope import UNKNOWN, dotted, is_torchs
+from .drawing import STREAM, draws_first
+from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
+MODE = "self.deterministic = False"
+"""What `self.training` is to NNX, set by `train()` and `eval()`."""
 DELETED = "\0"
 """A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
@@ -71,7 +73,7 @@ class Statements(Assignments):
 
     def _check_aliases(self, node: ast.stmt) -> None:
         changed = self.watched.aliases.changed.get((self.source.path, node.lineno), set())
-        if read := read_later(self.source, node, changed):
+        if read := read_later(self.source, node, changed - {self.rebound(node)}):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
@@ -119,9 +121,10 @@ class Statements(Assignments):
                 return self._unchecked(node)
             said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
             return f"assert {self.test(call.args[0])}{said}"
-        if isinstance(func, ast.Attribute):
-            return self._call_statement(call, func) or self.text(call)
-        return self.text(call)
+        written = self._call_statement(call, func) if isinstance(func, ast.Attribute) else None
+        if written is None and (name := self.rebound(node)):
+            written = f"{name} = {self.text(call)}"
+        return written or self.text(call)
 
     def _said_silent(self, node: ast.stmt) -> str:
         if any(
@@ -154,8 +157,13 @@ class Statements(Assignments):
             if self.kind
             else None
         )
-        own = [] if base is nn.Module else [self.text(call)]
-        return f"\n{' ' * start_of(call)[1]}".join([*own, *needed(self.kind)]) or DELETED
+        first = reads_training_first(self.kind), draws_first(self, self.kind)
+        lines = [line for line, wanted in zip((MODE, STREAM), first, strict=True) if wanted]
+        if base is nn.Module and uses_training(self.kind) and not first[0]:
+            lines.insert(0, MODE)
+        if base is not nn.Module:
+            lines.insert(0, self.text(call))
+        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -286,8 +294,8 @@ class Statements(Assignments):
         body = [each for each in node.body if not _is_docstring(each)]
         return bool(body) and all(map(self.inside(node).silent, body))
 
-    def function(self, node: Function, rngs: bool) -> str:
-        """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
+    def function(self, node: Function, rngs: str = "") -> str:
+        """A function, `forward` as `__call__`; `rngs` is the type of that argument, if it needs one."""
         here = self.inside(node)
         if self.decorated(node):
             here = here.stopping()
@@ -306,7 +314,7 @@ class Statements(Assignments):
             written += self.source.between(at, start_of(part)) + self.text(part)
             at = end_of(part)
             if part is last:
-                written += _rngs_argument(node)
+                written += _rngs_argument(node, rngs)
         written += self.source.between(at, begins(node.body[0]))
         if rngs and last is None:
             written = written.replace("()", "(*, rngs)", 1)
@@ -319,7 +327,7 @@ class Statements(Assignments):
         return None if value is not UNKNOWN and is_torchs(value) else self.text(node)
 
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
-        return self.function(node, rngs=False)
+        return self.function(node)
 
     def _stmt_assert(self, node: ast.Assert) -> str:
         return self._unchecked(node) if self._decided_by_data(node.test) else self._with_blocks(node)
@@ -346,6 +354,23 @@ class Statements(Assignments):
 
     def _stmt_classdef(self, node: ast.ClassDef) -> str:
         raise Hole("a class inside of a function")
+
+
+def uses_training(kind: type | None) -> bool:
+    """Whether a class reads `self.training`, itself or in a base class of the user."""
+    return any(map(_reads_training, kind.__mro__ if kind else ()))
+
+
+def reads_training_first(kind: type | None) -> bool:
+    """Whether a class reads `self.training`, and none of its base classes."""
+    return kind is not None and _reads_training(kind) and not any(map(_reads_training, kind.__mro__[1:]))
+
+
+def _reads_training(kind: type) -> bool:
+    if not defined_by_user(kind):
+        return False
+    _, node = definition(kind)
+    return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
 
 
 def begins(node: ast.AST) -> tuple[int, int]:
@@ -380,11 +405,11 @@ def _last_argument(node: Function) -> ast.AST | None:
     return max(parts, key=end_of) if parts else None
 
 
-def _rngs_argument(node: Function) -> str:
+def _rngs_argument(node: Function, kind: str) -> str:
     a = node.args
     annotated = any(each.annotation for each in [*a.args, *a.kwonlyargs])
     star = "" if a.vararg or a.kwonlyargs else "*, "
-    return f", {star}rngs{': nnx.Rngs' if annotated else ''}"
+    return f", {star}rngs{f': {kind}' if annotated else ''}"
 
 
 def _known(test: str) -> bool | None:

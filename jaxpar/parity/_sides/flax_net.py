@@ -52,8 +52,7 @@ class FlaxNet(abc.ABC):
     ) -> Trees:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler, not self.task.channels_first)
-        with injection.functions():
-            after = self._call(parameters, rest, call, injection)
+        after = self._call(parameters, rest, call, injection)
         injection.finish()
         return after
 

@@ -28,14 +28,16 @@ class Rule:
     template: str
     note: str = ""
 
-    def apply(self, call: ast.Call, text: Text, self_node: ast.expr | None = None) -> str | None:
+    def apply(
+        self, call: ast.Call, text: Text, self_node: ast.expr | None = None, rngs: str = "rngs"
+    ) -> str | None:
         """The call in JAX's words; None if this rule has no place for its arguments."""
         bound = self._bound(call)
         if bound is None:
             return None
         if self_node is not None:
             bound["self"] = [self_node]
-        return self._written(bound, text)
+        return self._written(bound, text).replace("{rngs}", rngs)
 
     def _bound(self, call: ast.Call) -> dict[str, list[ast.expr]] | None:
         positional = list(call.args)
@@ -56,9 +58,12 @@ class Rule:
 
     def _written(self, bound: dict[str, list[ast.expr]], text: Text) -> str:
         def optional(found: re.Match) -> str:
-            return found[1] if all(bound.get(name) for name, _ in PLACE.findall(found[1])) else ""
+            needed = {name for name, _ in PLACE.findall(found[1])} - {"rngs"}
+            return found[1] if all(bound.get(name) for name in needed) else ""
 
         def place(found: re.Match) -> str:
+            if found[1] == "rngs":
+                return found[0]
             nodes, form = bound.get(found[1], []), found[2] or ""
             if form == "t" and len(nodes) != 1:
                 inside = ", ".join(text(node, "") for node in nodes)
