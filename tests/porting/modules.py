@@ -266,6 +266,90 @@ class Head(nn.Sequential):
         super().__init__(nn.Linear(width, width), nn.Hardswish(inplace=True), nn.Linear(width, classes))
 
 
+def shifted(x: Tensor, by: Tensor):
+    """Changes its argument."""
+    x[:, 1:] += by
+    return x
+
+
+class Effects(nn.Module):
+    """A function that changes its argument, a list that a function changes, parts of a tensor."""
+
+    inputs = ((2, 5, 4),)
+
+    def __init__(self, steps=(0, 1)):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.steps = list(steps)
+        self.scale: nn.Parameter | None = None
+        if steps:
+            self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        first, rest = torch.tensor_split(self.layer(x), indices=(1,), dim=1)
+        shifted(rest, first)
+        steps = self.steps.copy()
+        steps[0] = 2
+        if self.scale is not None:
+            rest = rest * self.scale
+        return rest * sum(steps), torch.tensor_split(rest, 2, dim=2)[1]
+
+
+class Parts(nn.Module):
+    """Layers whose names are not in the order of the alphabet; no case of its own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.second = nn.Linear(width, width)
+        self.first = nn.Tanh()
+        self.unused = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.unused(self.first(self.second(x)))
+
+
+class Getter(nn.ModuleDict):
+    """Takes another module's children, and gives their outputs by name; no case of its own."""
+
+    def __init__(self, model, names):
+        kept = {}
+        for name, child in model.named_children():
+            kept[name] = child
+            if name == list(names)[-1]:
+                break
+        super().__init__(kept)
+        self.names_of = {str(name): str(said) for name, said in names.items()}
+
+    def forward(self, x):
+        found = {}
+        for name, child in self.items():
+            x = child(x)
+            if name in self.names_of:
+                found[self.names_of[name]] = x
+        return found
+
+
+class Taps(nn.Module):
+    """The children of a module, and a dict as an attribute."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, body=None, width=4):
+        super().__init__()
+        self.body = Getter(Parts(width), {"second": "low", "first": "deep"}) if body is None else body
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"out": self.head(features["deep"]), **features}
+
+
+def tapped(parts: Parts, width):
+    """Takes a module apart, so that only this function can say what it makes."""
+    body = nn.Sequential(parts.second, parts.first)
+    return Taps(Getter(body, {"0": "low", "1": "deep"}), width)
+
+
 class Decides(nn.Module):
     """Control flow on data."""
 

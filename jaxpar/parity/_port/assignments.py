@@ -7,12 +7,15 @@ whole.
 from __future__ import annotations
 
 import ast
+from types import FunctionType
 
 from torch import nn
 
 from .deciding import SHAPE, places_of
+from .effects import changed
 from .precedence import grouped
-from .source import end_of, start_of
+from .scope import definition, has_definition
+from .source import Function, end_of, start_of
 from .stopping import Stopping
 from .words import Hole
 
@@ -64,6 +67,35 @@ class Assignments(Stopping):
             value = self.stopped(call, self.text(call))
         return f"{self._stored(_changed(target))} = {value}"
 
+    def rebound(self, node: ast.stmt) -> str | None:
+        """The variable that `f(x)` changes in place, for `x = f(x)`, where the function returns it.
+
+        Raises:
+          Hole: the function does not return it, or it is no variable.
+        """
+        call = node.value if isinstance(node, ast.Expr) else None
+        for target in self._targets(call) if isinstance(call, ast.Call) else ():
+            if not isinstance(target, FunctionType) or not has_definition(target):
+                continue
+            function = definition(target)[1]
+            assert isinstance(function, Function)
+            given = self._given(call, function)
+            for name, returned in changed(function).items():
+                value = given.get(name)
+                if value is None or not (self.is_tensor(value) or self.site(value) is None):
+                    continue
+                if returned and isinstance(value, ast.Name):
+                    return value.id
+                raise Hole(f"it changes its argument {name} in place")
+        return None
+
+    def _given(self, call: ast.Call, function: Function) -> dict[str, ast.expr]:
+        """The arguments of a call by the function's names for them."""
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        method = isinstance(call.func, ast.Attribute) and self._is_module(call.func.value)
+        by_place = dict(zip(names[method:], call.args, strict=False))
+        return {**by_place, **{each.arg: each.value for each in call.keywords if each.arg}}
+
     def _stored(self, target: ast.expr) -> str:
         if isinstance(target, ast.Name):
             return target.id
@@ -101,7 +133,15 @@ class Assignments(Stopping):
         site = self.site(given) if given is not None else None
         return site.axes if site else set()
 
-    def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
+    def _stmt_annassign(self, node: ast.AnnAssign) -> str:
+        if node.value is None or not isinstance(node.target, ast.Attribute):
+            return self.spliced(node)
+        place, _, value = self._set_attribute(node, node.target).partition(" = ")
+        annotation = "" if place.endswith("]") else f": {self.text(node.annotation)}"
+        return f"{place}{annotation} = {value}"
+
+    def _set_attribute(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str:
+        assert node.value is not None
         tied = self._tied(node, target)
         if tied:
             return tied
@@ -152,7 +192,7 @@ class Assignments(Stopping):
         ]
         return len(stores) > 1
 
-    def _tied(self, node: ast.Assign, target: ast.Attribute) -> str | None:
+    def _tied(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str | None:
         """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
         value = node.value
         if not (

@@ -70,6 +70,8 @@ class Calls(Deciding):
             return self._super(node, func)
         if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
             return self._of_module_method(node, func, owner)
+        if name == "copy" and owner and owner.kinds == {list}:
+            return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
         known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
         if not (owner and owner.is_tensor) and not known:
             return None
@@ -137,6 +139,10 @@ class Calls(Deciding):
             issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
         ):
             return f"setattr({self.text(func.value)}, {self._arguments(node)})"
+        if func.attr in ("children", "named_children") and not all(
+            issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
+        ):
+            return f"nn.{func.attr}({self.text(func.value)})"
         own = [getattr(kind, func.attr, None) for kind in owner.kinds]
         ours = {kind: own_layer(_layer(kind)) or nnx.Module for kind in owner.kinds}
         if any(is_torchs(each) for each in own) and not all(

@@ -73,7 +73,7 @@ class Statements(Assignments):
 
     def _check_aliases(self, node: ast.stmt) -> None:
         changed = self.watched.aliases.changed.get((self.source.path, node.lineno), set())
-        if read := read_later(self.source, node, changed):
+        if read := read_later(self.source, node, changed - {self.rebound(node)}):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
@@ -121,9 +121,10 @@ class Statements(Assignments):
                 return self._unchecked(node)
             said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
             return f"assert {self.test(call.args[0])}{said}"
-        if isinstance(func, ast.Attribute):
-            return self._call_statement(call, func) or self.text(call)
-        return self.text(call)
+        written = self._call_statement(call, func) if isinstance(func, ast.Attribute) else None
+        if written is None and (name := self.rebound(node)):
+            written = f"{name} = {self.text(call)}"
+        return written or self.text(call)
 
     def _said_silent(self, node: ast.stmt) -> str:
         if any(

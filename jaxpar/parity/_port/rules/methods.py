@@ -34,6 +34,8 @@ METHODS = table("""
     repeat_interleave(repeats, dim=) -> jnp.repeat({self}, {repeats}<, {dim}>)
     split(split_size, dim=) -> F.split({self}, {split_size}<, {dim}>)
     chunk(chunks, dim=) -> F.chunk({self}, {chunks}<, {dim}>)
+    tensor_split(sections, dim=) -> jnp.array_split({self}, {sections}<, axis={dim}>)
+    tensor_split(indices, dim=) -> jnp.array_split({self}, {indices}<, axis={dim}>)
     unbind() -> jnp.unstack({self})
     unbind(dim) -> jnp.unstack({self}, axis={dim})
     roll(shifts, dims) -> jnp.roll({self}, {shifts:t}, {dims:t})

@@ -3,6 +3,7 @@
 NAMES = {
     "torch.Tensor": "jax.Array",
     "torch.nn.Module": "nnx.Module",
+    "torch.nn.Parameter": "nnx.Param",
     "torch.Size": "tuple",
     "torch.float32": "jnp.float32",
     "torch.float64": "jnp.float64",
