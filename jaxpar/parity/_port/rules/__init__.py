@@ -6,8 +6,8 @@
 On the left a call: `dim=` may be missing, `*shape` is all that follow, `out?` may be given and is left out.
 On the right what is written instead: `{dim}` is the argument, `<...>` is left out where an argument in it is
 missing. `:a` puts what is longer than a word into parentheses, `:t` makes a tuple of a shape or of axes,
-however it was given. Of several lines for a word the first one that has place for all arguments is taken; a
-call without a line becomes a hole.
+however it was given, and `:s` single arguments of a list. Of several lines for a word the first one that has
+place for all arguments is taken; a call without a line becomes a hole.
 
 `methods` are those of a tensor, `functions` those of modules of torch, `names` what is not called.
 """
