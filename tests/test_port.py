@@ -69,6 +69,11 @@ FAULTS = {
     "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.CNN),
     "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stages),
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
+    "another chance": (
+        "METHODS",
+        "bernoulli_(p) -> {rngs}.bernoulli({p} / 2, {self:a}.shape).astype({self:a}.dtype)",
+        modules.Draws,
+    ),
     "a smaller eps": (
         "FUNCTIONS",
         "torch.nn.functional.layer_norm(x, s, weight, bias, eps) -> F.layer_norm({x}, {s}, {weight}, {bias})",

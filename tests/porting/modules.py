@@ -213,6 +213,52 @@ class Stages(nn.Module):
         return self.head(torch.stack(outputs).mean(0)), {"x": x[:, ::2]}
 
 
+def drop_path(x: Tensor, rate: float, training: bool = False):
+    """Zeroes whole rows, by a function."""
+    if rate == 0.0 or not training:
+        return x
+    kept = torch.empty([x.shape[0]] + [1] * (x.ndim - 1), dtype=x.dtype, device=x.device)
+    kept = kept.bernoulli_(1 - rate)
+    kept.div_(1 - rate)
+    return x * kept
+
+
+class DropPath(nn.Module):
+    """Draws in a function that it calls; no case of its own."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        return drop_path(x, self.rate, self.training)
+
+
+class Halves(nn.Module):
+    """Draws, and has no constructor; no case of its own."""
+
+    def forward(self, x):
+        return F.dropout(x, training=self.training)
+
+
+class Draws(nn.Module):
+    """Random numbers in a user's own function, and in functions of torch."""
+
+    inputs = ((6, 4),)
+
+    def __init__(self, rate=0.4):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.path = DropPath(rate)
+        self.drop = Halves()
+
+    def forward(self, x):
+        x = x + self.path(self.layer(x))
+        if self.training:
+            x = x * torch.bernoulli(torch.full_like(x, 0.9))
+        return self.drop(x)
+
+
 class Head(nn.Sequential):
     """A Sequential with a constructor."""
 
@@ -247,7 +293,7 @@ class Effects(nn.Module):
         if self.scale is not None:
             rest = rest * self.scale
         rows, columns = torch.meshgrid([torch.arange(4, dtype=x.dtype)] * 2, indexing="ij")
-        rest = rest * (rows - 2 * columns)
+        rest = rest * (rows - 2 * columns) + torch.ones(*self.steps[1:], dtype=x.dtype)
         return rest * sum(steps), torch.tensor_split(rest, 2, dim=2)[1]
 
 

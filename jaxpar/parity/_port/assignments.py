@@ -11,12 +11,12 @@ from types import FunctionType
 
 from torch import nn
 
-from .calls import Calls
 from .deciding import SHAPE, places_of
 from .effects import changed
 from .precedence import grouped
 from .scope import definition, has_definition
 from .source import Function, end_of, start_of
+from .stopping import Stopping
 from .words import Hole
 
 AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
@@ -28,7 +28,7 @@ PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": 
 """What changes a part of an array in place."""
 
 
-class Assignments(Calls):
+class Assignments(Stopping):
     """Translates what stores a value."""
 
     def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
@@ -56,16 +56,16 @@ class Assignments(Calls):
         """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
         name, target = func.attr, func.value
         if isinstance(target, ast.Subscript) and name in PARTS:
-            value = self.text(call.args[0]) if call.args else "0"
+            value = self.value(call.args[0]) if call.args else "0"
             return self._set_at(target, PARTS[name], value)
         if name == "copy_" and len(call.args) == 1:
-            value = self.text(call.args[0])
+            value = self.value(call.args[0])
         elif name in ("zero_", "fill_"):
             fill = self.text(call.args[0]) if call.args else "0"
             value = f"jnp.full_like({self.text(target)}, {fill})"
         else:
-            value = self.text(call)
-        return f"{self._stored(target)} = {value}"
+            value = self.stopped(call, self.text(call))
+        return f"{self._stored(_changed(target))} = {value}"
 
     def rebound(self, node: ast.stmt) -> str | None:
         """The variable that `f(x)` changes in place, for `x = f(x)`, where the function returns it.
@@ -145,7 +145,9 @@ class Assignments(Calls):
         tied = self._tied(node, target)
         if tied:
             return tied
-        written = self.text(node.value)
+        if self.is_tensor(target.value):
+            raise Hole(f"JAX's arrays have no {target.attr}")
+        written = self.value(node.value)
         site = self.site(node.value)
         none = isinstance(node.value, ast.Constant) and node.value.value is None
         if none and self._assigned_again(target):
@@ -212,23 +214,31 @@ class Assignments(Calls):
         if isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             if verb is None:
                 raise Hole(PART)
-            return self._set_at(target, verb, self.text(node.value))
+            return self._set_at(target, verb, self.value(node.value))
         if isinstance(target, ast.Attribute) and self._holds_tensor(target):
             middle = self.source.between(end_of(target), start_of(node.value))
-            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.text(node.value)}"
+            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.value(node.value)}"
         if isinstance(target, ast.Attribute) and self._is_module(target.value) and self.in_call(node):
             raise Hole("it counts in the module, where a compiled step would not")
         return self.spliced(node)
-
-    def in_call(self, node: ast.stmt) -> bool:
-        """Whether a statement ran when the module was called, and not when it was made."""
-        return (self.source.path, node.lineno) in self.watched.called
 
     def keeps(self, target: ast.expr) -> bool:
         """Whether a list or dict is one of a module: what is put into it stays there."""
         while isinstance(target, ast.Subscript):
             target = target.value
         return isinstance(target, ast.Attribute) and self._is_module(target.value)
+
+
+def _changed(node: ast.expr) -> ast.expr:
+    """`x` of `x.mul_(2).add_(1)`."""
+    while (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr.endswith("_")
+        and not node.func.attr.endswith("__")
+    ):
+        node = node.func.value
+    return node
 
 
 def _read(node: ast.Attribute) -> ast.Attribute:

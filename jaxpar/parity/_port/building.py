@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -51,7 +50,7 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             return
         if event == "call":
             info = inspect.getargvalues(frame)
-            open_frames[frame] = info = info._replace(locals=copy.copy(info.locals))
+            open_frames[frame] = info = info._replace(locals=dict(info.locals))
             made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
             if made is not None and id(made) not in calls:
                 calls[id(made)] = [Made(made, type(made), info)]

@@ -29,6 +29,9 @@ NAMES = {
 }
 """By torch's name what stands for it where it is passed on, assigned or part of an annotation."""
 
+ATTRIBUTES = ("shape", "dtype", "device", "ndim", "T", "mT", "real", "imag", "itemsize", "nbytes")
+"""What tensors and arrays both have."""
+
 SILENT = ("torch.nn.init.", "torch._C._log_api_usage_once", "torchvision.utils._log_api_usage_once")
 """Calls whose statement has no counterpart: initial values come with torch's weights."""
 
