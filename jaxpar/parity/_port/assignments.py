@@ -90,11 +90,21 @@ class Assignments(Calls):
             written = "nnx.data(None)"
         elif site and site.kinds & {list} and not self._grows(target):
             written = self._tuple(node.value, written)
+        elif site and site.kinds & {set} and not self._grows(target):
+            written = "frozenset()" if written == "set()" else f"frozenset({written})"
         elif self._holds_tensor(target) and not written.startswith(("nnx.Param(", "nnx.Variable(")):
             return f"{self.text(target.value)}.{target.attr}[...] = {written}"
-        elif site and site.is_tensor and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+        elif (
+            site
+            and site.is_tensor
+            and not self._in_constructor(node)
+            and not written.startswith(("nnx.Param(", "nnx.Variable("))
+        ):
             raise Hole("it keeps an array in the module, which a compiled step would forget")
         return f"{self.text(target.value)}.{target.attr} = {written}"
+
+    def _in_constructor(self, node: ast.AST) -> bool:
+        return getattr(self.source.around(node), "name", "") == "__init__"
 
     def _tuple(self, value: ast.expr, written: str) -> str:
         """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
@@ -104,7 +114,7 @@ class Assignments(Calls):
         """Whether a list that is an attribute is changed later."""
         return any(
             isinstance(each, ast.Attribute)
-            and each.attr in ("append", "extend", "insert", "pop")
+            and each.attr in ("append", "extend", "insert", "pop", "add", "update")
             and isinstance(each.value, ast.Attribute)
             and each.value.attr == target.attr
             for each in ast.walk(self.source.tree)

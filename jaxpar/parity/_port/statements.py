@@ -18,6 +18,7 @@ from torch import nn
 
 from . import rules
 from .assignments import Assignments
+from .runtime import Beyond, is_logger, of_runtime
 from .scope import UNKNOWN, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, Words, positioned
@@ -32,16 +33,37 @@ class Statements(Assignments):
     """Translates statements, and with them functions and classes."""
 
     def block(self, body: Sequence[ast.stmt]) -> str:
+        """Statements as `_block` writes them; one that raises if they did not run and have no counterpart."""
+        if self.ran(body[0]) or not self.ran(self.source.parents[body[0]]):
+            return self._block(body)
+        try:
+            with self.needs.unless_beyond():
+                return self._block(body)
+        except Beyond:
+            return self._refusal(body[0])
+
+    def _refusal(self, node: ast.stmt) -> str:
+        """What stands for a statement that did not run, and for those behind it."""
+        self.needs.refused.add((self.source.path, node.lineno))
+        return f"raise NotImplementedError({f'{self.source.place(node)} is not ported: no example ran it'!r})"
+
+    def _block(self, body: Sequence[ast.stmt]) -> str:
         """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
         written, at = "", start_of(body[0])
         for node in body:
             between = self.source.between(at, begins(node))
             at = end_of(node)
-            text = self.statement(node)
+            try:
+                with self.needs.unless_beyond():
+                    text = self.statement(node)
+            except Beyond:
+                if self.ran(node) or not self.ran(body[0]):
+                    raise
+                return (written + between + self._refusal(node)).lstrip("\n").lstrip()
             if text != DELETED:
                 written += between + text
                 continue
-            comments = between.rstrip(" ")
+            comments = _without_last(between) if self.silent(node) else between.rstrip(" ")
             written += comments.rstrip("\n") if "#" in comments else ""
             at = self._end_of_line(node)
         return written.lstrip("\n").lstrip() if written.strip() else "pass"
@@ -102,6 +124,8 @@ class Statements(Assignments):
             return self.text(call)
         if self.silent(node):
             return self._said_silent(node)
+        if self.logs(node):
+            return DELETED
         func = call.func
         if self.scope.value(func) is torch._assert:
             said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
@@ -155,9 +179,25 @@ class Statements(Assignments):
             return DELETED  # x = x.contiguous()
         return self.spliced(node)
 
+    def _stmt_annassign(self, node: ast.AnnAssign) -> str:
+        try:
+            return self.spliced(node)
+        except Beyond:
+            return f"{self.text(node.target)} = {self.text(node.value)}" if node.value else DELETED
+
+    def logs(self, node: ast.stmt) -> bool:
+        """Whether a statement only tells a library's logger."""
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(node, ast.If):
+            return not node.orelse and all(map(self.logs, node.body))
+        func = call.func if isinstance(call, ast.Call) else None
+        return isinstance(func, ast.Attribute) and is_logger(self.scope.value(func.value))
+
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
             return self._said_silent(node)
+        if self.logs(node):
+            return DELETED
         known = _known(self.test(node.test))
         if known is None:
             return self._with_blocks(node)
@@ -243,6 +283,8 @@ class Statements(Assignments):
         """A method of the user that only gives initial values."""
         site = self.site(func)
         found = list(site.objects.values()) if site else []
+        if found and all(dotted(each) in rules.LIBRARY_SILENT for each in found):
+            return True
         return bool(found) and all(self.gives_initial_values(each) for each in found)
 
     def gives_initial_values(self, function: Any) -> bool:
@@ -257,7 +299,7 @@ class Statements(Assignments):
     def function(self, node: Function, rngs: bool) -> str:
         """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
         here = self.inside(node)
-        decorators = [self._decorator(each) for each in node.decorator_list]
+        decorators = [self.decorator(each) for each in node.decorator_list]
         indent = " " * node.col_offset
         head = "".join(f"@{each}\n{indent}" for each in decorators if each)
         begin = start_of(node)
@@ -269,8 +311,12 @@ class Statements(Assignments):
             if not isinstance(each, ast.stmt) and each not in node.decorator_list
         ]
         for part in sorted(outer, key=start_of):
-            written += self.source.between(at, start_of(part)) + self.text(part)
+            before = self.source.between(at, start_of(part))
             at = end_of(part)
+            try:
+                written += before + self.text(part)
+            except Beyond:  # the annotation of what it returns
+                written += before.rpartition("->")[0].rstrip()
             if part is last:
                 written += _rngs_argument(node)
         written += self.source.between(at, begins(node.body[0]))
@@ -280,8 +326,11 @@ class Statements(Assignments):
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
         return f"{head}{written}{here.block(node.body)}"
 
-    def _decorator(self, node: ast.expr) -> str | None:
+    def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
+        if of_runtime(value):
+            self.needs.note(f"left out: @{self.source.segment(node).partition('(')[0]}")
+            return None
         return None if value is not UNKNOWN and is_torchs(value) else self.text(node)
 
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
@@ -296,7 +345,7 @@ def uses_training(kind: type | None, at: Words) -> bool:
     from .scope import defined_by_user, definition
 
     for each in kind.__mro__ if kind else ():
-        if defined_by_user(each):
+        if defined_by_user(each) and not of_runtime(each):
             _, node = definition(each)
             if any(isinstance(x, ast.Attribute) and x.attr == "training" for x in ast.walk(node)):
                 return True
@@ -357,6 +406,14 @@ def _known(test: str) -> bool | None:
         deciding = isinstance(node.op, ast.Or)
         return deciding if deciding in values else None
     return None
+
+
+def _without_last(between: str) -> str:
+    """What stands between two statements, without the comment that stands right above the second."""
+    lines = between.splitlines(keepends=True)[:-1]
+    while lines and lines[-1].lstrip().startswith("#"):
+        lines.pop()
+    return "".join(lines).rstrip(" ")
 
 
 def _is_local(node: ast.Assign) -> bool:

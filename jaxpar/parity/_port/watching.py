@@ -48,9 +48,13 @@ class Site:
 
     def add(self, value: Any) -> None:
         self.kinds.add(type(value))
-        if callable(value) or value is None:
+        if callable(value) or value is None or isinstance(value, bool):
             kept = value.__func__ if isinstance(value, MethodType) else value
             self.objects[id(kept)] = kept
+
+    def merge(self, other: Site) -> None:
+        self.kinds |= other.kinds
+        self.objects |= other.objects
 
     @property
     def is_tensor(self) -> bool:
@@ -77,6 +81,16 @@ class Watched:
 
     def passed(self, path: str, line: int) -> None:
         self.lines.add((path, line))
+
+    @functools.cache  # noqa: B019 - as long as what was seen
+    def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
+        """What the variables of functions were, everywhere in them."""
+        found: dict[tuple[ast.AST | None, str], Site] = {}
+        for node in ast.walk(source.tree):
+            seen = self.sites.get(source.key(node)) if isinstance(node, ast.Name) else None
+            if seen is not None and isinstance(node, ast.Name):
+                found.setdefault((source.around(node), node.id), Site()).merge(seen)
+        return found
 
     def site(self, source: Source, node: ast.AST) -> Site | None:
         return self.sites.get(source.key(node))

@@ -7,10 +7,13 @@ be said becomes a hole, `hole("models.py:12: x.sum() > 0 ...")`, in the place of
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Self
 
@@ -18,6 +21,7 @@ import torch
 from torch import nn
 
 from . import rules
+from .runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
 from .scope import (
     UNKNOWN,
     Scope,
@@ -25,18 +29,23 @@ from .scope import (
     defined_by_user,
     has_definition,
     import_of,
+    import_of_config,
     is_layer,
     is_torchs,
     own_layer,
     word_of,
 )
 from .source import Function, Source, end_of, start_of
-from .watching import Site, Watched
+from .watching import SEEN_KINDS, Site, Watched
 
 WORDS = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict),
     *(ast.ListComp, ast.JoinedStr),
 )
+
+
+LEAF = re.compile(r"([\w.]+)\[\.\.\.\](\.T|\.transpose\([\d, ]+\))?")
+"""An array of a layer, in torch's layout."""
 
 
 class Hole(Exception):
@@ -52,6 +61,8 @@ class Needs:
       imports: lines by the name that they bind.
       holes: what could not be said, with the places in the source.
       notes: what was left out.
+      stand_ins: names of what is copied from the stand-ins of a library's runtime.
+      refused: places of blocks that did not run and that raise.
     """
 
     def __init__(self) -> None:
@@ -60,6 +71,8 @@ class Needs:
         self.imports: dict[str, str] = {}
         self.holes: list[str] = []
         self.notes: list[str] = []
+        self.stand_ins: dict[str, None] = {}
+        self.refused: set[tuple[str, int]] = set()
 
     def hole(self, text: str) -> None:
         if text not in self.holes:
@@ -68,6 +81,16 @@ class Needs:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    @contextmanager
+    def unless_beyond(self) -> Iterator[None]:
+        """What is met inside is forgotten if it ends with `Beyond`."""
+        before = {name: copy.copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        except Beyond:
+            vars(self).update(before)
+            raise
 
 
 class Words:
@@ -107,6 +130,8 @@ class Words:
         except Hole as hole:
             if not isinstance(node, ast.expr):
                 raise
+            if self._in_annotation(node):
+                raise Beyond(str(hole)) from hole
             return self.hole(node, str(hole))
 
     def hole(self, node: ast.AST, reason: str) -> str:
@@ -119,18 +144,40 @@ class Words:
             self.needs.note(f"did not run, and has no counterpart: {said}")
         return f"hole({said!r})"
 
-    def spliced(self, node: ast.AST) -> str:
+    def spliced(self, node: ast.AST, text: Callable[[ast.AST], str] | None = None) -> str:
         """The text of a node as it is, with its parts translated."""
         parts = sorted(positioned(node), key=start_of)
         written, at = [], start_of(node)
         for part in parts:
-            written += [self.source.between(at, start_of(part)), self.text(part)]
+            written += [self.source.between(at, start_of(part)), (text or self.text)(part)]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])
+
+    def _expr_dict(self, node: ast.Dict) -> str:
+        """A dict without those entries of a library's that did not run."""
+        values = [self.scope.value(each) for each in node.values]
+        left = [of_library(each) and is_beyond(each, self.watched) for each in values]
+        if not any(left):
+            return self.spliced(node)
+        self.needs.note(f"{self.source.place(node)}: not ported are entries that the example does not use")
+        entries = [
+            each for each, out in zip(zip(node.keys, node.values, strict=True), left, strict=True) if not out
+        ]
+        inside = ", ".join(
+            f"{self.text(k)}: {self.text(v)}" if k else f"**{self.text(v)}" for k, v in entries
+        )
+        return f"{{{inside}}}"
 
     def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
         # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
         return self.source.segment(node)
+
+    def _expr_arg(self, node: ast.arg) -> str:
+        """An argument; without an annotation that has no counterpart."""
+        try:
+            return self.spliced(node)
+        except Beyond:
+            return node.arg
 
     def _expr_name(self, node: ast.Name) -> str:
         value = self.scope.value(node)
@@ -145,6 +192,8 @@ class Words:
         owner = self.site(node.value)
         if owner and owner.is_tensor and node.attr in ("data", "grad", "is_cuda"):
             raise Hole("JAX's arrays have no such thing")
+        if node.attr == "dtype" and (of := LEAF.fullmatch(self.text(node.value, "a"))):
+            return f"{of[1]}.dtype"
         leaf = self._leaf(node)
         return leaf if leaf else f"{self.text(node.value, 'a')}.{node.attr}"
 
@@ -173,6 +222,8 @@ class Words:
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
         """A global name, or an attribute of one."""
+        if of_library(value) and (written := self._of_library(node, value)):
+            return written
         word = word_of(value)
         if word is None and isinstance(value, float | int) and name is None:
             root = self.scope.value(_root(node))
@@ -190,6 +241,22 @@ class Words:
         if name is None:  # an attribute of a module or of a class
             return self._of_module(node)
         return self._imported(name)
+
+    def _of_library(self, node: ast.AST, value: Any) -> str | None:
+        """What a library's runtime is written as; None for what is ported like a user's."""
+        if name := stand_in(value):
+            self.needs.stand_ins[name] = None
+            return name
+        if found := rules.LIBRARY_NAMES.get(word(value)):
+            return found
+        if is_config(value):
+            self.needs.imports[value.__name__] = import_of_config(value)
+            return value.__name__
+        if not is_beyond(value, self.watched):
+            return None
+        if self._in_annotation(node) or not self.ran(node):
+            raise Beyond(word(value))
+        raise Hole("it belongs to the runtime of its library")
 
     def _own(self, node: ast.AST, value: Any) -> str:
         """A class or function of the user. A module that is only in an annotation is just a module."""
@@ -238,13 +305,21 @@ class Words:
         return self.spliced(node)
 
     def site(self, node: ast.AST) -> Site | None:
-        return self.watched.site(self.source, node)
+        """What an expression was; a variable in a line that did not run is what it was elsewhere."""
+        found = self.watched.site(self.source, node)
+        if found is None and isinstance(node, ast.Name) and node.id in self.scope.local:
+            return self.watched.variables(self.source).get((self.source.around(node), node.id))
+        return found
 
     def ran(self, node: ast.AST) -> bool:
         """Whether the statement of a node ran, or what stands outside of functions."""
         inside: ast.AST | None = node
         while inside is not None and not isinstance(inside, ast.stmt):
-            inside = self.source.parents.get(inside)
+            around = self.source.parents.get(inside)
+            chosen = isinstance(around, ast.IfExp) and inside is not around.test
+            if chosen and isinstance(inside, SEEN_KINDS) and self.watched.site(self.source, inside) is None:
+                return False
+            inside = around
         function: ast.AST | None = inside
         while function is not None and not isinstance(function, Function):
             function = self.source.parents.get(function)
@@ -269,11 +344,31 @@ class Words:
     def _expr_ifexp(self, node: ast.IfExp) -> str:
         if self.is_tensor(node.test):
             raise Hole("it decides by data")
-        return self.spliced(node)
+        return self.spliced(node, self._chosen)
+
+    def _chosen(self, node: ast.AST) -> str:
+        """A part of a conditional expression; one that raises if it did not run and has no counterpart."""
+        try:
+            return self.text(node)
+        except Beyond as beyond:
+            if self.watched.lines and not self.ran(self.source.parents[node]):
+                raise
+            return self.hole(node, f"it needs {beyond}")
 
     def _expr_boolop(self, node: ast.BoolOp) -> str:
         if any(self.is_tensor(each) for each in node.values):
             raise Hole("it decides by data")
+        return self.spliced(node)
+
+    def _expr_compare(self, node: ast.Compare) -> str:
+        sites = [self.site(each) for each in (node.left, *node.comparators)]
+        devices = any(site is not None and site.kinds == {torch.device} for site in sites)
+        seen = self.site(node)
+        if devices and seen is not None and len(seen.objects) == 1:
+            self.needs.note(
+                f"{self.source.place(node)}: {self.source.segment(node)} was {[*seen.objects.values()][0]}"
+            )
+            return str([*seen.objects.values()][0])
         return self.spliced(node)
 
     def _expr_unaryop(self, node: ast.UnaryOp) -> str:
