@@ -12,7 +12,7 @@ from torch import nn
 
 from .calls import Calls
 from .source import end_of, start_of
-from .words import Hole, positioned
+from .words import Hole, kept_tensors, positioned
 
 AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
@@ -28,6 +28,9 @@ class Assignments(Calls):
         value = call.args[1] if len(call.args) > 1 else named.get("tensor")
         if value is None or (isinstance(value, ast.Constant) and value.value is None):
             return self._set(func, name, "nnx.data(None)")
+        persistent = named.get("persistent", call.args[2] if len(call.args) > 2 else None)
+        if isinstance(persistent, ast.Constant) and not persistent.value:
+            return self._set(func, name, self.text(value))
         return self._set(func, name, f"nnx.Variable({self.text(value)})")
 
     def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
@@ -101,6 +104,8 @@ class Assignments(Calls):
             and not written.startswith(("nnx.Param(", "nnx.Variable("))
         ):
             raise Hole("it keeps an array in the module, which a compiled step would forget")
+        before = self.source.between(end_of(target), start_of(node.value))
+        written = f"({written})" if "(" in before and "\n" in written else written
         return f"{self.text(target.value)}.{target.attr} = {written}"
 
     def _in_constructor(self, node: ast.AST) -> bool:
@@ -123,7 +128,7 @@ class Assignments(Calls):
     def _holds_tensor(self, target: ast.Attribute) -> bool:
         owner = self.site(target.value)
         modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        return any(target.attr in {**each._buffers} for each in modules)
+        return any(target.attr in kept_tensors(each) - {*each._parameters} for each in modules)
 
     def _assigned_again(self, target: ast.Attribute) -> bool:
         owner: ast.AST | None = target

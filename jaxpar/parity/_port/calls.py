@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from . import rules
+from .libraries import Libraries
 from .rules import Rule
-from .runtime import is_beyond, of_library
 from .scope import (
     UNKNOWN,
     Scope,
@@ -31,13 +31,13 @@ from .scope import (
 )
 from .source import end_of, start_of
 from .watching import Site
-from .words import Hole, Needs, Words, positioned
+from .words import Hole, Needs, positioned
 
 PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 _BUILDS: dict[FunctionType, bool] = {}
 
 
-class Calls(Words):
+class Calls(Libraries):
     """Translates expressions with calls."""
 
     def _expr_call(self, node: ast.Call) -> str:
@@ -46,16 +46,11 @@ class Calls(Words):
             if written is not None:
                 return written
         target = self.scope.value(node.func)
-        if target is isinstance and self._never(node.args[1]):
+        if target is isinstance and self._is_beyond(self.scope.value(node.args[1])):
             return "False"
         if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
             return self._of_torch(node, target)
         return self._with_rngs(node, self._targets(node))
-
-    def _never(self, kind: ast.expr) -> bool:
-        """Whether a class belongs to a library's runtime, which no object here does."""
-        value = self.scope.value(kind)
-        return of_library(value) and is_beyond(value, self.watched)
 
     def _method(self, node: ast.Call, func: ast.Attribute) -> str | None:
         """A method of a tensor or of a module."""

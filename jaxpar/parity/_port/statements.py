@@ -17,66 +17,18 @@ import torch
 from torch import nn
 
 from . import rules
-from .assignments import Assignments
-from .runtime import Beyond, is_logger, of_runtime
+from .branches import DELETED, Branches, begins
+from .runtime import Beyond, of_runtime
 from .scope import UNKNOWN, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, Words, positioned
 
-DELETED = "\0"
-"""A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 
 
-class Statements(Assignments):
+class Statements(Branches):
     """Translates statements, and with them functions and classes."""
-
-    def block(self, body: Sequence[ast.stmt]) -> str:
-        """Statements as `_block` writes them; one that raises if they did not run and have no counterpart."""
-        if self.ran(body[0]) or not self.ran(self.source.parents[body[0]]):
-            return self._block(body)
-        try:
-            with self.needs.unless_beyond():
-                return self._block(body)
-        except Beyond:
-            return self._refusal(body[0])
-
-    def _refusal(self, node: ast.stmt) -> str:
-        """What stands for a statement that did not run, and for those behind it."""
-        self.needs.refused.add((self.source.path, node.lineno))
-        return f"raise NotImplementedError({f'{self.source.place(node)} is not ported: no example ran it'!r})"
-
-    def _block(self, body: Sequence[ast.stmt]) -> str:
-        """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
-        written, at = "", start_of(body[0])
-        for node in body:
-            between = self.source.between(at, begins(node))
-            at = end_of(node)
-            try:
-                with self.needs.unless_beyond():
-                    text = self.statement(node)
-            except Beyond:
-                if self.ran(node) or not self.ran(body[0]):
-                    raise
-                return (written + between + self._refusal(node)).lstrip("\n").lstrip()
-            if text != DELETED:
-                written += between + text
-                continue
-            comments = _without_last(between) if self.silent(node) else between.rstrip(" ")
-            written += comments.rstrip("\n") if "#" in comments else ""
-            at = self._end_of_line(node)
-        return written.lstrip("\n").lstrip() if written.strip() else "pass"
-
-    def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
-        """Behind a comment that stands on a statement's line."""
-        line, column = end_of(node)
-        rest = self.source.lines[line - 1][column:].decode()
-        return (
-            (line, column + len(rest.rstrip("\n").encode()))
-            if rest.lstrip().startswith("#")
-            else (line, column)
-        )
 
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
@@ -170,6 +122,8 @@ class Statements(Assignments):
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
             return self._said_silent(node)
+        if self.draws(node) or self.device(node):
+            return DELETED
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             return self._set_at(target, "set", self.text(node.value))
@@ -183,21 +137,22 @@ class Statements(Assignments):
         try:
             return self.spliced(node)
         except Beyond:
+            if isinstance(self.source.parents[node], ast.ClassDef):  # a field
+                self.needs.imports["Any"] = "from typing import Any"
+                return (
+                    self.source.segment(node.target)
+                    + ": Any"
+                    + (f" = {self.text(node.value)}" if node.value else "")
+                )
             return f"{self.text(node.target)} = {self.text(node.value)}" if node.value else DELETED
-
-    def logs(self, node: ast.stmt) -> bool:
-        """Whether a statement only tells a library's logger."""
-        call = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(node, ast.If):
-            return not node.orelse and all(map(self.logs, node.body))
-        func = call.func if isinstance(call, ast.Call) else None
-        return isinstance(func, ast.Attribute) and is_logger(self.scope.value(func.value))
 
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
             return self._said_silent(node)
         if self.logs(node):
             return DELETED
+        if written := self.by_chance(node):
+            return written
         known = _known(self.test(node.test))
         if known is None:
             return self._with_blocks(node)
@@ -352,12 +307,6 @@ def uses_training(kind: type | None, at: Words) -> bool:
     return False
 
 
-def begins(node: ast.AST) -> tuple[int, int]:
-    """Where a statement begins, with its decorators."""
-    first = min([start_of(node), *(start_of(each) for each in getattr(node, "decorator_list", []))])
-    return (first[0], first[1] - 1) if first != start_of(node) else first
-
-
 def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
     """What stands between `def` or `class` and the first statement, in order."""
     decorators = node.decorator_list
@@ -406,14 +355,6 @@ def _known(test: str) -> bool | None:
         deciding = isinstance(node.op, ast.Or)
         return deciding if deciding in values else None
     return None
-
-
-def _without_last(between: str) -> str:
-    """What stands between two statements, without the comment that stands right above the second."""
-    lines = between.splitlines(keepends=True)[:-1]
-    while lines and lines[-1].lstrip().startswith("#"):
-        lines.pop()
-    return "".join(lines).rstrip(" ")
 
 
 def _is_local(node: ast.Assign) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from . import rules
-from .runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
+from .runtime import Beyond
 from .scope import (
     UNKNOWN,
     Scope,
@@ -29,7 +29,6 @@ from .scope import (
     defined_by_user,
     has_definition,
     import_of,
-    import_of_config,
     is_layer,
     is_torchs,
     own_layer,
@@ -153,31 +152,9 @@ class Words:
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])
 
-    def _expr_dict(self, node: ast.Dict) -> str:
-        """A dict without those entries of a library's that did not run."""
-        values = [self.scope.value(each) for each in node.values]
-        left = [of_library(each) and is_beyond(each, self.watched) for each in values]
-        if not any(left):
-            return self.spliced(node)
-        self.needs.note(f"{self.source.place(node)}: not ported are entries that the example does not use")
-        entries = [
-            each for each, out in zip(zip(node.keys, node.values, strict=True), left, strict=True) if not out
-        ]
-        inside = ", ".join(
-            f"{self.text(k)}: {self.text(v)}" if k else f"**{self.text(v)}" for k, v in entries
-        )
-        return f"{{{inside}}}"
-
     def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
         # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
         return self.source.segment(node)
-
-    def _expr_arg(self, node: ast.arg) -> str:
-        """An argument; without an annotation that has no counterpart."""
-        try:
-            return self.spliced(node)
-        except Beyond:
-            return node.arg
 
     def _expr_name(self, node: ast.Name) -> str:
         value = self.scope.value(node)
@@ -201,7 +178,7 @@ class Words:
         """`self.weight` of a module, if it is a parameter or buffer: the array, where it is read."""
         owner = self.site(node.value)
         modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        holding = [each for each in modules if node.attr in {**each._parameters, **each._buffers}]
+        holding = [each for each in modules if node.attr in kept_tensors(each)]
         if not holding or isinstance(node.ctx, ast.Store) or self._compared_with_none(node):
             return None
         written = f"{self.text(node.value, 'a')}."
@@ -222,8 +199,6 @@ class Words:
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
         """A global name, or an attribute of one."""
-        if of_library(value) and (written := self._of_library(node, value)):
-            return written
         word = word_of(value)
         if word is None and isinstance(value, float | int) and name is None:
             root = self.scope.value(_root(node))
@@ -241,22 +216,6 @@ class Words:
         if name is None:  # an attribute of a module or of a class
             return self._of_module(node)
         return self._imported(name)
-
-    def _of_library(self, node: ast.AST, value: Any) -> str | None:
-        """What a library's runtime is written as; None for what is ported like a user's."""
-        if name := stand_in(value):
-            self.needs.stand_ins[name] = None
-            return name
-        if found := rules.LIBRARY_NAMES.get(word(value)):
-            return found
-        if is_config(value):
-            self.needs.imports[value.__name__] = import_of_config(value)
-            return value.__name__
-        if not is_beyond(value, self.watched):
-            return None
-        if self._in_annotation(node) or not self.ran(node):
-            raise Beyond(word(value))
-        raise Hole("it belongs to the runtime of its library")
 
     def _own(self, node: ast.AST, value: Any) -> str:
         """A class or function of the user. A module that is only in an annotation is just a module."""
@@ -341,34 +300,9 @@ class Words:
             return self.hole(node, "it decides by data")
         return self.text(node)
 
-    def _expr_ifexp(self, node: ast.IfExp) -> str:
-        if self.is_tensor(node.test):
-            raise Hole("it decides by data")
-        return self.spliced(node, self._chosen)
-
-    def _chosen(self, node: ast.AST) -> str:
-        """A part of a conditional expression; one that raises if it did not run and has no counterpart."""
-        try:
-            return self.text(node)
-        except Beyond as beyond:
-            if self.watched.lines and not self.ran(self.source.parents[node]):
-                raise
-            return self.hole(node, f"it needs {beyond}")
-
     def _expr_boolop(self, node: ast.BoolOp) -> str:
         if any(self.is_tensor(each) for each in node.values):
             raise Hole("it decides by data")
-        return self.spliced(node)
-
-    def _expr_compare(self, node: ast.Compare) -> str:
-        sites = [self.site(each) for each in (node.left, *node.comparators)]
-        devices = any(site is not None and site.kinds == {torch.device} for site in sites)
-        seen = self.site(node)
-        if devices and seen is not None and len(seen.objects) == 1:
-            self.needs.note(
-                f"{self.source.place(node)}: {self.source.segment(node)} was {[*seen.objects.values()][0]}"
-            )
-            return str([*seen.objects.values()][0])
         return self.spliced(node)
 
     def _expr_unaryop(self, node: ast.UnaryOp) -> str:
@@ -379,6 +313,11 @@ class Words:
         if isinstance(node.op, ast.Not) and self.is_tensor(node.operand):
             raise Hole("it decides by data")
         return self.spliced(node)
+
+
+def kept_tensors(module: nn.Module) -> set[str]:
+    """The names of a module's own tensors; a buffer that is not kept with its weights is a plain array."""
+    return {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
 
 
 def _layer_of(kind: type) -> str | None:

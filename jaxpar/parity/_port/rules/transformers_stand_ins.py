@@ -86,7 +86,7 @@ def _prepare_4d_attention_mask(mask, dtype, tgt_len=None):
 def _create_4d_causal_attention_mask(
     input_shape, dtype, device=None, past_key_values_length=0, sliding_window=None
 ):
-    """The mask of attention to the words before, without those that are `sliding_window` away: [B, 1, T, T]."""
+    """The mask of attention to the words before, at most `sliding_window` of them: [B, 1, T, T]."""
     q, k = jnp.arange(input_shape[-1])[:, None], jnp.arange(input_shape[-1])
     seen = (k <= q) & (k > q - (sliding_window or input_shape[-1]))
     return eager_mask(jnp.broadcast_to(seen, (input_shape[0], 1, *seen.shape)), None, None, dtype)
