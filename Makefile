@@ -8,7 +8,8 @@ WORKERS ?= auto
 CONSTRAINTS = constraints-python$(shell $(PYTHON) -c 'import sys; print("3.11" if sys.version_info < (3, 12) else "3.12")').txt
 QUICK = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not slow and not long"
 
-.PHONY: help demo test gpu gpu-host gpu-programs proof quick lint docs next-defaults newest package benchmark abroad mutants clean
+.PHONY: help demo test gpu gpu-host gpu-programs proof quick lint docs next-defaults newest package benchmark abroad ports \
+  mutants clean
 
 help:
 	@echo "make demo       train in jaxpar and PyTorch side by side"
@@ -24,6 +25,7 @@ help:
 	@echo "make package    build the wheel and try it in an empty environment"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 	@echo "make abroad     compare models of transformers and diffusers, an hour or two"
+	@echo "make ports      port models of torchvision, transformers and pytorch/examples, and prove them: hours"
 	@echo "make mutants    plants small mistakes and runs their tests; RESUME=--resume goes on where it was stopped"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
@@ -125,8 +127,21 @@ abroad: .venv-abroad/.ready
 	  --requirement benchmarks/abroad/requirements.txt
 	@touch $@
 
+# torchvision is built for the torch of PyPI: its operators do not load here, and its models do without.
+ports: .venv-ports/.ready
+	.venv-ports/bin/python benchmarks/ports/run.py --again --out docs/ports.md
+
+.venv-ports/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/ports/requirements.txt
+	$(PYTHON) -m venv .venv-ports
+	.venv-ports/bin/python -m pip install --quiet --upgrade pip
+	.venv-ports/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) 'torch==2.13.0'
+	.venv-ports/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[torch,parity]' \
+	  --requirement benchmarks/ports/requirements.txt
+	.venv-ports/bin/python -m pip install --quiet --no-deps 'torchvision==0.28.0'
+	@touch $@
+
 mutants: $(READY)
 	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/mutants.md
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .cache docs/_build docs/api
+	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .venv-ports .cache docs/_build docs/api

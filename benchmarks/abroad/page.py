@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from collections.abc import Mapping
 from typing import Any
 
+from ..answers import machine, table
 from .differences import DIFFERENCES
 from .pair import Pair
 from .pairs import PAIRS, SECTIONS
@@ -57,7 +56,7 @@ Each was found by a comparison on this page and confirmed by hand, as its last s
 
 
 def write(answers: Answers, command: str) -> str:
-    parts = [HEAD.format(command=command, machine=machine()), summary(answers), TRUST]
+    parts = [HEAD.format(command=command, machine=machine(LIBRARIES)), summary(answers), TRUST]
     for title, section in SECTIONS.items():
         rows = [row(pair, answers.get(pair.name)) for pair in section]
         parts.append(
@@ -66,13 +65,6 @@ def write(answers: Answers, command: str) -> str:
         )
     parts += [lines_of_mapping(answers), BUGS + "\n\n" + bugs(answers), differences()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def machine() -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
-    return (
-        f"{versions}; Python {platform.python_version()} on {platform.machine()} ({platform.system()}), CPU."
-    )
 
 
 def good(answers: Answers) -> bool:
@@ -194,10 +186,3 @@ def differences() -> str:
     parts = [DIFFERENT]
     parts += [f"### {each.title}\n\n{', '.join(each.pairs)}. {each.text}" for each in DIFFERENCES]
     return "\n\n".join(parts)
-
-
-def table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
-    def line(cells: Iterable[object]) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return "\n".join([line(head), "|" + "---|" * len(head), *(line(row) for row in rows)])

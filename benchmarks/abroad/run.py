@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +37,7 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     chosen = options()
+    from benchmarks import answers
     from benchmarks.abroad import page, pairs
 
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -50,15 +50,14 @@ def main() -> int:
     with ThreadPoolExecutor(chosen.jobs) as pool:
         for name, line in zip(wanted, pool.map(lambda name: asked(name, flag), wanted), strict=True):
             print(f"{name:24} {line}", file=sys.stderr, flush=True)
-    answers = {
-        pair.name: json.loads(kept(pair.name).read_text()) for pair in pairs.PAIRS if kept(pair.name).exists()
-    }
-    text = page.write(answers, "make abroad")
+    found = {pair.name: answers.read(kept(pair.name)) for pair in pairs.PAIRS}
+    known = {name: answer for name, answer in found.items() if answer}
+    text = page.write(known, "make abroad")
     if chosen.out:
         chosen.out.write_text(text)
     elif not chosen.only:
         print(text)
-    return int(not page.good(answers))
+    return int(not page.good(known))
 
 
 def kept(name: str) -> Path:
@@ -73,16 +72,16 @@ def lacks_bugs(name: str) -> bool:
 
 def asked(name: str, flag: str) -> str:
     """In a process of its own, whose output is beside its answer; one line of what it said."""
-    command = [sys.executable, "-m", "benchmarks.abroad.ask", name, str(kept(name)), *filter(None, [flag])]
+    from benchmarks import answers
+
     if flag != "--add-bugs":
         kept(name).unlink(missing_ok=True)
-    with kept(name).with_suffix(".log").open("w") as log:
-        try:
-            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=LIMIT, check=True)
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            if flag == "--add-bugs":
-                return f"no bugs planted: {error}"
-            kept(name).write_text(json.dumps({"name": name, "verdict": "none", "error": str(error)}))
+    arguments = [name, kept(name), *filter(None, [flag])]
+    failed = answers.asked("benchmarks.abroad.ask", arguments, kept(name).with_suffix(".log"), LIMIT)
+    if failed and flag == "--add-bugs":
+        return f"no bugs planted: {failed}"
+    if failed:
+        kept(name).write_text(json.dumps({"name": name, "verdict": "none", "error": failed}))
     return summary(json.loads(kept(name).read_text()))
 
 

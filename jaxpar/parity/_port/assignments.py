@@ -11,10 +11,16 @@ import ast
 from torch import nn
 
 from .calls import Calls
+from .deciding import SHAPE, places_of
+from .precedence import grouped
 from .source import end_of, start_of
-from .words import Hole, kept_tensors, positioned
+from .words import Hole, kept_tensors
 
 AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
+SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
+PART = "it changes a part of an array in place"
+KEEPS = "it keeps an array in the module, which a compiled step would forget"
+KEEPING = ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": "multiply"}
 """What changes a part of an array in place."""
 
@@ -67,20 +73,36 @@ class Assignments(Calls):
         written = self.text(target)
         if isinstance(target, ast.Attribute) and written.endswith("[...]"):
             return written
-        raise Hole("it changes a part of an array in place")
+        raise Hole(PART)
 
     def _set_at(self, target: ast.Subscript, verb: str, value: str) -> str:
-        at = (
-            self.source.between(end_of(target.value), end_of(target))
-            if not list(positioned(target.slice))
-            else (f"[{self.text(target.slice)}]")
-        )
         written = self.text(target.value)
-        if isinstance(target.value, ast.Name):
-            return f"{written} = {written}.at{at}.{verb}({value})"
-        if written.endswith("[...]"):
-            return f"{written} = {written}.at{at}.{verb}({value})"
-        raise Hole("it changes a part of an array in place")
+        if not (isinstance(target.value, ast.Name) or written.endswith("[...]")):
+            raise Hole(PART)
+        places = places_of(target.slice)
+        if any(map(self.is_mask, places)):
+            return f"{written} = {self._where(target, written, verb, value)}"
+        at = self.index(target.slice)
+        if verb != "set" and any(map(self.is_array, places)):
+            # A place that is there twice is changed once in torch; `.at[].add` would do it twice.
+            return f"{written} = {written}.at[{at}].set({written}[{at}] {SIGNS[verb]} {grouped(value)})"
+        return f"{written} = {written}.at[{at}].{verb}({value})"
+
+    def _where(self, target: ast.Subscript, written: str, verb: str, value: str) -> str:
+        """`x[mask] = 0`; of an array the values would go to places that depend on data."""
+        of_tensor, of_mask = self.site(target.value), self.site(target.slice)
+        number = all(axes == 0 for axes in self._axes_of_value(target))
+        if not (of_tensor and of_mask and of_tensor.axes == of_mask.axes and number):
+            raise Hole(SHAPE)
+        new = value if verb == "set" else f"{written} {SIGNS[verb]} {grouped(value)}"
+        return f"jnp.where({self.text(target.slice)}, {new}, {written})"
+
+    def _axes_of_value(self, target: ast.Subscript) -> set[int]:
+        """How many axes has what is assigned; none if it is a number."""
+        statement = self.source.parents[target]
+        given = getattr(statement, "value", None)
+        site = self.site(given) if given is not None else None
+        return site.axes if site else set()
 
     def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
         tied = self._tied(node, target)
@@ -103,7 +125,7 @@ class Assignments(Calls):
             and not self._in_constructor(node)
             and not written.startswith(("nnx.Param(", "nnx.Variable("))
         ):
-            raise Hole("it keeps an array in the module, which a compiled step would forget")
+            raise Hole(KEEPS)
         before = self.source.between(end_of(target), start_of(node.value))
         written = f"({written})" if "(" in before and "\n" in written else written
         return f"{self.text(target.value)}.{target.attr} = {written}"
@@ -164,12 +186,24 @@ class Assignments(Calls):
         target, verb = node.target, AT.get(type(node.op))
         if isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             if verb is None:
-                raise Hole("it changes a part of an array in place")
+                raise Hole(PART)
             return self._set_at(target, verb, self.text(node.value))
         if isinstance(target, ast.Attribute) and self._holds_tensor(target):
             middle = self.source.between(end_of(target), start_of(node.value))
             return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.text(node.value)}"
+        if isinstance(target, ast.Attribute) and self._is_module(target.value) and self.in_call(node):
+            raise Hole("it counts in the module, where a compiled step would not")
         return self.spliced(node)
+
+    def in_call(self, node: ast.stmt) -> bool:
+        """Whether a statement ran when the module was called, and not when it was made."""
+        return (self.source.path, node.lineno) in self.watched.called
+
+    def keeps(self, target: ast.expr) -> bool:
+        """Whether a list or dict is one of a module: what is put into it stays there."""
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        return isinstance(target, ast.Attribute) and self._is_module(target.value)
 
 
 def _read(node: ast.Attribute) -> ast.Attribute:

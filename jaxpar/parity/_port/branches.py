@@ -50,6 +50,8 @@ class Branches(Assignments):
         written, at = "", start_of(body[0])
         for node in body:
             between = self.source.between(at, begins(node))
+            if between.lstrip().startswith(";") and written == "":
+                between = ""  # the statement before it on the line is left out
             at = end_of(node)
             try:
                 with self.needs.unless_beyond():

@@ -50,6 +50,7 @@ class Calls(Libraries):
             return "False"
         if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
             return self._of_torch(node, target)
+        self.check_python(node)
         return self._with_rngs(node, self._targets(node))
 
     def _method(self, node: ast.Call, func: ast.Attribute) -> str | None:

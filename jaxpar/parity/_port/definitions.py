@@ -15,7 +15,7 @@ from torch import nn
 from .runtime import Beyond, for_runtime, is_beyond, of_library, of_runtime
 from .scope import Scope
 from .source import Function, Source, defined, end_of, start_of
-from .statements import DELETED, Statements, begins, blocks, head_parts
+from .statements import DELETED, MODE, Statements, begins, blocks, head_parts, reads_training_first
 from .watching import Watched
 from .words import Needs
 
@@ -35,6 +35,8 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
     written: list[str] = []
     after: ast.stmt | None = None
+    if reads_training_first(kind) and "__init__" not in vars(value):
+        written, after = [MODE.removeprefix("self.")], node.body[0]
     for each in node.body:
         if any(for_runtime(value, name) for name in defined(each)) or _of_runtime(there, each):
             continue

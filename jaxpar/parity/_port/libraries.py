@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from . import rules
+from .deciding import DECIDES, Deciding
 from .runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
 from .scope import import_of_config
-from .words import Hole, Words
+from .words import Hole
 
 
-class Libraries(Words):
+class Libraries(Deciding):
     """Translates references to libraries."""
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
@@ -59,7 +60,7 @@ class Libraries(Words):
 
     def _expr_ifexp(self, node: ast.IfExp) -> str:
         if self.is_tensor(node.test):
-            raise Hole("it decides by data")
+            raise Hole(DECIDES)
         return self.spliced(node, self._chosen)
 
     def _chosen(self, node: ast.AST) -> str:
@@ -84,7 +85,7 @@ class Libraries(Words):
             or len(seen.objects) != 1
             or all(s is None or s.kinds != {torch.device} for s in sites)
         ):
-            return self.spliced(node)
+            return super()._expr_compare(node)
         (value,) = seen.objects.values()
         self.needs.note(f"resolved: {self.source.place(node)}: {self.source.segment(node)} is {value}")
         return str(value)

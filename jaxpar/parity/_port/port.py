@@ -145,12 +145,12 @@ def _read(module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any) -> tuple
         make = maker_of(module) if isinstance(module, nn.Module) else module
         net, calls = noted(lambda: _seeded(make))
 
-        def run() -> None:
+        def call(nets: Sequence[nn.Module]) -> None:
             with torch.no_grad():
-                for mode in (True, False):
-                    _seeded(make).train(mode)(*inputs, **kwargs)
+                for mode, each in zip((True, False), nets, strict=True):
+                    each.train(mode)(*inputs, **kwargs)
 
-        writer = Writer(watch(run))
+        writer = Writer(watch(lambda: [_seeded(make) for _ in range(2)], call))
         expressions = Expressions(calls)
         if named(make):
             roots, build = [make], f"{make.__name__}(rngs=rngs)"

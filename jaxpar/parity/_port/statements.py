@@ -17,12 +17,16 @@ import torch
 from torch import nn
 
 from . import rules
+from .aliases import read_later
+from .assignments import KEEPING, KEEPS, PART
 from .branches import DELETED, Branches, begins
 from .runtime import Beyond, of_runtime
-from .scope import UNKNOWN, dotted, is_torchs
+from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
-from .words import Hole, Words, positioned
+from .words import Hole, positioned
 
+MODE = "self.deterministic = False"
+"""What `self.training` is to NNX, set by `train()` and `eval()`."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 
@@ -33,9 +37,15 @@ class Statements(Branches):
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
         try:
+            self._check_aliases(node)
             return method(node) if method else self._with_blocks(node)
         except Hole as hole:
             return self.hole(node, str(hole))
+
+    def _check_aliases(self, node: ast.stmt) -> None:
+        changed = self.watched.aliases.changed.get((self.source.path, node.lineno), set())
+        if read := read_later(self.source, node, changed):
+            raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
         """A statement whose parts are expressions and blocks."""
@@ -105,6 +115,8 @@ class Statements(Branches):
             return self._registered(call, func)
         if name.startswith("register_") and name.endswith("hook"):
             raise Hole("JAX has no hooks")
+        if name in KEEPING and self.in_call(self.source.parents[call]) and self.keeps(func.value):
+            raise Hole(KEEPS)
         if name.endswith("_") and not name.endswith("__") and owner and owner.is_tensor:
             return self._in_place(call, func)
         return None
@@ -115,9 +127,11 @@ class Statements(Branches):
             if self.kind
             else None
         )
-        if base is not nn.Module:
+        if base is nn.Module:
+            return MODE if uses_training(self.kind) else DELETED
+        if not reads_training_first(self.kind):
             return None
-        return "self.deterministic = False" if uses_training(self.kind, self) else DELETED
+        return f"{self.text(call)}\n{' ' * start_of(call)[1]}{MODE}"
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -127,6 +141,12 @@ class Statements(Branches):
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             return self._set_at(target, "set", self.text(node.value))
+        if isinstance(target, ast.Subscript) and self.in_call(node) and self.keeps(target):
+            raise Hole(KEEPS)
+        if isinstance(target, ast.Tuple) and any(
+            isinstance(each, ast.Subscript) and self.is_tensor(each.value) for each in target.elts
+        ):
+            raise Hole(PART)
         if len(node.targets) == 1 and isinstance(target, ast.Attribute):
             return self._set_attribute(node, target)
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
@@ -291,20 +311,31 @@ class Statements(Branches):
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
         return self.function(node, rngs=False)
 
+    def _stmt_global(self, node: ast.Global) -> str:
+        raise Hole("it changes a variable of the file")
+
+    def _stmt_match(self, node: ast.Match) -> str:
+        raise Hole("there is no rule for match")
+
     def _stmt_classdef(self, node: ast.ClassDef) -> str:
         raise Hole("a class inside of a function")
 
 
-def uses_training(kind: type | None, at: Words) -> bool:
+def uses_training(kind: type | None) -> bool:
     """Whether a class reads `self.training`, itself or in a base class of the user."""
-    from .scope import defined_by_user, definition
+    return any(map(_reads_training, kind.__mro__ if kind else ()))
 
-    for each in kind.__mro__ if kind else ():
-        if defined_by_user(each) and not of_runtime(each):
-            _, node = definition(each)
-            if any(isinstance(x, ast.Attribute) and x.attr == "training" for x in ast.walk(node)):
-                return True
-    return False
+
+def reads_training_first(kind: type | None) -> bool:
+    """Whether a class reads `self.training`, and none of its base classes."""
+    return kind is not None and _reads_training(kind) and not any(map(_reads_training, kind.__mro__[1:]))
+
+
+def _reads_training(kind: type) -> bool:
+    if not defined_by_user(kind) or of_runtime(kind):
+        return False
+    _, node = definition(kind)
+    return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
 
 
 def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:

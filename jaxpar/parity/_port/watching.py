@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .aliases import Aliases
 from .source import Key, Source, source_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
@@ -40,14 +41,25 @@ FOREIGN = tuple(
 
 
 class Site:
-    """What one expression was: the types of its values, and those values that are worth knowing."""
+    """What one expression was.
+
+    Attributes:
+      kinds: the types of its values.
+      objects: those values that are worth knowing.
+      types, axes: of the tensors among them.
+    """
 
     def __init__(self) -> None:
         self.kinds: set[type] = set()
         self.objects: dict[int, Any] = {}
+        self.types: set[torch.dtype] = set()
+        self.axes: set[int] = set()
 
     def add(self, value: Any) -> None:
         self.kinds.add(type(value))
+        if isinstance(value, torch.Tensor):
+            self.types.add(value.dtype)
+            self.axes.add(value.ndim)
         if callable(value) or value is None or isinstance(value, bool):
             kept = value.__func__ if isinstance(value, MethodType) else value
             self.objects[id(kept)] = kept
@@ -66,14 +78,18 @@ class Watched:
 
     Attributes:
       sites: by the place of the expression.
-      lines: (path, line) of all statements that ran.
+      lines, called: (path, line) of all statements that ran, and of those that ran in the module's call.
       functions: those of the user that ran, by code object.
+      aliases: which statements changed the tensor of another name.
     """
 
     def __init__(self) -> None:
         self.sites: dict[Key, Site] = {}
         self.lines: set[tuple[str, int]] = set()
+        self.called: set[tuple[str, int]] = set()
+        self.in_call = False
         self.functions: dict[CodeType, FunctionType] = {}
+        self.aliases = Aliases()
 
     def probe(self, key: Key, value: Any) -> Any:
         self.sites.setdefault(key, Site()).add(value)
@@ -81,6 +97,9 @@ class Watched:
 
     def passed(self, path: str, line: int) -> None:
         self.lines.add((path, line))
+        if self.in_call:
+            self.called.add((path, line))
+        self.aliases.look(sys._getframe(1), path, line)
 
     @functools.cache  # noqa: B019 - as long as what was seen
     def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
@@ -96,14 +115,22 @@ class Watched:
         return self.sites.get(source.key(node))
 
 
-def watch(run: Callable[[], Any]) -> Watched:
-    """Runs twice and says what ran; the second run's result is forgotten."""
+def watch(make: Callable[[], Any], call: Callable[[Any], Any]) -> Watched:
+    """Makes and calls twice and says what ran; the second run's result is forgotten."""
     watched = Watched()
+
+    def run() -> None:
+        watched.in_call = False
+        made = make()
+        watched.in_call = True
+        call(made)
+
     watched.functions = {
         code: function for function in functions_of(codes(run)) for code in [function.__code__]
     }
     with probes(watched, watched.functions.values()):
         run()
+    watched.aliases.forget()
     return watched
 
 
@@ -156,7 +183,9 @@ def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
 @contextmanager
 def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None]:
     """The functions with probes in them. Other threads that run them in the meantime are seen as well."""
-    own = {function: function.__code__ for function in functions}
+    # A probe looks at values with isinstance, which asks them for an attribute.
+    looking = (each for each in functions if each.__name__ != "__getattribute__")
+    own = {function: function.__code__ for function in looking}
     setattr(builtins, PROBE, watched.probe)
     setattr(builtins, PASSED, watched.passed)
     try:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from . import rules
+from .precedence import joined
 from .runtime import Beyond
 from .scope import (
     UNKNOWN,
@@ -145,10 +146,14 @@ class Words:
 
     def spliced(self, node: ast.AST, text: Callable[[ast.AST], str] | None = None) -> str:
         """The text of a node as it is, with its parts translated."""
+        text = text or self.text
         parts = sorted(positioned(node), key=start_of)
         written, at = [], start_of(node)
         for part in parts:
-            written += [self.source.between(at, start_of(part)), (text or self.text)(part)]
+            written += [
+                self.source.between(at, start_of(part)),
+                joined(node, part, (text or self.text)(part)),
+            ]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])
 
@@ -255,14 +260,6 @@ class Words:
             raise Hole("it is not clear where this name comes from")
         return name
 
-    def _expr_subscript(self, node: ast.Subscript) -> str:
-        written = self.text(node.value)
-        if written.endswith("\1"):
-            return written[:-1]
-        if written.endswith("[...]"):
-            return f"{written[:-5]}[{self.text(node.slice)}]"
-        return self.spliced(node)
-
     def site(self, node: ast.AST) -> Site | None:
         """What an expression was; a variable in a line that did not run is what it was elsewhere."""
         found = self.watched.site(self.source, node)
@@ -293,26 +290,6 @@ class Words:
     def _is_module(self, node: ast.AST) -> bool:
         site = self.site(node)
         return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
-
-    def test(self, node: ast.expr) -> str:
-        """The condition of an `if`, of a `while` or of an `assert`."""
-        if self.is_tensor(node):
-            return self.hole(node, "it decides by data")
-        return self.text(node)
-
-    def _expr_boolop(self, node: ast.BoolOp) -> str:
-        if any(self.is_tensor(each) for each in node.values):
-            raise Hole("it decides by data")
-        return self.spliced(node)
-
-    def _expr_unaryop(self, node: ast.UnaryOp) -> str:
-        if isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Attribute):
-            written = self.text(node.operand)
-            if written.startswith("not "):
-                return written.removeprefix("not ")
-        if isinstance(node.op, ast.Not) and self.is_tensor(node.operand):
-            raise Hole("it decides by data")
-        return self.spliced(node)
 
 
 def kept_tensors(module: nn.Module) -> set[str]:

@@ -1,0 +1,24 @@
+"""The table of cases: a file for each group of models."""
+
+from __future__ import annotations
+
+from . import (
+    ours,
+    pytorch_examples,
+    torchvision_cnn,
+    torchvision_modern,
+    torchvision_segmentation,
+    torchvision_video,
+    transformers_,
+)
+
+GROUPS = {
+    "ours": ours.CASES,
+    "torchvision_cnn": torchvision_cnn.CASES,
+    "torchvision_modern": torchvision_modern.CASES,
+    "torchvision_segmentation": torchvision_segmentation.CASES,
+    "torchvision_video": torchvision_video.CASES,
+    "transformers": transformers_.CASES,
+    "pytorch_examples": pytorch_examples.CASES,
+}
+BY_NAME = {f"{group}/{case.name}": case for group, cases in GROUPS.items() for case in cases}

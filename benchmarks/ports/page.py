@@ -1,0 +1,149 @@
+"""Writes docs/ports.md from what was said of the cases."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..answers import machine, table
+from .models import GROUPS
+
+Answer = Mapping[str, Any]
+Answers = Mapping[str, Answer]
+LIBRARIES = ("torch", "torchvision", "transformers", "jax", "flax", "optax", "numpy")
+TITLES = {
+    "ours": "Our own architectures",
+    "torchvision_cnn": "torchvision: classifiers of convolutions",
+    "torchvision_modern": "torchvision: attention, and what came after it",
+    "torchvision_segmentation": "torchvision: segmentation",
+    "torchvision_video": "torchvision: video",
+    "transformers": "transformers",
+    "pytorch_examples": "pytorch/examples",
+}
+MOST_LINES = 1.3
+"""Lines of a port for each of torch's."""
+BARS = {
+    "our own architectures, the same": (("ours",), "same", 1.0),
+    "torchvision, the same": (tuple(name for name in GROUPS if name.startswith("torchvision")), "same", 0.95),
+    "transformers, without holes": (("transformers",), "without holes", 0.6),
+}
+"""What is counted in which groups, and the part of them that it should be."""
+
+HEAD = """\
+# A gallery of ports
+
+[`jaxpar port`](port.md) writes a torch module as Flax source code, and proves that it is the same. Here it is
+asked about models that others wrote. This page is printed by
+
+    {command}
+
+{machine}
+
+The models have random weights, small images and few words, and their own widths and depths where they have
+no smaller ones. *Same* is what [compare](compare.md) says of the written file in float64: outputs, gradients,
+statistics and weights over five steps of training, in evaluation, and for other shapes, at 1e-10. *largest*
+is the largest relative difference in all of that, *lines* are those of the written file and of what it was
+written from, without empty ones, and *seconds* what the processor spent on everything: building, watching,
+writing and proving. The cases are in `benchmarks/ports/models/`."""
+
+
+def write(answers: Answers, command: str) -> str:
+    parts = [HEAD.format(command=command, machine=machine(LIBRARIES)), short(answers), bars(answers)]
+    for group in GROUPS:
+        found = of(answers, group)
+        if found:
+            rows = [row(answer) for answer in found]
+            head = ("", "verdict", "largest", "lines", "torch's", "ratio", "seconds")
+            parts.append(f"## {TITLES[group]}\n\n{table(head, rows)}")
+            parts += reasons(found)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def of(answers: Answers, *groups: str) -> list[Answer]:
+    """What was said of the cases of groups, in their order."""
+    names = [f"{group}/{case.name}" for group in groups for case in GROUPS[group]]
+    return [answers[name] for name in names if name in answers]
+
+
+def good(answers: Answers) -> bool:
+    """Whether no file is different from its torch module."""
+    return not any(answer["status"] == 1 for answer in answers.values())
+
+
+def verdict(answer: Answer) -> str:
+    holes = len(answer.get("holes", ()))
+    return {
+        0: "same",
+        1: "**different**",
+        2: f"{holes} hole{'s' * (holes != 1)}",
+        3: "no proof" if answer["written"] else "no file",
+    }[answer["status"]]
+
+
+def row(answer: Answer) -> tuple[object, ...]:
+    name = answer["name"].partition("/")[2]
+    if not answer["written"]:
+        return (name, verdict(answer), "", "", "", "", "")
+    largest = f"{answer['largest']:.1e}" if answer["proofs"] else ""
+    seconds = f"{answer['processor']:.0f}"
+    lines = (answer["lines"], answer["torch_lines"], f"{ratio(answer):.2f}")
+    return (name, verdict(answer), largest, *lines, seconds)
+
+
+def ratio(answer: Answer) -> float:
+    return answer["lines"] / answer["torch_lines"]
+
+
+def reasons(found: Iterable[Answer]) -> list[str]:
+    """What stands in the way, and of which models."""
+    by_reason: dict[str, list[str]] = {}
+    for answer in found:
+        name = answer["name"].partition("/")[2]
+        for each in answer.get("holes") or filter(None, [answer.get("failure", "")]):
+            by_reason.setdefault(each, []).append(name)
+    if not by_reason:
+        return []
+    rows = [(f"`{reason[:200]}`", ", ".join(names)) for reason, names in by_reason.items()]
+    return [table(("what stands in the way", "of"), rows)]
+
+
+def short(answers: Answers) -> str:
+    rows = [_counted(TITLES[group], found) for group in GROUPS if (found := of(answers, group))]
+    head = ("", "models", "written", "same", "holes", "different", "no proof", "largest", "lines", "seconds")
+    return "## In short\n\n" + table(head, rows)
+
+
+def _counted(title: str, found: list[Answer]) -> tuple[object, ...]:
+    statuses = [answer["status"] for answer in found]
+    written = [answer for answer in found if answer["written"]]
+    return (
+        title,
+        len(found),
+        len(written),
+        statuses.count(0),
+        statuses.count(2),
+        statuses.count(1),
+        statuses.count(3),
+        f"{max((answer['largest'] for answer in written if answer['status'] == 0), default=0):.1e}",
+        f"{statistics.median(map(ratio, written)):.2f}" if written else "",
+        f"{sum(answer.get('processor', 0) for answer in found):.0f}",
+    )
+
+
+def bars(answers: Answers) -> str:
+    written = [answer for answer in answers.values() if answer["written"]]
+    rows = [_bar(title, of(answers, *groups), what, bar) for title, (groups, what, bar) in BARS.items()]
+    rows += [
+        ("different", "0", str(sum(answer["status"] == 1 for answer in answers.values()))),
+        ("names that are not in the source", "0", str(sum(len(answer["names"]) for answer in written))),
+        ("files that ruff would have otherwise", "0", str(sum(bool(answer["ruff"]) for answer in written))),
+        ("lines for each of torch's, at most", str(MOST_LINES), f"{max(map(ratio, written), default=0):.2f}"),
+    ]
+    return "## Bars\n\n" + table(("", "bar", "is"), rows)
+
+
+def _bar(title: str, found: list[Answer], what: str, bar: float) -> tuple[str, str, str]:
+    wanted = (0,) if what == "same" else (0, 1, 3)
+    count = sum(answer["written"] and answer["status"] in wanted for answer in found)
+    return title, f"{bar:.0%}", f"{count} of {len(found)}"

@@ -1,0 +1,134 @@
+"""Deciding: where Python takes a number out of a tensor, which JAX cannot while it compiles.
+
+Conditions, `int(x)`, `range(n)`, `x[:n]`, `x[mask]`: what runs, and what shape it has, would depend on data.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+
+from .scope import UNKNOWN
+from .words import Hole, Words
+
+TAKING = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")
+"""Functions of Python that want to know a tensor's numbers."""
+_TAKING = {id(getattr(builtins, name)) for name in TAKING}
+DECIDES = "it decides by data"
+SHAPE = "its shape depends on data"
+
+
+class Deciding(Words):
+    """Translates conditions and indices."""
+
+    def test(self, node: ast.expr) -> str:
+        """The condition of an `if`, of a `while` or of an `assert`."""
+        return self.hole(node, DECIDES) if self.is_tensor(node) else self.text(node)
+
+    def _expr_ifexp(self, node: ast.IfExp) -> str:
+        return self._undecided(node, node.test)
+
+    def _expr_boolop(self, node: ast.BoolOp) -> str:
+        return self._undecided(node, *node.values)
+
+    def _expr_unaryop(self, node: ast.UnaryOp) -> str:
+        if not isinstance(node.op, ast.Not):
+            return self.spliced(node)
+        if isinstance(node.operand, ast.Attribute):
+            written = self.text(node.operand)
+            if written.startswith("not "):
+                return written.removeprefix("not ")
+        return self._undecided(node, node.operand)
+
+    def _expr_compare(self, node: ast.Compare) -> str:
+        operands = [node.left, *node.comparators]
+        if any(isinstance(each, ast.In | ast.NotIn) for each in node.ops):
+            return self._undecided(node, *operands)
+        if len(node.ops) > 1:
+            return self._undecided(node, *operands)
+        if isinstance(node.ops[0], ast.Is | ast.IsNot) and any(map(self._is_type, operands)):
+            sign = "==" if isinstance(node.ops[0], ast.Is) else "!="  # jnp.float32 is not x.dtype itself
+            return f"{self.text(node.left)} {sign} {self.text(node.comparators[0])}"
+        return self.spliced(node)
+
+    def _is_type(self, node: ast.expr) -> bool:
+        site = self.site(node)
+        return isinstance(self.scope.value(node), torch.dtype) or bool(site and torch.dtype in site.kinds)
+
+    def _undecided(self, node: ast.expr, *parts: ast.expr) -> str:
+        if any(map(self.is_tensor, parts)):
+            raise Hole(DECIDES)
+        return self.spliced(node)
+
+    def check_python(self, node: ast.Call) -> None:
+        """Refuses `int(x)` and its like of a tensor."""
+        value = self.scope.value(node.func)
+        if value is UNKNOWN or not (id(value) in _TAKING or self._of_numbers(node.func)):
+            return
+        if any(map(self.is_tensor, _arguments(node))):
+            raise Hole("it takes a number out of a tensor")
+
+    def _of_numbers(self, func: ast.expr) -> bool:
+        """Whether a function is one of `math` or of NumPy."""
+        while isinstance(func, ast.Attribute):
+            func = func.value
+        return self.scope.value(func) in (math, np)
+
+    def _expr_subscript(self, node: ast.Subscript) -> str:
+        written = self.text(node.value)
+        if written.endswith("\1"):
+            return written[:-1]
+        if not self.is_tensor(node.value):
+            return self.spliced(node)
+        if any(map(self.is_mask, places_of(node.slice))) or self._cut_by_data(node):
+            raise Hole(SHAPE)
+        if any(map(self.is_tensor, places_of(node.slice))):
+            said = " ".join(self.source.segment(node).split())
+            outside = "an index outside of the array raises in torch; JAX takes the nearest one"
+            self.needs.note(f"{self.source.place(node)}: {said}: {outside}")
+        if written.endswith("[...]"):
+            return f"{written[:-5]}[{self.index(node.slice)}]"
+        return self.spliced(node, lambda part: self.index(part) if part is node.slice else self.text(part))
+
+    def index(self, node: ast.AST) -> str:
+        """What stands in the brackets behind an array; lists are arrays there."""
+        if isinstance(node, ast.Tuple):
+            return self.spliced(node, self.index)
+        site = self.site(node)
+        listed = isinstance(node, ast.List | ast.ListComp) or bool(site and site.kinds == {list})
+        return f"jnp.array({self.text(node)})" if listed else self.text(node)
+
+    def _cut_by_data(self, node: ast.Subscript) -> bool:
+        ends = [each for part in places_of(node.slice) if isinstance(part, ast.Slice) for each in _ends(part)]
+        return any(map(self.is_tensor, ends))
+
+    def is_mask(self, node: ast.AST) -> bool:
+        site = self.site(node)
+        return bool(site and site.types & {torch.bool, torch.uint8})
+
+    def is_array(self, node: ast.AST) -> bool:
+        """Whether an index takes several places, maybe one of them twice."""
+        site = self.site(node)
+        return isinstance(node, ast.List) or bool(site and (site.is_tensor or site.kinds & {list}))
+
+
+def places_of(node: ast.expr) -> list[ast.expr]:
+    """The indices of the single axes."""
+    return list(node.elts) if isinstance(node, ast.Tuple) else [node]
+
+
+def _ends(node: ast.Slice) -> list[ast.expr]:
+    return [each for each in (node.lower, node.upper, node.step) if each is not None]
+
+
+def _arguments(node: ast.Call) -> Iterator[ast.expr]:
+    given: Iterable[ast.expr] = [*node.args, *(each.value for each in node.keywords)]
+    for each in given:
+        yield each
+        if isinstance(each, ast.GeneratorExp | ast.ListComp | ast.List | ast.Tuple):
+            yield from getattr(each, "elts", None) or [each.elt]  # type: ignore[union-attr]

@@ -1,0 +1,70 @@
+"""Precedence: where an expression that became another one needs parentheses around it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import textwrap
+
+ATOM, UNARY, COMPARE, NOT = 14, 11, 4, 3
+_ROWS = {
+    1: (ast.Or,),
+    2: (ast.And,),
+    5: (ast.BitOr,),
+    6: (ast.BitXor,),
+    7: (ast.BitAnd,),
+    8: (ast.LShift, ast.RShift),
+    9: (ast.Add, ast.Sub),
+    10: (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult),
+    12: (ast.Pow,),
+}
+_OPERATORS: dict[type, int] = {kind: row for row, kinds in _ROWS.items() for kind in kinds}
+_ATOMS = (
+    *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Dict, ast.Set),
+    *(ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp, ast.JoinedStr),
+)
+
+
+def level(node: ast.AST) -> int:
+    """How tightly an expression holds together; a tuple without its parentheses not at all."""
+    if isinstance(node, ast.BinOp | ast.BoolOp):
+        return _OPERATORS[type(node.op)]
+    if isinstance(node, ast.UnaryOp):
+        return NOT if isinstance(node.op, ast.Not) else UNARY
+    if isinstance(node, ast.Compare):
+        return COMPARE
+    return ATOM if isinstance(node, _ATOMS) else 0
+
+
+def joined(parent: ast.AST, part: ast.AST, written: str) -> str:
+    """What a part of an expression became, in parentheses where its new form is too loose for its place."""
+    needed = _needed(parent, part)
+    if needed == 0 or level(part) < needed:  # the source has its own parentheses around it
+        return written
+    return written if _level_of(written) >= needed else f"({written})"
+
+
+def grouped(written: str) -> str:
+    """A text that can stand beside any operator."""
+    return written if _level_of(written) == ATOM else f"({written})"
+
+
+def _needed(parent: ast.AST, part: ast.AST) -> int:
+    if isinstance(parent, ast.BinOp):
+        own = level(parent)
+        apart = part is (parent.left if isinstance(parent.op, ast.Pow) else parent.right)
+        return own + 1 if apart else own
+    if isinstance(parent, ast.UnaryOp | ast.Compare):
+        return level(parent) + isinstance(parent, ast.Compare)
+    if isinstance(parent, ast.BoolOp):
+        return level(parent) + 1
+    held = isinstance(parent, ast.Attribute | ast.Subscript) and part is parent.value
+    return ATOM if held or (isinstance(parent, ast.Call) and part is parent.func) else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _level_of(text: str) -> int:
+    try:
+        return level(ast.parse(textwrap.dedent(text).strip(), mode="eval").body)
+    except SyntaxError:
+        return ATOM if text.startswith("(") and text.endswith(")") else 0

@@ -1,0 +1,83 @@
+"""The table of modules that are ported, the page about them, and what is asked of a written file.
+
+None of it needs torchvision or transformers: `make ports` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # benchmarks is no installed package
+
+from porting import modules  # noqa: E402
+
+from benchmarks.ports import ask, models, names, page, run  # noqa: E402
+from jaxpar import parity  # noqa: E402
+
+SAME = {"name": "ours/MLP", "status": 0, "written": True, "holes": [], "notes": [], "failure": "",
+        "proofs": [True] * 3, "largest": 1e-15, "lines": 12, "torch_lines": 10, "names": [], "ruff": "",
+        "seconds": 3.0, "processor": 2.0}  # fmt: skip
+DIFFERENT = {**SAME, "status": 1, "proofs": [False]}
+HOLES = {**SAME, "status": 2, "proofs": [], "holes": ["m.py:3: x.item(): a number"], "largest": 0.0}
+NO_FILE = {"name": "ours/MLP", "status": 3, "written": False, "failure": "out of time"}
+
+
+def test_names_of_cases_are_names_of_files():
+    places = [run.kept(name) for name in models.BY_NAME]
+    assert len(set(places)) == len(places) == sum(map(len, models.GROUPS.values()))
+    assert page.TITLES.keys() == models.GROUPS.keys()
+
+
+@pytest.mark.parametrize("name", models.BY_NAME)
+def test_a_call_is_the_same_each_time(name):
+    one, other = (models.BY_NAME[name].call() for _ in range(2))
+    assert one[1].keys() == other[1].keys()
+    for mine, its in zip((*one[0], *one[1].values()), (*other[0], *other[1].values()), strict=True):
+        assert torch.equal(mine, its) if isinstance(mine, torch.Tensor) else mine == its
+
+
+def test_groups_and_names_are_chosen():
+    every = list(models.BY_NAME)
+    assert run.chosen_names(None, every) == every
+    assert run.chosen_names(["ours/MLP"], every) == ["ours/MLP"]
+    assert run.chosen_names(["ours"], every) == [name for name in every if name.startswith("ours/")]
+    with pytest.raises(SystemExit, match="no such group"):
+        run.chosen_names(["theirs"], every)
+
+
+@pytest.mark.parametrize(
+    ("answer", "good", "said"),
+    [
+        (SAME, True, "same"),
+        (DIFFERENT, False, "**different**"),
+        (HOLES, True, "1 hole"),
+        (NO_FILE, True, "no file"),
+    ],
+)
+def test_the_page_says_what_was_said(answer, good, said):
+    answers = {"ours/MLP": answer}
+    assert page.good(answers) is good
+    assert f"| MLP | {said} |" in page.write(answers, "make ports")
+    for reason in (*answer.get("holes", ()), answer["failure"]):
+        assert reason in page.write(answers, "make ports")
+
+
+def test_names_are_those_of_the_source(tmp_path):
+    port = parity.port(modules.MLP, torch.ones(3, 6))
+    assert names.strange(port.source) == []
+    for planted in ("def inner_1():\n    pass\n", "value_7 = 1\n", "modules.layer_12 = 1\n"):
+        assert names.strange(f"{port.source}\n{planted}") != []
+
+
+def test_ruff_is_asked(tmp_path):
+    path = tmp_path / "port.py"
+    path.write_text("x = 1\n")
+    assert ask.ruff(path) == ""
+    for planted in ("import os\n", "x  =  1\n"):
+        path.write_text(planted)
+        assert ask.ruff(path) != ""
