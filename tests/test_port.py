@@ -69,6 +69,11 @@ FAULTS = {
     "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.CNN),
     "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stages),
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
+    "another chance": (
+        "METHODS",
+        "bernoulli_(p) -> {rngs}.bernoulli({p} / 2, {self:a}.shape).astype({self:a}.dtype)",
+        modules.Draws,
+    ),
     "a smaller eps": (
         "FUNCTIONS",
         "torch.nn.functional.layer_norm(x, s, weight, bias, eps) -> F.layer_norm({x}, {s}, {weight}, {bias})",
@@ -103,6 +108,12 @@ def test_a_made_module_is_built_from_its_attributes():
 def test_a_module_whose_arguments_are_not_known_is_refused():
     with pytest.raises(errors.PortError, match="no attribute block"):
         parity.port(torch_module_without_attributes(), torch.ones(1))
+
+
+def test_a_module_is_built_by_the_innermost_function_that_can_be_said():
+    port = parity.port(lambda: modules.tapped(modules.Parts(4), 4), *example(modules.Taps))
+    assert port.same, port.comparison or port.failure
+    assert port.build == "tapped(parts=Parts(width=4, rngs=rngs), width=4, rngs=rngs)"
 
 
 def torch_module_without_attributes():

@@ -29,8 +29,15 @@ from .values import Output
 @click.option("--out", type=Output(), required=True, metavar="FILE", help="The Python file that is written.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the inputs.")
 @click.option("--record/--no-record", default=False, help="Keep torch's numbers, and a test of the file.")
+@click.option(
+    "--optimizer",
+    metavar="MODELS.py:MAKE",
+    help="Makes a torch optimizer, a scheduler, or both, of the module: their lines, and five steps.",
+)
 @plain_ending()
-def port(module: str, inputs: tuple[str, ...], out: str, seed: int, record: bool) -> None:
+def port(
+    module: str, inputs: tuple[str, ...], out: str, seed: int, record: bool, optimizer: str | None
+) -> None:
     """Write a torch module as Flax source code, and prove that it is the same.
 
     MAKE is a function or class of MODELS.py, or of an importable module, that makes the module. It is called
@@ -41,16 +48,23 @@ def port(module: str, inputs: tuple[str, ...], out: str, seed: int, record: bool
     \b
       jaxpar port models.py:make --input 2,3,224,224 --out net_flax.py
       jaxpar port models.py:LanguageModel --input 2,16:1000 --out lm_flax.py --record
+      jaxpar port models.py:make --input 2,3,224,224 --out net_flax.py --optimizer models.py:make_optimizer
     """
     if not out.endswith(".py"):
         raise click.UsageError(f"--out {out}: a Python file ends in .py.")
-    leave(run(module, inputs, out, seed=seed, record=record))
+    leave(run(module, inputs, out, seed=seed, record=record, optimizer=optimizer))
 
 
-def run(spec: str, inputs: tuple[str, ...], out: str, *, seed: int, record: bool) -> int:
+def run(
+    spec: str, inputs: tuple[str, ...], out: str, *, seed: int, record: bool, optimizer: str | None = None
+) -> int:
     """The exit code: 0 written and the same, 1 written and different, 2 holes, 3 could not."""
+    lines: list[parity.Lines] = []
     try:
-        port = parity.port(_maker(spec), *(example(text, seed) for text in inputs), out=out, record=record)
+        make = _maker(spec)
+        port = parity.port(make, *(example(text, seed) for text in inputs), out=out, record=record)
+        if optimizer is not None and not port.holes:
+            lines = trained(port, make, _maker(optimizer))
     except (
         JaxparError,
         OSError,
@@ -58,7 +72,26 @@ def run(spec: str, inputs: tuple[str, ...], out: str, *, seed: int, record: bool
         click.echo(f"jaxpar: {error}", err=True)
         return 3
     click.echo(said(port, out))
-    return port.status
+    for each in lines:
+        verdict = f"the same: largest difference {each.largest:.2g}" if each.same else "different"
+        click.echo(f"\n{each}\n{verdict}" + ("" if each.same else f"\n\n{each.comparison}"))
+    return port.status or int(not all(each.same for each in lines))
+
+
+def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]) -> list[parity.Lines]:
+    """The lines of what a function of the module makes: an optimizer, a scheduler, or both in a tuple."""
+
+    def parts(net: Any) -> tuple[Any, Any]:
+        """The optimizer and the scheduler, or None."""
+        made = of(net)
+        if isinstance(made, tuple | list):
+            return made[0], made[1]
+        return (made.optimizer, made) if hasattr(made, "optimizer") else (made, None)
+
+    lines = [port.optimizer(lambda net: parts(net)[0])]
+    if parts(make())[1] is not None:
+        lines += [port.scheduler(lambda net: parts(net)[1])]
+    return lines
 
 
 def said(port: parity.Port, out: str) -> str:

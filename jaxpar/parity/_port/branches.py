@@ -78,6 +78,17 @@ class Branches(Assignments):
             else (line, column)
         )
 
+    def _stmt_annassign(self, node: ast.AnnAssign) -> str:
+        """Without an annotation that has no counterpart; a field of a class needs one."""
+        try:
+            return super()._stmt_annassign(node)
+        except Beyond:
+            value = f" = {self.text(node.value)}" if node.value else ""
+        if not isinstance(self.source.parents[node], ast.ClassDef):
+            return self.text(node.target) + value if value else DELETED
+        self.needs.imports["Any"] = "from typing import Any"
+        return f"{self.source.segment(node.target)}: Any{value}"
+
     def logs(self, node: ast.stmt) -> bool:
         """Whether a statement only tells a library's logger."""
         call = node.value if isinstance(node, ast.Expr) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -28,7 +29,8 @@ class Made:
     arguments: inspect.ArgInfo
 
 
-Calls = dict[int, Made]
+Calls = dict[int, list[Made]]
+"""By the object's id: its class, then the functions that passed it on, the innermost first."""
 
 
 class Inexpressible(Exception):
@@ -38,7 +40,7 @@ class Inexpressible(Exception):
 def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
     """The result of a call, and how objects were made on the way.
 
-    Of nested constructors the outermost counts, of functions that pass a module on the innermost.
+    Of nested constructors the outermost counts.
     """
     calls: Calls = {}
     open_frames: dict[Any, inspect.ArgInfo] = {}
@@ -53,11 +55,11 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             open_frames[frame] = info = info._replace(locals={**info.locals, **more})
             made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
             if made is not None and id(made) not in calls:
-                calls[id(made)] = Made(made, type(made), info)
-        elif isinstance(value, nn.Module) and id(value) not in calls and frame in open_frames:
+                calls[id(made)] = [Made(made, type(made), info)]
+        elif isinstance(value, nn.Module) and frame in open_frames:
             function = frame.f_globals.get(code.co_name)
             if getattr(function, "__code__", None) is code:
-                calls[id(value)] = Made(value, function, open_frames[frame])
+                calls.setdefault(id(value), []).append(Made(value, function, open_frames[frame]))
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -102,13 +104,25 @@ class Expressions:
         self.imports: dict[str, str] = {}
 
     def construction(self, made: Any, rngs: bool = False) -> str:
-        """The call of a constructor that made an object."""
+        """The call that made an object: of its constructor, or of the innermost function that can be said."""
         if id(made) not in self.calls:
             if isinstance(made, nn.Module) and defined_by_user(type(made)):
                 return f"{self.text(type(made))}()"
             raise Inexpressible(f"{type(made).__name__} cannot be written down")
-        maker, info = self.calls[id(made)].maker, self.calls[id(made)].arguments
-        rngs = rngs or isinstance(made, nn.Module)
+        first, *others = self.calls[id(made)]
+        before = len(self.roots)
+        try:
+            return self._call(first, rngs)
+        except Inexpressible as error:
+            for other in others:
+                del self.roots[before:]
+                with contextlib.suppress(Inexpressible):
+                    return self._call(other, rngs)
+            raise error
+
+    def _call(self, made: Made, rngs: bool) -> str:
+        maker, info = made.maker, made.arguments
+        rngs = rngs or isinstance(made.value, nn.Module)
         names = info.args[1:] if inspect.isclass(maker) else info.args
         said = [self._argument(maker, name, info.locals[name]) for name in names]
         said = [each for each in said if each]

@@ -61,9 +61,9 @@ class Libraries(Deciding):
     def _expr_ifexp(self, node: ast.IfExp) -> str:
         if self.is_tensor(node.test):
             raise Hole(DECIDES)
-        return self.spliced(node, self._chosen)
+        return self.spliced(node, self._operand)
 
-    def _chosen(self, node: ast.AST) -> str:
+    def _operand(self, node: ast.AST) -> str:
         """A part of a conditional expression; one that raises if it did not run and has no counterpart."""
         try:
             return self.text(node)

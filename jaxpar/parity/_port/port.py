@@ -21,6 +21,7 @@ from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
 from .kept import keep
 from .proof import imported, largest, prove
+from .training import Given, Lines, Origin, optimizer_lines, scheduler_lines
 from .watching import watch
 from .words import Hole
 from .writing import Writer, Written, formatted
@@ -56,6 +57,37 @@ class Port:
     failure: str
     torch_lines: int
     path: Path | None = None
+    origin: Origin = dataclasses.field(repr=False, compare=False, kw_only=True)
+
+    def optimizer(self, optimizer: Given) -> Lines:
+        """A torch optimizer as a line of `jaxpar.optim`, for the ported module.
+
+        Args:
+          optimizer: one that has taken no step, of this module's parameters; or a function of the torch
+            module that makes it, which says best which parameter is in which group.
+
+        Returns:
+          Lines. `lines.same` says whether five steps, and all options, are torch's.
+
+        Raises:
+          PortError: jaxpar.optim has no word for it, or it is not known which parameters it holds.
+        """
+        return optimizer_lines(self.origin, optimizer)
+
+    def scheduler(self, scheduler: Given) -> Lines:
+        """A torch scheduler as lines of `jaxpar.optim.lr_scheduler`, for the optimizer that it steps.
+
+        Args:
+          scheduler: one that has taken no step; or a function of the torch module that makes it, with its
+            optimizer.
+
+        Returns:
+          Lines, with the functions that the scheduler calls. They are compared together with the optimizer's.
+
+        Raises:
+          PortError: jaxpar.optim has no word for it, or a function in it has no text.
+        """
+        return scheduler_lines(self.origin, scheduler)
 
     @property
     def status(self) -> int:
@@ -121,7 +153,7 @@ def port(
     make, written, build, builder = _read(module, inputs, kwargs)
     path = Path(out) if out is not None else None
     text = formatted(written.text, str(path or "port.py"))
-    flax, proofs, failure = None, [], ""
+    flax, proofs, failure, here = None, [], "", None
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "port.py"
         target.write_text(text, encoding="utf-8")
@@ -133,7 +165,9 @@ def port(
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
     results = written.holes, written.notes, failure, written.torch_lines
-    found = Port(text, build, flax, tuple(proofs), *results, path)
+    given = module if isinstance(module, nn.Module) else None
+    origin = Origin(make, functools.partial(builder, here) if flax is not None else None, given)
+    found = Port(text, build, flax, tuple(proofs), *results, path, origin=origin)
     if record and found.same and path:
         keep(path, build, _seeded(make), flax, inputs, kwargs)
     return found

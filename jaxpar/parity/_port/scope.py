@@ -151,21 +151,26 @@ def has_definition(value: Any) -> bool:
 
 
 def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleType] | None:
-    """Where a constant of a module is assigned; through imports to the module that has it."""
+    """Where a constant of a module is assigned, if it is once; through imports to the module that has it."""
     path = getattr(module, "__file__", None)
     if not path or not is_users(path):
         return None
     source = source_of(path)
+    found = [each for each in source.tree.body if _assigns(each, name)]
+    if found:
+        return (source, found[0], module) if len(found) == 1 else None
     for each in source.tree.body:
-        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return source, each, module
         if isinstance(each, ast.ImportFrom):
             for alias in each.names:
                 if (alias.asname or alias.name) == name:
                     home = importlib.import_module("." * each.level + (each.module or ""), module.__package__)
                     return assignment(home, alias.name)
     return None
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def import_of(source: Source, name: str) -> str | None:

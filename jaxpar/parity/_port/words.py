@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import ast
 import copy
-import functools
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -21,7 +19,7 @@ import torch
 from torch import nn
 
 from . import rules
-from .precedence import joined
+from .precedence import joined, parsed
 from .runtime import Beyond
 from .scope import (
     UNKNOWN,
@@ -57,7 +55,7 @@ class Needs:
 
     Attributes:
       definitions: classes and functions of the user, in the order in which they were met.
-      constants: assignments of modules, by name.
+      constants: assignments of modules, by file and name.
       imports: lines by the name that they bind.
       holes: what could not be said, with the places in the source.
       notes: what was left out.
@@ -172,12 +170,18 @@ class Words:
         if node.attr == "training" and self._is_module(node.value):
             return f"not {self.text(node.value)}.deterministic"
         owner = self.site(node.value)
-        if owner and owner.is_tensor and node.attr in ("data", "grad", "is_cuda"):
-            raise Hole("JAX's arrays have no such thing")
+        if owner and owner.kinds == {torch.device}:
+            raise Hole("JAX's devices are others")
+        if owner and owner.is_tensor and hasattr(torch.Tensor, node.attr) and not self._known(node):
+            raise Hole(f"JAX's arrays have no {node.attr}")
         if node.attr == "dtype" and (of := LEAF.fullmatch(self.text(node.value, "a"))):
             return f"{of[1]}.dtype"
         leaf = self._leaf(node)
         return leaf if leaf else f"{self.text(node.value, 'a')}.{node.attr}"
+
+    def _known(self, node: ast.Attribute) -> bool:
+        """Whether arrays have an attribute with the same meaning; methods are called, and have rules."""
+        return node.attr in rules.ATTRIBUTES or callable(getattr(torch.Tensor, node.attr))
 
     def _leaf(self, node: ast.Attribute) -> str | None:
         """`self.weight` of a module, if it is a parameter or buffer: the array, where it is read."""
@@ -240,8 +244,8 @@ class Words:
     def _of_module(self, node: ast.AST) -> str:
         assert isinstance(node, ast.Attribute)
         owner = self.scope.value(node.value)
-        if isinstance(owner, ModuleType) and assignment(owner, node.attr):
-            self.needs.constants[node.attr] = assignment(owner, node.attr)  # type: ignore[assignment]
+        if isinstance(owner, ModuleType) and (found := assignment(owner, node.attr)):
+            self.needs.constants[f"{found[0].path}:{node.attr}"] = found
             return node.attr
         return f"{self.text(node.value)}.{node.attr}"
 
@@ -253,7 +257,7 @@ class Words:
         module = sys.modules.get(self.scope.globals.get("__name__", ""))
         found = assignment(module, name) if module else None
         if found:
-            self.needs.constants[name] = found
+            self.needs.constants[f"{found[0].path}:{name}"] = found
         elif line := import_of(self.source, name):
             self.needs.imports[name] = line
         elif not hasattr(builtins, name) and not name.startswith("__"):
@@ -283,6 +287,12 @@ class Words:
             return True
         return (self.source.path, inside.lineno) in self.watched.lines
 
+    def in_call(self, node: ast.AST) -> bool:
+        """Whether the statement of a node ran when the module was called, and not when it was made."""
+        while not isinstance(node, ast.stmt):
+            node = self.source.parents[node]
+        return (self.source.path, node.lineno) in self.watched.called
+
     def is_tensor(self, node: ast.AST) -> bool:
         site = self.site(node)
         return bool(site and site.is_tensor)
@@ -309,14 +319,9 @@ def _root(node: ast.AST) -> ast.AST:
     return node
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_word(text: str) -> bool:
     """Whether a text can stand before a dot or in an operation without parentheses."""
-    try:
-        node = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
-    except SyntaxError:
-        return text.startswith("(") and text.endswith(")")
-    return isinstance(node, WORDS)
+    return isinstance(parsed(text), WORDS)
 
 
 def positioned(node: ast.AST) -> Iterator[ast.AST]:

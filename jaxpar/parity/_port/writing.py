@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .building import Inexpressible
 from .definitions import class_text, function_text, not_run
 from .rules.transformers_words import LIBRARY
 from .runtime import of_runtime, stand_in_source
@@ -79,6 +80,7 @@ class Writer:
             for key, value in missing:
                 self.pieces[key] = self._piece(value)
         ordered = list(self._ordered())
+        _require_names_of_their_own(ordered)
         body = "".join(self._apart(piece, i) + piece.text for i, piece in enumerate(ordered))
         body = "".join(f"{HASHED.format(name)}\n\n\n" for name in self._configs()) + body
         if "hole(" in body:
@@ -171,6 +173,23 @@ class Writer:
         standard = {line for line in used - future if _is_standard(line)}
         groups = (future, standard, (used - future - standard) | ours)
         return "\n\n".join("\n".join(sorted(group, key=_order)) for group in groups if group)
+
+
+def _require_names_of_their_own(pieces: list[Piece]) -> None:
+    """Refuses two definitions of one name, from two files: the later one would be both."""
+    places: dict[str, str] = {}
+    for piece in pieces:
+        for name in _names(piece.node):
+            place = piece.source.place(piece.node)
+            if places.setdefault(name, place) != place:
+                raise Inexpressible(f"{places[name]} and {place} both define {name}; rename one of them")
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, Function | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _lines(piece: Piece) -> int:

@@ -60,6 +60,7 @@ FUNCTIONS = table("""
     torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
+    torch.bernoulli(input) -> {rngs}.bernoulli({input}).astype({input:a}.dtype)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
 """)
@@ -75,11 +76,19 @@ _SAME = {
         "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
         "antialias=), "
         "local_response_norm(input, size, alpha=, beta=, k=), "
-        "scaled_dot_product_attention(query, key, value, attn_mask=, dropout_p=, is_causal=, scale=), "
-        "dropout(input, p=, training=, inplace?), cosine_similarity(x1, x2, dim=, eps=)"
+        "cosine_similarity(x1, x2, dim=, eps=)"
     ),
 }
 """Functions of jaxpar.nn.channels_first.functional with torch's name and torch's arguments."""
+_DRAWING = {
+    "dropout": (("x", "p=", "training=", "inplace?"), "{x}<, p={p}><, training={training}>, key={rngs}"),
+    "scaled_dot_product_attention": (
+        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale="),
+        "{query}, {key}, {value}<, attn_mask={attn_mask}><, dropout_p={dropout_p}, dropout_key={rngs}>"
+        "<, is_causal={is_causal}><, scale={scale}>",
+    ),
+}
+"""Functions that draw random numbers, with their arguments and ours."""
 _RENAMED = {"weight": {"layer_norm": "scale", "group_norm": "scale", "embedding": "embedding"}}
 _BY_AXES = (
     "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
@@ -113,11 +122,13 @@ def _same(name: str, signature: tuple[str, ...]) -> Rule:
 
 for _name, _signature in _calls(_SAME["torch.nn.functional"]):
     FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+for _name, (_signature, _arguments) in _DRAWING.items():
+    FUNCTIONS[f"torch.nn.functional.{_name}"] = [Rule(_signature, f"F.{_name}({_arguments})")]
 for _n in (1, 2, 3):
     for _name, _signature in _calls(_BY_AXES.format(n=_n)):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
-        Rule(("self", *rule.signature), rule.template) for rule in _rules
+        Rule(("self", *rule.signature), rule.template, rule.note) for rule in _rules
     )

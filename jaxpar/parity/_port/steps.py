@@ -1,0 +1,305 @@
+"""The proof of lines that train: executed as they are written, they do what torch's objects do.
+
+From the same weights, with the same gradients, both optimizers take a few steps in float64. Both schedulers
+take many more, and end in the same state. Options that a few steps do not show are compared as numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from flax import nnx
+
+from jaxpar import optim
+
+from ...errors import PortError
+from .._comparison import Comparison
+from .._exactness import environment
+from .._sides.flax_float64 import in_float64
+from .._sides.task import Task
+from .._sides.torch_float64 import in_float64 as torch_in_float64
+from .._weights import Links
+from .._weights.tree import tree_of
+from ..measuring import Difference, Kind, Policy, judge, measure
+from . import optimizer as optimizers
+
+RATES = 300
+POLICY = Policy(relative=1e-12)
+
+Named = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """On what an optimizer is tried: a loss that is a parabola of each parameter, another one at each step.
+
+    Attributes:
+      pull: the part of a gradient that depends on its parameter.
+      draw: the part that does not, of a shape.
+      wide: whether all arithmetic is float64.
+    """
+
+    steps: int = 5
+    pull: float = 0.5
+    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = lambda random, shape: np.asarray(
+        random.standard_normal(shape)
+    )
+    wide: bool = True
+
+
+def one_in_a_row(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
+    """A matrix of which no row and no column has two numbers: its products are exact in any order."""
+    found = np.zeros(shape)
+    np.fill_diagonal(found, random.choice([-2.0, -1.0, 0.5, 1.0], min(shape)))
+    return found[:, ::-1]
+
+
+TRIALS = {
+    # It divides by differences of gradients: after a few steps it strays from itself by the last bit.
+    "LBFGS": Trial(steps=1),
+    # It computes in bfloat16 by definition, and sums of many terms depend on their order.
+    "Muon": Trial(pull=0.0, draw=one_in_a_row, wide=False),
+}
+
+
+class Training(Protocol):
+    """Both sides, with torch's in float64; the file `training` has the class."""
+
+    net: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    flax: nnx.Module
+    links: Links
+    paths: Mapping[str, str]
+
+
+def compared(training: Training, source: str, line: str) -> Comparison:
+    """The lines against torch.
+
+    Args:
+      source: all lines; `net` is the Flax module.
+      line: the optimizer's, which is executed once more to see with which options.
+    """
+    started = time.perf_counter()
+    differences = _options(training, line)
+    differences += _rates(copy.deepcopy(training), source) if training.scheduler else []
+    differences += _weights(training, source)
+    name = type(training.optimizer).__name__
+    return Comparison(
+        level=POLICY.level,
+        rows=judge(differences, POLICY),
+        steps=max(each.step for each in differences if each.kind is Kind.WEIGHT),
+        environment=environment(Task(), "float64"),
+        seconds=time.perf_counter() - started,
+        policy=POLICY,
+        subject=f"torch.optim.{name} against the lines",
+    )
+
+
+def _executed(source: str, flax: nnx.Module) -> tuple[optim.Optimizer, Any]:
+    here: dict[str, Any] = {"net": flax}
+    try:
+        exec(compile(source, "train.py", "exec"), here)
+    except Exception as error:
+        raise PortError(
+            f"jaxpar.parity.port: the lines fail, {type(error).__name__}: {error}:\n{source}"
+        ) from error
+    return here["optimizer"], here.get("scheduler")
+
+
+def _options(training: Training, line: str) -> list[Difference]:
+    """With which options our function is called for each group, defaults included, against torch's."""
+    function = optimizers.function_of(training.optimizer)
+    calls: list[Mapping[str, Any]] = []
+
+    @functools.wraps(function)
+    def noting(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        calls.append(bound.arguments)
+        made: optax.GradientTransformation = function(*args, **kwargs)
+        return made
+
+    words = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: noting}
+    exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": _Words(words)})
+    theirs = [optimizers.options_of(training.optimizer, group) for group in training.optimizer.param_groups]
+    ours = [{name: call[name] for name in group} for call, group in zip(calls, theirs, strict=False)]
+    return measure(_numbers({"options": ours}), _numbers({"options": theirs}), Kind.STATE)
+
+
+class _Words:
+    """A module of other words."""
+
+    def __init__(self, words: Mapping[str, Any]):
+        self.__dict__.update(words)
+
+
+def _rates(training: Training, source: str) -> list[Difference]:
+    """Every rate and momentum of many steps, and the state at the end."""
+    optimizer, scheduler = _executed(source, training.flax)
+    optimizer.step.set_value(jnp.ones((), jnp.uint32))  # as after an update
+    groups = len(training.optimizer.param_groups)
+    ours: list[Named] = []
+    theirs: list[Named] = []
+    for t in range(RATES):
+        ours.append(_of_groups(optimizer.param_groups[:groups]))
+        theirs.append(_of_groups(training.optimizer.param_groups))
+        if _over(training.scheduler, t) | _over(scheduler, t):
+            break
+    by_step = [_stacked(each, theirs[0].keys() & ours[0].keys()) for each in (ours, theirs)]
+    states = [_numbers(_state(each, groups)) for each in (scheduler, training.scheduler)]
+    found = measure(*by_step, Kind.STATE, len(theirs))
+    return found + measure(*states, Kind.STATE, len(theirs))
+
+
+def _over(scheduler: Any, t: int) -> bool:
+    """Takes a step; whether it was one too many, as after OneCycleLR's last."""
+    try:
+        _advance(scheduler, t)
+    except ValueError:
+        return True
+    return False
+
+
+def _advance(scheduler: Any, t: int) -> None:
+    """A step; what it watches falls for ten steps, and then stands still."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer has not moved
+        if "ReduceLROnPlateau" in type(scheduler).__name__:
+            scheduler.step(1 / (1 + min(t, 10)))
+        else:
+            scheduler.step()
+
+
+def _of_groups(groups: Iterable[Any]) -> Named:
+    found = {}
+    for i, group in enumerate(groups):
+        for name in ("lr", "momentum", "beta1"):
+            if name in group:
+                found[f"param_groups.{i}.{name}"] = np.float64(group[name])
+        if "betas" in group:
+            found[f"param_groups.{i}.beta1"] = np.float64(group["betas"][0])
+    return found
+
+
+def _stacked(steps: list[Named], names: Iterable[str]) -> Named:
+    return {name: np.array([step[name] for step in steps]) for name in sorted(names)}
+
+
+def _state(scheduler: Any, groups: int) -> Any:
+    """What a state_dict says, by names that both sides have; lists of the groups without frozen ones."""
+    state = {key: x for key, x in scheduler.state_dict().items() if key not in _FLAGS}
+    if "_schedulers" in state:
+        state["_schedulers"] = [_state(each, groups) for each in scheduler._schedulers]
+    return {
+        key: x[:groups] if isinstance(x, list) and len(x) == groups + 1 and key in _PER_GROUP else x
+        for key, x in state.items()
+    }
+
+
+_FLAGS = {"_get_lr_called_within_step", "_is_initial", "optimizer", "lr_lambdas", "_scale_fn_custom"}
+"""What is not torch's state, or no number."""
+_PER_GROUP = {"base_lrs", "_last_lr", "max_lrs", "min_lrs", "base_momentums", "max_momentums"}
+
+
+def _numbers(value: Any, path: str = "") -> Named:
+    """Everything in dicts and lists as arrays, by path; text as its bytes, and None as NaN."""
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = dict(enumerate(value)).items()
+    elif isinstance(value, str):
+        return {path: np.frombuffer(value.encode(), np.uint8)}
+    else:
+        return {path: np.float64(math.nan if value is None else value)}
+    return {name: x for key, each in parts for name, x in _numbers(each, f"{path}.{key}".lstrip(".")).items()}
+
+
+def _weights(training: Training, source: str) -> list[Difference]:
+    """The parameters after each of some steps with the same gradients."""
+    tree = tree_of(training.flax)
+    optimizer, scheduler = _executed(source, training.flax)
+    trial = TRIALS.get(type(training.optimizer).__name__, Trial())
+    move = _mover(optimizer, trial)
+    found = []
+    for number in range(1, trial.steps + 1):
+        drawn = _drawn(training.net, trial, number)
+        with torch_in_float64() if trial.wide else nullcontext():
+            training.optimizer.step(_closure(training.net, drawn, trial.pull))
+        move(training, training.links.to_flax({name: x.numpy() for name, x in drawn.items()}, gradient=True))
+        for each in (training.scheduler, scheduler):
+            if each is not None:
+                _advance(each, number)
+        ours = {name: np.asarray(x) for name, x in tree.values().items() if name in training.paths}
+        found += measure(ours, training.links.parameters(_arrays(training.net)), Kind.WEIGHT, number)
+    return found
+
+
+def _arrays(net: torch.nn.Module) -> Named:
+    return {name: x.detach().numpy().copy() for name, x in net.named_parameters()}
+
+
+def _drawn(net: torch.nn.Module, trial: Trial, number: int) -> dict[str, torch.Tensor]:
+    random = np.random.RandomState(number)
+    return {
+        name: torch.from_numpy(trial.draw(random, tuple(x.shape)).copy())
+        for name, x in net.named_parameters()
+    }
+
+
+def _closure(
+    net: torch.nn.Module, drawn: Mapping[str, torch.Tensor], pull: float
+) -> Callable[[], torch.Tensor]:
+    """Sets the gradients, and returns the loss."""
+
+    def closure() -> torch.Tensor:
+        loss = torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            for name, x in net.named_parameters():
+                x.grad = drawn[name] + pull * x if x.requires_grad else None
+                loss = loss + (drawn[name] * x + pull / 2 * x * x).sum()
+        return loss
+
+    return closure
+
+
+def _mover(optimizer: optim.Optimizer, trial: Trial) -> Callable[[Training, Named], None]:
+    """A step of our optimizer on the same loss."""
+
+    def move(params: Any, state: Any, drawn: Any) -> tuple[Any, Any]:
+        def loss(params: Any) -> jax.Array:
+            terms = jax.tree.map(lambda x, n: (n * x + trial.pull / 2 * x * x).sum(), params, drawn)
+            return jax.tree.reduce(jnp.add, terms)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        tx = optax.with_extra_args_support(optimizer.tx)
+        updates, state = tx.update(gradients, state, params, value=value, value_fn=loss)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(in_float64(move) if trial.wide else move)
+
+    def step(training: Training, drawn: Named) -> None:
+        state = nnx.state(training.flax, nnx.Param)
+        names = {path: name for name, path in training.paths.items()}
+        places = [place for place, _ in nnx.to_flat_state(state)]
+        arrays = nnx.from_flat_state([(place, drawn[names["/".join(map(str, place))]]) for place in places])
+        params, after = compiled(nnx.as_pure(state), nnx.as_pure(optimizer.opt_state), nnx.as_pure(arrays))
+        nnx.update(training.flax, params)
+        nnx.update(optimizer.opt_state, nnx.state(after))
+        optimizer.step[...] += 1
+
+    return step
