@@ -146,3 +146,49 @@ class Places(nn.Module):
         z = y[rows, :]
         z[torch.arange(2)] += 1.0
         return y[:, [0, 2]], y[keep], y[:, None, ..., 1:], y[..., -1], z
+
+
+class Weights(nn.Module):
+    """Weights that are computed, shared, kept in lists and dicts; buffers of all kinds."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.second = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.third = nn.Linear(4, 4)
+        self.fourth = nn.Linear(4, 4)
+        self.fourth.weight = self.third.weight
+        self.scales = nn.ParameterDict({"a": nn.Parameter(torch.ones(4))})
+        self.shifts = nn.ParameterList()
+        for _ in range(2):
+            self.shifts.append(nn.Parameter(torch.zeros(4)))
+        self.register_buffer("steps", torch.tensor(0, dtype=torch.long))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        x = self.fourth(self.third(self.second(self.first(x)))) * self.scales["a"]
+        for shift in self.shifts:
+            x = x + shift
+        return x * self.steps if self.nothing is None else self.nothing
+
+
+class Functions(nn.Module):
+    """Functions of a tensor, with the arguments that mean something else in NumPy."""
+
+    inputs = ((3, 4), torch.tensor([[0, 1], [2, 0], [1, 3]]))
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, places):
+        y = self.layer(x)
+        z = torch.zeros_like(y)
+        z.scatter_(1, places, 1.0)
+        spread = y.std(0, unbiased=False), y.var(1, keepdim=True), torch.var(y, dim=1, correction=0)
+        whole = x.trunc(), torch.fmod(x, 2), torch.remainder(x, -2), x.detach() // 0.3, places % -2
+        return z * y, spread, whole, x.argsort(1), y.gather(1, places), torch.arange(3, dtype=x.dtype)
