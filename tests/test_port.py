@@ -182,3 +182,18 @@ def test_exit_codes(module, given, code, said, tmp_path):
     ended = command(f"{MODULES}:{module}", "--input", given, "--out", tmp_path / "port.py")
     assert ended.exit_code == code, ended.output
     assert said in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument"),
+        ([f"{MODULES}:MLP", "--out", "port.txt"], "ends in .py"),
+        ([f"{MODULES}:MLP", "--out", "port.py", "--way"], "No such option"),
+        ([f"{MODULES}:MLP", "--out", "port.py", "--seed", "-1"], "Invalid value"),
+    ],
+)
+def test_a_command_that_is_misused_could_not(arguments, said):
+    ended = command(*arguments)
+    assert ended.exit_code == 3, "2 are holes"
+    assert said in ended.output
