@@ -35,8 +35,11 @@ INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaim
 class Statements(Assignments):
     """Translates statements, and with them functions and classes."""
 
-    def block(self, body: Sequence[ast.stmt]) -> str:
-        """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
+    def block(self, body: Sequence[ast.stmt], last: bool = False) -> str:
+        """Statements with the lines between them, indented as in the source; "pass" if all are left out.
+
+        With the comment behind them, if they are the `last` ones of a definition.
+        """
         written, at = "", start_of(body[0])
         for node in body:
             between = self.source.between(at, begins(node))
@@ -47,9 +50,11 @@ class Statements(Assignments):
             if text != DELETED:
                 written += between + text
                 continue
-            comments = between.rstrip(" ")
-            written += comments.rstrip("\n") if "#" in comments else ""
+            comments = _apart(between)
+            written += comments if "#" in comments else ""
             at = self._end_of_line(node)
+        if last:
+            written += self.source.between(at, self._end_of_line(body[-1]))
         return written.lstrip("\n").lstrip() if written.strip() else "pass"
 
     def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
@@ -320,7 +325,7 @@ class Statements(Assignments):
             written = written.replace("()", "(*, rngs)", 1)
         if self.kind is not None and node.name == "forward":
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
-        return f"{head}{written}{here.block(node.body)}"
+        return f"{head}{written}{here.block(node.body, last=True)}"
 
     def _decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
@@ -371,6 +376,14 @@ def _reads_training(kind: type) -> bool:
         return False
     _, node = definition(kind)
     return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
+
+
+def _apart(between: str) -> str:
+    """Comments between two statements, without those that stand on the lines right above the second."""
+    lines = between.rstrip().split("\n")
+    while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
+        lines.pop()
+    return "\n".join(lines).rstrip()
 
 
 def begins(node: ast.AST) -> tuple[int, int]:
