@@ -67,8 +67,8 @@ def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
 
 
 FAULTS = {
-    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.CNN),
-    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stages),
+    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.Stacked),
+    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stacked),
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
     "another chance": (
         "METHODS",

@@ -162,7 +162,7 @@ def port(
             try:
                 here = imported(target)
                 flax = builder(here)
-                proofs = prove(make, lambda: builder(here), inputs, kwargs)
+                proofs = prove(make, flax, inputs, kwargs)
                 notes = () if all(each.same for each in proofs) else too_small(make, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]

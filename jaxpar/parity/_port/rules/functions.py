@@ -8,7 +8,7 @@ FUNCTIONS = table("""
     torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
     torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
     torch.where(condition, input, other) -> jnp.where({condition}, {input}, {other})
-    torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands})
+    torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands:s})
     torch.outer(input, vec2) -> jnp.outer({input}, {vec2})
     torch.baddbmm(input, batch1, batch2) -> {input:a} + {batch1:a} @ {batch2:a}
     torch.addmm(input, mat1, mat2) -> {input:a} + {mat1:a} @ {mat2:a}
@@ -22,12 +22,14 @@ FUNCTIONS = table("""
     torch.zeros_like(input, dtype=, device?) -> jnp.zeros_like({input}<, {dtype}>)
     torch.ones_like(input, dtype=, device?) -> jnp.ones_like({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
-    torch.arange(start, end=, step=, dtype=, device?) -> jnp.arange({start}<, {end}><, {step}><, {dtype}>)
+    torch.arange(start, end=, step=, dtype=, device?) -> \
+        jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
     torch.linspace(start, end, steps, device?) -> jnp.linspace({start}, {end}, {steps})
     torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
-    torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors}, indexing={indexing})
+    torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors:s}, indexing={indexing})
+    torch.meshgrid(*tensors) -> jnp.meshgrid({tensors:s}, indexing="ij")
     torch.randn(*size, device?, requires_grad?) -> rngs.params.normal({size:t})
     torch.rand(*size, device?, requires_grad?) -> rngs.params.uniform({size:t})
     torch.Tensor(*size) -> jnp.zeros({size:t})
