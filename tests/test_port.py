@@ -15,7 +15,7 @@ from porting import modules
 
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
-from jaxpar.parity._port import rules
+from jaxpar.parity._port import proof, rules
 from jaxpar.parity._port.rules.rule import table
 
 KINDS = [kind for kind in vars(modules).values() if inspect.isclass(kind)]
@@ -123,6 +123,22 @@ def torch_module_without_attributes():
             super().__init__()
 
     return Local(3)
+
+
+def test_what_is_left_out_takes_its_comment_along(monkeypatch):
+    monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
+    source = parity.port(modules.Partly, *example(modules.Partly)).source
+    comments = [line.partition("# ")[2] for line in source.splitlines() if "# " in line]
+    assert comments == ["of the layer", "a heading", "of the rate"]
+    assert "not self.deterministic" in source
+    assert 'class Never(nnx.Module):\n    """Not ported, for the example does not run it."""' in source
+
+
+@pytest.mark.parametrize(("rows", "said"), [(2, "has 2 values for each channel"), (8, "")])
+def test_an_example_too_small_for_batch_norm_is_named(rows, said):
+    found = " ".join(proof.too_small(lambda: torch.nn.BatchNorm2d(3), [torch.ones(rows, 3, 1, 1)], {}))
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 def registered(make):

@@ -309,6 +309,8 @@ class Words:
 
     def _is_module(self, node: ast.AST) -> bool:
         site = self.site(node)
+        if site is None and isinstance(node, ast.Name) and node.id == "self":  # a line that did not run
+            return self.kind is not None
         return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
 
 
