@@ -18,7 +18,8 @@ from torch import nn
 
 from . import rules
 from .aliases import read_later
-from .assignments import KEEPING, KEEPS, PART, Assignments
+from .assignments import KEEPING, KEEPS, PART, PARTS, Assignments
+from .calls import is_method
 from .drawing import STREAM, draws_first
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
@@ -147,7 +148,8 @@ class Statements(Assignments):
             raise Hole("JAX has no hooks")
         if name in KEEPING and self.in_call(self.source.parents[call]) and self.keeps(func.value):
             raise Hole(KEEPS)
-        if name.endswith("_") and not name.endswith("__") and owner and owner.is_tensor:
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place and (owner.is_tensor if owner else is_method(name) or name in PARTS):
             return self._in_place(call, func)
         return None
 
