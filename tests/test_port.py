@@ -46,7 +46,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert port.largest < 1e-10
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple"}
     assert words(port.source) <= words(MODULES.read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):

@@ -74,7 +74,7 @@ class Calls(Libraries):
             return self._of_module_method(node, func, owner)
         if name == "copy" and owner and owner.kinds == {list}:
             return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
-        known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
+        known = owner is None and self.scope.value(func) is UNKNOWN and is_method(name)
         if not (owner and owner.is_tensor) and not known:
             return None
         if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
@@ -341,6 +341,11 @@ def _layer(kind: type) -> type:
 
 def _draws(target: Any) -> bool:
     return target in (torch.randn, torch.rand)
+
+
+def is_method(name: str) -> bool:
+    """Whether a name is that of a tensor's method, of which there is a rule."""
+    return name in rules.METHODS or name in rules.IN_PLACE
 
 
 def _is_super(node: ast.Call) -> bool:
