@@ -1,6 +1,7 @@
 """port: torch modules become Flax files that are the same. The reference is torch, through parity.compare."""
 
 import ast
+import functools
 import inspect
 import shutil
 import subprocess
@@ -66,8 +67,8 @@ def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
 
 
 FAULTS = {
-    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.CNN),
-    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stages),
+    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.Stacked),
+    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stacked),
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
     "another chance": (
         "METHODS",
@@ -122,6 +123,27 @@ def torch_module_without_attributes():
             super().__init__()
 
     return Local(3)
+
+
+def registered(make):
+    @functools.wraps(make)
+    def called(**settings):
+        return make(**settings)
+
+    return called
+
+
+@registered
+def small(width=3):
+    return modules.MLP((6, width))
+
+
+@pytest.mark.slow
+def test_what_a_decorated_function_makes_is_built_by_its_class():
+    port = parity.port(small, *example(modules.MLP))
+    assert port.same
+    assert port.build == "MLP(widths=(6, 3), rngs=rngs)"
+    assert not {"small", "registered"} & words(port.source)
 
 
 def test_the_functions_are_as_before():

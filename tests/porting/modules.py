@@ -259,6 +259,19 @@ class Draws(nn.Module):
         return self.drop(x)
 
 
+class Stacked(nn.Module):
+    """As many arrays in a stack as an array has rows, so that a wrong axis has the right shape."""
+
+    inputs = ((2, 3),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.stack([self.layer(x), x]).mean(0)
+
+
 class Head(nn.Sequential):
     """A Sequential with a constructor."""
 
@@ -280,7 +293,7 @@ class Effects(nn.Module):
     def __init__(self, steps=(0, 1)):
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.steps = list(steps)
+        self.steps = [*steps]
         self.scale: nn.Parameter | None = None
         if steps:
             self.scale = nn.Parameter(torch.ones(4))
@@ -292,6 +305,8 @@ class Effects(nn.Module):
         steps[0] = 2
         if self.scale is not None:
             rest = rest * self.scale
+        rows, columns = torch.meshgrid([torch.arange(4, dtype=x.dtype)] * 2, indexing="ij")
+        rest = rest * (rows - 2 * columns) + torch.ones(*self.steps[1:], dtype=x.dtype)
         return rest * sum(steps), torch.tensor_split(rest, 2, dim=2)[1]
 
 

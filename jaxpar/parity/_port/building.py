@@ -179,5 +179,6 @@ class Expressions:
 
 
 def named(make: Any) -> bool:
-    """Whether `make` is a function of the user that can be ported itself."""
-    return isinstance(make, FunctionType) and defined_by_user(make) and make.__name__ != "<lambda>"
+    """Whether `make` is a function of the user that can be ported itself: one without decorators."""
+    plain = isinstance(make, FunctionType) and not hasattr(make, "__wrapped__")
+    return plain and defined_by_user(make) and make.__name__ != "<lambda>"

@@ -104,15 +104,25 @@ class Words:
         return type(self)(self.source, self.watched, self.scope.inside(function), self.needs, self.kind)
 
     def text(self, node: ast.AST, form: str = "") -> str:
-        """A node in JAX's words; form "a" with parentheses where it is more than a word, "t" as a tuple."""
+        """A node in JAX's words; the form of an argument is as in `rules`."""
         written = self._written(node)
         if form == "t":
             return self._as_tuple(node, written)
+        if form == "s":
+            return self._as_several(node, written)
         if form == "a" and not _is_word(written):
             return f"({written})"
         return written
 
+    def _as_several(self, node: ast.AST, written: str) -> str:
+        if isinstance(node, ast.List):
+            return written[1:-1].strip().removesuffix(",")
+        site = self.site(node)
+        return f"*{written}" if site and site.kinds <= {list, tuple} else written
+
     def _as_tuple(self, node: ast.AST, written: str) -> str:
+        if isinstance(node, ast.Starred):
+            return self.text(node.value, "t")
         if isinstance(node, ast.List):
             inside = written[1:-1].rstrip()
             return f"({inside}{',' if len(node.elts) == 1 and not inside.endswith(',') else ''})"
