@@ -79,6 +79,8 @@ class Calls(Libraries):
             return None
         if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
             raise Hole("it is a tensor here and something else there")
+        if name in ("item", "tolist") and self.only_making(node):
+            return f"{self.text(func.value, 'a')}.{name}()"
         if name in ("to", "type"):
             return self._to(node, func.value)
         if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:

@@ -303,6 +303,13 @@ class Words:
             node = self.source.parents[node]
         return (self.source.path, node.lineno) in self.watched.called
 
+    def only_making(self, node: ast.AST) -> bool:
+        """Whether an expression ran only while the module was made: its arrays have their numbers."""
+        while not isinstance(node, ast.stmt):
+            node = self.source.parents[node]
+        place = self.source.path, node.lineno
+        return place in self.watched.lines and place not in self.watched.called
+
     def is_tensor(self, node: ast.AST) -> bool:
         site = self.site(node)
         return bool(site and site.is_tensor)
