@@ -148,7 +148,7 @@ class Calls(Libraries):
         ):
             return f"nn.{func.attr}({self.text(func.value)})"
         own = [getattr(kind, func.attr, None) for kind in owner.kinds]
-        ours = {kind: own_layer(_layer(kind)) or nnx.Module for kind in owner.kinds}
+        ours = {kind: _own(kind) for kind in owner.kinds}
         if any(is_torchs(each) for each in own) and not all(
             hasattr(each, func.attr) for each in ours.values()
         ):
@@ -334,6 +334,12 @@ class Calls(Libraries):
             for call in calls
             for target in there._targets(call)
         )
+
+
+def _own(kind: type) -> Any:
+    """What stands for the layer of torch that a class is or derives from."""
+    layer = _layer(kind)
+    return getattr(nnx, PARAMETERS[layer]) if layer in PARAMETERS else own_layer(layer) or nnx.Module
 
 
 def _layer(kind: type) -> type:

@@ -106,6 +106,8 @@ class Words:
     def text(self, node: ast.AST, form: str = "") -> str:
         """A node in JAX's words; the form of an argument is as in `rules`."""
         written = self._written(node)
+        if form == "n":
+            return {"True": "1", "False": "0"}.get(written, f"int({written})")
         if form == "t":
             return self._as_tuple(node, written)
         if form == "s":
