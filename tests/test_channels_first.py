@@ -139,3 +139,26 @@ def test_channels_at_the_end_are_seen():
     last = jaxpar.nn.functional.max_pool(x, 2)
     with pytest.raises(AssertionError):
         assert_equal_numbers("y", last, F.max_pool2d(x, 2))
+
+
+def test_children_come_in_the_order_in_which_they_were_set():
+    rngs = nnx.Rngs(0)
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.second, self.first = ours.Linear(2, 2, rngs=rngs), ours.ReLU()
+            self.width, self.nothing = 2, None
+
+    class Twin(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.second, self.first = torch.nn.Linear(2, 2), torch.nn.ReLU()
+            self.width, self.nothing = 2, None
+
+    for ported, theirs in (
+        (Net(), Twin()),
+        (ours.Sequential(ours.ReLU(), ours.Tanh()), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())),
+    ):
+        assert [name for name, _ in ours.named_children(ported)] == [n for n, _ in theirs.named_children()]
+        said = [type(each).__name__ for each in ours.children(ported)]
+        assert said == [type(each).__name__ for each in theirs.children()]

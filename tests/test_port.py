@@ -1,6 +1,7 @@
 """port: torch modules become Flax files that are the same. The reference is torch, through parity.compare."""
 
 import ast
+import functools
 import inspect
 import shutil
 import subprocess
@@ -66,9 +67,14 @@ def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
 
 
 FAULTS = {
-    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.CNN),
-    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stages),
+    "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.Stacked),
+    "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stacked),
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
+    "another chance": (
+        "METHODS",
+        "bernoulli_(p) -> {rngs}.bernoulli({p} / 2, {self:a}.shape).astype({self:a}.dtype)",
+        modules.Draws,
+    ),
     "a smaller eps": (
         "FUNCTIONS",
         "torch.nn.functional.layer_norm(x, s, weight, bias, eps) -> F.layer_norm({x}, {s}, {weight}, {bias})",
@@ -105,12 +111,39 @@ def test_a_module_whose_arguments_are_not_known_is_refused():
         parity.port(torch_module_without_attributes(), torch.ones(1))
 
 
+def test_a_module_is_built_by_the_innermost_function_that_can_be_said():
+    port = parity.port(lambda: modules.tapped(modules.Parts(4), 4), *example(modules.Taps))
+    assert port.same, port.comparison or port.failure
+    assert port.build == "tapped(parts=Parts(width=4, rngs=rngs), width=4, rngs=rngs)"
+
+
 def torch_module_without_attributes():
     class Local(torch.nn.Module):
         def __init__(self, block):
             super().__init__()
 
     return Local(3)
+
+
+def registered(make):
+    @functools.wraps(make)
+    def called(**settings):
+        return make(**settings)
+
+    return called
+
+
+@registered
+def small(width=3):
+    return modules.MLP((6, width))
+
+
+@pytest.mark.slow
+def test_what_a_decorated_function_makes_is_built_by_its_class():
+    port = parity.port(small, *example(modules.MLP))
+    assert port.same
+    assert port.build == "MLP(widths=(6, 3), rngs=rngs)"
+    assert not {"small", "registered"} & words(port.source)
 
 
 def test_the_functions_are_as_before():

@@ -213,11 +213,156 @@ class Stages(nn.Module):
         return self.head(torch.stack(outputs).mean(0)), {"x": x[:, ::2]}
 
 
+def drop_path(x: Tensor, rate: float, training: bool = False):
+    """Zeroes whole rows, by a function."""
+    if rate == 0.0 or not training:
+        return x
+    kept = torch.empty([x.shape[0]] + [1] * (x.ndim - 1), dtype=x.dtype, device=x.device)
+    kept = kept.bernoulli_(1 - rate)
+    kept.div_(1 - rate)
+    return x * kept
+
+
+class DropPath(nn.Module):
+    """Draws in a function that it calls; no case of its own."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        return drop_path(x, self.rate, self.training)
+
+
+class Halves(nn.Module):
+    """Draws, and has no constructor; no case of its own."""
+
+    def forward(self, x):
+        return F.dropout(x, training=self.training)
+
+
+class Draws(nn.Module):
+    """Random numbers in a user's own function, and in functions of torch."""
+
+    inputs = ((6, 4),)
+
+    def __init__(self, rate=0.4):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.path = DropPath(rate)
+        self.drop = Halves()
+
+    def forward(self, x):
+        x = x + self.path(self.layer(x))
+        if self.training:
+            x = x * torch.bernoulli(torch.full_like(x, 0.9))
+        return self.drop(x)
+
+
+class Stacked(nn.Module):
+    """As many arrays in a stack as an array has rows, so that a wrong axis has the right shape."""
+
+    inputs = ((2, 3),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.stack([self.layer(x), x]).mean(0)
+
+
 class Head(nn.Sequential):
     """A Sequential with a constructor."""
 
     def __init__(self, width, classes):
         super().__init__(nn.Linear(width, width), nn.Hardswish(inplace=True), nn.Linear(width, classes))
+
+
+def shifted(x: Tensor, by: Tensor):
+    """Changes its argument."""
+    x[:, 1:] += by
+    return x
+
+
+class Effects(nn.Module):
+    """A function that changes its argument, a list that a function changes, parts of a tensor."""
+
+    inputs = ((2, 5, 4),)
+
+    def __init__(self, steps=(0, 1)):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.steps = [*steps]
+        self.scale: nn.Parameter | None = None
+        if steps:
+            self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        first, rest = torch.tensor_split(self.layer(x), indices=(1,), dim=1)
+        shifted(rest, first)
+        steps = self.steps.copy()
+        steps[0] = 2
+        if self.scale is not None:
+            rest = rest * self.scale
+        rows, columns = torch.meshgrid([torch.arange(4, dtype=x.dtype)] * 2, indexing="ij")
+        rest = rest * (rows - 2 * columns) + torch.ones(*self.steps[1:], dtype=x.dtype)
+        return rest * sum(steps), torch.tensor_split(rest, 2, dim=2)[1]
+
+
+class Parts(nn.Module):
+    """Layers whose names are not in the order of the alphabet; no case of its own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.second = nn.Linear(width, width)
+        self.first = nn.Tanh()
+        self.unused = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.unused(self.first(self.second(x)))
+
+
+class Getter(nn.ModuleDict):
+    """Takes another module's children, and gives their outputs by name; no case of its own."""
+
+    def __init__(self, model, names):
+        kept = {}
+        for name, child in model.named_children():
+            kept[name] = child
+            if name == list(names)[-1]:
+                break
+        super().__init__(kept)
+        self.names_of = {str(name): str(said) for name, said in names.items()}
+
+    def forward(self, x):
+        found = {}
+        for name, child in self.items():
+            x = child(x)
+            if name in self.names_of:
+                found[self.names_of[name]] = x
+        return found
+
+
+class Taps(nn.Module):
+    """The children of a module, and a dict as an attribute."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, body=None, width=4):
+        super().__init__()
+        self.body = Getter(Parts(width), {"second": "low", "first": "deep"}) if body is None else body
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"out": self.head(features["deep"]), **features}
+
+
+def tapped(parts: Parts, width):
+    """Takes a module apart, so that only this function can say what it makes."""
+    body = nn.Sequential(parts.second, parts.first)
+    return Taps(Getter(body, {"0": "low", "1": "deep"}), width)
 
 
 class Decides(nn.Module):

@@ -9,12 +9,39 @@ import torch
 from ..case import Case, normal
 from ..vision import torchvision
 
+# Four images of 64 pixels leave 16 values for each channel of the last BatchNorm: of four its derivative
+# would make rounding visible.
+ROWS, PIXELS = 4, 64
+SIZES = "400mf 800mf 1_6gf 3_2gf 8gf 16gf 32gf"
+NAMES = (
+    *("squeezenet1_0", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large"),
+    *(f"shufflenet_v2_{width}" for width in ("x0_5", "x1_0", "x1_5", "x2_0")),
+    *(f"mnasnet{width}" for width in ("0_5", "0_75", "1_0", "1_3")),
+    *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
+    *(f"densenet{depth}" for depth in (121, 161, 169, 201)),
+    *(f"regnet_{kind}_{size}" for kind in "xy" for size in SIZES.split()),
+    "regnet_y_128gf",
+    *(
+        f"efficientnet_{size}"
+        for size in ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_s", "v2_m", "v2_l")
+    ),
+)
+VGGS = tuple(f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn"))
 
-def classifier(name: str, rows: int = 3, pixels: int = 64, **settings: Any) -> Case:
+
+def classifier(name: str, pixels: int = PIXELS, **settings: Any) -> Case:
     def make() -> torch.nn.Module:
         return getattr(torchvision().models, name)(num_classes=5, **settings)
 
-    return Case(name, make, (normal(rows, 3, pixels, pixels),))
+    return Case(name, make, (normal(ROWS, 3, pixels, pixels),))
 
 
-CASES = (classifier("resnet18"),)
+CASES = (
+    *map(classifier, NAMES),
+    classifier("googlenet", init_weights=False),
+    # Its auxiliary head takes nothing smaller.
+    classifier("inception_v3", pixels=107, init_weights=False),
+    classifier("alexnet"),
+    *(classifier(name, pixels=32) for name in VGGS),
+)

@@ -17,4 +17,11 @@ def classifier(name: str, rows: int = 3, pixels: int = 64, **settings: Any) -> C
     return Case(name, make, (normal(rows, 3, pixels, pixels),))
 
 
-CASES = (classifier("convnext_tiny"),)
+CASES = (
+    *(classifier(f"convnext_{size}") for size in ("tiny", "small", "base", "large")),
+    *(classifier(f"vit_{size}", image_size=64) for size in ("b_16", "b_32", "l_16", "l_32")),
+    classifier("vit_h_14", pixels=56, image_size=56),
+    *(classifier(f"swin_{size}") for size in "tsb"),
+    *(classifier(f"swin_v2_{size}") for size in "tsb"),
+    classifier("maxvit_t", rows=2, pixels=224, input_size=(224, 224)),
+)

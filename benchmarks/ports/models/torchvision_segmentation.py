@@ -17,4 +17,10 @@ def segmentation(name: str, rows: int = 3, pixels: int = 64, **settings: Any) ->
     return Case(name, make, (normal(rows, 3, pixels, pixels),))
 
 
-CASES = (segmentation("lraspp_mobilenet_v3_large", weights_backbone=None),)
+CASES = tuple(
+    segmentation(name, weights_backbone=None)
+    for name in (
+        *("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"),
+        *("fcn_resnet50", "fcn_resnet101", "deeplabv3_resnet50", "deeplabv3_resnet101"),
+    )
+)

@@ -42,6 +42,8 @@ from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._linear import Unflatten as Unflatten
 from ._module import Module as Module
+from ._module import children as children
+from ._module import named_children as named_children
 from ._norm import BatchNorm1d as BatchNorm1d
 from ._norm import BatchNorm2d as BatchNorm2d
 from ._norm import BatchNorm3d as BatchNorm3d

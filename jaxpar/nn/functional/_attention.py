@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._dropout import dropout
+from ._dropout import Key, dropout
 
 
 def scaled_dot_product_attention(
@@ -29,7 +29,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    dropout_key: jax.Array | None = None,
+    dropout_key: Key | None = None,
 ) -> jax.Array:
     """softmax(query key^T * scale + mask) value, over the last two axes.
 
@@ -112,7 +112,7 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
     batch_first: bool = False,
-    dropout_key: jax.Array | None = None,
+    dropout_key: Key | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Projections, attention by heads, projection. L queries, S keys, E = num_heads * head width.
 

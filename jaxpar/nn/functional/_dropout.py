@@ -11,10 +11,13 @@ from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from ..._typing import Shape
 from .._checks import check_probability
 
+Key = jax.Array | nnx.RngStream | nnx.Rngs
+"""A key; or a stream, which is asked for one only if one is needed."""
 ALPHA = 1.7580993408473766
 """The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
 
@@ -22,7 +25,7 @@ ALPHA = 1.7580993408473766
 class MaskOptions(TypedDict, total=False):
     """The keyword arguments of `dropout`, which explains them."""
 
-    key: jax.Array | None
+    key: Key | None
     mask: jax.Array | None
 
 
@@ -31,7 +34,7 @@ def dropout(
     p: float = 0.5,
     training: bool = True,
     *,
-    key: jax.Array | None = None,
+    key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
     """Zeroes elements with probability p and divides the others by 1 - p.
@@ -40,7 +43,8 @@ def dropout(
       x: [...].
       p: the probability of being dropped.
       training: if False, x is returned unchanged.
-      key: draws the mask; not needed with `mask` or outside of training.
+      key: draws the mask; not needed with `mask` or outside of training. An `nnx.RngStream` is asked for a
+        key only if one is needed.
       mask: True for elements to keep, of a shape that broadcasts to x's.
 
     Returns:
@@ -102,7 +106,7 @@ def _masked(
     shape: Shape | None,
     p: float,
     training: bool,
-    key: jax.Array | None = None,
+    key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
     """`drop` with the mask; its `shape` is that of whole channels of x if None."""
@@ -120,5 +124,6 @@ def _masked(
     if mask is None:
         if key is None:
             raise ValueError(f"{function}: there is neither a key nor a mask, and training is True.")
-        mask = jax.random.bernoulli(key, 1 - p, shape)
+        streams = isinstance(key, nnx.RngStream | nnx.Rngs)
+        mask = key.bernoulli(1 - p, shape) if streams else jax.random.bernoulli(key, 1 - p, shape)
     return drop(x, mask.astype(x.dtype), p)

@@ -78,7 +78,7 @@ def _root(node: ast.expr) -> ast.expr:
 
 
 def _is_read(source: Source, node: ast.stmt, name: str) -> bool:
-    """Whether a name is read after a statement, in the text or in the next turn of a loop, and not set first."""
+    """Whether a name is read after a statement, below it or in the next turn of a loop, and not set first."""
     around = list(_around(source, node))
     function = next((each for each in around if isinstance(each, Function)), source.tree)
     loop = next((each for each in reversed(around) if isinstance(each, ast.For | ast.While)), None)

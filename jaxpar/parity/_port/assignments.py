@@ -7,14 +7,17 @@ whole.
 from __future__ import annotations
 
 import ast
+from types import FunctionType
 
 from torch import nn
 
-from .calls import Calls
 from .deciding import SHAPE, places_of
+from .effects import changed
 from .precedence import grouped
-from .source import end_of, start_of
-from .words import Hole
+from .scope import definition, has_definition
+from .source import Function, end_of, start_of
+from .stopping import Stopping
+from .words import Hole, kept_tensors
 
 AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
@@ -25,7 +28,7 @@ PARTS = {"zero_": "set", "fill_": "set", "copy_": "set", "add_": "add", "mul_": 
 """What changes a part of an array in place."""
 
 
-class Assignments(Calls):
+class Assignments(Stopping):
     """Translates what stores a value."""
 
     def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
@@ -34,6 +37,9 @@ class Assignments(Calls):
         value = call.args[1] if len(call.args) > 1 else named.get("tensor")
         if value is None or (isinstance(value, ast.Constant) and value.value is None):
             return self._set(func, name, "nnx.data(None)")
+        persistent = named.get("persistent", call.args[2] if len(call.args) > 2 else None)
+        if isinstance(persistent, ast.Constant) and not persistent.value:
+            return self._set(func, name, self.text(value))
         return self._set(func, name, f"nnx.Variable({self.text(value)})")
 
     def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
@@ -53,16 +59,45 @@ class Assignments(Calls):
         """`x.add_(y)` as `x = x + y`; of a module's own tensor the array in it is exchanged."""
         name, target = func.attr, func.value
         if isinstance(target, ast.Subscript) and name in PARTS:
-            value = self.text(call.args[0]) if call.args else "0"
+            value = self.value(call.args[0]) if call.args else "0"
             return self._set_at(target, PARTS[name], value)
         if name == "copy_" and len(call.args) == 1:
-            value = self.text(call.args[0])
+            value = self.value(call.args[0])
         elif name in ("zero_", "fill_"):
             fill = self.text(call.args[0]) if call.args else "0"
             value = f"jnp.full_like({self.text(target)}, {fill})"
         else:
-            value = self.text(call)
-        return f"{self._stored(target)} = {value}"
+            value = self.stopped(call, self.text(call))
+        return f"{self._stored(_changed(target))} = {value}"
+
+    def rebound(self, node: ast.stmt) -> str | None:
+        """The variable that `f(x)` changes in place, for `x = f(x)`, where the function returns it.
+
+        Raises:
+          Hole: the function does not return it, or it is no variable.
+        """
+        call = node.value if isinstance(node, ast.Expr) else None
+        for target in self._targets(call) if isinstance(call, ast.Call) else ():
+            if not isinstance(target, FunctionType) or not has_definition(target):
+                continue
+            function = definition(target)[1]
+            assert isinstance(function, Function)
+            given = self._given(call, function)
+            for name, returned in changed(function).items():
+                value = given.get(name)
+                if value is None or not (self.is_tensor(value) or self.site(value) is None):
+                    continue
+                if returned and isinstance(value, ast.Name):
+                    return value.id
+                raise Hole(f"it changes its argument {name} in place")
+        return None
+
+    def _given(self, call: ast.Call, function: Function) -> dict[str, ast.expr]:
+        """The arguments of a call by the function's names for them."""
+        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        method = isinstance(call.func, ast.Attribute) and self._is_module(call.func.value)
+        by_place = dict(zip(names[method:], call.args, strict=False))
+        return {**by_place, **{each.arg: each.value for each in call.keywords if each.arg}}
 
     def _stored(self, target: ast.expr) -> str:
         if isinstance(target, ast.Name):
@@ -101,22 +136,44 @@ class Assignments(Calls):
         site = self.site(given) if given is not None else None
         return site.axes if site else set()
 
-    def _set_attribute(self, node: ast.Assign, target: ast.Attribute) -> str:
+    def _stmt_annassign(self, node: ast.AnnAssign) -> str:
+        if node.value is None or not isinstance(node.target, ast.Attribute):
+            return self.spliced(node)
+        place, _, value = self._set_attribute(node, node.target).partition(" = ")
+        annotation = "" if place.endswith("]") else f": {self.text(node.annotation)}"
+        return f"{place}{annotation} = {value}"
+
+    def _set_attribute(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str:
+        assert node.value is not None
         tied = self._tied(node, target)
         if tied:
             return tied
-        written = self.text(node.value)
+        if self.is_tensor(target.value):
+            raise Hole(f"JAX's arrays have no {target.attr}")
+        written = self.value(node.value)
         site = self.site(node.value)
         none = isinstance(node.value, ast.Constant) and node.value.value is None
         if none and self._assigned_again(target):
             written = "nnx.data(None)"
         elif site and site.kinds & {list} and not self._grows(target):
             written = self._tuple(node.value, written)
+        elif site and site.kinds & {set} and not self._grows(target):
+            written = "frozenset()" if written == "set()" else f"frozenset({written})"
         elif self._holds_tensor(target) and not written.startswith(("nnx.Param(", "nnx.Variable(")):
             return f"{self.text(target.value)}.{target.attr}[...] = {written}"
-        elif site and site.is_tensor and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+        elif (
+            site
+            and site.is_tensor
+            and not self._in_constructor(node)
+            and not written.startswith(("nnx.Param(", "nnx.Variable("))
+        ):
             raise Hole(KEEPS)
+        before = self.source.between(end_of(target), start_of(node.value))
+        written = f"({written})" if "(" in before and "\n" in written else written
         return f"{self.text(target.value)}.{target.attr} = {written}"
+
+    def _in_constructor(self, node: ast.AST) -> bool:
+        return getattr(self.source.around(node), "name", "") == "__init__"
 
     def _tuple(self, value: ast.expr, written: str) -> str:
         """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
@@ -126,7 +183,7 @@ class Assignments(Calls):
         """Whether a list that is an attribute is changed later."""
         return any(
             isinstance(each, ast.Attribute)
-            and each.attr in ("append", "extend", "insert", "pop")
+            and each.attr in ("append", "extend", "insert", "pop", "add", "update")
             and isinstance(each.value, ast.Attribute)
             and each.value.attr == target.attr
             for each in ast.walk(self.source.tree)
@@ -135,7 +192,7 @@ class Assignments(Calls):
     def _holds_tensor(self, target: ast.Attribute) -> bool:
         owner = self.site(target.value)
         modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        return any(target.attr in {**each._buffers} for each in modules)
+        return any(target.attr in kept_tensors(each) - {*each._parameters} for each in modules)
 
     def _assigned_again(self, target: ast.Attribute) -> bool:
         owner: ast.AST | None = target
@@ -150,7 +207,7 @@ class Assignments(Calls):
         ]
         return len(stores) > 1
 
-    def _tied(self, node: ast.Assign, target: ast.Attribute) -> str | None:
+    def _tied(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str | None:
         """`self.decoder.weight = self.embedding.weight`: one variable in two places."""
         value = node.value
         if not (
@@ -172,23 +229,31 @@ class Assignments(Calls):
         if isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             if verb is None:
                 raise Hole(PART)
-            return self._set_at(target, verb, self.text(node.value))
+            return self._set_at(target, verb, self.value(node.value))
         if isinstance(target, ast.Attribute) and self._holds_tensor(target):
             middle = self.source.between(end_of(target), start_of(node.value))
-            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.text(node.value)}"
+            return f"{self.text(target.value)}.{target.attr}[...]{middle}{self.value(node.value)}"
         if isinstance(target, ast.Attribute) and self._is_module(target.value) and self.in_call(node):
             raise Hole("it counts in the module, where a compiled step would not")
         return self.spliced(node)
-
-    def in_call(self, node: ast.stmt) -> bool:
-        """Whether a statement ran when the module was called, and not when it was made."""
-        return (self.source.path, node.lineno) in self.watched.called
 
     def keeps(self, target: ast.expr) -> bool:
         """Whether a list or dict is one of a module: what is put into it stays there."""
         while isinstance(target, ast.Subscript):
             target = target.value
         return isinstance(target, ast.Attribute) and self._is_module(target.value)
+
+
+def _changed(node: ast.expr) -> ast.expr:
+    """`x` of `x.mul_(2).add_(1)`."""
+    while (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr.endswith("_")
+        and not node.func.attr.endswith("__")
+    ):
+        node = node.func.value
+    return node
 
 
 def _read(node: ast.Attribute) -> ast.Attribute:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from . import rules
-from .scope import defined_by_user, is_layer, own_layer, word_of
+from .runtime import is_config
+from .scope import defined_by_user, import_of_config, is_layer, own_layer, word_of
 from .watching import is_users
 
 
@@ -28,7 +29,8 @@ class Made:
     arguments: inspect.ArgInfo
 
 
-Calls = dict[int, Made]
+Calls = dict[int, list[Made]]
+"""By the object's id: its class, then the functions that passed it on, the innermost first."""
 
 
 class Inexpressible(Exception):
@@ -38,7 +40,7 @@ class Inexpressible(Exception):
 def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
     """The result of a call, and how objects were made on the way.
 
-    Of nested constructors the outermost counts, of functions that pass a module on the innermost.
+    Of nested constructors the outermost counts.
     """
     calls: Calls = {}
     open_frames: dict[Any, inspect.ArgInfo] = {}
@@ -49,14 +51,15 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             return
         if event == "call":
             info = inspect.getargvalues(frame)
-            open_frames[frame] = info = info._replace(locals=copy.copy(info.locals))
+            more = {info.keywords: dict(info.locals[info.keywords])} if info.keywords else {}
+            open_frames[frame] = info = info._replace(locals={**info.locals, **more})
             made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
             if made is not None and id(made) not in calls:
-                calls[id(made)] = Made(made, type(made), info)
-        elif isinstance(value, nn.Module) and id(value) not in calls and frame in open_frames:
+                calls[id(made)] = [Made(made, type(made), info)]
+        elif isinstance(value, nn.Module) and frame in open_frames:
             function = frame.f_globals.get(code.co_name)
             if getattr(function, "__code__", None) is code:
-                calls[id(value)] = Made(value, function, open_frames[frame])
+                calls.setdefault(id(value), []).append(Made(value, function, open_frames[frame]))
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -101,13 +104,25 @@ class Expressions:
         self.imports: dict[str, str] = {}
 
     def construction(self, made: Any, rngs: bool = False) -> str:
-        """The call of a constructor that made an object."""
+        """The call that made an object: of its constructor, or of the innermost function that can be said."""
         if id(made) not in self.calls:
             if isinstance(made, nn.Module) and defined_by_user(type(made)):
                 return f"{self.text(type(made))}()"
             raise Inexpressible(f"{type(made).__name__} cannot be written down")
-        maker, info = self.calls[id(made)].maker, self.calls[id(made)].arguments
-        rngs = rngs or isinstance(made, nn.Module)
+        first, *others = self.calls[id(made)]
+        before = len(self.roots)
+        try:
+            return self._call(first, rngs)
+        except Inexpressible as error:
+            for other in others:
+                del self.roots[before:]
+                with contextlib.suppress(Inexpressible):
+                    return self._call(other, rngs)
+            raise error
+
+    def _call(self, made: Made, rngs: bool) -> str:
+        maker, info = made.maker, made.arguments
+        rngs = rngs or isinstance(made.value, nn.Module)
         names = info.args[1:] if inspect.isclass(maker) else info.args
         said = [self._argument(maker, name, info.locals[name]) for name in names]
         said = [each for each in said if each]
@@ -145,6 +160,9 @@ class Expressions:
         return self._object(value)
 
     def _object(self, value: Any) -> str:
+        if is_config(value):
+            self.imports[value.__name__] = import_of_config(value)
+            return value.__name__
         if defined_by_user(value):
             self.roots.append(value)
             return value.__name__
@@ -161,5 +179,6 @@ class Expressions:
 
 
 def named(make: Any) -> bool:
-    """Whether `make` is a function of the user that can be ported itself."""
-    return isinstance(make, FunctionType) and defined_by_user(make) and make.__name__ != "<lambda>"
+    """Whether `make` is a function of the user that can be ported itself: one without decorators."""
+    plain = isinstance(make, FunctionType) and not hasattr(make, "__wrapped__")
+    return plain and defined_by_user(make) and make.__name__ != "<lambda>"

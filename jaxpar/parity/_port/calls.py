@@ -8,15 +8,17 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from flax import nnx
 from torch import nn
 
 from . import rules
-from .deciding import Deciding
+from .drawing import draws, draws_itself
+from .libraries import Libraries
 from .rules import Rule
 from .scope import (
     UNKNOWN,
@@ -29,15 +31,25 @@ from .scope import (
     own_layer,
     word_of,
 )
-from .source import end_of, start_of
+from .source import Source, end_of, start_of
 from .watching import Site
 from .words import Hole, Needs, positioned
 
 PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
+DRAWN = "JAX draws other random numbers"
+DRAWING = ("exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
+RANDOM_FUNCTIONS = (
+    "randn_like",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "multinomial",
+    "normal",
+)
 _BUILDS: dict[FunctionType, bool] = {}
 
 
-class Calls(Deciding):
+class Calls(Libraries):
     """Translates expressions with calls."""
 
     def _expr_call(self, node: ast.Call) -> str:
@@ -46,6 +58,8 @@ class Calls(Deciding):
             if written is not None:
                 return written
         target = self.scope.value(node.func)
+        if target is isinstance and self._is_beyond(self.scope.value(node.args[1])):
+            return "False"
         if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
             return self._of_torch(node, target)
         self.check_python(node)
@@ -58,6 +72,8 @@ class Calls(Deciding):
             return self._super(node, func)
         if owner and any(issubclass(kind, nn.Module) for kind in owner.kinds):
             return self._of_module_method(node, func, owner)
+        if name == "copy" and owner and owner.kinds == {list}:
+            return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
         known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
         if not (owner and owner.is_tensor) and not known:
             return None
@@ -65,9 +81,13 @@ class Calls(Deciding):
             raise Hole("it is a tensor here and something else there")
         if name in ("to", "type"):
             return self._to(node, func.value)
-        if name in ("max", "min", "sort", "topk", "median") and node.args + node.keywords:
-            return self._two_results(node, func.value, name)
-        if name in rules.INITIAL:
+        if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
+            raise Hole("JAX has no frozen weights: leave them to the optimizer")
+        if self.is_pair(node):
+            raise Hole("it gives values and places")
+        if name in rules.INITIAL or name in DRAWING:
+            if self.in_call(node):
+                raise Hole(DRAWN)
             self.needs.note("initial values are not ported: they come with torch's weights")
             return self.text(func.value)
         found = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
@@ -75,8 +95,11 @@ class Calls(Deciding):
 
     def _ruled(self, node: ast.Call, found: Sequence[Rule], what: str, owner: ast.expr | None = None) -> str:
         for rule in found:
-            written = rule.apply(node, self.text, owner)
+            written = rule.apply(node, self.text, owner, self._stream())
             if written is not None:
+                if rule.note:
+                    said = " ".join(self.source.segment(node).split())
+                    self.needs.note(f"{self.source.place(node)}: {said}: {rule.note}")
                 return written
         raise Hole(f"there is no rule for {what} with these arguments")
 
@@ -86,7 +109,7 @@ class Calls(Deciding):
             *node.args,
             *(k.value for k in node.keywords if k.arg not in ("device", "copy", "non_blocking")),
         ]
-        written = self.text(owner, "a")
+        written, said = self.text(owner, "a"), self.source.segment(node.func)
         for each in given:
             site, value = self.site(each), self.scope.value(each)
             if isinstance(value, torch.dtype) or (site and torch.dtype in site.kinds):
@@ -95,29 +118,21 @@ class Calls(Deciding):
                 return f"{written}.astype({self.text(each, 'a')}.dtype)"
             if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
                 continue
-            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and not said.endswith(".type"):
                 continue
             raise Hole("it is not clear whether this is a type or a device")
         return written
 
-    def _two_results(self, node: ast.Call, owner: ast.expr, name: str) -> str:
-        """`x.max(dim)` gives values and places; one of them is taken where it stands."""
-        parent = self.source.parents.get(node)
-        wanted = None
-        if isinstance(parent, ast.Attribute):
-            wanted = parent.attr
-        elif isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            wanted = {0: "values", 1: "indices"}.get(parent.slice.value)  # type: ignore[arg-type]
-        if name not in ("max", "min") or wanted not in ("values", "indices"):
-            tensors = [each for each in node.args if (site := self.site(each)) and site.is_tensor]
-            if name in ("max", "min") and len(node.args) == 1 == len(tensors):
-                return f"jnp.{name}imum({self.text(owner)}, {self.text(node.args[0])})"
-            raise Hole("it gives values and places")
-        rule = Rule(
-            ("dim", "keepdim="),
-            "{self:a}.%s({dim}<, keepdims={keepdim}>)" % (name if wanted == "values" else f"arg{name}"),
+    def is_pair(self, node: ast.Call) -> bool:
+        """Whether a call of `max`, `min`, `sort` or `topk` gives values and places."""
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        if f"{name}.values" not in rules.PAIRS:
+            return False
+        site = self.site(node)
+        return bool(
+            site and site.kinds and all(kind.__module__ == "torch.return_types" for kind in site.kinds)
         )
-        return self._ruled(node, [rule], name, owner) + "\1"  # the parent leaves its choice out
 
     def _of_module_method(self, node: ast.Call, func: ast.Attribute, owner: Site) -> str | None:
         if func.attr == "forward":
@@ -126,10 +141,24 @@ class Calls(Deciding):
             issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
         ):
             return f"setattr({self.text(func.value)}, {self._arguments(node)})"
+        if func.attr in ("children", "named_children") and not all(
+            issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
+        ):
+            return f"nn.{func.attr}({self.text(func.value)})"
+        own = [getattr(kind, func.attr, None) for kind in owner.kinds]
+        ours = {kind: own_layer(_layer(kind)) or nnx.Module for kind in owner.kinds}
+        if any(is_torchs(each) for each in own) and not all(
+            hasattr(each, func.attr) for each in ours.values()
+        ):
+            raise Hole(f"Flax's modules have no {func.attr}")
         return None
 
     def _super(self, node: ast.Call, func: ast.Attribute) -> str:
         name = "__call__" if func.attr == "forward" else func.attr
+        if name in vars(nn.Module) and name not in ("__init__", "__call__", "extra_repr", "__repr__"):
+            base = next((each for each in (self.kind or nn.Module).__mro__[1:] if name in vars(each)), object)
+            if is_torchs(base):
+                raise Hole(f"Flax's modules have another {name}")
         arguments = self._arguments(node)
         if func.attr == "__init__" and self.kind is not None:
             base = next((each for each in self.kind.__mro__[1:] if "__init__" in vars(each)), object)
@@ -159,21 +188,15 @@ class Calls(Deciding):
         if target is nn.Parameter:
             return self._parameter(node)
         word = word_of(target)
+        if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and self.in_call(node):
+            raise Hole(DRAWN)
         if word is None or word not in rules.FUNCTIONS:
             raise Hole(f"there is no rule for {dotted(target)}")
-        if (
-            word in ("torch.max", "torch.min")
-            and len(node.args) + len(node.keywords) > 1
-            and not self._binary(node)
-        ):
-            call = ast.Call(node.func, node.args[1:], node.keywords)
-            self.source.parents[call] = self.source.parents[node]
-            return self._two_results(call, node.args[0], word[6:])
+        if self.is_pair(node):
+            raise Hole("it gives values and places")
+        if "rngs." in rules.FUNCTIONS[word][0].template and self.in_call(node):
+            raise Hole(DRAWN)
         return self._ruled(node, rules.FUNCTIONS[word], word)
-
-    def _binary(self, node: ast.Call) -> bool:
-        site = self.site(node.args[1]) if len(node.args) > 1 else None
-        return bool(site and site.is_tensor)
 
     def _parameter(self, node: ast.Call) -> str:
         keywords = {each.arg: each.value for each in node.keywords}
@@ -212,9 +235,34 @@ class Calls(Deciding):
                 raise Hole(f"jaxpar's {target.__name__} has no {each.arg}")
 
     def _with_rngs(self, node: ast.Call, targets: list[Any]) -> str:
-        """A call of the user's, with `rngs` if what it calls builds layers."""
-        extra = "rngs=rngs" if any(self.needs_rngs(target) for target in targets) else ""
-        return self._extended(node, extra)
+        """A call of the user's, with `rngs` if what it calls builds layers or draws."""
+        if any(self.needs_rngs(target) for target in targets):
+            return self._extended(node, "rngs=rngs")
+        drawing = any(draws(self, target) for target in targets)
+        return self._extended(node, f"rngs={self._stream()}" if drawing else "")
+
+    def _stream(self) -> str:
+        """What random numbers are drawn from: the module's own stream, or that which a function is given."""
+        return "self.rngs" if self.kind else "rngs"
+
+    def call_draws(self, node: ast.Call) -> bool:
+        """Whether a call draws random numbers, itself or in a function of the user."""
+        found = self._rules_of(node)
+        if found:
+            written = (rule.apply(node, lambda *_: "", node.func, "\1") for rule in found)
+            return "\1" in next(filter(None, written), "")
+        return any(draws(self, target) for target in self._targets(node))
+
+    def _rules_of(self, node: ast.Call) -> list[Rule]:
+        word = word_of(self.scope.value(node.func))
+        if word or not isinstance(node.func, ast.Attribute):
+            return rules.FUNCTIONS.get(word or "", [])
+        site = self.site(node.func.value)
+        return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
+
+    def at(self, source: Source, names: Mapping[str, Any], kind: type | None = None) -> Calls:
+        """The translation of another file."""
+        return Calls(source, self.watched, Scope(dict(names)), Needs(), kind)
 
     def _extended(self, node: ast.Call, extra: str) -> str:
         if not extra:
@@ -252,7 +300,8 @@ class Calls(Deciding):
             return target.__name__ in rules.ACCEPTING
         if inspect.isclass(target) and issubclass(target, nn.Module):
             base = next(each for each in target.__mro__ if "__init__" in vars(each))
-            return defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
+            own = defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
+            return own or any(draws_itself(self, each) for each in target.__mro__)
         return isinstance(target, FunctionType) and self._builds(target)
 
     def _builds(self, function: FunctionType) -> bool:
@@ -275,7 +324,7 @@ class Calls(Deciding):
 
         if not is_users(source.path):
             return False
-        there = Calls(source, self.watched, Scope(function.__globals__).inside(node), Needs(), None)
+        there = self.at(source, function.__globals__).inside(node)
         calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
         return any(
             (self.needs_rngs(target) and (not is_layer(target) or target.__name__ in rules.RANDOM))
@@ -283,6 +332,11 @@ class Calls(Deciding):
             for call in calls
             for target in there._targets(call)
         )
+
+
+def _layer(kind: type) -> type:
+    """The layer of torch that a class is or derives from."""
+    return next(each for each in kind.__mro__ if is_layer(each))
 
 
 def _draws(target: Any) -> bool:

@@ -81,8 +81,6 @@ class Deciding(Words):
 
     def _expr_subscript(self, node: ast.Subscript) -> str:
         written = self.text(node.value)
-        if written.endswith("\1"):
-            return written[:-1]
         if not self.is_tensor(node.value):
             return self.spliced(node)
         if any(map(self.is_mask, places_of(node.slice))) or self._cut_by_data(node):

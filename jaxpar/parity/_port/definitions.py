@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
+from .drawing import STREAM, draws, draws_first
+from .runtime import Beyond, for_runtime, is_beyond, of_library, of_runtime
 from .scope import Scope
-from .source import Function, Source, end_of, start_of
+from .source import Function, Source, defined, end_of, start_of
 from .statements import DELETED, MODE, Statements, begins, blocks, head_parts, reads_training_first
 from .watching import Watched
 from .words import Needs
+
+RNGS = "nnx.Rngs"
 
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
     value = inspect.unwrap(value)
     there = Statements(source, watched, Scope(value.__globals__), needs)
-    return there.function(node, there.needs_rngs(value))
+    if there.needs_rngs(value):
+        return there.function(node, RNGS)
+    return there.function(node, "nnx.RngStream" if draws(there, value) else "")
 
 
 def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched, needs: Needs) -> str:
@@ -33,10 +40,7 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
     written: list[str] = []
     after: ast.stmt | None = None
-    if reads_training_first(kind) and "__init__" not in vars(value):
-        written, after = [MODE.removeprefix("self.")], node.body[0]
-    for each in node.body:
-        text = _method(there, value, each) if isinstance(each, Function) else there.statement(each)
+    for each, text in _members(there, value, node):
         if text == DELETED:
             continue
         apart = isinstance(each, Function) or isinstance(after, Function)
@@ -46,14 +50,56 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     return _head(there, node) + (line.join(written).replace(f"{line}\n", f"\n{line}") or "pass")
 
 
+def _of_runtime(there: Statements, node: ast.stmt) -> bool:
+    """Whether a class's attribute is something of a library's that did not run."""
+    value = there.scope.value(node.value) if isinstance(node, ast.Assign) else None
+    return of_library(value) and is_beyond(value, there.watched)
+
+
+def _members(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+    """What stands in a class, and behind its docstring what is added where it has no constructor."""
+    said = ast.get_docstring(node) is not None
+    added = [] if "__init__" in vars(value) else [*_state(there, value, node)]
+    yield from [(node.body[0], there.statement(node.body[0]))] if said else []
+    yield from added
+    for each in node.body[said:]:
+        if any(for_runtime(value, name) for name in defined(each)) or _of_runtime(there, each):
+            continue
+        yield each, _method(there, value, each) if isinstance(each, Function) else there.statement(each)
+
+
+def _state(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+    """The mode as an attribute of the class; a stream in a constructor."""
+    mode = [MODE] if reads_training_first(there.kind) else []
+    if draws_first(there, there.kind) and value.__init__ is nn.Module.__init__:  # type: ignore[misc]
+        indent = "\n" + " " * (2 * node.body[0].col_offset)
+        head = f"def __init__(self, *, rngs: {RNGS}):"
+        yield ast.parse(f"{head} ...").body[0], indent.join([head, *mode, STREAM])
+    elif mode:
+        yield ast.Pass(), MODE.removeprefix("self.")
+
+
 def _head(there: Statements, node: ast.ClassDef) -> str:
     """`class Net(nnx.Module):` up to its first statement."""
     written, at = "", start_of(node)
-    for part in head_parts(node):
+    parts = head_parts(node)
+    values = [there.scope.value(part) for part in parts]
+    if any(of_library(value) and is_beyond(value, there.watched) for value in values):
+        kept = [there.text(p) for p, v in zip(parts, values, strict=True) if not is_beyond(v, there.watched)]
+        written, parts, at = f"class {node.name}({', '.join(kept)}", [], end_of(parts[-1])
+    for part in parts:
         written += there.source.between(at, start_of(part)) + there.text(part)
         at = end_of(part)
-    decorators = "".join(f"@{there.text(each)}\n" for each in node.decorator_list)
+    said = [_decorated(there, node, each) for each in node.decorator_list]
+    decorators = "".join(f"@{each}\n" for each in said if each)
     return decorators + written + there.source.between(at, begins(node.body[0]))
+
+
+def _decorated(there: Statements, node: ast.ClassDef, decorator: ast.expr) -> str | None:
+    """A class's decorator; outputs of a library are trees of arrays here."""
+    if there.scope.value(decorator) is dataclasses.dataclass and of_runtime(there.scope.value(node.bases[0])):
+        return "struct.dataclass"
+    return there.decorator(decorator)
 
 
 def _method(there: Statements, value: type, node: Function) -> str:
@@ -68,14 +114,17 @@ def _method(there: Statements, value: type, node: Function) -> str:
     if not ran(there, node):
         there.needs.note(f"{name} is not ported: the example does not run it")
         return DELETED
-    return there.function(node, node.name == "__init__" or there.needs_rngs(function))
+    return there.function(node, RNGS if node.name == "__init__" or there.needs_rngs(function) else "")
 
 
 def _whole(there: Statements, node: Function, name: str) -> str:
     """A method of a class that is no module; left out if it has holes."""
     needs = there.needs
     before = len(needs.holes), len(needs.notes)
-    text = there.function(node, False)
+    try:
+        text = there.function(node)
+    except Beyond:
+        text = "hole("
     if "hole(" not in text:
         return text
     del needs.holes[before[0] :], needs.notes[before[1] :]

@@ -159,9 +159,8 @@ def port(
         target.write_text(text, encoding="utf-8")
         if not written.holes:
             try:
-                here = imported(target)
-                flax = builder(here)
-                proofs = prove(make, lambda: builder(here), inputs, kwargs)
+                flax = builder(imported(target))
+                proofs = prove(make, flax, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
     results = written.holes, written.notes, failure, written.torch_lines
@@ -191,6 +190,7 @@ def _read(module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any) -> tuple
         else:
             build = expressions.construction(net, rngs=True)
             roots = list(dict.fromkeys(expressions.roots))
+        writer.needs.imports.update(expressions.imports)
         return make, writer.write(roots, _title(net)), build, functools.partial(_built, build)
     except PortError:
         raise

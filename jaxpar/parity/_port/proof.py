@@ -36,14 +36,15 @@ def imported(path: Path) -> ModuleType:
 
 def prove(
     make: Callable[[], torch.nn.Module],
-    build: Callable[[], nnx.Module],
+    flax: nnx.Module,
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> list[Comparison]:
     """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
     sgd = (lambda parameters: torch.optim.SGD(parameters, RATE), optax.sgd(RATE))
     found: list[Comparison] = []
-    trained = any(each.requires_grad for each in made(make).parameters())
+    net = made(make)
+    trained = any(each.requires_grad for each in net.parameters())
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     for training, given, more in (
         (True, inputs, steps),
@@ -53,7 +54,7 @@ def prove(
         if not found or found[-1].same:
             arrays = tuple(map(array, given))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            found.append(compare(made(make), build(), arrays, training=training, **more, **kw))
+            found.append(compare(net, flax, arrays, training=training, **more, **kw))
     return found
 
 

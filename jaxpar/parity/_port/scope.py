@@ -18,6 +18,8 @@ from torch import nn
 from jaxpar.nn import channels_first
 
 from .rules import FUNCTIONS, NAMES, SILENT
+from .runtime import of_library
+from .runtime import word as library_word
 from .source import Function, Source, source_of
 from .watching import is_users
 
@@ -61,9 +63,11 @@ def bound_in(function: ast.AST) -> frozenset[str]:
 def word_of(value: Any) -> str | None:
     """The name of torch under which the rules know a value."""
     try:
-        return _words().get(id(value))
+        found = _words().get(id(value))
     except TypeError:
         return None
+    own = library_word(value) if of_library(value) else None
+    return own if found is None and own in FUNCTIONS else found
 
 
 @functools.cache
@@ -147,21 +151,26 @@ def has_definition(value: Any) -> bool:
 
 
 def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleType] | None:
-    """Where a constant of a module is assigned; through imports to the module that has it."""
+    """Where a constant of a module is assigned, if it is once; through imports to the module that has it."""
     path = getattr(module, "__file__", None)
     if not path or not is_users(path):
         return None
     source = source_of(path)
+    found = [each for each in source.tree.body if _assigns(each, name)]
+    if found:
+        return (source, found[0], module) if len(found) == 1 else None
     for each in source.tree.body:
-        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return source, each, module
         if isinstance(each, ast.ImportFrom):
             for alias in each.names:
                 if (alias.asname or alias.name) == name:
                     home = importlib.import_module("." * each.level + (each.module or ""), module.__package__)
                     return assignment(home, alias.name)
     return None
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
 def import_of(source: Source, name: str) -> str | None:
@@ -175,3 +184,10 @@ def import_of(source: Source, name: str) -> str | None:
                         return f"import {what}"
                     return f"from {each.module} import {what}" if not each.level else None
     return None
+
+
+def import_of_config(kind: type) -> str:
+    """The line that imports a class of settings, from the top of its library if it is there."""
+    library = kind.__module__.partition(".")[0]
+    top = getattr(sys.modules[library], kind.__name__, None) is kind
+    return f"from {library if top else kind.__module__} import {kind.__name__}"

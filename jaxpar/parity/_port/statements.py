@@ -18,60 +18,35 @@ from torch import nn
 
 from . import rules
 from .aliases import read_later
-from .assignments import KEEPING, KEEPS, PART, Assignments
+from .assignments import KEEPING, KEEPS, PART
+from .branches import DELETED, Branches, begins
+from .drawing import STREAM, draws_first
+from .runtime import Beyond, of_runtime
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
 MODE = "self.deterministic = False"
 """What `self.training` is to NNX, set by `train()` and `eval()`."""
-DELETED = "\0"
-"""A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 
 
-class Statements(Assignments):
+class Statements(Branches):
     """Translates statements, and with them functions and classes."""
-
-    def block(self, body: Sequence[ast.stmt]) -> str:
-        """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
-        written, at = "", start_of(body[0])
-        for node in body:
-            between = self.source.between(at, begins(node))
-            if between.lstrip().startswith(";") and written == "":
-                between = ""  # the statement before it on the line is left out
-            at = end_of(node)
-            text = self.statement(node)
-            if text != DELETED:
-                written += between + text
-                continue
-            comments = between.rstrip(" ")
-            written += comments.rstrip("\n") if "#" in comments else ""
-            at = self._end_of_line(node)
-        return written.lstrip("\n").lstrip() if written.strip() else "pass"
-
-    def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
-        """Behind a comment that stands on a statement's line."""
-        line, column = end_of(node)
-        rest = self.source.lines[line - 1][column:].decode()
-        return (
-            (line, column + len(rest.rstrip("\n").encode()))
-            if rest.lstrip().startswith("#")
-            else (line, column)
-        )
 
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
         try:
             self._check_aliases(node)
+            self.check_stopping(node)
             return method(node) if method else self._with_blocks(node)
         except Hole as hole:
             return self.hole(node, str(hole))
 
     def _check_aliases(self, node: ast.stmt) -> None:
         changed = self.watched.aliases.changed.get((self.source.path, node.lineno), set())
-        if read := read_later(self.source, node, changed):
+        if read := read_later(self.source, node, changed - {self.rebound(node)}):
             raise Hole(f"it changes {' and '.join(read)} as well, in place")
 
     def _with_blocks(self, node: ast.stmt) -> str:
@@ -113,13 +88,18 @@ class Statements(Assignments):
             return self.text(call)
         if self.silent(node):
             return self._said_silent(node)
+        if self.logs(node):
+            return DELETED
         func = call.func
         if self.scope.value(func) is torch._assert:
+            if self.is_tensor(call.args[0]):
+                return self._unchecked(node)
             said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
             return f"assert {self.test(call.args[0])}{said}"
-        if isinstance(func, ast.Attribute):
-            return self._call_statement(call, func) or self.text(call)
-        return self.text(call)
+        written = self._call_statement(call, func) if isinstance(func, ast.Attribute) else None
+        if written is None and (name := self.rebound(node)):
+            written = f"{name} = {self.text(call)}"
+        return written or self.text(call)
 
     def _said_silent(self, node: ast.stmt) -> str:
         if any(
@@ -152,20 +132,26 @@ class Statements(Assignments):
             if self.kind
             else None
         )
-        if base is nn.Module:
-            return MODE if uses_training(self.kind) else DELETED
-        if not reads_training_first(self.kind):
-            return None
-        return f"{self.text(call)}\n{' ' * start_of(call)[1]}{MODE}"
+        first = reads_training_first(self.kind), draws_first(self, self.kind)
+        lines = [line for line, wanted in zip((MODE, STREAM), first, strict=True) if wanted]
+        if base is nn.Module and uses_training(self.kind) and not first[0]:
+            lines.insert(0, MODE)
+        if base is not nn.Module:
+            lines.insert(0, self.text(call))
+        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
             return self._said_silent(node)
+        if self.draws(node) or self.device(node):
+            return DELETED
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_tensor(target.value):
-            return self._set_at(target, "set", self.text(node.value))
+            return self._set_at(target, "set", self.value(node.value))
         if isinstance(target, ast.Subscript) and self.in_call(node) and self.keeps(target):
             raise Hole(KEEPS)
+        if (written := self.pair(node)) is not None:
+            return written
         if isinstance(target, ast.Tuple) and any(
             isinstance(each, ast.Subscript) and self.is_tensor(each.value) for each in target.elts
         ):
@@ -174,11 +160,23 @@ class Statements(Assignments):
             return self._set_attribute(node, target)
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
+        if self.stops:
+            return self.spliced(node, lambda part: (self.value if part is node.value else self.text)(part))
         return self.spliced(node)
+
+    def _stmt_return(self, node: ast.Return) -> str:
+        return f"return {self.value(node.value)}" if node.value and self.stops else self.spliced(node)
 
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
             return self._said_silent(node)
+        if self.logs(node):
+            return DELETED
+        if written := self.by_chance(node):
+            return written
+        refuses = all(isinstance(each, ast.Raise) for each in node.body) and not node.orelse
+        if refuses and self._decided_by_data(node.test):
+            return self._unchecked(node)
         known = _known(self.test(node.test))
         if known is None:
             return self._with_blocks(node)
@@ -199,8 +197,10 @@ class Statements(Assignments):
         ]
         if all(word in rules.CONTEXTS for word in words):
             return self._dedented(node.body, begins(node)[1])
-        if any("no_grad" in word or word.startswith("torch.") for word in words):
-            raise Hole("gradients stop here")
+        if len(node.items) == 1 and self.stops_gradients(node.items[0].context_expr):
+            return self.stopping()._dedented(node.body, begins(node)[1])
+        if any(word.startswith("torch.") for word in words):
+            raise Hole("there is no rule for this context")
         return self._with_blocks(node)
 
     def _dedented(self, body: list[ast.stmt], column: int) -> str:
@@ -264,6 +264,8 @@ class Statements(Assignments):
         """A method of the user that only gives initial values."""
         site = self.site(func)
         found = list(site.objects.values()) if site else []
+        if found and all(dotted(each) in rules.LIBRARY_SILENT for each in found):
+            return True
         return bool(found) and all(self.gives_initial_values(each) for each in found)
 
     def gives_initial_values(self, function: Any) -> bool:
@@ -275,10 +277,12 @@ class Statements(Assignments):
         body = [each for each in node.body if not _is_docstring(each)]
         return bool(body) and all(map(self.inside(node).silent, body))
 
-    def function(self, node: Function, rngs: bool) -> str:
-        """A function, `forward` as `__call__`, with `rngs` if it builds layers."""
+    def function(self, node: Function, rngs: str = "") -> str:
+        """A function, `forward` as `__call__`; `rngs` is the type of that argument, if it needs one."""
         here = self.inside(node)
-        decorators = [self._decorator(each) for each in node.decorator_list]
+        if self.decorated(node):
+            here = here.stopping()
+        decorators = [self.decorator(each) for each in node.decorator_list]
         indent = " " * node.col_offset
         head = "".join(f"@{each}\n{indent}" for each in decorators if each)
         begin = start_of(node)
@@ -290,10 +294,14 @@ class Statements(Assignments):
             if not isinstance(each, ast.stmt) and each not in node.decorator_list
         ]
         for part in sorted(outer, key=start_of):
-            written += self.source.between(at, start_of(part)) + self.text(part)
+            before = self.source.between(at, start_of(part))
             at = end_of(part)
+            try:
+                written += before + self.text(part)
+            except Beyond:  # the annotation of what it returns
+                written += before.rpartition("->")[0].rstrip()
             if part is last:
-                written += _rngs_argument(node)
+                written += _rngs_argument(node, rngs)
         written += self.source.between(at, begins(node.body[0]))
         if rngs and last is None:
             written = written.replace("()", "(*, rngs)", 1)
@@ -301,12 +309,32 @@ class Statements(Assignments):
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
         return f"{head}{written}{here.block(node.body)}"
 
-    def _decorator(self, node: ast.expr) -> str | None:
+    def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
+        if of_runtime(value):
+            self.needs.note(f"left out: @{self.source.segment(node).partition('(')[0]}")
+            return None
         return None if value is not UNKNOWN and is_torchs(value) else self.text(node)
 
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
-        return self.function(node, rngs=False)
+        return self.function(node)
+
+    def _stmt_assert(self, node: ast.Assert) -> str:
+        return self._unchecked(node) if self._decided_by_data(node.test) else self._with_blocks(node)
+
+    def _decided_by_data(self, node: ast.expr) -> bool:
+        before = len(self.needs.holes), len(self.needs.notes)
+        written = self.test(node)
+        if "hole(" not in written:
+            return False
+        del self.needs.holes[before[0] :], self.needs.notes[before[1] :]
+        return True
+
+    def _unchecked(self, node: ast.stmt) -> str:
+        """A check of numbers, which changes no result, is left out: JAX has no numbers while it compiles."""
+        said = " ".join(self.source.segment(node).split())
+        self.needs.note(f"{self.source.place(node)}: {said}: what it checks depends on data; left out")
+        return DELETED
 
     def _stmt_global(self, node: ast.Global) -> str:
         raise Hole("it changes a variable of the file")
@@ -329,16 +357,10 @@ def reads_training_first(kind: type | None) -> bool:
 
 
 def _reads_training(kind: type) -> bool:
-    if not defined_by_user(kind):
+    if not defined_by_user(kind) or of_runtime(kind):
         return False
     _, node = definition(kind)
     return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
-
-
-def begins(node: ast.AST) -> tuple[int, int]:
-    """Where a statement begins, with its decorators."""
-    first = min([start_of(node), *(start_of(each) for each in getattr(node, "decorator_list", []))])
-    return (first[0], first[1] - 1) if first != start_of(node) else first
 
 
 def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
@@ -367,11 +389,11 @@ def _last_argument(node: Function) -> ast.AST | None:
     return max(parts, key=end_of) if parts else None
 
 
-def _rngs_argument(node: Function) -> str:
+def _rngs_argument(node: Function, kind: str) -> str:
     a = node.args
     annotated = any(each.annotation for each in [*a.args, *a.kwonlyargs])
     star = "" if a.vararg or a.kwonlyargs else "*, "
-    return f", {star}rngs{': nnx.Rngs' if annotated else ''}"
+    return f", {star}rngs{f': {kind}' if annotated else ''}"
 
 
 def _known(test: str) -> bool | None:

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 from flax import linen, nnx
 
 from ..._typing import PyTree
@@ -20,7 +22,10 @@ from .._weights.tree import FlaxModule
 
 
 class Handler(Protocol):
-    """Called instead of a layer, with its path in the model and the call itself."""
+    """Called instead of a layer, with its path in the model and the call itself.
+
+    Where it has `bernoulli(path, p, shape)`, that is called where a stream of NNX draws zeros and ones.
+    """
 
     def __call__(
         self, path: str, layer: FlaxModule, call: Callable[..., PyTree], args: tuple, kwargs: dict
@@ -53,21 +58,24 @@ _current: ContextVar[tuple[Handler, Mapping[int, str]] | None] = ContextVar("wat
 
 @contextmanager
 def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
-    layers = [
-        (path, layer) for path, layer in nnx.iter_modules(root, graph=True) if "__call__" in dir(type(layer))
-    ]
+    layers = [(path, each) for path, each in nnx.iter_graph(root, graph=True) if _can_be_watched(each)]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
     classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
     token = _current.set((handler, paths))
     try:
         for layer, layer_class in classes:
             # Past NNX's own __setattr__, to which every attribute is one of the model's.
-            object.__setattr__(layer, "__class__", _watched(layer_class))
+            watched = _watched_stream if isinstance(layer, nnx.RngStream) else _watched
+            object.__setattr__(layer, "__class__", watched(layer_class))
         yield
     finally:
         for layer, layer_class in classes:
             object.__setattr__(layer, "__class__", layer_class)
         _current.reset(token)
+
+
+def _can_be_watched(node: Any) -> bool:
+    return isinstance(node, nnx.RngStream) or (isinstance(node, nnx.Module) and "__call__" in dir(type(node)))
 
 
 class _Silent(nnx.Pytree):
@@ -92,7 +100,23 @@ def _watched(layer_class: Any) -> type[nnx.Module]:
             return call(*args, **kwargs)
         return handler(paths[id(self)], self, call, args, kwargs)
 
-    names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    members = {"__call__": __call__, **names}
-    watched = type(layer_class)(layer_class.__name__, (_Silent, layer_class), members)
+    watched = _subclass(layer_class, {"__call__": __call__})
     return watched
+
+
+@functools.cache
+def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
+    def bernoulli(self: nnx.RngStream, p: Any = 0.5, shape: Any = None, **kwargs: Any) -> jax.Array:
+        handler, paths = _current.get() or (None, {})
+        draw = getattr(handler, "bernoulli", None)
+        if draw is None or id(self) not in paths:
+            return super(watched, self).bernoulli(p, shape, **kwargs)
+        return draw(paths[id(self)], p, jnp.shape(p) if shape is None else shape)
+
+    watched = _subclass(stream_class, {"bernoulli": bernoulli})
+    return watched
+
+
+def _subclass(own: Any, members: dict[str, Any]) -> Any:
+    names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(own)(own.__name__, (_Silent, own), {**members, **names})

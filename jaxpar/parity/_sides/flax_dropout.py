@@ -1,7 +1,8 @@
 """Dropout in Flax: masks from outside instead of drawn ones.
 
-Layers called Dropout and Flax's attentions take torch's masks. What draws with a key of its own, as
-`make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare` refuses it where it matters.
+Layers called Dropout, Flax's attentions and the `bernoulli` of a stream of NNX take torch's masks. What draws
+with a key of its own, as `make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare`
+refuses it where it matters.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from ...errors import MaskError
 from .._weights.tree import FlaxModule
 from .flax_calls import Handler
 
+SAME_CHANCE = 1e-2
+"""How far torch's factor times our chance may be from 1: torch's is rounded to the type it computes in."""
 MASKED = "_masked_by_torch"
 """Marks an attention function that takes torch's masks, where a layer calls another of its own class."""
 
@@ -89,7 +92,12 @@ class Injection:
         factor = 1 / (1 - rate) if rate < 1 else 0.0
         return x * jnp.where(self._next(path, x) != 0, factor, 0).astype(x.dtype)
 
-    def _next(self, path: str, x: jax.Array) -> jax.Array:
+    def bernoulli(self, path: str, p: Any, shape: tuple[int, ...]) -> jax.Array:
+        """What a stream draws: torch's zeros and ones, if its chance is torch's, and else only zeros."""
+        factor = self._next(path, jax.ShapeDtypeStruct(shape, bool))
+        return jnp.abs(factor * p - 1) < SAME_CHANCE
+
+    def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         return _fitting(path, self._taken(path), x.shape, self.last)
 
     def _taken(self, path: str) -> jax.Array:

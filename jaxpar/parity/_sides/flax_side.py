@@ -57,6 +57,7 @@ class FlaxSide:
         # One program for the forward and backward pass and the update, as in training. The optimizer's state
         # is an argument, so all steps run the same program.
         self._step = jax.jit(self._compute)
+        self._traced = jax.jit(self._in_type(self._real_outputs))  # it is traced and never compiled
         self._start()
 
     def _take(self, constants: Constants) -> None:
@@ -174,7 +175,7 @@ class FlaxSide:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
         # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
-        outputs = jax.eval_shape(self._in_type(self._real_outputs), self.parameters, self.rest, call, masks)
+        outputs = self._traced.eval_shape(self.parameters, self.rest, call, masks)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape

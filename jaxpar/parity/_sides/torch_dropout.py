@@ -22,6 +22,7 @@ ELEMENTWISE = {
     functional.dropout3d,
     torch.dropout,
 }
+BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in ELEMENTWISE:
             return self._dropout(function, *args, **kwargs)
+        if function in BERNOULLI:
+            return self._bernoulli(function, *args, **kwargs)
         if function is functional.scaled_dot_product_attention:
             return self._attention(function, *args, **kwargs)
         if function is functional.multi_head_attention_forward:
@@ -75,6 +78,18 @@ class Capture(TorchFunctionMode):
             mask = function(torch.ones_like(input), p, True)
         self.masks.append(mask)
         return input * mask
+
+    def _bernoulli(
+        self, function: Callable[..., Any], input: torch.Tensor, p: Any = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """Zeros and ones of a model that drops by itself; kept as the factors of dropout are."""
+        given = {} if p is None else {"p": p}
+        in_place = function is torch.Tensor.bernoulli_
+        chance = torch.as_tensor((0.5 if in_place else input) if p is None else p)
+        drawn = function(input, **given, **kwargs)
+        kept = drawn.detach() != 0
+        self.masks.append(torch.where(kept, 1 / chance.detach().double(), 0.0))
+        return drawn
 
     def _attention(
         self,

@@ -2,13 +2,14 @@
 
 from .methods import METHODS
 from .rule import Rule, table
+from .transformers_words import FUNCTIONS as OF_TRANSFORMERS
 
 FUNCTIONS = table("""
     torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
     torch.concat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
     torch.stack(tensors, dim=) -> jnp.stack({tensors}<, axis={dim}>)
     torch.where(condition, input, other) -> jnp.where({condition}, {input}, {other})
-    torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands})
+    torch.einsum(equation, *operands) -> jnp.einsum({equation}, {operands:s})
     torch.outer(input, vec2) -> jnp.outer({input}, {vec2})
     torch.baddbmm(input, batch1, batch2) -> {input:a} + {batch1:a} @ {batch2:a}
     torch.addmm(input, mat1, mat2) -> {input:a} + {mat1:a} @ {mat2:a}
@@ -22,12 +23,13 @@ FUNCTIONS = table("""
     torch.zeros_like(input, dtype=, device?) -> jnp.zeros_like({input}<, {dtype}>)
     torch.ones_like(input, dtype=, device?) -> jnp.ones_like({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
-    torch.arange(start, end=, step=, dtype=, device?) -> jnp.arange({start}<, {end}><, {step}><, {dtype}>)
+    torch.arange(start, end=, step=, dtype=, device?) -> jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
     torch.linspace(start, end, steps, device?) -> jnp.linspace({start}, {end}, {steps})
     torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
     torch.as_tensor(data, dtype=, device?) -> jnp.asarray({data}<, {dtype}>)
-    torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors}, indexing={indexing})
+    torch.meshgrid(*tensors, indexing) -> jnp.meshgrid({tensors:s}, indexing={indexing})
+    torch.meshgrid(*tensors) -> jnp.meshgrid({tensors:s}, indexing="ij")
     torch.randn(*size, device?, requires_grad?) -> rngs.params.normal({size:t})
     torch.rand(*size, device?, requires_grad?) -> rngs.params.uniform({size:t})
     torch.Tensor(*size) -> jnp.zeros({size:t})
@@ -36,6 +38,7 @@ FUNCTIONS = table("""
     torch.jit.is_tracing() -> False
     torch.compiler.is_compiling() -> False
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
+    torch.get_default_dtype() -> jnp.float32
     torch.finfo(type) -> jnp.finfo({type})
     torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
     torch.nn.functional.relu(input, inplace?) -> nnx.relu({input})
@@ -53,9 +56,11 @@ FUNCTIONS = table("""
     torch.nn.functional.softsign(input) -> nnx.soft_sign({input})
     torch.nn.functional.mish(input, inplace?) -> jax.nn.mish({input})
     torch.nn.functional.softmax(input, dim, _stacklevel?) -> nnx.softmax({input}, {dim})
+    torch.nn.functional.softmax(input, dim, dtype) -> nnx.softmax({input:a}.astype({dtype}), {dim})
     torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
+    torch.bernoulli(input) -> {rngs}.bernoulli({input}).astype({input:a}.dtype)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
 """)
@@ -71,11 +76,19 @@ _SAME = {
         "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
         "antialias=), "
         "local_response_norm(input, size, alpha=, beta=, k=), "
-        "scaled_dot_product_attention(query, key, value, attn_mask=, dropout_p=, is_causal=, scale=), "
-        "dropout(input, p=, training=, inplace?), cosine_similarity(x1, x2, dim=, eps=)"
+        "cosine_similarity(x1, x2, dim=, eps=)"
     ),
 }
 """Functions of jaxpar.nn.channels_first.functional with torch's name and torch's arguments."""
+_DRAWING = {
+    "dropout": (("x", "p=", "training=", "inplace?"), "{x}<, p={p}><, training={training}>, key={rngs}"),
+    "scaled_dot_product_attention": (
+        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale="),
+        "{query}, {key}, {value}<, attn_mask={attn_mask}><, dropout_p={dropout_p}, dropout_key={rngs}>"
+        "<, is_causal={is_causal}><, scale={scale}>",
+    ),
+}
+"""Functions that draw random numbers, with their arguments and ours."""
 _RENAMED = {"weight": {"layer_norm": "scale", "group_norm": "scale", "embedding": "embedding"}}
 _BY_AXES = (
     "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
@@ -109,10 +122,13 @@ def _same(name: str, signature: tuple[str, ...]) -> Rule:
 
 for _name, _signature in _calls(_SAME["torch.nn.functional"]):
     FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+for _name, (_signature, _arguments) in _DRAWING.items():
+    FUNCTIONS[f"torch.nn.functional.{_name}"] = [Rule(_signature, f"F.{_name}({_arguments})")]
 for _n in (1, 2, 3):
     for _name, _signature in _calls(_BY_AXES.format(n=_n)):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
-        Rule(("self", *rule.signature), rule.template) for rule in _rules
+        Rule(("self", *rule.signature), rule.template, rule.note) for rule in _rules
     )

@@ -34,6 +34,8 @@ METHODS = table("""
     repeat_interleave(repeats, dim=) -> jnp.repeat({self}, {repeats}<, {dim}>)
     split(split_size, dim=) -> F.split({self}, {split_size}<, {dim}>)
     chunk(chunks, dim=) -> F.chunk({self}, {chunks}<, {dim}>)
+    tensor_split(sections, dim=) -> jnp.array_split({self}, {sections}<, axis={dim}>)
+    tensor_split(indices, dim=) -> jnp.array_split({self}, {indices}<, axis={dim}>)
     unbind() -> jnp.unstack({self})
     unbind(dim) -> jnp.unstack({self}, axis={dim})
     roll(shifts, dims) -> jnp.roll({self}, {shifts:t}, {dims:t})
@@ -49,6 +51,8 @@ METHODS = table("""
     long() -> {self:a}.astype(int)
     int() -> {self:a}.astype(jnp.int32)
     bool() -> {self:a}.astype(bool)
+    bernoulli_(p) -> {rngs}.bernoulli({p}, {self:a}.shape).astype({self:a}.dtype)
+    new_empty(*size, dtype=, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_zeros(*size, device?) -> jnp.zeros({size:t}, {self:a}.dtype)
     new_ones(*size, device?) -> jnp.ones({size:t}, {self:a}.dtype)
     new_full(size, fill_value, device?) -> jnp.full({size}, {fill_value}, {self:a}.dtype)
@@ -102,7 +106,9 @@ METHODS = table("""
     clamp_min(min) -> jnp.maximum({self}, {min})
     clamp_max(max) -> jnp.minimum({self}, {max})
     add(other) -> {self:a} + {other:a}
+    add(other, alpha) -> {self:a} + {alpha:a} * {other:a}
     sub(other) -> {self:a} - {other:a}
+    sub(other, alpha) -> {self:a} - {alpha:a} * {other:a}
     mul(other) -> {self:a} * {other:a}
     div(other) -> {self:a} / {other:a}
     matmul(other) -> {self:a} @ {other:a}
@@ -119,8 +125,23 @@ METHODS = table("""
     logical_not() -> jnp.logical_not({self})
     logical_and(other) -> jnp.logical_and({self}, {other})
     logical_or(other) -> jnp.logical_or({self}, {other})
+    bitwise_xor(other) -> {self:a} ^ {other:a}
+    isinf() -> jnp.isinf({self})
+    isnan() -> jnp.isnan({self})
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
 """)
+_TIES = "where several are largest, torch gives the gradient to one of them, and JAX a part to each"
+PAIRS = table(f"""
+    max.values(dim, keepdim=) -> {{self:a}}.max({{dim}}<, keepdims={{keepdim}}>)  # {_TIES}
+    max.indices(dim, keepdim=) -> {{self:a}}.argmax({{dim}}<, keepdims={{keepdim}}>)
+    min.values(dim, keepdim=) -> {{self:a}}.min({{dim}}<, keepdims={{keepdim}}>)  # {_TIES}
+    min.indices(dim, keepdim=) -> {{self:a}}.argmin({{dim}}<, keepdims={{keepdim}}>)
+    sort.values(dim=, descending=) -> jnp.sort({{self}}<, axis={{dim}}><, descending={{descending}}>)
+    sort.indices(dim=, descending=) -> jnp.argsort({{self}}<, axis={{dim}}><, descending={{descending}}>)
+    topk.values(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[0]
+    topk.indices(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[1]
+""")
+"""Calls that give values and places."""
 IN_PLACE = {
     **{f"{name}_": name for name in ("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh")},
     **{

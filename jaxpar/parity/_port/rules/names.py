@@ -2,13 +2,20 @@
 
 NAMES = {
     "torch.Tensor": "jax.Array",
+    "torch.FloatTensor": "jax.Array",
+    "torch.LongTensor": "jax.Array",
+    "torch.BoolTensor": "jax.Array",
     "torch.nn.Module": "nnx.Module",
+    "torch.nn.Parameter": "nnx.Param",
     "torch.Size": "tuple",
     "torch.float32": "jnp.float32",
     "torch.float64": "jnp.float64",
     "torch.float16": "jnp.float16",
     "torch.bfloat16": "jnp.bfloat16",
     "torch.long": "int",
+    "torch.int8": "jnp.int8",
+    "torch.int16": "jnp.int16",
+    "torch.int64": "int",
     "torch.int32": "jnp.int32",
     "torch.uint8": "jnp.uint8",
     "torch.bool": "bool",
@@ -27,6 +34,9 @@ NAMES = {
     "torch.nn.functional.leaky_relu": "F.leaky_relu",
 }
 """By torch's name what stands for it where it is passed on, assigned or part of an annotation."""
+
+ATTRIBUTES = ("shape", "dtype", "device", "ndim", "T", "mT", "real", "imag", "itemsize", "nbytes")
+"""What tensors and arrays both have."""
 
 SILENT = ("torch.nn.init.", "torch._C._log_api_usage_once", "torchvision.utils._log_api_usage_once")
 """Calls whose statement has no counterpart: initial values come with torch's weights."""

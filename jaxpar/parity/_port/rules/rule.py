@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 
 Text = Callable[[ast.expr, str], str]
-"""How an argument is written; the second argument is "", "a" or "t"."""
-LINE = re.compile(r"([\w.]+)\((.*?)\) -> (.+)")
+"""How an argument is written; the second argument is "", "a", "t" or "s"."""
+LINE = re.compile(r"([\w.]+)\((.*?)\) -> (.+?)(?:  # (.+))?")
 PLACE = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 
@@ -21,19 +21,23 @@ class Rule:
     Attributes:
       signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`.
       template: what is written.
+      note: in what it means something else, if it does.
     """
 
     signature: tuple[str, ...]
     template: str
+    note: str = ""
 
-    def apply(self, call: ast.Call, text: Text, self_node: ast.expr | None = None) -> str | None:
+    def apply(
+        self, call: ast.Call, text: Text, self_node: ast.expr | None = None, rngs: str = "rngs"
+    ) -> str | None:
         """The call in JAX's words; None if this rule has no place for its arguments."""
         bound = self._bound(call)
         if bound is None:
             return None
         if self_node is not None:
             bound["self"] = [self_node]
-        return self._written(bound, text)
+        return self._written(bound, text).replace("{rngs}", rngs)
 
     def _bound(self, call: ast.Call) -> dict[str, list[ast.expr]] | None:
         positional = list(call.args)
@@ -54,9 +58,12 @@ class Rule:
 
     def _written(self, bound: dict[str, list[ast.expr]], text: Text) -> str:
         def optional(found: re.Match) -> str:
-            return found[1] if all(bound.get(name) for name, _ in PLACE.findall(found[1])) else ""
+            needed = {name for name, _ in PLACE.findall(found[1])} - {"rngs"}
+            return found[1] if all(bound.get(name) for name in needed) else ""
 
         def place(found: re.Match) -> str:
+            if found[1] == "rngs":
+                return found[0]
             nodes, form = bound.get(found[1], []), found[2] or ""
             if form == "t" and len(nodes) != 1:
                 inside = ", ".join(text(node, "") for node in nodes)
@@ -73,7 +80,7 @@ def table(lines: str) -> dict[str, list[Rule]]:
         match = LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"no rule: {line}")
-        word, signature, template = match.groups()
+        word, signature, template, note = match.groups()
         names = tuple(name.strip() for name in signature.split(",") if name.strip())
-        found.setdefault(word, []).append(Rule(names, template))
+        found.setdefault(word, []).append(Rule(names, template, note or ""))
     return found

@@ -1,0 +1,88 @@
+"""Pairs: `x.max(1)`, `x.sort()` and `x.topk(2)` give values and places; in JAX these are two calls.
+
+One of them is taken where it stands: `x.max(1)[0]`, `_, i = x.max(1)`. Where both are, the tensor is a name,
+so that nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from .calls import Calls
+from .rules import PAIRS
+from .words import Hole
+
+CHOSEN = {0: "values", 1: "indices", -1: "indices"}
+
+
+class Pairs(Calls):
+    """Translates calls that give values and places."""
+
+    def _expr_attribute(self, node: ast.Attribute) -> str:
+        if node.attr in CHOSEN.values() and isinstance(node.value, ast.Call):
+            written = self._chosen(node.value, node.attr)
+            if written is not None:
+                return written
+        return super()._expr_attribute(node)
+
+    def _expr_subscript(self, node: ast.Subscript) -> str:
+        place = _constant(node.slice)
+        if place in CHOSEN and isinstance(node.value, ast.Call):
+            written = self._chosen(node.value, CHOSEN[place])
+            if written is not None:
+                return written
+        return super()._expr_subscript(node)
+
+    def pair(self, node: ast.Assign) -> str | None:
+        """`values, places = x.max(1)`; None if it is something else."""
+        target, call = node.targets[0], node.value
+        if not (isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(call, ast.Call)):
+            return None
+        if self._pair_of(call) is None:
+            return None
+        wanted = [
+            (self.text(name), self._chosen(call, CHOSEN[place]))
+            for place, name in enumerate(target.elts)
+            if not (isinstance(name, ast.Name) and name.id == "_")
+        ]
+        name, owner, _ = self._pair_of(call)  # type: ignore[misc]
+        if len(wanted) > 1 and name == "topk":
+            return f"{', '.join(name for name, _ in wanted)} = {str(wanted[0][1]).removesuffix('[0]')}"
+        if len(wanted) > 1 and not isinstance(owner, ast.Name):
+            raise Hole("it gives values and places; with a name for the tensor it can be said")
+        return f"{', '.join(name for name, _ in wanted)} = {', '.join(str(text) for _, text in wanted)}"
+
+    def _chosen(self, call: ast.Call, wanted: str) -> str | None:
+        found = self._pair_of(call)
+        if found is None:
+            return None
+        name, owner, inner = found
+        if name == "topk" and not self._along_last(owner, inner):
+            raise Hole("jax.lax.top_k looks along the last axis alone")
+        return self._ruled(inner, PAIRS[f"{name}.{wanted}"], f"the {wanted} of {name}", owner)
+
+    def _along_last(self, owner: ast.expr, call: ast.Call) -> bool:
+        named = {each.arg: each.value for each in call.keywords}
+        given = named.get("dim", call.args[1] if len(call.args) > 1 else None)
+        if given is None:
+            return True
+        site, axis = self.site(owner), _constant(given)
+        return axis == -1 or bool(site and site.axes and all(axes - 1 == axis for axes in site.axes))
+
+    def _pair_of(self, call: ast.Call) -> tuple[str, ast.expr, ast.Call] | None:
+        """The word, the tensor, and the call without it."""
+        if not self.is_pair(call):
+            return None
+        func = call.func
+        if isinstance(func, ast.Attribute) and self.is_tensor(func.value):
+            return func.attr, func.value, call
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        inner = ast.copy_location(ast.Call(func, call.args[1:], call.keywords), call)
+        return (name, call.args[0], inner) if call.args and f"{name}.values" in PAIRS else None
+
+
+def _constant(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

@@ -1,0 +1,82 @@
+"""Stopping: under `torch.no_grad()` what is assigned, returned or stored carries no gradient.
+
+JAX has no such context; `jax.lax.stop_gradient` stands around each value that leaves it.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import Self
+
+import torch
+
+from .pairs import Pairs
+from .source import Function
+from .words import Hole
+
+NO_GRAD = ("no_grad", "inference_mode")
+STOPS = "gradients stop here"
+
+
+class Stopping(Pairs):
+    """Translates values that are assigned, returned or stored."""
+
+    stops = False
+    """Whether this is the translation of such a context or function."""
+
+    def stopping(self) -> Self:
+        there = copy.copy(self)
+        there.stops = True
+        return there
+
+    def value(self, node: ast.expr) -> str:
+        """A value that is assigned, stored or returned."""
+        if self.stops and isinstance(node, ast.Tuple):
+            return self.spliced(node, lambda part: self.value(part))  # type: ignore[arg-type]
+        return self.stopped(node, self.text(node))
+
+    def stopped(self, node: ast.expr, written: str) -> str:
+        """What is computed here carries no gradient; what came with a name still does."""
+        if not self.stops or isinstance(node, ast.Name | ast.Attribute | ast.Constant):
+            return written
+        return f"jax.lax.stop_gradient({written})" if self._carries(node) else written
+
+    def _carries(self, node: ast.expr) -> bool:
+        """Whether there may be a gradient in a value."""
+        site = self.site(node)
+        if site is None:
+            return True
+        floating = any(each.is_floating_point for each in site.types)
+        return floating or any(issubclass(kind, tuple | list | dict) for kind in site.kinds - {torch.Size})
+
+    def check_stopping(self, node: ast.stmt) -> None:
+        """Refuses what changes a local array in place there: its gradient is then that of before."""
+        changes = isinstance(node, ast.AugAssign) or (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Attribute)
+            and node.value.func.attr.endswith("_")
+        )
+        if not (self.stops and changes):
+            return
+        target: ast.expr = node.target if isinstance(node, ast.AugAssign) else node.value.func  # type: ignore
+        while isinstance(target, ast.Subscript | ast.Call) or (
+            isinstance(target, ast.Attribute) and not self._is_module(target.value)
+        ):
+            target = target.func if isinstance(target, ast.Call) else target.value
+        if isinstance(target, ast.Name) and self._named_tensor(target.id):
+            raise Hole(STOPS)
+
+    def _named_tensor(self, name: str) -> bool:
+        """Whether a variable of this name is a tensor somewhere in the file."""
+        uses = (each for each in ast.walk(self.source.tree) if isinstance(each, ast.Name) and each.id == name)
+        return any(map(self.is_tensor, uses))
+
+    def stops_gradients(self, node: ast.expr) -> bool:
+        """Whether a context or a decorator is `torch.no_grad()`."""
+        value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
+        return getattr(value, "__name__", "") in NO_GRAD and str(value.__module__).startswith("torch.")
+
+    def decorated(self, node: Function) -> bool:
+        return any(map(self.stops_gradients, node.decorator_list))
