@@ -15,7 +15,7 @@ from porting import constructs, holes, modules
 
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
-from jaxpar.parity._port import rules
+from jaxpar.parity._port import proof, rules
 from jaxpar.parity._port.rules.rule import table
 
 FILES = {Path(file.__file__): file for file in (modules, constructs, holes)}
@@ -55,7 +55,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert port.largest < 1e-10
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -140,6 +140,22 @@ def torch_module_without_attributes():
     return Local(3)
 
 
+def test_what_is_left_out_takes_its_comment_along(monkeypatch):
+    monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
+    source = parity.port(modules.Partly, *example(modules.Partly)).source
+    comments = [line.partition("# ")[2] for line in source.splitlines() if "# " in line]
+    assert comments == ["of the layer", "a heading", "of the rate"]
+    assert "not self.deterministic" in source
+    assert 'class Never(nnx.Module):\n    """Not ported, for the example does not run it."""' in source
+
+
+@pytest.mark.parametrize(("rows", "said"), [(2, "has 2 values for each channel"), (8, "")])
+def test_an_example_too_small_for_batch_norm_is_named(rows, said):
+    found = " ".join(proof.too_small(lambda: torch.nn.BatchNorm2d(3), [torch.ones(rows, 3, 1, 1)], {}))
+    assert said in found
+    assert bool(said) == bool(found)
+
+
 def registered(make):
     @functools.wraps(make)
     def called(**settings):
@@ -196,4 +212,19 @@ def test_the_command_writes_a_file_a_record_and_a_test(tmp_path):
 def test_exit_codes(module, given, code, said, tmp_path):
     ended = command(f"{MODULES}:{module}", "--input", given, "--out", tmp_path / "port.py")
     assert ended.exit_code == code, ended.output
+    assert said in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument"),
+        ([f"{MODULES}:MLP", "--out", "port.txt"], "ends in .py"),
+        ([f"{MODULES}:MLP", "--out", "port.py", "--way"], "No such option"),
+        ([f"{MODULES}:MLP", "--out", "port.py", "--seed", "-1"], "Invalid value"),
+    ],
+)
+def test_a_command_that_is_misused_could_not(arguments, said):
+    ended = command(*arguments)
+    assert ended.exit_code == 3, "2 are holes"
     assert said in ended.output

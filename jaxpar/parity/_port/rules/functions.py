@@ -23,8 +23,8 @@ FUNCTIONS = table("""
     torch.zeros_like(input, dtype=, device?) -> jnp.zeros_like({input}<, {dtype}>)
     torch.ones_like(input, dtype=, device?) -> jnp.ones_like({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
-    torch.arange(start, end=, step=, device?) -> jnp.arange({start}<, {end}><, {step}>)
-    torch.arange(start, end=, dtype=, device?) -> jnp.arange({start}<, {end}><, dtype={dtype}>)
+    torch.arange(start, end=, step=, dtype=, device?) -> \
+        jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
     torch.linspace(start, end, steps, device?) -> jnp.linspace({start}, {end}, {steps})
     torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
