@@ -145,7 +145,9 @@ class Places(nn.Module):
         keep = [0, 2]
         z = y[rows, :]
         z[torch.arange(2)] += 1.0
-        return y[:, [0, 2]], y[keep], y[:, None, ..., 1:], y[..., -1], z
+        ones = torch.zeros_like(x)
+        ones[[1, 1]] += 1.0
+        return y + ones, y[:, [0, 2]], y[keep], y[:, None, ..., 1:], y[..., -1], z
 
 
 class Weights(nn.Module):
