@@ -16,7 +16,9 @@ from porting import modules
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
 from jaxpar.parity._port import rules
+from jaxpar.parity._port.counting import lines_of, torch_lines
 from jaxpar.parity._port.rules.rule import table
+from jaxpar.parity._port.source import Source
 
 KINDS = [kind for kind in vars(modules).values() if inspect.isclass(kind)]
 CASES = [kind for kind in KINDS if hasattr(kind, "inputs")]
@@ -47,6 +49,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
     ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__"}
+    assert port.lines <= 1.3 * port.torch_lines
     assert words(port.source) <= words(MODULES.read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -154,6 +157,45 @@ def test_the_functions_are_as_before():
 
 def command(*arguments):
     return CliRunner().invoke(cli, ["port", *map(str, arguments)])
+
+
+COUNTED = """
+import itertools
+import os, sys
+
+import torch
+from torch import nn
+
+SCALE = 2
+
+
+class Net(nn.Module):
+    inputs = ((2, 3),)
+
+    def __init__(self):
+        super().__init__()
+        # one comment
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise((3, 4, 2)))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) * SCALE
+        return x
+"""
+
+
+def test_lines_are_those_that_a_reader_has_before_him(tmp_path):
+    source = Source(str(_written(tmp_path / "counted.py", COUNTED)))
+    scale, net = source.tree.body[4:]
+    assert torch_lines([(source, scale)]) == 1
+    assert torch_lines([(source, net), (source, scale)]) == 13, "itertools and nn, and not torch, os or sys"
+    assert lines_of(COUNTED) == 15
+    assert lines_of(f'''"""Said\n\nof it."""\n{COUNTED}''') == 15
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
+from .counting import lines_of
 from .kept import keep
 from .proof import imported, largest, prove
 from .training import Given, Lines, Origin, optimizer_lines, scheduler_lines
@@ -44,7 +45,7 @@ class Port:
       holes: what could not be said in lines that run, with torch's words.
       notes: what was left out, and what did not run.
       failure: why there is no proof, where there is neither one nor a hole.
-      torch_lines: how many lines the definitions have in torch, without empty ones.
+      torch_lines: how many lines the definitions and their imports have in torch, without empty ones.
       path: where the file was written, if it was.
     """
 
@@ -115,8 +116,8 @@ class Port:
 
     @property
     def lines(self) -> int:
-        """How many lines the file has, without empty ones."""
-        return sum(bool(line.strip()) for line in self.source.splitlines())
+        """How many lines the file has, without empty ones and without its docstring."""
+        return lines_of(self.source)
 
 
 def port(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .building import Inexpressible
+from .counting import torch_lines
 from .definitions import class_text, function_text, not_run
 from .rules.transformers_words import LIBRARY
 from .runtime import of_runtime, stand_in_source
@@ -86,9 +87,9 @@ class Writer:
         if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
-        lines = sum(_lines(piece) for piece in ordered if piece.source is not stand_in_source())
+        own = [(piece.source, piece.node) for piece in ordered if piece.source is not stand_in_source()]
         holes = tuple(each for each in self.needs.holes if repr(each) in body)
-        return Written(text, holes, tuple(self.needs.notes), lines)
+        return Written(text, holes, tuple(self.needs.notes), torch_lines(own))
 
     def _configs(self) -> list[str]:
         """Classes of settings that the file imports. They have an `==` and no hash."""
@@ -190,11 +191,6 @@ def _names(node: ast.stmt) -> list[str]:
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _lines(piece: Piece) -> int:
-    first, last = piece.node.lineno, piece.node.end_lineno or 0
-    return sum(bool(line.strip()) for line in piece.source.lines[first - 1 : last])
 
 
 def _is_standard(line: str) -> bool:
