@@ -21,7 +21,7 @@ from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
 from .counting import lines_of
 from .kept import keep
-from .proof import imported, largest, prove
+from .proof import imported, largest, prove, too_small
 from .training import Given, Lines, Origin, optimizer_lines, scheduler_lines
 from .watching import watch
 from .words import Hole
@@ -145,7 +145,8 @@ def port(
       PortError: the module cannot be built or called, or its source cannot be read.
 
     The module is made and called several times, each time with the same random numbers. While it is watched,
-    the user's functions have probes in them, for all threads.
+    the user's functions have probes in them, for all threads; while it is proven, torch computes with one
+    thread, in the whole process.
 
     No torch counterpart: `torch.export` keeps what was computed and not the code.
     """
@@ -155,6 +156,7 @@ def port(
     path = Path(out) if out is not None else None
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, here = None, [], "", None
+    notes: tuple[str, ...] = ()
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "port.py"
         target.write_text(text, encoding="utf-8")
@@ -163,9 +165,10 @@ def port(
                 here = imported(target)
                 flax = builder(here)
                 proofs = prove(make, flax, inputs, kwargs)
+                notes = () if all(each.same for each in proofs) else too_small(make, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
-    results = written.holes, written.notes, failure, written.torch_lines
+    results = written.holes, (*written.notes, *notes), failure, written.torch_lines
     given = module if isinstance(module, nn.Module) else None
     origin = Origin(make, functools.partial(builder, here) if flax is not None else None, given)
     found = Port(text, build, flax, tuple(proofs), *results, path, origin=origin)
