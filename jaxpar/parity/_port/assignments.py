@@ -17,7 +17,7 @@ from .precedence import grouped
 from .scope import definition, has_definition
 from .source import Function, end_of, start_of
 from .stopping import Stopping
-from .words import Hole
+from .words import Hole, kept_tensors
 
 AT = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
@@ -37,6 +37,9 @@ class Assignments(Stopping):
         value = call.args[1] if len(call.args) > 1 else named.get("tensor")
         if value is None or (isinstance(value, ast.Constant) and value.value is None):
             return self._set(func, name, "nnx.data(None)")
+        persistent = named.get("persistent", call.args[2] if len(call.args) > 2 else None)
+        if isinstance(persistent, ast.Constant) and not persistent.value:
+            return self._set(func, name, self.text(value))
         return self._set(func, name, f"nnx.Variable({self.text(value)})")
 
     def _registered(self, call: ast.Call, func: ast.Attribute) -> str:
@@ -154,11 +157,23 @@ class Assignments(Stopping):
             written = "nnx.data(None)"
         elif site and site.kinds & {list} and not self._grows(target):
             written = self._tuple(node.value, written)
+        elif site and site.kinds & {set} and not self._grows(target):
+            written = "frozenset()" if written == "set()" else f"frozenset({written})"
         elif self._holds_tensor(target) and not written.startswith(("nnx.Param(", "nnx.Variable(")):
             return f"{self.text(target.value)}.{target.attr}[...] = {written}"
-        elif site and site.is_tensor and not written.startswith(("nnx.Param(", "nnx.Variable(")):
+        elif (
+            site
+            and site.is_tensor
+            and not self._in_constructor(node)
+            and not written.startswith(("nnx.Param(", "nnx.Variable("))
+        ):
             raise Hole(KEEPS)
+        before = self.source.between(end_of(target), start_of(node.value))
+        written = f"({written})" if "(" in before and "\n" in written else written
         return f"{self.text(target.value)}.{target.attr} = {written}"
+
+    def _in_constructor(self, node: ast.AST) -> bool:
+        return getattr(self.source.around(node), "name", "") == "__init__"
 
     def _tuple(self, value: ast.expr, written: str) -> str:
         """A list as a tuple, for NNX puts what is no array into the key of a compiled program."""
@@ -168,7 +183,7 @@ class Assignments(Stopping):
         """Whether a list that is an attribute is changed later."""
         return any(
             isinstance(each, ast.Attribute)
-            and each.attr in ("append", "extend", "insert", "pop")
+            and each.attr in ("append", "extend", "insert", "pop", "add", "update")
             and isinstance(each.value, ast.Attribute)
             and each.value.attr == target.attr
             for each in ast.walk(self.source.tree)
@@ -177,7 +192,7 @@ class Assignments(Stopping):
     def _holds_tensor(self, target: ast.Attribute) -> bool:
         owner = self.site(target.value)
         modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        return any(target.attr in {**each._buffers} for each in modules)
+        return any(target.attr in kept_tensors(each) - {*each._parameters} for each in modules)
 
     def _assigned_again(self, target: ast.Attribute) -> bool:
         owner: ast.AST | None = target

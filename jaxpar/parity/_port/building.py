@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from . import rules
-from .scope import defined_by_user, is_layer, own_layer, word_of
+from .runtime import is_config
+from .scope import defined_by_user, import_of_config, is_layer, own_layer, word_of
 from .watching import is_users
 
 
@@ -50,7 +51,8 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             return
         if event == "call":
             info = inspect.getargvalues(frame)
-            open_frames[frame] = info = info._replace(locals=dict(info.locals))
+            more = {info.keywords: dict(info.locals[info.keywords])} if info.keywords else {}
+            open_frames[frame] = info = info._replace(locals={**info.locals, **more})
             made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
             if made is not None and id(made) not in calls:
                 calls[id(made)] = [Made(made, type(made), info)]
@@ -158,6 +160,9 @@ class Expressions:
         return self._object(value)
 
     def _object(self, value: Any) -> str:
+        if is_config(value):
+            self.imports[value.__name__] = import_of_config(value)
+            return value.__name__
         if defined_by_user(value):
             self.roots.append(value)
             return value.__name__

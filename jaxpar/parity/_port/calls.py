@@ -17,8 +17,8 @@ from flax import nnx
 from torch import nn
 
 from . import rules
-from .deciding import Deciding
 from .drawing import draws, draws_itself
+from .libraries import Libraries
 from .rules import Rule
 from .scope import (
     UNKNOWN,
@@ -49,7 +49,7 @@ RANDOM_FUNCTIONS = (
 _BUILDS: dict[FunctionType, bool] = {}
 
 
-class Calls(Deciding):
+class Calls(Libraries):
     """Translates expressions with calls."""
 
     def _expr_call(self, node: ast.Call) -> str:
@@ -58,6 +58,8 @@ class Calls(Deciding):
             if written is not None:
                 return written
         target = self.scope.value(node.func)
+        if target is isinstance and self._is_beyond(self.scope.value(node.args[1])):
+            return "False"
         if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
             return self._of_torch(node, target)
         self.check_python(node)

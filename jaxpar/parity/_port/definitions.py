@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from .drawing import STREAM, draws, draws_first
+from .runtime import Beyond, for_runtime, is_beyond, of_library, of_runtime
 from .scope import Scope
-from .source import Function, Source, end_of, start_of
+from .source import Function, Source, defined, end_of, start_of
 from .statements import DELETED, MODE, Statements, begins, blocks, head_parts, reads_training_first
 from .watching import Watched
 from .words import Needs
@@ -51,6 +53,12 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     )
 
 
+def _of_runtime(there: Statements, node: ast.stmt) -> bool:
+    """Whether a class's attribute is something of a library's that did not run."""
+    value = there.scope.value(node.value) if isinstance(node, ast.Assign) else None
+    return of_library(value) and is_beyond(value, there.watched)
+
+
 def _members(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
     """What stands in a class, and behind its docstring what is added where it has no constructor."""
     said = ast.get_docstring(node) is not None
@@ -58,6 +66,8 @@ def _members(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tup
     yield from [(node.body[0], there.statement(node.body[0]))] if said else []
     yield from added
     for each in node.body[said:]:
+        if any(for_runtime(value, name) for name in defined(each)) or _of_runtime(there, each):
+            continue
         yield each, _method(there, value, each) if isinstance(each, Function) else there.statement(each)
 
 
@@ -75,11 +85,24 @@ def _state(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple
 def _head(there: Statements, node: ast.ClassDef) -> str:
     """`class Net(nnx.Module):` up to its first statement."""
     written, at = "", start_of(node)
-    for part in head_parts(node):
+    parts = head_parts(node)
+    values = [there.scope.value(part) for part in parts]
+    if any(of_library(value) and is_beyond(value, there.watched) for value in values):
+        kept = [there.text(p) for p, v in zip(parts, values, strict=True) if not is_beyond(v, there.watched)]
+        written, parts, at = f"class {node.name}({', '.join(kept)}", [], end_of(parts[-1])
+    for part in parts:
         written += there.source.between(at, start_of(part)) + there.text(part)
         at = end_of(part)
-    decorators = "".join(f"@{there.text(each)}\n" for each in node.decorator_list)
+    said = [_decorated(there, node, each) for each in node.decorator_list]
+    decorators = "".join(f"@{each}\n" for each in said if each)
     return decorators + written + there.source.between(at, begins(node.body[0]))
+
+
+def _decorated(there: Statements, node: ast.ClassDef, decorator: ast.expr) -> str | None:
+    """A class's decorator; outputs of a library are trees of arrays here."""
+    if there.scope.value(decorator) is dataclasses.dataclass and of_runtime(there.scope.value(node.bases[0])):
+        return "struct.dataclass"
+    return there.decorator(decorator)
 
 
 def _method(there: Statements, value: type, node: Function) -> str:
@@ -101,7 +124,10 @@ def _whole(there: Statements, node: Function, name: str) -> str:
     """A method of a class that is no module; left out if it has holes."""
     needs = there.needs
     before = len(needs.holes), len(needs.notes)
-    text = there.function(node)
+    try:
+        text = there.function(node)
+    except Beyond:
+        text = "hole("
     if "hole(" not in text:
         return text
     del needs.holes[before[0] :], needs.notes[before[1] :]

@@ -193,6 +193,7 @@ def _read(module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any) -> tuple
         else:
             build = expressions.construction(net, rngs=True)
             roots = list(dict.fromkeys(expressions.roots))
+        writer.needs.imports.update(expressions.imports)
         return make, writer.write(roots, _title(net)), build, functools.partial(_built, build)
     except PortError:
         raise

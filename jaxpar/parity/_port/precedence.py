@@ -63,8 +63,16 @@ def _needed(parent: ast.AST, part: ast.AST) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
+def parsed(text: str) -> ast.expr | None:
+    """An expression's tree, whose lines may be those of something in parentheses; None if it is none."""
+    for each in (textwrap.dedent(text).strip(), f"({text}\n)"):
+        try:
+            return ast.parse(each, mode="eval").body
+        except SyntaxError:
+            pass
+    return None
+
+
 def _level_of(text: str) -> int:
-    try:
-        return level(ast.parse(textwrap.dedent(text).strip(), mode="eval").body)
-    except SyntaxError:
-        return ATOM if text.startswith("(") and text.endswith(")") else 0
+    node = parsed(text)
+    return level(node) if node else 0

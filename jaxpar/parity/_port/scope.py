@@ -18,6 +18,8 @@ from torch import nn
 from jaxpar.nn import channels_first
 
 from .rules import FUNCTIONS, NAMES, SILENT
+from .runtime import of_library
+from .runtime import word as library_word
 from .source import Function, Source, source_of
 from .watching import is_users
 
@@ -61,9 +63,11 @@ def bound_in(function: ast.AST) -> frozenset[str]:
 def word_of(value: Any) -> str | None:
     """The name of torch under which the rules know a value."""
     try:
-        return _words().get(id(value))
+        found = _words().get(id(value))
     except TypeError:
         return None
+    own = library_word(value) if of_library(value) else None
+    return own if found is None and own in FUNCTIONS else found
 
 
 @functools.cache
@@ -180,3 +184,10 @@ def import_of(source: Source, name: str) -> str | None:
                         return f"import {what}"
                     return f"from {each.module} import {what}" if not each.level else None
     return None
+
+
+def import_of_config(kind: type) -> str:
+    """The line that imports a class of settings, from the top of its library if it is there."""
+    library = kind.__module__.partition(".")[0]
+    top = getattr(sys.modules[library], kind.__name__, None) is kind
+    return f"from {library if top else kind.__module__} import {kind.__name__}"

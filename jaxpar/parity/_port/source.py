@@ -53,9 +53,32 @@ class Source:
         parent = self.parents.get(node)
         return parent if isinstance(parent, ast.ClassDef) else None
 
+    def around(self, node: ast.AST) -> ast.AST | None:
+        """The function that a node stands in."""
+        found = self.parents.get(node)
+        while found is not None and not isinstance(found, Function):
+            found = self.parents.get(found)
+        return found
+
     def place(self, node: ast.AST) -> str:
         """`models.py:12`."""
         return f"{Path(self.path).name}:{node.lineno}"  # type: ignore[attr-defined]
+
+    def without(self, node: ast.AST, kept: set[str]) -> str:
+        """A definition's text without those of its methods whose names are neither kept nor Python's."""
+        cut = [
+            each
+            for each in getattr(node, "body", [])
+            if isinstance(node, ast.ClassDef)
+            and isinstance(each, Function)
+            and not (each.name in kept or each.name.startswith("__"))
+        ]
+        written, at = "", start_of(node)
+        for each in cut:
+            first = min([start_of(each), *(start_of(d) for d in each.decorator_list)])
+            written += self.between(at, (first[0], 0)).rstrip() + "\n\n"
+            at = end_of(each)
+        return (written + self.between(at, end_of(node)).lstrip("\n" if cut else "")).rstrip()
 
     @functools.cached_property
     def _functions(self) -> dict[tuple[str, int], Function]:
@@ -84,3 +107,11 @@ def source_of(path: str) -> Source:
       OSError, SyntaxError: it cannot be read.
     """
     return Source(path)
+
+
+def defined(node: ast.stmt) -> list[str]:
+    """The names that a statement at the top of a file or class binds: of a definition or of an assignment."""
+    if isinstance(node, Function | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [each.id for each in targets if isinstance(each, ast.Name)]

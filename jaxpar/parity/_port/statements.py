@@ -18,54 +18,22 @@ from torch import nn
 
 from . import rules
 from .aliases import read_later
-from .assignments import KEEPING, KEEPS, PART, Assignments
+from .assignments import KEEPING, KEEPS, PART
+from .branches import DELETED, Branches, begins
 from .drawing import STREAM, draws_first
+from .runtime import Beyond, of_runtime
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
 MODE = "self.deterministic = False"
 """What `self.training` is to NNX, set by `train()` and `eval()`."""
-DELETED = "\0"
-"""A statement that is left out, with its line."""
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 
 
-class Statements(Assignments):
+class Statements(Branches):
     """Translates statements, and with them functions and classes."""
-
-    def block(self, body: Sequence[ast.stmt], last: bool = False) -> str:
-        """Statements with the lines between them, indented as in the source; "pass" if all are left out.
-
-        With the comment behind them, if they are the `last` ones of a definition.
-        """
-        written, at = "", start_of(body[0])
-        for node in body:
-            between = self.source.between(at, begins(node))
-            if between.lstrip().startswith(";") and written == "":
-                between = ""  # the statement before it on the line is left out
-            at = end_of(node)
-            text = self.statement(node)
-            if text != DELETED:
-                written += between + text
-                continue
-            comments = _apart(between)
-            written += comments if "#" in comments else ""
-            at = self._end_of_line(node)
-        if last:
-            written += self.source.between(at, self._end_of_line(body[-1]))
-        return written.lstrip("\n").lstrip() if written.strip() else "pass"
-
-    def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
-        """Behind a comment that stands on a statement's line."""
-        line, column = end_of(node)
-        rest = self.source.lines[line - 1][column:].decode()
-        return (
-            (line, column + len(rest.rstrip("\n").encode()))
-            if rest.lstrip().startswith("#")
-            else (line, column)
-        )
 
     def statement(self, node: ast.stmt) -> str:
         method = getattr(self, f"_stmt_{type(node).__name__.lower()}", None)
@@ -120,6 +88,8 @@ class Statements(Assignments):
             return self.text(call)
         if self.silent(node):
             return self._said_silent(node)
+        if self.logs(node):
+            return DELETED
         func = call.func
         if self.scope.value(func) is torch._assert:
             if self.is_tensor(call.args[0]):
@@ -173,6 +143,8 @@ class Statements(Assignments):
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
             return self._said_silent(node)
+        if self.draws(node) or self.device(node):
+            return DELETED
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Subscript) and self.is_tensor(target.value):
             return self._set_at(target, "set", self.value(node.value))
@@ -198,6 +170,10 @@ class Statements(Assignments):
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
             return self._said_silent(node)
+        if self.logs(node):
+            return DELETED
+        if written := self.by_chance(node):
+            return written
         refuses = all(isinstance(each, ast.Raise) for each in node.body) and not node.orelse
         if refuses and self._decided_by_data(node.test):
             return self._unchecked(node)
@@ -288,6 +264,8 @@ class Statements(Assignments):
         """A method of the user that only gives initial values."""
         site = self.site(func)
         found = list(site.objects.values()) if site else []
+        if found and all(dotted(each) in rules.LIBRARY_SILENT for each in found):
+            return True
         return bool(found) and all(self.gives_initial_values(each) for each in found)
 
     def gives_initial_values(self, function: Any) -> bool:
@@ -304,7 +282,7 @@ class Statements(Assignments):
         here = self.inside(node)
         if self.decorated(node):
             here = here.stopping()
-        decorators = [self._decorator(each) for each in node.decorator_list]
+        decorators = [self.decorator(each) for each in node.decorator_list]
         indent = " " * node.col_offset
         head = "".join(f"@{each}\n{indent}" for each in decorators if each)
         begin = start_of(node)
@@ -316,8 +294,12 @@ class Statements(Assignments):
             if not isinstance(each, ast.stmt) and each not in node.decorator_list
         ]
         for part in sorted(outer, key=start_of):
-            written += self.source.between(at, start_of(part)) + self.text(part)
+            before = self.source.between(at, start_of(part))
             at = end_of(part)
+            try:
+                written += before + self.text(part)
+            except Beyond:  # the annotation of what it returns
+                written += before.rpartition("->")[0].rstrip()
             if part is last:
                 written += _rngs_argument(node, rngs)
         written += self.source.between(at, begins(node.body[0]))
@@ -327,8 +309,11 @@ class Statements(Assignments):
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
         return f"{head}{written}{here.block(node.body, last=True)}"
 
-    def _decorator(self, node: ast.expr) -> str | None:
+    def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
+        if of_runtime(value):
+            self.needs.note(f"left out: @{self.source.segment(node).partition('(')[0]}")
+            return None
         return None if value is not UNKNOWN and is_torchs(value) else self.text(node)
 
     def _stmt_functiondef(self, node: ast.FunctionDef) -> str:
@@ -372,24 +357,10 @@ def reads_training_first(kind: type | None) -> bool:
 
 
 def _reads_training(kind: type) -> bool:
-    if not defined_by_user(kind):
+    if not defined_by_user(kind) or of_runtime(kind):
         return False
     _, node = definition(kind)
     return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
-
-
-def _apart(between: str) -> str:
-    """Comments between two statements, without those that stand on the lines right above the second."""
-    lines = between.rstrip().split("\n")
-    while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
-        lines.pop()
-    return "\n".join(lines).rstrip()
-
-
-def begins(node: ast.AST) -> tuple[int, int]:
-    """Where a statement begins, with its decorators."""
-    first = min([start_of(node), *(start_of(each) for each in getattr(node, "decorator_list", []))])
-    return (first[0], first[1] - 1) if first != start_of(node) else first
 
 
 def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:

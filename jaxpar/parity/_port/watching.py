@@ -60,9 +60,13 @@ class Site:
         if isinstance(value, torch.Tensor):
             self.types.add(value.dtype)
             self.axes.add(value.ndim)
-        if callable(value) or value is None:
+        if callable(value) or value is None or isinstance(value, bool):
             kept = value.__func__ if isinstance(value, MethodType) else value
             self.objects[id(kept)] = kept
+
+    def merge(self, other: Site) -> None:
+        self.kinds |= other.kinds
+        self.objects |= other.objects
 
     @property
     def is_tensor(self) -> bool:
@@ -96,6 +100,16 @@ class Watched:
         if self.in_call:
             self.called.add((path, line))
         self.aliases.look(sys._getframe(1), path, line)
+
+    @functools.cache  # noqa: B019 - as long as what was seen
+    def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
+        """What the variables of functions were, everywhere in them."""
+        found: dict[tuple[ast.AST | None, str], Site] = {}
+        for node in ast.walk(source.tree):
+            seen = self.sites.get(source.key(node)) if isinstance(node, ast.Name) else None
+            if seen is not None and isinstance(node, ast.Name):
+                found.setdefault((source.around(node), node.id), Site()).merge(seen)
+        return found
 
     def site(self, source: Source, node: ast.AST) -> Site | None:
         return self.sites.get(source.key(node))
@@ -169,7 +183,9 @@ def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
 @contextmanager
 def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None]:
     """The functions with probes in them. Other threads that run them in the meantime are seen as well."""
-    own = {function: function.__code__ for function in functions}
+    # A probe looks at values with isinstance, which asks them for an attribute.
+    looking = (each for each in functions if each.__name__ != "__getattribute__")
+    own = {function: function.__code__ for function in looking}
     setattr(builtins, PROBE, watched.probe)
     setattr(builtins, PASSED, watched.passed)
     try:

@@ -7,10 +7,11 @@ be said becomes a hole, `hole("models.py:12: x.sum() > 0 ...")`, in the place of
 from __future__ import annotations
 
 import ast
-import functools
+import copy
 import inspect
-import textwrap
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Self
 
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 from . import rules
-from .precedence import joined
+from .precedence import joined, parsed
+from .runtime import Beyond
 from .scope import (
     UNKNOWN,
     Scope,
@@ -32,12 +34,16 @@ from .scope import (
     word_of,
 )
 from .source import Function, Source, end_of, start_of
-from .watching import Site, Watched
+from .watching import SEEN_KINDS, Site, Watched
 
 WORDS = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict),
     *(ast.ListComp, ast.JoinedStr),
 )
+
+
+LEAF = re.compile(r"([\w.]+)\[\.\.\.\](\.T|\.transpose\([\d, ]+\))?")
+"""An array of a layer, in torch's layout."""
 
 
 class Hole(Exception):
@@ -53,6 +59,8 @@ class Needs:
       imports: lines by the name that they bind.
       holes: what could not be said, with the places in the source.
       notes: what was left out.
+      stand_ins: names of what is copied from the stand-ins of a library's runtime.
+      refused: places of blocks that did not run and that raise.
     """
 
     def __init__(self) -> None:
@@ -61,6 +69,8 @@ class Needs:
         self.imports: dict[str, str] = {}
         self.holes: list[str] = []
         self.notes: list[str] = []
+        self.stand_ins: dict[str, None] = {}
+        self.refused: set[tuple[str, int]] = set()
 
     def hole(self, text: str) -> None:
         if text not in self.holes:
@@ -69,6 +79,16 @@ class Needs:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    @contextmanager
+    def unless_beyond(self) -> Iterator[None]:
+        """What is met inside is forgotten if it ends with `Beyond`."""
+        before = {name: copy.copy(value) for name, value in vars(self).items()}
+        try:
+            yield
+        except Beyond:
+            vars(self).update(before)
+            raise
 
 
 class Words:
@@ -118,6 +138,8 @@ class Words:
         except Hole as hole:
             if not isinstance(node, ast.expr):
                 raise
+            if self._in_annotation(node):
+                raise Beyond(str(hole)) from hole
             return self.hole(node, str(hole))
 
     def hole(self, node: ast.AST, reason: str) -> str:
@@ -136,7 +158,10 @@ class Words:
         parts = sorted(positioned(node), key=start_of)
         written, at = [], start_of(node)
         for part in parts:
-            written += [self.source.between(at, start_of(part)), joined(node, part, text(part))]
+            written += [
+                self.source.between(at, start_of(part)),
+                joined(node, part, (text or self.text)(part)),
+            ]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])
 
@@ -159,6 +184,8 @@ class Words:
             raise Hole("JAX's devices are others")
         if owner and owner.is_tensor and hasattr(torch.Tensor, node.attr) and not self._known(node):
             raise Hole(f"JAX's arrays have no {node.attr}")
+        if node.attr == "dtype" and (of := LEAF.fullmatch(self.text(node.value, "a"))):
+            return f"{of[1]}.dtype"
         leaf = self._leaf(node)
         return leaf if leaf else f"{self.text(node.value, 'a')}.{node.attr}"
 
@@ -170,7 +197,7 @@ class Words:
         """`self.weight` of a module, if it is a parameter or buffer: the array, where it is read."""
         owner = self.site(node.value)
         modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        holding = [each for each in modules if node.attr in {**each._parameters, **each._buffers}]
+        holding = [each for each in modules if node.attr in kept_tensors(each)]
         if not holding or isinstance(node.ctx, ast.Store) or self._compared_with_none(node):
             return None
         written = f"{self.text(node.value, 'a')}."
@@ -248,13 +275,21 @@ class Words:
         return name
 
     def site(self, node: ast.AST) -> Site | None:
-        return self.watched.site(self.source, node)
+        """What an expression was; a variable in a line that did not run is what it was elsewhere."""
+        found = self.watched.site(self.source, node)
+        if found is None and isinstance(node, ast.Name) and node.id in self.scope.local:
+            return self.watched.variables(self.source).get((self.source.around(node), node.id))
+        return found
 
     def ran(self, node: ast.AST) -> bool:
         """Whether the statement of a node ran, or what stands outside of functions."""
         inside: ast.AST | None = node
         while inside is not None and not isinstance(inside, ast.stmt):
-            inside = self.source.parents.get(inside)
+            around = self.source.parents.get(inside)
+            chosen = isinstance(around, ast.IfExp) and inside is not around.test
+            if chosen and isinstance(inside, SEEN_KINDS) and self.watched.site(self.source, inside) is None:
+                return False
+            inside = around
         function: ast.AST | None = inside
         while function is not None and not isinstance(function, Function):
             function = self.source.parents.get(function)
@@ -279,6 +314,11 @@ class Words:
         return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
 
 
+def kept_tensors(module: nn.Module) -> set[str]:
+    """The names of a module's own tensors; a buffer that is not kept with its weights is a plain array."""
+    return {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
+
+
 def _layer_of(kind: type) -> str | None:
     """The layer of torch that a class is or derives from; None if its own tensors are the user's."""
     layer = next((each for each in kind.__mro__ if is_layer(each)), None)
@@ -291,14 +331,9 @@ def _root(node: ast.AST) -> ast.AST:
     return node
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_word(text: str) -> bool:
     """Whether a text can stand before a dot or in an operation without parentheses."""
-    try:
-        node = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
-    except SyntaxError:
-        return text.startswith("(") and text.endswith(")")
-    return isinstance(node, WORDS)
+    return isinstance(parsed(text), WORDS)
 
 
 def positioned(node: ast.AST) -> Iterator[ast.AST]:

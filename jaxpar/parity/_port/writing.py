@@ -14,12 +14,15 @@ from typing import Any
 
 from .building import Inexpressible
 from .definitions import class_text, function_text, not_run
-from .scope import Scope, definition
-from .source import Function, Source
+from .rules.transformers_words import LIBRARY
+from .runtime import of_runtime, stand_in_source
+from .scope import Scope, definition, import_of
+from .source import Function, Source, defined
 from .statements import Statements
 from .watching import Watched
 from .words import Needs
 
+HASHED = "{}.__hash__ = object.__hash__  # NNX hashes what a module keeps"
 HOLE = '''def hole(line):
     """What torch does in this line has no counterpart here."""
     raise NotImplementedError(f"not ported: {line}")'''
@@ -27,6 +30,7 @@ OURS = {
     "jax": "import jax",
     "jnp": "import jax.numpy as jnp",
     "nnx": "from flax import nnx",
+    "struct": "from flax import struct",
     "nn": "from jaxpar.nn import channels_first as nn",
     "F": "from jaxpar.nn.channels_first import functional as F",
 }
@@ -44,6 +48,13 @@ class Written:
     holes: tuple[str, ...]
     notes: tuple[str, ...]
     torch_lines: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """A definition that is copied instead of one of a library's runtime."""
+
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +82,38 @@ class Writer:
         ordered = list(self._ordered())
         _require_names_of_their_own(ordered)
         body = "".join(self._apart(piece, i) + piece.text for i, piece in enumerate(ordered))
+        body = "".join(f"{HASHED.format(name)}\n\n\n" for name in self._configs()) + body
         if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
-        lines = sum(_lines(piece) for piece in ordered)
+        lines = sum(_lines(piece) for piece in ordered if piece.source is not stand_in_source())
         holes = tuple(each for each in self.needs.holes if repr(each) in body)
         return Written(text, holes, tuple(self.needs.notes), lines)
 
+    def _configs(self) -> list[str]:
+        """Classes of settings that the file imports. They have an `==` and no hash."""
+        return [name for name, line in self.needs.imports.items() if line.startswith(f"from {LIBRARY}")]
+
     def _missing(self) -> Iterator[tuple[Any, Any]]:
         everything: dict[Any, Any] = {**self.needs.definitions, **self.needs.constants}
+        everything.update({name: StandIn(name) for name in self.needs.stand_ins})
         return ((key, value) for key, value in everything.items() if key not in self.pieces)
+
+    def _stand_in(self, name: str) -> Piece:
+        """A definition that is copied, without methods that did not run under their name."""
+        source = stand_in_source()
+        there = {name: each for each in source.tree.body for name in defined(each)}
+        used = {each.id for each in ast.walk(there[name]) if isinstance(each, ast.Name)}
+        self.needs.stand_ins.update(dict.fromkeys(used & {*there} - {name}))
+        found = {each: import_of(source, each) for each in used}
+        self.needs.imports.update({each: line for each, line in found.items() if line})
+        ran = {function.__name__ for function in self.watched.functions.values() if of_runtime(function)}
+        return Piece(source, there[name], source.without(there[name], ran), frozenset())
 
     def _piece(self, value: Any) -> Piece:
         before = {*self.needs.definitions, *self.needs.constants}
+        if isinstance(value, StandIn):
+            return self._stand_in(value.name)
         if isinstance(value, tuple):
             source, node, module = value
             text = Statements(source, self.watched, Scope(dict(vars(module))), self.needs).statement(node)
@@ -112,7 +142,7 @@ class Writer:
             done[path] = None
 
         under_way: set[str] = set()
-        for path in files:
+        for path in sorted(files, key=lambda path: path != stand_in_source().path):
             visit(path)
         for path in done:
             yield from sorted(files[path], key=lambda piece: piece.node.lineno)
@@ -126,7 +156,8 @@ class Writer:
         """What the file's docstring says of lines that did not run."""
         places: list[str] = []
         for piece in pieces:
-            not_run(piece.source, piece.node, self.watched, places.append)
+            if piece.source is not stand_in_source():
+                not_run(piece.source, piece.node, self.watched, places.append)
         if not places:
             return ""
         said = ", ".join(places)

@@ -130,7 +130,8 @@ class _NNXNet(FlaxNet):
     def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
         """Layers that were told to compute in one type would do so whatever their weights are."""
         for path, layer in nnx.iter_modules(module, graph=True):
-            fixed = getattr(layer, "dtype", None)
+            computed = isinstance(getattr(type(layer), "dtype", None), property)
+            fixed = None if computed else getattr(layer, "dtype", None)
             if fixed is not None and jnp.issubdtype(fixed, jnp.floating) and fixed != dtype:
                 layer.dtype = dtype
                 self.notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")

@@ -27,3 +27,5 @@ from .names import CONTEXTS as CONTEXTS
 from .names import NAMES as NAMES
 from .names import SILENT as SILENT
 from .rule import Rule as Rule
+from .transformers_words import LIBRARY_NAMES as LIBRARY_NAMES
+from .transformers_words import LIBRARY_SILENT as LIBRARY_SILENT

@@ -2,6 +2,7 @@
 
 from .methods import METHODS
 from .rule import Rule, table
+from .transformers_words import FUNCTIONS as OF_TRANSFORMERS
 
 FUNCTIONS = table("""
     torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
@@ -38,6 +39,7 @@ FUNCTIONS = table("""
     torch.jit.is_tracing() -> False
     torch.compiler.is_compiling() -> False
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
+    torch.get_default_dtype() -> jnp.float32
     torch.finfo(type) -> jnp.finfo({type})
     torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
     torch.nn.functional.relu(input, inplace?) -> nnx.relu({input})
@@ -55,6 +57,7 @@ FUNCTIONS = table("""
     torch.nn.functional.softsign(input) -> nnx.soft_sign({input})
     torch.nn.functional.mish(input, inplace?) -> jax.nn.mish({input})
     torch.nn.functional.softmax(input, dim, _stacklevel?) -> nnx.softmax({input}, {dim})
+    torch.nn.functional.softmax(input, dim, dtype) -> nnx.softmax({input:a}.astype({dtype}), {dim})
     torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
@@ -125,6 +128,7 @@ for _name, (_signature, _arguments) in _DRAWING.items():
 for _n in (1, 2, 3):
     for _name, _signature in _calls(_BY_AXES.format(n=_n)):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
         Rule(("self", *rule.signature), rule.template, rule.note) for rule in _rules

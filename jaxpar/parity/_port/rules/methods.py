@@ -125,6 +125,9 @@ METHODS = table("""
     logical_not() -> jnp.logical_not({self})
     logical_and(other) -> jnp.logical_and({self}, {other})
     logical_or(other) -> jnp.logical_or({self}, {other})
+    bitwise_xor(other) -> {self:a} ^ {other:a}
+    isinf() -> jnp.isinf({self})
+    isnan() -> jnp.isnan({self})
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
 """)
 _TIES = "where several are largest, torch gives the gradient to one of them, and JAX a part to each"

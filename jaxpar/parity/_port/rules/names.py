@@ -2,6 +2,9 @@
 
 NAMES = {
     "torch.Tensor": "jax.Array",
+    "torch.FloatTensor": "jax.Array",
+    "torch.LongTensor": "jax.Array",
+    "torch.BoolTensor": "jax.Array",
     "torch.nn.Module": "nnx.Module",
     "torch.nn.Parameter": "nnx.Param",
     "torch.Size": "tuple",
@@ -10,6 +13,9 @@ NAMES = {
     "torch.float16": "jnp.float16",
     "torch.bfloat16": "jnp.bfloat16",
     "torch.long": "int",
+    "torch.int8": "jnp.int8",
+    "torch.int16": "jnp.int16",
+    "torch.int64": "int",
     "torch.int32": "jnp.int32",
     "torch.uint8": "jnp.uint8",
     "torch.bool": "bool",

@@ -1,0 +1,163 @@
+"""Branches: blocks of statements, those that did not run among them, and statements that no block needs here.
+
+A block that did not run and that needs what has no counterpart raises. So does a branch that is taken by
+chance, where the chance is not zero.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+import torch
+
+from .assignments import Assignments
+from .runtime import Beyond, is_logger
+from .source import end_of, start_of
+
+DELETED = "\0"
+"""A statement that is left out, with its line."""
+
+
+class Branches(Assignments):
+    """Translates blocks of statements."""
+
+    def statement(self, node: ast.stmt) -> str:
+        """A statement in JAX's words; DELETED if it has none."""
+        raise NotImplementedError
+
+    def silent(self, node: ast.stmt) -> bool:
+        """Whether a statement only gives initial values."""
+        raise NotImplementedError
+
+    def block(self, body: Sequence[ast.stmt], last: bool = False) -> str:
+        """Statements as `_block` writes them; one that raises if they did not run and have no counterpart."""
+        if self.ran(body[0]) or not self.ran(self.source.parents[body[0]]):
+            return self._block(body, last)
+        try:
+            with self.needs.unless_beyond():
+                return self._block(body, last)
+        except Beyond:
+            return self._refusal(body[0])
+
+    def _refusal(self, node: ast.stmt) -> str:
+        """What stands for a statement that did not run, and for those behind it."""
+        self.needs.refused.add((self.source.path, node.lineno))
+        return f"raise NotImplementedError({f'{self.source.place(node)} is not ported: no example ran it'!r})"
+
+    def _block(self, body: Sequence[ast.stmt], last: bool) -> str:
+        """Statements with the lines between them, indented as in the source; "pass" if all are left out.
+
+        With the comment behind them, if they are the `last` ones of a function.
+        """
+        written, at = "", start_of(body[0])
+        for node in body:
+            between = self.source.between(at, begins(node))
+            if between.lstrip().startswith(";") and written == "":
+                between = ""  # the statement before it on the line is left out
+            at = end_of(node)
+            try:
+                with self.needs.unless_beyond():
+                    text = self.statement(node)
+            except Beyond:
+                if self.ran(node) or not self.ran(body[0]):
+                    raise
+                return (written + between + self._refusal(node)).lstrip("\n").lstrip()
+            if text != DELETED:
+                written += between + text
+                continue
+            comments = _without_last(between) if self.silent(node) else between.rstrip(" ")
+            written += comments.rstrip("\n") if "#" in comments else ""
+            at = self._end_of_line(node)
+        if last:
+            written += self.source.between(at, self._end_of_line(body[-1]))
+        return written.lstrip("\n").lstrip() if written.strip() else "pass"
+
+    def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
+        """Behind a comment that stands on a statement's line."""
+        line, column = end_of(node)
+        rest = self.source.lines[line - 1][column:].decode()
+        return (
+            (line, column + len(rest.rstrip("\n").encode()))
+            if rest.lstrip().startswith("#")
+            else (line, column)
+        )
+
+    def _stmt_annassign(self, node: ast.AnnAssign) -> str:
+        """Without an annotation that has no counterpart; a field of a class needs one."""
+        try:
+            return super()._stmt_annassign(node)
+        except Beyond:
+            value = f" = {self.text(node.value)}" if node.value else ""
+        if not isinstance(self.source.parents[node], ast.ClassDef):
+            return self.text(node.target) + value if value else DELETED
+        self.needs.imports["Any"] = "from typing import Any"
+        return f"{self.source.segment(node.target)}: Any{value}"
+
+    def logs(self, node: ast.stmt) -> bool:
+        """Whether a statement only tells a library's logger."""
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(node, ast.If):
+            return not node.orelse and all(map(self.logs, node.body))
+        func = call.func if isinstance(call, ast.Call) else None
+        return isinstance(func, ast.Attribute) and is_logger(self.scope.value(func.value))
+
+    def draws(self, node: ast.Assign) -> bool:
+        """Whether a statement draws a number, and only `by_chance` uses it."""
+        value, target = node.value, node.targets[0]
+        if not (isinstance(value, ast.Call) and self.scope.value(value.func) is torch.rand and value.args):
+            return False
+        function = self.source.around(node)
+        if function is None or not isinstance(target, ast.Name) or self.source.segment(value.args[0]) != "[]":
+            return False
+        used = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == target.id]
+        return all(self._below(each) for each in used if isinstance(each.ctx, ast.Load))
+
+    def _below(self, node: ast.AST) -> bool:
+        """Whether a name is on the left of `if x < p`, in a branch that did not run."""
+        test = self.source.parents[node]
+        branch = self.source.parents.get(test)
+        less = isinstance(test, ast.Compare) and test.left is node and isinstance(test.ops[0], ast.Lt)
+        return less and isinstance(branch, ast.If) and branch.test is test and not self.ran(branch.body[0])
+
+    def by_chance(self, node: ast.If) -> str | None:
+        """`if torch.rand([]) < p`, which never was: it raises if it could be."""
+        test = node.test
+        if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and self._below(test.left)):
+            return None
+        function = self.source.around(node)
+        drawn = [
+            each
+            for each in ast.walk(function or node)
+            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == test.left.id
+        ]
+        if not drawn or node.orelse or not all(map(self.draws, drawn)):
+            return None
+        place = self.source.place(node)
+        said = f"{place}: {self.source.segment(test)}: it decides by random numbers"
+        self.needs.note(f"raises where it is not zero: {said}")
+        inside = " " * (node.col_offset + 4)
+        return f"if {self.text(test.comparators[0])} > 0:\n{inside}raise NotImplementedError({said!r})"
+
+    def device(self, node: ast.Assign) -> bool:
+        """Whether a statement only keeps a device or its name, which no array is asked for, in a variable."""
+        site = self.site(node.value)
+        named = all(isinstance(each, ast.Name) for each in node.targets)
+        if not named or site is None or not site.kinds <= {torch.device, str}:
+            return False
+        parts = (self.site(each) for each in ast.walk(node.value) if isinstance(each, ast.expr))
+        return any(each.kinds == {torch.device} for each in parts if each)
+
+
+def begins(node: ast.AST) -> tuple[int, int]:
+    """Where a statement begins, with its decorators."""
+    first = min([start_of(node), *(start_of(each) for each in getattr(node, "decorator_list", []))])
+    return (first[0], first[1] - 1) if first != start_of(node) else first
+
+
+def _without_last(between: str) -> str:
+    """What stands between two statements, without the comment that stands right above the second."""
+    lines = between.splitlines(keepends=True)[:-1]
+    while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
+        lines.pop()
+    return "".join(lines).rstrip(" ")

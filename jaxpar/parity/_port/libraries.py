@@ -1,0 +1,91 @@
+"""Libraries: expressions that refer to a library's runtime, and what is as it was in every run: devices."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+from . import rules
+from .deciding import DECIDES, Deciding
+from .runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
+from .scope import import_of_config
+from .words import Hole
+
+
+class Libraries(Deciding):
+    """Translates references to libraries."""
+
+    def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
+        written = self._of_library(node, value) if of_library(value) else None
+        return written or super()._reference(node, value, name)
+
+    def _of_library(self, node: ast.AST, value: Any) -> str | None:
+        """What a library's runtime is written as; None for what is ported like a user's."""
+        if name := stand_in(value):
+            self.needs.stand_ins[name] = None
+            return name
+        if found := rules.LIBRARY_NAMES.get(word(value)):
+            return found
+        if is_config(value):
+            self.needs.imports[value.__name__] = import_of_config(value)
+            return value.__name__
+        if not is_beyond(value, self.watched):
+            return None
+        if self._in_annotation(node) or not self.ran(node):
+            raise Beyond(word(value))
+        raise Hole("it belongs to the runtime of its library")
+
+    def _expr_dict(self, node: ast.Dict) -> str:
+        """A dict without those entries of a library's that did not run."""
+        values = [self.scope.value(each) for each in node.values]
+        pairs = list(zip(node.keys, node.values, values, strict=True))
+        kept = [(key, each) for key, each, value in pairs if not self._is_beyond(value)]
+        if len(kept) == len(pairs):
+            return self.spliced(node)
+        self.needs.note(f"{self.source.place(node)}: left out are entries that the example does not use")
+        inside = (f"{self.text(key)}: " if key else "**" for key, _ in kept)
+        return "{" + ", ".join(a + self.text(b) for a, (_, b) in zip(inside, kept, strict=True)) + "}"
+
+    def _is_beyond(self, value: Any) -> bool:
+        return of_library(value) and is_beyond(value, self.watched)
+
+    def _expr_arg(self, node: ast.arg) -> str:
+        """An argument; without an annotation that has no counterpart."""
+        try:
+            return self.spliced(node)
+        except Beyond:
+            return node.arg
+
+    def _expr_ifexp(self, node: ast.IfExp) -> str:
+        if self.is_tensor(node.test):
+            raise Hole(DECIDES)
+        return self.spliced(node, self._operand)
+
+    def _operand(self, node: ast.AST) -> str:
+        """A part of a conditional expression; one that raises if it did not run and has no counterpart."""
+        try:
+            return self.text(node)
+        except Beyond as beyond:
+            if not self.ran(self.source.parents[node]):
+                raise
+            return self.hole(node, f"it needs {beyond}")
+
+    def _expr_attribute(self, node: ast.Attribute) -> str:
+        site = self.site(node)
+        return "None" if site and site.kinds == {torch.device} else super()._expr_attribute(node)
+
+    def _expr_compare(self, node: ast.Compare) -> str:
+        """A comparison of devices is as it was."""
+        sites = [self.site(each) for each in (node.left, *node.comparators)]
+        seen = self.site(node)
+        if (
+            seen is None
+            or len(seen.objects) != 1
+            or all(s is None or s.kinds != {torch.device} for s in sites)
+        ):
+            return super()._expr_compare(node)
+        (value,) = seen.objects.values()
+        self.needs.note(f"resolved: {self.source.place(node)}: {self.source.segment(node)} is {value}")
+        return str(value)

@@ -1,0 +1,113 @@
+"""What stands for the runtime of transformers in a ported file: definitions that are copied into it by name.
+
+They are the ones that its models call, for attention in the open ("eager") and without a cache. The proof
+compares them with torch's like every other line.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class PreTrainedModel(nnx.Module):
+    """A module with a config."""
+
+    deterministic = False
+
+    def __init__(self, config, *, rngs):
+        self.config = config
+
+    @property
+    def dtype(self):
+        return jax.tree.leaves(nnx.state(self, nnx.Param))[0].dtype
+
+    def get_head_mask(self, head_mask, num_hidden_layers, is_attention_chunked=False):
+        if head_mask is not None:
+            raise NotImplementedError("not ported: head_mask")
+        return [None] * num_hidden_layers
+
+    def get_extended_attention_mask(self, attention_mask, input_shape, device=None, dtype=None):
+        """0 where `attention_mask` is 1, and the type's smallest number where it is 0."""
+        dtype = self.dtype if dtype is None else dtype
+        if attention_mask.ndim == 3:
+            extended_attention_mask = attention_mask[:, None, :, :]
+        elif self.config.is_decoder:
+            extended_attention_mask = attention_mask[:, None, None, :] * jnp.tri(input_shape[1])
+        else:
+            extended_attention_mask = attention_mask[:, None, None, :]
+        return (1.0 - extended_attention_mask.astype(dtype)) * jnp.finfo(dtype).min
+
+    def invert_attention_mask(self, encoder_attention_mask):
+        extended = jnp.expand_dims(encoder_attention_mask, (1, 2) if encoder_attention_mask.ndim == 2 else 1)
+        return (1.0 - extended.astype(self.dtype)) * jnp.finfo(self.dtype).min
+
+
+class ModelOutput:
+    """Fields by name; those that are not None also by number."""
+
+    def __getitem__(self, key):
+        return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
+
+    def to_tuple(self):
+        return tuple(value for value in vars(self).values() if value is not None)
+
+
+ACT2FN = {
+    "gelu": partial(nnx.gelu, approximate=False),
+    "gelu_new": nnx.gelu,
+    "gelu_pytorch_tanh": nnx.gelu,
+    "linear": nnx.identity,
+    "quick_gelu": lambda x: x * nnx.sigmoid(1.702 * x),
+    "relu": nnx.relu,
+    "sigmoid": nnx.sigmoid,
+    "silu": nnx.silu,
+    "swish": nnx.silu,
+    "tanh": nnx.tanh,
+}
+
+
+def eager_mask(seen, attention_mask, position_ids, dtype):
+    """0 where a query sees a key, and the type's smallest number elsewhere."""
+    if attention_mask is not None:
+        seen = seen & attention_mask[:, None, None, :].astype(bool)
+    elif position_ids is not None:  # where positions begin anew, so does a sequence
+        sequence = jnp.cumsum(jnp.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1, axis=-1)
+        seen = seen & (sequence[:, None, :, None] == sequence[:, None, None, :])
+    return jnp.where(seen, 0.0, jnp.finfo(dtype).min).astype(dtype)
+
+
+def _prepare_4d_attention_mask(mask, dtype, tgt_len=None):
+    """0 where `mask` is 1, and the type's smallest number elsewhere: [B, 1, T, T] of [B, T]."""
+    return eager_mask(jnp.ones((1, 1, tgt_len or mask.shape[1], 1), bool), mask, None, dtype)
+
+
+def _create_4d_causal_attention_mask(
+    input_shape, dtype, device=None, past_key_values_length=0, sliding_window=None
+):
+    """The mask of attention to the words before, at most `sliding_window` of them: [B, 1, T, T]."""
+    q, k = jnp.arange(input_shape[-1])[:, None], jnp.arange(input_shape[-1])
+    seen = (k <= q) & (k > q - (sliding_window or input_shape[-1]))
+    return eager_mask(jnp.broadcast_to(seen, (input_shape[0], 1, *seen.shape)), None, None, dtype)
+
+
+def create_causal_mask(
+    config, input_embeds, attention_mask, cache_position, past_key_values=None, position_ids=None
+):
+    """The mask of attention to the words before: [B, 1, T, T]."""
+    if attention_mask is not None and attention_mask.ndim == 4:
+        return attention_mask
+    q, k = cache_position[:, None], jnp.arange(input_embeds.shape[1])
+    return eager_mask((k <= q)[None, None], attention_mask, position_ids, input_embeds.dtype)
+
+
+def create_sliding_window_causal_mask(
+    config, input_embeds, attention_mask, cache_position, past_key_values=None, position_ids=None
+):
+    """The mask of attention to the last `config.sliding_window` words: [B, 1, T, T]."""
+    if attention_mask is not None and attention_mask.ndim == 4:
+        return attention_mask
+    q, k = cache_position[:, None], jnp.arange(input_embeds.shape[1])
+    seen = (k <= q) & (k > q - config.sliding_window)
+    return eager_mask(seen[None, None], attention_mask, position_ids, input_embeds.dtype)
