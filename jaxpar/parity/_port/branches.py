@@ -48,7 +48,7 @@ class Branches(Assignments):
     def _block(self, body: Sequence[ast.stmt], last: bool) -> str:
         """Statements with the lines between them, indented as in the source; "pass" if all are left out.
 
-        With the comment behind them, if they are the `last` ones of a function.
+        With the comment behind them, if they are the `last` ones of a definition.
         """
         written, at = "", start_of(body[0])
         for node in body:
@@ -66,8 +66,8 @@ class Branches(Assignments):
             if text != DELETED:
                 written += between + text
                 continue
-            comments = _without_last(between) if self.silent(node) else between.rstrip(" ")
-            written += comments.rstrip("\n") if "#" in comments else ""
+            comments = _apart(between)
+            written += comments if "#" in comments else ""
             at = self._end_of_line(node)
         if last:
             written += self.source.between(at, self._end_of_line(body[-1]))
@@ -155,9 +155,9 @@ def begins(node: ast.AST) -> tuple[int, int]:
     return (first[0], first[1] - 1) if first != start_of(node) else first
 
 
-def _without_last(between: str) -> str:
-    """What stands between two statements, without the comment that stands right above the second."""
-    lines = between.splitlines(keepends=True)[:-1]
+def _apart(between: str) -> str:
+    """Comments between two statements, without those that stand on the lines right above the second."""
+    lines = between.rstrip().split("\n")
     while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
         lines.pop()
-    return "".join(lines).rstrip(" ")
+    return "\n".join(lines).rstrip()

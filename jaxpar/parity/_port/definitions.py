@@ -147,14 +147,14 @@ def ran(there: Statements, node: Function) -> bool:
     return any((there.source.path, each.lineno) in there.watched.lines for each in node.body)
 
 
-def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[str], None]) -> None:
-    """Says the places of statements that did not run, where those around them did. Refusals need not run."""
+def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[ast.stmt], None]) -> None:
+    """Says which statements did not run, where those around them did. Refusals need not run."""
     for body in blocks(node):
         if isinstance(node, ast.ClassDef):
             pass
         elif (source.path, body[0].lineno) not in watched.lines:
             if not isinstance(node, Function) and not isinstance(body[0], ast.Raise):
-                say(source.place(body[0]))
+                say(body[0])
             continue
         for each in body:
             not_run(source, each, watched, say)

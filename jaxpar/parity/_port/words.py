@@ -106,6 +106,8 @@ class Words:
     def text(self, node: ast.AST, form: str = "") -> str:
         """A node in JAX's words; the form of an argument is as in `rules`."""
         written = self._written(node)
+        if form == "n":
+            return {"True": "1", "False": "0"}.get(written, f"int({written})")
         if form == "t":
             return self._as_tuple(node, written)
         if form == "s":
@@ -302,6 +304,13 @@ class Words:
         while not isinstance(node, ast.stmt):
             node = self.source.parents[node]
         return (self.source.path, node.lineno) in self.watched.called
+
+    def only_making(self, node: ast.AST) -> bool:
+        """Whether an expression ran only while the module was made: its arrays have their numbers."""
+        while not isinstance(node, ast.stmt):
+            node = self.source.parents[node]
+        place = self.source.path, node.lineno
+        return place in self.watched.lines and place not in self.watched.called
 
     def is_tensor(self, node: ast.AST) -> bool:
         site = self.site(node)
