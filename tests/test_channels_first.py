@@ -166,6 +166,24 @@ def test_children_come_in_the_order_in_which_they_were_set():
         assert said == [type(each).__name__ for each in theirs.children()]
 
 
+@pytest.mark.parametrize("base", ["Sequential", "ModuleList", "ModuleDict"])
+def test_a_module_that_is_an_attribute_of_a_container_is_an_element(base):
+    def made(kind, relu, tanh):
+        def __init__(self):
+            kind.__init__(self)
+            self.first, self.width = relu(), 2
+            self.add_module("second", tanh())
+            self.first = tanh()
+
+        return type("Net", (kind,), {"__init__": __init__})()
+
+    ported = made(getattr(ours, base), ours.ReLU, ours.Tanh)
+    theirs = made(getattr(torch.nn, base), torch.nn.ReLU, torch.nn.Tanh)
+    assert list(ported.names) == [name for name, _ in theirs.named_children()] == ["first", "second"]
+    again = nnx.merge(*nnx.split(ported))
+    assert [type(each).__name__ for each in again.children()] == ["Tanh", "Tanh"]
+
+
 def row(library, kind, *names):
     layers = [getattr(library, name)() for name in names]
     return getattr(library, kind)(*(layers if kind == "Sequential" else [layers]))

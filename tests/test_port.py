@@ -147,7 +147,7 @@ def test_what_is_left_out_takes_its_comment_along(monkeypatch):
     monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
     source = parity.port(modules.Partly, *example(modules.Partly)).source
     comments = [line.partition("# ")[2] for line in source.splitlines() if "# " in line]
-    assert comments == ["of the layer", "a heading", "of the rate"]
+    assert comments == ["of the layer", "behind it", "a heading", "of the rate"]
     assert "not self.deterministic" in source
     assert 'class Never(nnx.Module):\n    """Not ported, for the example does not run it."""' in source
 

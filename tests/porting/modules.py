@@ -217,7 +217,7 @@ def drop_path(x: Tensor, rate: float, training: bool = False):
     """Zeroes whole rows, by a function."""
     if rate == 0.0 or not training:
         return x
-    kept = torch.empty([x.shape[0]] + [1] * (x.ndim - 1), dtype=x.dtype, device=x.device)
+    kept = torch.empty((x.shape[0],) + (1,) * (x.ndim - 1), dtype=x.dtype, device=x.device)
     kept = kept.bernoulli_(1 - rate)
     kept.div_(1 - rate)
     return x * kept
@@ -272,7 +272,8 @@ class Partly(nn.Module):
     def __init__(self, rate=0.5, block=Never):
         super().__init__()
         # of the layer
-        self.layer = nn.Linear(3, 3)
+        self.layer = nn.Linear(3, 3)  # behind it
+        nn.init.zeros_(self.layer.bias)
 
         # a heading
 
