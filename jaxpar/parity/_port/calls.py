@@ -79,6 +79,8 @@ class Calls(Libraries):
             return None
         if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
             raise Hole("it is a tensor here and something else there")
+        if name in ("item", "tolist") and self.only_making(node):
+            return f"{self.text(func.value, 'a')}.{name}()"
         if name in ("to", "type"):
             return self._to(node, func.value)
         if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
@@ -146,7 +148,7 @@ class Calls(Libraries):
         ):
             return f"nn.{func.attr}({self.text(func.value)})"
         own = [getattr(kind, func.attr, None) for kind in owner.kinds]
-        ours = {kind: own_layer(_layer(kind)) or nnx.Module for kind in owner.kinds}
+        ours = {kind: _own(kind) for kind in owner.kinds}
         if any(is_torchs(each) for each in own) and not all(
             hasattr(each, func.attr) for each in ours.values()
         ):
@@ -332,6 +334,12 @@ class Calls(Libraries):
             for call in calls
             for target in there._targets(call)
         )
+
+
+def _own(kind: type) -> Any:
+    """What stands for the layer of torch that a class is or derives from."""
+    layer = _layer(kind)
+    return getattr(nnx, PARAMETERS[layer]) if layer in PARAMETERS else own_layer(layer) or nnx.Module
 
 
 def _layer(kind: type) -> type:
