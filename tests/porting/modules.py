@@ -2,6 +2,7 @@
 
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -373,6 +374,13 @@ class Getter(nn.ModuleDict):
         return found
 
 
+@dataclass
+class Plan:
+    """What a module is built by."""
+
+    width: int = 4
+
+
 class Taps(nn.Module):
     """The children of a module, and a dict as an attribute."""
 
@@ -380,7 +388,9 @@ class Taps(nn.Module):
 
     def __init__(self, body=None, width=4):
         super().__init__()
-        self.body = Getter(Parts(width), {"second": "low", "first": "deep"}) if body is None else body
+        self.body = (
+            Getter(Parts(Plan(width).width), {"second": "low", "first": "deep"}) if body is None else body
+        )
         self.head = nn.Linear(width, 2)
 
     def forward(self, x):
