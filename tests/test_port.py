@@ -46,7 +46,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert port.largest < 1e-10
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "NotImplementedError"}
     assert words(port.source) <= words(MODULES.read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -99,6 +99,13 @@ def eps_of_its_own():
     norm = modules.Norm()
     norm.eps = 0.1
     return norm
+
+
+def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
+    port = parity.port(modules.Chance, *example(modules.Chance))
+    port.module.layerdrop = 0.5
+    with pytest.raises(NotImplementedError, match="by random numbers"):
+        port.module(example(modules.Chance)[0].numpy())
 
 
 def test_a_made_module_is_built_from_its_attributes():
