@@ -102,6 +102,10 @@ def frozen_below(net):
     return torch.optim.SGD(net.parameters(), lr=0.01)
 
 
+def two_of_three(net):
+    return torch.optim.SGD([{"params": net.head.parameters()}, {"params": [net.mix], "lr": 0.3}], lr=0.2)
+
+
 GROUPS = {
     sgd: "optim.sgd(lr=0.1, momentum=0.9)",
     of_names: "optim.adam(lr=0.01)",
@@ -175,9 +179,15 @@ SCHEDULERS = {
         lambda net: lr_scheduler.OneCycleLR(two_groups(net), [0.1, 0.2], total_steps=40),
         "lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=40)",
     ),
-    "a frozen group has a value, too": (
+    "a frozen group": (
         lambda net: lr_scheduler.StepLR(the_head_alone(net), 3),
         "lr_scheduler.StepLR(optimizer, step_size=3)",
+    ),
+    "a list for a frozen group": (
+        lambda net: lr_scheduler.OneCycleLR(
+            two_of_three(net), [0.1, 0.2], total_steps=40, cycle_momentum=False
+        ),
+        "lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2, 0.2], total_steps=40, cycle_momentum=False)",
     ),
     "averages": (
         lambda net: torch.optim.swa_utils.SWALR(two_groups(net), 0.2, anneal_strategy="linear"),
@@ -275,6 +285,10 @@ def stepped(net):
     return optimizer
 
 
+def with_an_option(net):
+    return torch.optim.SGD([{"params": net.parameters(), "trust": 0.5}])
+
+
 REFUSED = {
     "no word for an optimizer": (
         "optimizer",
@@ -296,6 +310,7 @@ REFUSED = {
         lambda net: lr_scheduler.LambdaLR(sgd(net), Halves()),
         "Halves in a scheduler has no text",
     ),
+    "an unknown option": ("optimizer", with_an_option, "has trust in a group, for which"),
     "parameters of nobody": ("optimizer", two_groups(nets.Net()), "Give a function of the module"),
 }
 

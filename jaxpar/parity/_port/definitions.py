@@ -21,6 +21,7 @@ from .watching import Watched
 from .words import Needs
 
 RNGS = "nnx.Rngs"
+EMPTY = '"""Not ported, for the example does not run it."""'
 
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
@@ -47,7 +48,9 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
         written.append(("\n" if apart and after is not None else "") + text)
         after = each
     line = "\n" + " " * node.body[0].col_offset
-    return _head(there, node) + (line.join(written).replace(f"{line}\n", f"\n{line}") or "pass")
+    return _head(there, node) + (
+        line.join(written).replace(f"{line}\n", f"\n{line}") or (EMPTY if kind else "pass")
+    )
 
 
 def _of_runtime(there: Statements, node: ast.stmt) -> bool:

@@ -18,8 +18,9 @@ from torch import nn
 
 from . import rules
 from .aliases import read_later
-from .assignments import KEEPING, KEEPS, PART
+from .assignments import KEEPING, KEEPS, PART, PARTS
 from .branches import DELETED, Branches, begins
+from .calls import is_method
 from .drawing import STREAM, draws_first
 from .runtime import Beyond, of_runtime
 from .runtime import word as library_word
@@ -123,7 +124,8 @@ class Statements(Branches):
             raise Hole("JAX has no hooks")
         if name in KEEPING and self.in_call(self.source.parents[call]) and self.keeps(func.value):
             raise Hole(KEEPS)
-        if name.endswith("_") and not name.endswith("__") and owner and owner.is_tensor:
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place and (owner.is_tensor if owner else is_method(name) or name in PARTS):
             return self._in_place(call, func)
         return None
 
@@ -308,7 +310,7 @@ class Statements(Branches):
             written = written.replace("()", "(*, rngs)", 1)
         if self.kind is not None and node.name == "forward":
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
-        return f"{head}{written}{here.block(node.body)}"
+        return f"{head}{written}{here.block(node.body, last=True)}"
 
     def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
