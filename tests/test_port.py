@@ -58,7 +58,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
     assert port.lines <= 1.3 * port.torch_lines
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "NotImplementedError"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -117,6 +117,13 @@ def eps_of_its_own():
     norm = modules.Norm()
     norm.eps = 0.1
     return norm
+
+
+def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
+    port = parity.port(modules.Chance, *example(modules.Chance))
+    port.module.layerdrop = 0.5
+    with pytest.raises(NotImplementedError, match="by random numbers"):
+        port.module(example(modules.Chance)[0].numpy())
 
 
 def test_a_made_module_is_built_from_its_attributes():
