@@ -138,6 +138,20 @@ def test_groups_are_said_by_paths(make):
     assert lines.same, lines.comparison
 
 
+def test_what_a_scheduler_has_written_is_taken_back():
+    def scheduled(net):
+        optimizer = two_groups(net)
+        lr_scheduler.OneCycleLR(optimizer, 0.4, total_steps=40)
+        return optimizer
+
+    lines = port_of().optimizer(scheduled)
+    assert "betas" not in lines.source
+    assert lines.same, lines.comparison
+    warmed = port_of().optimizer(lambda net: lr_scheduler.LinearLR(sgd(net)).optimizer)
+    assert line(warmed).endswith("optim.sgd(lr=0.1, momentum=0.9))")
+    assert warmed.same, warmed.comparison
+
+
 def test_muon_knows_which_matrices_lie_as_in_torch():
     lines = port_of(nets.Matrices).optimizer(lambda net: torch.optim.Muon(net.parameters(), lr=0.5))
     assert 'dims=lambda path, x: (0, 1) if path.split("/")[-1] == "mix" else (1, 0)' in lines.source

@@ -159,7 +159,8 @@ def port(
         target.write_text(text, encoding="utf-8")
         if not written.holes:
             try:
-                flax = builder(imported(target))
+                here = imported(target)
+                flax = builder(here)
                 proofs = prove(make, flax, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
