@@ -147,12 +147,14 @@ def test_children_come_in_the_order_in_which_they_were_set():
     class Net(nnx.Module):
         def __init__(self):
             self.second, self.first = ours.Linear(2, 2, rngs=rngs), ours.ReLU()
+            self.again = self.second
             self.width, self.nothing = 2, None
 
     class Twin(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.second, self.first = torch.nn.Linear(2, 2), torch.nn.ReLU()
+            self.again = self.second
             self.width, self.nothing = 2, None
 
     for ported, theirs in (
@@ -162,3 +164,19 @@ def test_children_come_in_the_order_in_which_they_were_set():
         assert [name for name, _ in ours.named_children(ported)] == [n for n, _ in theirs.named_children()]
         said = [type(each).__name__ for each in ours.children(ported)]
         assert said == [type(each).__name__ for each in theirs.children()]
+
+
+def row(library, kind, *names):
+    layers = [getattr(library, name)() for name in names]
+    return getattr(library, kind)(*(layers if kind == "Sequential" else [layers]))
+
+
+@pytest.mark.parametrize("kind", ["Sequential", "ModuleList"])
+def test_rows_of_layers_are_added(kind):
+    said = []
+    for library in (ours, torch.nn):
+        first, second = row(library, kind, "ReLU", "Tanh"), row(library, kind, "SiLU")
+        both = first + second
+        second += first
+        said.append([[(n, type(x).__name__) for n, x in net.named_children()] for net in (both, second)])
+    assert said[0] == said[1]

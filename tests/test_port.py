@@ -11,14 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from porting import modules
+from porting import constructs, holes, modules
 
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
-from jaxpar.parity._port import rules
+from jaxpar.parity._port import proof, rules
 from jaxpar.parity._port.rules.rule import table
 
-KINDS = [kind for kind in vars(modules).values() if inspect.isclass(kind)]
+FILES = {Path(file.__file__): file for file in (modules, constructs, holes)}
+KINDS = [
+    kind
+    for file in FILES.values()
+    for kind in vars(file).values()
+    if inspect.isclass(kind) and kind.__module__ == file.__name__
+]
 CASES = [kind for kind in KINDS if hasattr(kind, "inputs")]
 HOLES = [kind for kind in KINDS if hasattr(kind, "holes")]
 MODULES = Path(modules.__file__)
@@ -26,7 +32,10 @@ MODULES = Path(modules.__file__)
 
 def example(kind):
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for shape in kind.inputs]
+    return [
+        each if isinstance(each, torch.Tensor) else torch.randn(each, generator=generator)
+        for each in kind.inputs
+    ]
 
 
 def words(text):
@@ -46,8 +55,8 @@ def test_ports_are_the_same(kind, tmp_path):
     assert port.largest < 1e-10
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__"}
-    assert words(port.source) <= words(MODULES.read_text()) | ours
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple"}
+    assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
         done = subprocess.run([ruff, *arguments, tmp_path / "port.py"], capture_output=True, text=True)
@@ -63,13 +72,19 @@ def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
     for line in kind.holes:
         assert any(f": {line}" in hole for hole in port.holes), port.holes
         assert "hole(" in path.read_text()
-        assert line in path.read_text()
 
 
 FAULTS = {
     "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.Stacked),
     "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stacked),
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
+    "another rate": (
+        "FUNCTIONS",
+        "torch.nn.functional.dropout(x, p, training=) -> F.dropout({x}, p={p} / 2<, training={training}>)",
+        constructs.Drops,
+    ),
+    "a product for a sum": ("METHODS", "add(other) -> {self} * {other}", constructs.Operators),
+    "smallest for largest": ("PAIRS", "max.values(dim) -> {self:a}.min({dim})", constructs.Pairs),
     "another chance": (
         "METHODS",
         "bernoulli_(p) -> {rngs}.bernoulli({p} / 2, {self:a}.shape).astype({self:a}.dtype)",
@@ -123,6 +138,22 @@ def torch_module_without_attributes():
             super().__init__()
 
     return Local(3)
+
+
+def test_what_is_left_out_takes_its_comment_along(monkeypatch):
+    monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
+    source = parity.port(modules.Partly, *example(modules.Partly)).source
+    comments = [line.partition("# ")[2] for line in source.splitlines() if "# " in line]
+    assert comments == ["of the layer", "a heading", "of the rate"]
+    assert "not self.deterministic" in source
+    assert 'class Never(nnx.Module):\n    """Not ported, for the example does not run it."""' in source
+
+
+@pytest.mark.parametrize(("rows", "said"), [(2, "has 2 values for each channel"), (8, "")])
+def test_an_example_too_small_for_batch_norm_is_named(rows, said):
+    found = " ".join(proof.too_small(lambda: torch.nn.BatchNorm2d(3), [torch.ones(rows, 3, 1, 1)], {}))
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 def registered(make):
@@ -181,4 +212,19 @@ def test_the_command_writes_a_file_a_record_and_a_test(tmp_path):
 def test_exit_codes(module, given, code, said, tmp_path):
     ended = command(f"{MODULES}:{module}", "--input", given, "--out", tmp_path / "port.py")
     assert ended.exit_code == code, ended.output
+    assert said in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument"),
+        ([f"{MODULES}:MLP", "--out", "port.txt"], "ends in .py"),
+        ([f"{MODULES}:MLP", "--out", "port.py", "--way"], "No such option"),
+        ([f"{MODULES}:MLP", "--out", "port.py", "--seed", "-1"], "Invalid value"),
+    ],
+)
+def test_a_command_that_is_misused_could_not(arguments, said):
+    ended = command(*arguments)
+    assert ended.exit_code == 3, "2 are holes"
     assert said in ended.output

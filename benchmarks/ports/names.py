@@ -12,7 +12,9 @@ from types import ModuleType
 
 from jaxpar.parity._port.watching import is_users
 
-OURS = frozenset({"nnx", "jax", "jnp", "nn", "F", "rngs", "__call__", "hole", "line", "NotImplementedError"})
+OURS = frozenset(
+    {"nnx", "jax", "jnp", "nn", "F", "struct", "rngs", "__call__", "hole", "line", "NotImplementedError"}
+)
 """What every port may say: what it imports, its random numbers, and the function that raises at a hole."""
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: with an answer, 0 or 1, or without one, 2."""
+"""How a command ends: with an answer, 0 or 1, or without one, 2; `port` has codes of its own."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from ..errors import JaxparError
 
 
 @contextmanager
-def plain_ending() -> Iterator[None]:
+def plain_ending(code: int = 2) -> Iterator[None]:
     """Decorates a command: expected errors end in a line instead of a traceback, and none ends with code 1.
 
     Python's own code for an uncaught exception is 1, and here that means "different".
+
+    Args:
+      code: of a command that has no answer.
     """
     try:
         yield
         sys.stdout.flush()
     except JaxparError as error:
         click.echo(f"jaxpar: {error}", err=True)
-        sys.exit(2)
+        sys.exit(code)
     except OSError as error:
         click.echo(f"jaxpar: {error}", err=True)
         _forget_output()
-        sys.exit(2)
+        sys.exit(code)
     except KeyboardInterrupt as stop:
         click.echo(" ".join(["Stopped by Ctrl-C.", *getattr(stop, "__notes__", ())]), err=True)
         sys.exit(130)
@@ -37,7 +40,7 @@ def plain_ending() -> Iterator[None]:
         raise
     except Exception:
         traceback.print_exc()
-        sys.exit(2)
+        sys.exit(code)
 
 
 def _forget_output() -> None:

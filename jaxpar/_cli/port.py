@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .. import parity
-from ..errors import JaxparError, SpecError
+from ..errors import SpecError
 from .ending import leave, plain_ending
 from .spec import failed
 from .values import Output
 
+COULD_NOT = 3
+"""The exit code without a file or a proof. Other commands end so with 2, which are holes here."""
 
-@click.command(short_help="Write a torch module as Flax source code, with its proof.")
+
+class Command(click.Command):
+    """A command whose usage errors end with COULD_NOT."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _usage_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _usage_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except click.ClickException as error:
+        error.exit_code = COULD_NOT
+        raise
+
+
+@click.command(cls=Command, short_help="Write a torch module as Flax source code, with its proof.")
 @click.argument("module", metavar="MODELS.py:MAKE")
 @click.option(
     "--input",
@@ -34,7 +59,7 @@ from .values import Output
     metavar="MODELS.py:MAKE",
     help="Makes a torch optimizer, a scheduler, or both, of the module: their lines, and five steps.",
 )
-@plain_ending()
+@plain_ending(COULD_NOT)
 def port(
     module: str, inputs: tuple[str, ...], out: str, seed: int, record: bool, optimizer: str | None
 ) -> None:
@@ -60,17 +85,10 @@ def run(
 ) -> int:
     """The exit code: 0 written and the same, 1 written and different, 2 holes, 3 could not."""
     lines: list[parity.Lines] = []
-    try:
-        make = _maker(spec)
-        port = parity.port(make, *(example(text, seed) for text in inputs), out=out, record=record)
-        if optimizer is not None and not port.holes:
-            lines = trained(port, make, _maker(optimizer))
-    except (
-        JaxparError,
-        OSError,
-    ) as error:  # without a file: 2, which other commands end with, are holes here
-        click.echo(f"jaxpar: {error}", err=True)
-        return 3
+    make = _maker(spec)
+    port = parity.port(make, *(example(text, seed) for text in inputs), out=out, record=record)
+    if optimizer is not None and not port.holes:
+        lines = trained(port, make, _maker(optimizer))
     click.echo(said(port, out))
     for each in lines:
         verdict = f"the same: largest difference {each.largest:.2g}" if each.same else "different"

@@ -259,6 +259,34 @@ class Draws(nn.Module):
         return self.drop(x)
 
 
+class Never(nn.Module):
+    def forward(self, x):
+        return x.exp()
+
+
+class Partly(nn.Module):
+    """Comments, and lines that do not run."""
+
+    inputs = ((2, 3),)
+
+    def __init__(self, rate=0.5, block=Never):
+        super().__init__()
+        # of the layer
+        self.layer = nn.Linear(3, 3)
+
+        # a heading
+
+        # of what is left out
+        nn.init.zeros_(self.layer.weight)
+        self.extra = block() if rate > 1 else None
+        self.rate = rate  # of the rate
+
+    def forward(self, x):
+        if x.shape[0] > 100:
+            x = F.dropout(x, self.rate, self.training)
+        return self.layer(x)
+
+
 class Stacked(nn.Module):
     """As many arrays in a stack as an array has rows, so that a wrong axis has the right shape."""
 

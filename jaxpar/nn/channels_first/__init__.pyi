@@ -81,10 +81,12 @@ from ._plain import LSTMCell as LSTMCell
 from ._plain import MultiheadAttention as MultiheadAttention
 from ._plain import RMSNorm as RMSNorm
 from ._plain import RNNCell as RNNCell
+from ._plain import SpectralNorm as SpectralNorm
 from ._plain import TransformerDecoder as TransformerDecoder
 from ._plain import TransformerDecoderLayer as TransformerDecoderLayer
 from ._plain import TransformerEncoder as TransformerEncoder
 from ._plain import TransformerEncoderLayer as TransformerEncoderLayer
+from ._plain import WeightNorm as WeightNorm
 from ._pool import AdaptiveAvgPool1d as AdaptiveAvgPool1d
 from ._pool import AdaptiveAvgPool2d as AdaptiveAvgPool2d
 from ._pool import AdaptiveAvgPool3d as AdaptiveAvgPool3d

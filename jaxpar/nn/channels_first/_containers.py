@@ -57,6 +57,12 @@ class _Row(_Container):
             self.append(module)
         return self
 
+    def __iadd__(self, modules: Iterable[Any]) -> Any:
+        return self.extend(modules)
+
+    def __add__(self, modules: Iterable[Any]) -> Any:
+        return self._of([(str(place), module) for place, module in enumerate([*self, *modules])])
+
     def _of(self, kept: list[tuple[str, Any]]) -> Any:
         raise NotImplementedError
 
@@ -67,7 +73,7 @@ class Sequential(_Row):
     Args:
       modules: the elements, "0", "1" and so on; or one dict of elements by their names.
 
-    Indices, slices, `append`, `extend` and `add_module` work as in torch; elements may be plain functions.
+    Indices, slices, `append`, `extend`, `+` and `add_module` work as in torch; elements may be functions.
 
     torch counterpart: `torch.nn.Sequential`. `nnx.Sequential` passes a tuple on as several arguments.
     """
@@ -88,7 +94,7 @@ class Sequential(_Row):
 
 
 class ModuleList(_Row):
-    """A list of modules, "0", "1" and so on, with indices, slices, `append` and `extend`.
+    """A list of modules, "0", "1" and so on, with indices, slices, `append`, `extend` and `+`.
 
     torch counterpart: `torch.nn.ModuleList`.
     """

@@ -13,12 +13,16 @@ from ._containers import ModuleDict, ModuleList, Sequential
 def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
     """The modules that are attributes of a module, with their names, in the order in which they were set.
 
-    torch counterpart: `torch.nn.Module.named_children`; `nnx.iter_children` sorts by name.
+    One that is there twice comes once. torch counterpart: `torch.nn.Module.named_children`;
+    `nnx.iter_children` sorts by name.
     """
-    if isinstance(module, Sequential | ModuleList | ModuleDict):
-        yield from module.named_children()
-        return
-    yield from ((name, each) for name, each in vars(module).items() if isinstance(each, nnx.Module))
+    contained = isinstance(module, Sequential | ModuleList | ModuleDict)
+    named = module.named_children() if contained else vars(module).items()
+    found: dict[int, tuple[str, nnx.Module]] = {}
+    for name, child in named:
+        if isinstance(child, nnx.Module):
+            found.setdefault(id(child), (name, child))
+    yield from found.values()
 
 
 def children(module: nnx.Module) -> Iterator[nnx.Module]:

@@ -18,3 +18,5 @@ from .._transformer import TransformerDecoder as TransformerDecoder
 from .._transformer import TransformerDecoderLayer as TransformerDecoderLayer
 from .._transformer import TransformerEncoder as TransformerEncoder
 from .._transformer import TransformerEncoderLayer as TransformerEncoderLayer
+from .._weight_norm import SpectralNorm as SpectralNorm
+from .._weight_norm import WeightNorm as WeightNorm

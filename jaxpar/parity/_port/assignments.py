@@ -220,9 +220,10 @@ class Assignments(Stopping):
         if not isinstance(target.value, ast.Attribute | ast.Subscript):
             return None
         there = self.text(value)
-        if here.endswith("[...]") and there.endswith("[...]"):
-            return f"{here[:-5]} = {there[:-5]}"
-        raise Hole("the two layers keep this tensor in different forms")
+        for end in ("[...]", "[...].T"):
+            if here.endswith(end) and there.endswith(end):
+                return f"{here.removesuffix(end)} = {there.removesuffix(end)}"
+        raise Hole("these layers keep it in different forms; F.linear with the one weight can be ported")
 
     def _stmt_augassign(self, node: ast.AugAssign) -> str:
         target, verb = node.target, AT.get(type(node.op))

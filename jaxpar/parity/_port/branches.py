@@ -30,13 +30,13 @@ class Branches(Assignments):
         """Whether a statement only gives initial values."""
         raise NotImplementedError
 
-    def block(self, body: Sequence[ast.stmt]) -> str:
+    def block(self, body: Sequence[ast.stmt], last: bool = False) -> str:
         """Statements as `_block` writes them; one that raises if they did not run and have no counterpart."""
         if self.ran(body[0]) or not self.ran(self.source.parents[body[0]]):
-            return self._block(body)
+            return self._block(body, last)
         try:
             with self.needs.unless_beyond():
-                return self._block(body)
+                return self._block(body, last)
         except Beyond:
             return self._refusal(body[0])
 
@@ -45,8 +45,11 @@ class Branches(Assignments):
         self.needs.refused.add((self.source.path, node.lineno))
         return f"raise NotImplementedError({f'{self.source.place(node)} is not ported: no example ran it'!r})"
 
-    def _block(self, body: Sequence[ast.stmt]) -> str:
-        """Statements with the lines between them, indented as in the source; "pass" if all are left out."""
+    def _block(self, body: Sequence[ast.stmt], last: bool) -> str:
+        """Statements with the lines between them, indented as in the source; "pass" if all are left out.
+
+        With the comment behind them, if they are the `last` ones of a definition.
+        """
         written, at = "", start_of(body[0])
         for node in body:
             between = self.source.between(at, begins(node))
@@ -63,9 +66,11 @@ class Branches(Assignments):
             if text != DELETED:
                 written += between + text
                 continue
-            comments = _without_last(between) if self.silent(node) else between.rstrip(" ")
-            written += comments.rstrip("\n") if "#" in comments else ""
+            comments = _apart(between)
+            written += comments if "#" in comments else ""
             at = self._end_of_line(node)
+        if last:
+            written += self.source.between(at, self._end_of_line(body[-1]))
         return written.lstrip("\n").lstrip() if written.strip() else "pass"
 
     def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
@@ -150,9 +155,9 @@ def begins(node: ast.AST) -> tuple[int, int]:
     return (first[0], first[1] - 1) if first != start_of(node) else first
 
 
-def _without_last(between: str) -> str:
-    """What stands between two statements, without the comment that stands right above the second."""
-    lines = between.splitlines(keepends=True)[:-1]
-    while lines and lines[-1].lstrip().startswith("#"):
+def _apart(between: str) -> str:
+    """Comments between two statements, without those that stand on the lines right above the second."""
+    lines = between.rstrip().split("\n")
+    while len(lines) > 1 and lines[-1].lstrip().startswith("#"):
         lines.pop()
-    return "".join(lines).rstrip(" ")
+    return "\n".join(lines).rstrip()

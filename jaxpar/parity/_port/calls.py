@@ -74,11 +74,13 @@ class Calls(Libraries):
             return self._of_module_method(node, func, owner)
         if name == "copy" and owner and owner.kinds == {list}:
             return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
-        known = owner is None and self.scope.value(func) is UNKNOWN and name in rules.METHODS
+        known = owner is None and self.scope.value(func) is UNKNOWN and is_method(name)
         if not (owner and owner.is_tensor) and not known:
             return None
         if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
             raise Hole("it is a tensor here and something else there")
+        if name in ("item", "tolist") and self.only_making(node):
+            return f"{self.text(func.value, 'a')}.{name}()"
         if name in ("to", "type"):
             return self._to(node, func.value)
         if name == "requires_grad_" and owner and owner.kinds & {nn.Parameter}:
@@ -146,7 +148,7 @@ class Calls(Libraries):
         ):
             return f"nn.{func.attr}({self.text(func.value)})"
         own = [getattr(kind, func.attr, None) for kind in owner.kinds]
-        ours = {kind: own_layer(_layer(kind)) or nnx.Module for kind in owner.kinds}
+        ours = {kind: _own(kind) for kind in owner.kinds}
         if any(is_torchs(each) for each in own) and not all(
             hasattr(each, func.attr) for each in ours.values()
         ):
@@ -334,6 +336,12 @@ class Calls(Libraries):
         )
 
 
+def _own(kind: type) -> Any:
+    """What stands for the layer of torch that a class is or derives from."""
+    layer = _layer(kind)
+    return getattr(nnx, PARAMETERS[layer]) if layer in PARAMETERS else own_layer(layer) or nnx.Module
+
+
 def _layer(kind: type) -> type:
     """The layer of torch that a class is or derives from."""
     return next(each for each in kind.__mro__ if is_layer(each))
@@ -341,6 +349,11 @@ def _layer(kind: type) -> type:
 
 def _draws(target: Any) -> bool:
     return target in (torch.randn, torch.rand)
+
+
+def is_method(name: str) -> bool:
+    """Whether a name is that of a tensor's method, of which there is a rule."""
+    return name in rules.METHODS or name in rules.IN_PLACE
 
 
 def _is_super(node: ast.Call) -> bool:

@@ -21,6 +21,7 @@ from .watching import Watched
 from .words import Needs
 
 RNGS = "nnx.Rngs"
+EMPTY = '"""Not ported, for the example does not run it."""'
 
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
@@ -47,7 +48,9 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
         written.append(("\n" if apart and after is not None else "") + text)
         after = each
     line = "\n" + " " * node.body[0].col_offset
-    return _head(there, node) + (line.join(written).replace(f"{line}\n", f"\n{line}") or "pass")
+    return _head(there, node) + (
+        line.join(written).replace(f"{line}\n", f"\n{line}") or (EMPTY if kind else "pass")
+    )
 
 
 def _of_runtime(there: Statements, node: ast.stmt) -> bool:
@@ -144,14 +147,14 @@ def ran(there: Statements, node: Function) -> bool:
     return any((there.source.path, each.lineno) in there.watched.lines for each in node.body)
 
 
-def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[str], None]) -> None:
-    """Says the places of statements that did not run, where those around them did. Refusals need not run."""
+def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[ast.stmt], None]) -> None:
+    """Says which statements did not run, where those around them did. Refusals need not run."""
     for body in blocks(node):
         if isinstance(node, ast.ClassDef):
             pass
         elif (source.path, body[0].lineno) not in watched.lines:
             if not isinstance(node, Function) and not isinstance(body[0], ast.Raise):
-                say(source.place(body[0]))
+                say(body[0])
             continue
         for each in body:
             not_run(source, each, watched, say)

@@ -9,19 +9,27 @@ import ast
 import functools
 import inspect
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from .scope import defined_by_user, definition
-from .source import Function
-
-if TYPE_CHECKING:
-    from .calls import Calls
+from .source import Function, Source
 
 STREAM = "self.rngs = rngs.dropout.fork()"
-_DRAWS: dict[FunctionType, bool] = {}
+_DRAWS: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
-def draws(there: Calls, target: Any) -> bool:
+class Reader(Protocol):
+    """Whoever reads calls: in another file or class, inside of a definition."""
+
+    def at(self, source: Source, globals: dict[str, Any], kind: type | None = None) -> Reader: ...
+
+    def inside(self, function: ast.AST) -> Reader: ...
+
+    def call_draws(self, node: ast.Call) -> bool: ...
+
+
+def draws(there: Reader, target: Any) -> bool:
     """Whether a function of the user must be given a stream; a method of a module has the module's."""
     if isinstance(target, functools.partial):
         return draws(there, target.func)
@@ -36,7 +44,7 @@ def draws(there: Calls, target: Any) -> bool:
     return known
 
 
-def draws_itself(there: Calls, kind: type | None) -> bool:
+def draws_itself(there: Reader, kind: type | None) -> bool:
     """Whether the methods of a class draw, without those of its base classes."""
     if kind is None or not defined_by_user(kind):
         return False
@@ -46,12 +54,12 @@ def draws_itself(there: Calls, kind: type | None) -> bool:
     return any(_any(there.at(source, vars(module), kind), each) for each in inside)
 
 
-def draws_first(there: Calls, kind: type | None) -> bool:
+def draws_first(there: Reader, kind: type | None) -> bool:
     """Whether a class draws, and none of its base classes."""
     bases = kind.__mro__[1:] if kind else ()
     return draws_itself(there, kind) and not any(draws_itself(there, each) for each in bases)
 
 
-def _any(there: Calls, node: ast.AST) -> bool:
+def _any(there: Reader, node: ast.AST) -> bool:
     here = there.inside(node)
     return any(isinstance(each, ast.Call) and here.call_draws(each) for each in ast.walk(node))

@@ -20,7 +20,7 @@ from ...errors import PortError
 from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
 from .kept import keep
-from .proof import imported, largest, prove
+from .proof import imported, largest, prove, too_small
 from .training import Given, Lines, Origin, optimizer_lines, scheduler_lines
 from .watching import watch
 from .words import Hole
@@ -154,6 +154,7 @@ def port(
     path = Path(out) if out is not None else None
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, here = None, [], "", None
+    notes: tuple[str, ...] = ()
     with tempfile.TemporaryDirectory() as folder:
         target = path or Path(folder) / "port.py"
         target.write_text(text, encoding="utf-8")
@@ -162,9 +163,10 @@ def port(
                 here = imported(target)
                 flax = builder(here)
                 proofs = prove(make, flax, inputs, kwargs)
+                notes = () if all(each.same for each in proofs) else too_small(make, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
-    results = written.holes, written.notes, failure, written.torch_lines
+    results = written.holes, (*written.notes, *notes), failure, written.torch_lines
     given = module if isinstance(module, nn.Module) else None
     origin = Origin(make, functools.partial(builder, here) if flax is not None else None, given)
     found = Port(text, build, flax, tuple(proofs), *results, path, origin=origin)

@@ -19,6 +19,8 @@ from .._compare import compare
 from .._comparison import Comparison
 
 STEPS, RATE = 5, 1e-4
+FEW = 8
+"""Values for each channel, below which a difference may be BatchNorm's."""
 _numbers = itertools.count()
 
 
@@ -56,6 +58,29 @@ def prove(
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
             found.append(compare(net, flax, arrays, training=training, **more, **kw))
     return found
+
+
+def too_small(
+    make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """The BatchNorm with the fewest values for a channel, if they are so few that rounding shows.
+
+    Of two values one becomes 1 and the other -1, whatever they are: the derivative is almost zero.
+    """
+    counts: dict[str, int] = {}
+    module = made(make).train()
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            layer.register_forward_pre_hook(
+                lambda _, given, name=name: counts.update({name: given[0].numel() // given[0].shape[1]})
+            )
+    with torch.no_grad():
+        module(*inputs, **kwargs)
+    name, fewest = min(counts.items(), key=lambda each: each[1], default=("", FEW))
+    if fewest >= FEW:
+        return ()
+    found = f"{name} has {fewest} values for each channel, and rounding shows in its derivative"
+    return (f"the example is too small for BatchNorm: {found}; give more rows or larger images",)
 
 
 def made(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:

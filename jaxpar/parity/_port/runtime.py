@@ -35,8 +35,9 @@ def home_of(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """`transformers.modeling_utils.PreTrainedModel`"""
-    return f"{home_of(value)}{getattr(value, '__name__', '')}"
+    """`transformers.modeling_utils.PreTrainedModel.post_init`: what the rules call a value."""
+    inside = home_of(value).removeprefix(f"{words.LIBRARY}.")
+    return f"transformers.{inside}{getattr(value, '__qualname__', '')}" if of_library(value) else ""
 
 
 def of_library(value: Any) -> bool:
@@ -44,7 +45,7 @@ def of_library(value: Any) -> bool:
 
 
 def of_runtime(value: Any) -> bool:
-    return of_library(value) and not home_of(value).startswith(words.MODELS)
+    return of_library(value) and not home_of(value).startswith(f"{words.LIBRARY}.models.")
 
 
 def stand_in(value: Any) -> str | None:
@@ -64,7 +65,7 @@ def stand_in_source() -> Source:
 def is_config(value: Any) -> bool:
     """Whether a class is one of settings, which the file imports: it needs no torch."""
     return inspect.isclass(value) and any(
-        word(each) == "transformers.configuration_utils.PretrainedConfig" for each in value.__mro__
+        word(each) == f"transformers.configuration_utils.{words.CONFIG}" for each in value.__mro__
     )
 
 

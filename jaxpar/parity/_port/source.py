@@ -65,14 +65,13 @@ class Source:
         return f"{Path(self.path).name}:{node.lineno}"  # type: ignore[attr-defined]
 
     def without(self, node: ast.AST, kept: set[str]) -> str:
-        """A definition's text without those of its methods whose names are neither kept nor Python's."""
-        cut = [
-            each
-            for each in getattr(node, "body", [])
-            if isinstance(node, ast.ClassDef)
-            and isinstance(each, Function)
-            and not (each.name in kept or each.name.startswith("__"))
-        ]
+        """A definition's text without methods that are neither kept nor Python's, nor used by those."""
+        methods = [each for each in getattr(node, "body", []) if isinstance(each, Function)]
+        stay = [each for each in methods if each.name in kept or each.name.startswith("__")]
+        for each in stay:  # it grows
+            used = {inner.attr for inner in ast.walk(each) if isinstance(inner, ast.Attribute)}
+            stay += [other for other in methods if other.name in used and other not in stay]
+        cut = [each for each in methods if each not in stay]
         written, at = "", start_of(node)
         for each in cut:
             first = min([start_of(each), *(start_of(d) for d in each.decorator_list)])

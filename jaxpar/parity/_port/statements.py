@@ -18,10 +18,12 @@ from torch import nn
 
 from . import rules
 from .aliases import read_later
-from .assignments import KEEPING, KEEPS, PART
+from .assignments import KEEPING, KEEPS, PART, PARTS
 from .branches import DELETED, Branches, begins
+from .calls import is_method
 from .drawing import STREAM, draws_first
 from .runtime import Beyond, of_runtime
+from .runtime import word as library_word
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
@@ -122,7 +124,8 @@ class Statements(Branches):
             raise Hole("JAX has no hooks")
         if name in KEEPING and self.in_call(self.source.parents[call]) and self.keeps(func.value):
             raise Hole(KEEPS)
-        if name.endswith("_") and not name.endswith("__") and owner and owner.is_tensor:
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place and (owner.is_tensor if owner else is_method(name) or name in PARTS):
             return self._in_place(call, func)
         return None
 
@@ -264,7 +267,7 @@ class Statements(Branches):
         """A method of the user that only gives initial values."""
         site = self.site(func)
         found = list(site.objects.values()) if site else []
-        if found and all(dotted(each) in rules.LIBRARY_SILENT for each in found):
+        if found and all(library_word(each) in rules.LIBRARY_SILENT for each in found):
             return True
         return bool(found) and all(self.gives_initial_values(each) for each in found)
 
@@ -307,7 +310,7 @@ class Statements(Branches):
             written = written.replace("()", "(*, rngs)", 1)
         if self.kind is not None and node.name == "forward":
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
-        return f"{head}{written}{here.block(node.body)}"
+        return f"{head}{written}{here.block(node.body, last=True)}"
 
     def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)

@@ -106,6 +106,8 @@ class Words:
     def text(self, node: ast.AST, form: str = "") -> str:
         """A node in JAX's words; the form of an argument is as in `rules`."""
         written = self._written(node)
+        if form == "n":
+            return {"True": "1", "False": "0"}.get(written, f"int({written})")
         if form == "t":
             return self._as_tuple(node, written)
         if form == "s":
@@ -303,12 +305,21 @@ class Words:
             node = self.source.parents[node]
         return (self.source.path, node.lineno) in self.watched.called
 
+    def only_making(self, node: ast.AST) -> bool:
+        """Whether an expression ran only while the module was made: its arrays have their numbers."""
+        while not isinstance(node, ast.stmt):
+            node = self.source.parents[node]
+        place = self.source.path, node.lineno
+        return place in self.watched.lines and place not in self.watched.called
+
     def is_tensor(self, node: ast.AST) -> bool:
         site = self.site(node)
         return bool(site and site.is_tensor)
 
     def _is_module(self, node: ast.AST) -> bool:
         site = self.site(node)
+        if site is None and isinstance(node, ast.Name) and node.id == "self":  # a line that did not run
+            return self.kind is not None
         return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from .building import Inexpressible
 from .definitions import class_text, function_text, not_run
-from .rules.transformers_words import LIBRARY
+from .rules import transformers_words as words
 from .runtime import of_runtime, stand_in_source
 from .scope import Scope, definition, import_of
 from .source import Function, Source, defined
@@ -82,7 +83,8 @@ class Writer:
         ordered = list(self._ordered())
         _require_names_of_their_own(ordered)
         body = "".join(self._apart(piece, i) + piece.text for i, piece in enumerate(ordered))
-        body = "".join(f"{HASHED.format(name)}\n\n\n" for name in self._configs()) + body
+        if hashed := [HASHED.format(name) for name in self._configs()]:
+            body = "\n".join([*hashed, "\n", body])
         if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
@@ -92,7 +94,10 @@ class Writer:
 
     def _configs(self) -> list[str]:
         """Classes of settings that the file imports. They have an `==` and no hash."""
-        return [name for name, line in self.needs.imports.items() if line.startswith(f"from {LIBRARY}")]
+        found = [
+            name for name, line in self.needs.imports.items() if line.startswith(f"from {words.LIBRARY}")
+        ]
+        return [name for name in found if len(found) == 1 or name != words.CONFIG]
 
     def _missing(self) -> Iterator[tuple[Any, Any]]:
         everything: dict[Any, Any] = {**self.needs.definitions, **self.needs.constants}
@@ -154,10 +159,13 @@ class Writer:
 
     def _unproven(self, pieces: list[Piece]) -> str:
         """What the file's docstring says of lines that did not run."""
-        places: list[str] = []
+        found: list[tuple[Source, ast.stmt]] = []
         for piece in pieces:
             if piece.source is not stand_in_source():
-                not_run(piece.source, piece.node, self.watched, places.append)
+                say = functools.partial(_append, found, piece.source)
+                not_run(piece.source, piece.node, self.watched, say)
+        refused = self.needs.refused
+        places = [source.place(each) for source, each in found if (source.path, each.lineno) not in refused]
         if not places:
             return ""
         said = ", ".join(places)
@@ -190,6 +198,10 @@ def _names(node: ast.stmt) -> list[str]:
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _append(found: list[tuple[Source, ast.stmt]], source: Source, node: ast.stmt) -> None:
+    found.append((source, node))
 
 
 def _lines(piece: Piece) -> int:

@@ -89,6 +89,20 @@ class _Silent(nnx.Pytree):
         nnx.Pytree.__init_subclass__.__func__(cls, pytree=cls._pytree__is_pytree)
 
 
+class _SilentMixin:
+    """The same with the layout of a plain class, which a module has whose first base class is one."""
+
+    def __init_subclass__(cls) -> None:
+        _Silent.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
+
+
+def _silent(layer_class: type) -> type:
+    base: type | None = layer_class
+    while base not in (nnx.Pytree, object, None):
+        base = base.__base__  # type: ignore[union-attr]
+    return _Silent if base is nnx.Pytree else _SilentMixin
+
+
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
 def _watched(layer_class: Any) -> type[nnx.Module]:
     @functools.wraps(layer_class.__call__)  # whose signature says how a layer may be called
@@ -119,4 +133,4 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
 
 def _subclass(own: Any, members: dict[str, Any]) -> Any:
     names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(own)(own.__name__, (_Silent, own), {**members, **names})
+    return type(own)(own.__name__, (_silent(own), own), {**members, **names})

@@ -142,14 +142,16 @@ class NNXTree(Tree):
         self.layers, self.leaves, self.aliases, self.names = {}, {}, {}, {}
         self._variables: dict[str, nnx.Variable] = {}
         first: dict[int, str] = {}
-        for path, name, node in _walk(module, "", "", ()):
+        nodes = list(_walk(module, "", "", ()))
+        for path, _, node in nodes:
+            first[id(node)] = min(first.get(id(node), path), path, key=_in_state)
+        for path, name, node in nodes:
             self.names[path] = name
             if not isinstance(node, nnx.Variable):
                 self.layers[path] = node
-            elif id(node) in first:
+            elif first[id(node)] != path:
                 self.aliases[path] = first[id(node)]
             else:
-                first[id(node)] = path
                 self._variables[path] = node
                 value = node.get_raw_value()
                 parameter = isinstance(node, nnx.Param)
@@ -164,6 +166,11 @@ class NNXTree(Tree):
         for path, array in place(values, self.values()).items():
             self._variables[path].set_raw_value(array)
         return self.module
+
+
+def _in_state(path: str) -> list[tuple[bool, int, str]]:
+    """What NNX orders by: of a variable in two places its state has the first one."""
+    return [(not key.isdigit(), int(key) if key.isdigit() else 0, key) for key in path.split(".")]
 
 
 def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:

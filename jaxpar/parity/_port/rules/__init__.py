@@ -6,9 +6,9 @@
 On the left a call: `dim=` may be missing, `*shape` is all that follow, `out?` may be given and is left out.
 On the right what is written instead: `{dim}` is the argument, `<...>` is left out where an argument in it is
 missing. `:a` puts what is longer than a word into parentheses, `:t` makes a tuple of a shape or of axes,
-however it was given, `:s` single arguments of a list. `{rngs}` is the stream that random numbers are drawn
-from. Of several lines for a word the first one that has place for all arguments is taken; a call without a
-line becomes a hole. What stands behind `#` is said of the line in `port.notes`.
+however it was given, `:s` single arguments of a list, `:n` a number of a flag. `{rngs}` is the stream that
+random numbers are drawn from. Of several lines for a word the first one that has place for all arguments is
+taken; a call without a line becomes a hole. What stands behind `#` is said of the line in `port.notes`.
 
 `methods` are those of a tensor, `functions` those of modules of torch, `names` what is not called.
 """

@@ -23,7 +23,8 @@ FUNCTIONS = table("""
     torch.zeros_like(input, dtype=, device?) -> jnp.zeros_like({input}<, {dtype}>)
     torch.ones_like(input, dtype=, device?) -> jnp.ones_like({input}<, {dtype}>)
     torch.full_like(input, fill_value, dtype=, device?) -> jnp.full_like({input}, {fill_value}<, {dtype}>)
-    torch.arange(start, end=, step=, dtype=, device?) -> jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
+    torch.arange(start, end=, step=, dtype=, device?) -> \
+        jnp.arange({start}<, {end}><, {step}><, dtype={dtype}>)
     torch.linspace(start, end, steps, device?) -> jnp.linspace({start}, {end}, {steps})
     torch.eye(n, m=, device?) -> jnp.eye({n}<, {m}>)
     torch.tensor(data, dtype=, device?) -> jnp.array({data}<, {dtype}>)
@@ -61,6 +62,11 @@ FUNCTIONS = table("""
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
     torch.bernoulli(input) -> {rngs}.bernoulli({input}).astype({input:a}.dtype)
+    torch.jit.annotate(the_type, the_value) -> {the_value}
+    torch.utils.checkpoint.checkpoint(function, *args, use_reentrant?) -> {function}({args})  # see nnx.remat
+    torch.nn.utils.parametrizations.weight_norm(module) -> nn.WeightNorm({module})
+    torch.nn.utils.parametrizations.spectral_norm(module) -> nn.SpectralNorm({module}, rngs=rngs)
+    torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
     torch.nn.functional.hardtanh(x, min_val=, max_val=, inplace?) -> F.hardtanh({x}<, {min_val}><, {max_val}>)
 """)
@@ -76,6 +82,9 @@ _SAME = {
         "interpolate(input, size=, scale_factor=, mode=, align_corners=, recompute_scale_factor=, "
         "antialias=), "
         "local_response_norm(input, size, alpha=, beta=, k=), "
+        "cross_entropy(input, target, weight=, ignore_index=, reduction=, label_smoothing=), "
+        "nll_loss(input, target, weight=, ignore_index=, reduction=), mse_loss(input, target, reduction=), "
+        "binary_cross_entropy(input, target, weight=, reduction=), "
         "cosine_similarity(x1, x2, dim=, eps=)"
     ),
 }

@@ -1,13 +1,13 @@
 """Layers: which arguments they do without, which draw random numbers, and what their leaves are called."""
 
-DROPPED = ("inplace", "device", "dtype", "sparse")
+DROPPED = ("inplace", "device", "dtype", "sparse", "enable_nested_tensor", "mask_check")
 """Arguments of torch's layers without a meaning in JAX."""
 
 _SPATIAL = tuple(f"{name}{n}d" for name in ("Conv", "ConvTranspose", "Dropout") for n in (1, 2, 3))
 _RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
 _ATTENTIONS = (
     "MultiheadAttention",
-    *(f"Transformer{side}{part}" for side in ("Encoder", "Decoder") for part in ("Layer", "")),
+    *(f"Transformer{side}Layer" for side in ("Encoder", "Decoder")),
 )
 _DENSE = ("Linear", "Bilinear", "Embedding", "EmbeddingBag", "Dropout", "AlphaDropout")
 RANDOM = frozenset((*_SPATIAL, *_RECURRENT, *_ATTENTIONS, *_DENSE))

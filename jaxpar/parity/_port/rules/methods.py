@@ -128,6 +128,31 @@ METHODS = table("""
     bitwise_xor(other) -> {self:a} ^ {other:a}
     isinf() -> jnp.isinf({self})
     isnan() -> jnp.isnan({self})
+    var(dim, unbiased, keepdim=) -> {self:a}.var({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
+    var(dim, keepdim) -> {self:a}.var({dim:t}, ddof=1, keepdims={keepdim})
+    var(dim, correction, keepdim=) -> {self:a}.var({dim:t}, ddof={correction}<, keepdims={keepdim}>)
+    std(dim, unbiased, keepdim=) -> {self:a}.std({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>)
+    std(dim, keepdim) -> {self:a}.std({dim:t}, ddof=1, keepdims={keepdim})
+    std(dim, correction, keepdim=) -> {self:a}.std({dim:t}, ddof={correction}<, keepdims={keepdim}>)
+    argsort(dim=, descending=) -> jnp.argsort({self}<, axis={dim}><, descending={descending}>)
+    scatter(dim, index, src) -> jnp.put_along_axis({self}, {index}, {src}, {dim}, inplace=False)
+    scatter(dim, index, value) -> jnp.put_along_axis({self}, {index}, {value}, {dim}, inplace=False)
+    trunc() -> jnp.trunc({self})
+    fmod(other) -> jnp.fmod({self}, {other})
+    remainder(other) -> jnp.remainder({self}, {other})
+    tan() -> jnp.tan({self})
+    atan() -> jnp.arctan({self})
+    sinh() -> jnp.sinh({self})
+    cosh() -> jnp.cosh({self})
+    isfinite() -> jnp.isfinite({self})
+    nan_to_num() -> jnp.nan_to_num({self})
+    mv(vec) -> {self:a} @ {vec:a}
+    dot(other) -> {self:a} @ {other:a}
+    double() -> {self:a}.astype(jnp.float64)
+    half() -> {self:a}.astype(jnp.float16)
+    bfloat16() -> {self:a}.astype(jnp.bfloat16)
+    cpu() -> {self}
+    cuda(device?) -> {self}
     is_floating_point() -> jnp.issubdtype({self:a}.dtype, jnp.floating)
 """)
 _TIES = "where several are largest, torch gives the gradient to one of them, and JAX a part to each"
@@ -146,7 +171,7 @@ IN_PLACE = {
     **{f"{name}_": name for name in ("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh")},
     **{
         f"{name}_": name
-        for name in ("exp", "sqrt", "neg", "masked_fill", "unsqueeze", "squeeze", "transpose")
+        for name in ("exp", "sqrt", "neg", "masked_fill", "scatter", "unsqueeze", "squeeze", "transpose")
     },
 }
 """Methods that change their tensor, with those that return the changed one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 Text = Callable[[ast.expr, str], str]
 """How an argument is written; the second argument is "", "a", "t" or "s"."""
-LINE = re.compile(r"([\w.]+)\((.*?)\) -> (.+?)(?:  # (.+))?")
+LINE = re.compile(r"([\w.]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
 PLACE = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 

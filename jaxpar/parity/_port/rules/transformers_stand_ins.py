@@ -40,8 +40,10 @@ class PreTrainedModel(nnx.Module):
         return (1.0 - extended_attention_mask.astype(dtype)) * jnp.finfo(dtype).min
 
     def invert_attention_mask(self, encoder_attention_mask):
-        extended = jnp.expand_dims(encoder_attention_mask, (1, 2) if encoder_attention_mask.ndim == 2 else 1)
-        return (1.0 - extended.astype(self.dtype)) * jnp.finfo(self.dtype).min
+        """0 where the mask is 1, and the type's smallest number where it is 0; for all heads."""
+        axes = (1, 2) if encoder_attention_mask.ndim == 2 else 1
+        encoder_extended_attention_mask = jnp.expand_dims(encoder_attention_mask, axes).astype(self.dtype)
+        return (1.0 - encoder_extended_attention_mask) * jnp.finfo(self.dtype).min
 
 
 class ModelOutput:
@@ -68,14 +70,15 @@ ACT2FN = {
 }
 
 
-def eager_mask(seen, attention_mask, position_ids, dtype):
-    """0 where a query sees a key, and the type's smallest number elsewhere."""
+def eager_mask(mask, attention_mask, position_ids, dtype):
+    """0 where `mask` lets a query see a key that is not padding, and the type's smallest number elsewhere."""
     if attention_mask is not None:
-        seen = seen & attention_mask[:, None, None, :].astype(bool)
+        mask = mask & attention_mask[:, None, None, :].astype(bool)
     elif position_ids is not None:  # where positions begin anew, so does a sequence
-        sequence = jnp.cumsum(jnp.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1, axis=-1)
-        seen = seen & (sequence[:, None, :, None] == sequence[:, None, None, :])
-    return jnp.where(seen, 0.0, jnp.finfo(dtype).min).astype(dtype)
+        position_diff = jnp.diff(position_ids, prepend=position_ids[:, :1] - 1)
+        packed_sequence_mask = (position_diff != 1).cumsum(-1)
+        mask = mask & (packed_sequence_mask[:, None, :, None] == packed_sequence_mask[:, None, None, :])
+    return jnp.where(mask, 0.0, jnp.finfo(dtype).min).astype(dtype)
 
 
 def _prepare_4d_attention_mask(mask, dtype, tgt_len=None):
@@ -87,9 +90,9 @@ def _create_4d_causal_attention_mask(
     input_shape, dtype, device=None, past_key_values_length=0, sliding_window=None
 ):
     """The mask of attention to the words before, at most `sliding_window` of them: [B, 1, T, T]."""
-    q, k = jnp.arange(input_shape[-1])[:, None], jnp.arange(input_shape[-1])
-    seen = (k <= q) & (k > q - (sliding_window or input_shape[-1]))
-    return eager_mask(jnp.broadcast_to(seen, (input_shape[0], 1, *seen.shape)), None, None, dtype)
+    q_idx, kv_idx = jnp.arange(input_shape[-1])[:, None], jnp.arange(input_shape[-1])
+    mask = (kv_idx <= q_idx) & (kv_idx > q_idx - (sliding_window or input_shape[-1]))
+    return eager_mask(jnp.broadcast_to(mask, (input_shape[0], 1, *mask.shape)), None, None, dtype)
 
 
 def create_causal_mask(
@@ -98,8 +101,8 @@ def create_causal_mask(
     """The mask of attention to the words before: [B, 1, T, T]."""
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
-    q, k = cache_position[:, None], jnp.arange(input_embeds.shape[1])
-    return eager_mask((k <= q)[None, None], attention_mask, position_ids, input_embeds.dtype)
+    q_idx, kv_idx = cache_position[:, None], jnp.arange(input_embeds.shape[1])
+    return eager_mask((kv_idx <= q_idx)[None, None], attention_mask, position_ids, input_embeds.dtype)
 
 
 def create_sliding_window_causal_mask(
@@ -108,6 +111,6 @@ def create_sliding_window_causal_mask(
     """The mask of attention to the last `config.sliding_window` words: [B, 1, T, T]."""
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
-    q, k = cache_position[:, None], jnp.arange(input_embeds.shape[1])
-    seen = (k <= q) & (k > q - config.sliding_window)
-    return eager_mask(seen[None, None], attention_mask, position_ids, input_embeds.dtype)
+    q_idx, kv_idx = cache_position[:, None], jnp.arange(input_embeds.shape[1])
+    mask = (kv_idx <= q_idx) & (kv_idx > q_idx - config.sliding_window)
+    return eager_mask(mask[None, None], attention_mask, position_ids, input_embeds.dtype)

@@ -1,11 +1,13 @@
 """transformers: what of its runtime has another form in a ported file, and what is left out.
 
-Its models are written like those of a user; what they call outside of `transformers.models` is the runtime.
+Its models are written like those of a user; what they call outside of them is the runtime.
 """
 
 LIBRARY = "transformers"
-MODELS = "transformers.models."
-"""The modules that are ported. The others are the runtime, of which only functions that ran are."""
+"""Its `models` are ported; of the others, which are the runtime, only functions that ran."""
+
+CONFIG = "PretrainedConfig"
+"""The base of all classes of settings."""
 
 STAND_INS = {
     "PreTrainedModel": "modeling_utils",

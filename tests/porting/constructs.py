@@ -1,0 +1,194 @@
+"""torch modules of one construct of Python or torch each. Every class with `inputs` is a case."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Operators(nn.Module):
+    """Calls that become operators, in places where these need parentheses."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        z = 1 / x.mul(2) + y.sub(x) * 3 - x.sub(y.add(1))
+        return z + x.neg() ** 2, 2 ** x.add(1), x.add(1) @ y.t().mul(2), -x.pow(2)
+
+
+class Pairs(nn.Module):
+    """Values and places."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        values, places = y.max(dim=1)
+        _, least = torch.min(x, 1)
+        best, at = torch.topk(y, 2, dim=1)
+        ordered, order = torch.sort(y, dim=1, descending=True)
+        return values, places, least, best, at, ordered, order, x.max(), torch.max(x, y), y.sort(-1).values
+
+
+class Drops(nn.Module):
+    """Dropout by a function, of activations and of attention's weights."""
+
+    inputs = ((3, 2, 5, 4),)
+
+    def __init__(self, rate=0.4):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.rate = rate
+
+    def forward(self, x):
+        x = F.dropout(x, self.rate, training=self.training)
+        y = F.dropout(self.layer(x), p=0.2)
+        rate = self.rate if self.training else 0.0
+        return F.scaled_dot_product_attention(x, y, y, dropout_p=rate)
+
+
+class Still(nn.Module):
+    """Gradients that stop, a running mean, checks of data."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    @torch.no_grad()
+    def scaled(self, x):
+        x = x * 3
+        return x * 2, self.layer.weight.sum(0)
+
+    def forward(self, x):
+        y = self.layer(x)
+        assert (y == y).all(), "numbers"
+        if torch.isinf(y).any():
+            raise ValueError("infinite")
+        with torch.no_grad():
+            rows, _ = y.shape
+            z = y * rows
+            if self.training:
+                self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        a, b = self.scaled(y)
+        return y * z - self.mean + y * a + b
+
+
+class Base(nn.Module):
+    """Without a mode, for what derives from it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Twice:
+    """A mixin with a static method, a class method and a property."""
+
+    factor = 2
+
+    @staticmethod
+    def added(x, y):
+        return x + y
+
+    @classmethod
+    def times(cls, x):
+        return x * cls.factor
+
+    @property
+    def width(self):
+        return self.layer.in_features
+
+
+class Derived(Twice, Base):
+    """Calls what it inherits, and is the first to read its mode."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, width=4):
+        super().__init__(width)
+        self.powers = {"one": 1, "two": 2}
+
+    def forward(self, x):
+        y = super().forward(x)
+        y = self.times(self.added(y, x)) / self.width
+        z = sum(y**power for power in self.powers.values() if power > 1)
+        return z + 1 if self.training else z, {name: y * power for name, power in self.powers.items()}
+
+
+class Places(nn.Module):
+    """Indices of all kinds, and writes to them."""
+
+    inputs = ((3, 4), torch.tensor([2, 0]))
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, rows):
+        y = self.layer(x)
+        y[x > 0] = 0.5
+        y[y < 0] *= 2
+        keep = [0, 2]
+        z = y[rows, :]
+        z[torch.arange(2)] += 1.0
+        return y[:, [0, 2]], y[keep], y[:, None, ..., 1:], y[..., -1], z
+
+
+class Weights(nn.Module):
+    """Weights that are computed, shared, kept in lists and dicts; buffers of all kinds."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.second = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.third = nn.Linear(4, 4)
+        self.fourth = nn.Linear(4, 4)
+        self.fourth.weight = self.third.weight
+        self.scales = nn.ParameterDict({"a": nn.Parameter(torch.ones(4))})
+        self.shifts = nn.ParameterList()
+        for _ in range(2):
+            self.shifts.append(nn.Parameter(torch.zeros(4)))
+        self.register_buffer("steps", torch.tensor(0, dtype=torch.long))
+        self.register_buffer("nothing", None)
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        x = self.fourth(self.third(self.second(self.first(x)))) * self.scales["a"]
+        for shift in self.shifts:
+            x = x + shift
+        return x * self.steps if self.nothing is None else self.nothing
+
+
+class Functions(nn.Module):
+    """Functions of a tensor, with the arguments that mean something else in NumPy."""
+
+    inputs = ((3, 4), torch.tensor([[0, 1], [2, 0], [1, 3]]))
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, places):
+        y = self.layer(x)
+        z = torch.zeros_like(y)
+        z.scatter_(1, places, 1.0)
+        spread = y.std(0, unbiased=False), y.var(1, keepdim=True), torch.var(y, dim=1, correction=0)
+        whole = x.trunc(), torch.fmod(x, 2), torch.remainder(x, -2), x.detach() // 0.3, places % -2
+        return z * y, spread, whole, x.argsort(1), y.gather(1, places), torch.arange(3, dtype=x.dtype)

@@ -1,0 +1,187 @@
+"""torch modules with what has no counterpart. Each class has its `holes`: the lines that must be named."""
+
+import math
+
+import torch
+from torch import nn
+
+count = 0
+
+
+class Layer(nn.Module):
+    """What the others derive from."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.seen = []
+        self.calls = 0
+
+
+class AnotherName(Layer):
+    """A write that another name sees."""
+
+    holes = ("y += 1: it changes z as well",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        z = y
+        y += 1
+        return z
+
+
+class View(Layer):
+    """A write into a part that is a tensor of its own."""
+
+    holes = ("v += 1: it changes y as well",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        v = y[0]
+        v += 1
+        return y
+
+
+class InList(Layer):
+    """A write that is seen in a list."""
+
+    holes = ("y += 1: it changes outputs as well",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        outputs = [y]
+        y += 1
+        return torch.stack(outputs)
+
+
+class ByLayer(Layer):
+    """A layer that works in place."""
+
+    holes = ("z = nn.functional.relu(y, inplace=True): it changes y as well",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        z = nn.functional.relu(y, inplace=True)
+        return y + z
+
+
+def doubled(x):
+    """Changes what it is given."""
+    x.mul_(2)
+
+
+class ByFunction(Layer):
+    """A function that works in place."""
+
+    holes = ("doubled(y): it changes y as well",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        doubled(y)
+        return y
+
+
+class Swapped(Layer):
+    """Two writes at once."""
+
+    holes = ("y[0], y[1] = x[1], x[0]: it changes a part",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        y[0], y[1] = x[1], x[0]
+        return y
+
+
+class Numbers(Layer):
+    """Python takes numbers out of tensors."""
+
+    holes = (
+        "int(y.sum()): it takes a number",
+        "math.sqrt(x.abs().sum()): it takes a number",
+        "max(x.sum(), y.sum()): it takes a number",
+        "0 < x.sum() < 5 or x.sum() in (1, 2): it decides by data",
+        "y.sum() in (1, 2): it decides by data",
+        "y if x.sum() > 0 else x: it decides by data",
+        "y[y > 0]: its shape depends on data",
+        "y[x > 0] = x[x > 0]: its shape depends on data",
+        "y[: x.argmax()]: its shape depends on data",
+    )
+
+    def forward(self, x):
+        y = self.layer(x)
+        y = y * int(y.sum()) * math.sqrt(x.abs().sum()) * max(x.sum(), y.sum())
+        if 0 < x.sum() < 5 or x.sum() in (1, 2):
+            y = y + 1
+        while y.sum() in (1, 2):
+            y = y + 1
+        y = y if x.sum() > 0 else x
+        y = y + y[y > 0].sum()
+        y[x > 0] = x[x > 0]
+        return y[: x.argmax()]
+
+
+class Remembers(Layer):
+    """What stays behind after a call."""
+
+    holes = (
+        "self.seen.append(x): it keeps an array",
+        "self.calls += 1: it counts in the module",
+        "global count: it changes a variable of the file",
+    )
+
+    def forward(self, x):
+        global count
+        count += 1
+        self.calls += 1
+        self.seen.append(x)
+        return self.layer(x)
+
+
+class Random(Layer):
+    """Random numbers beside dropout."""
+
+    holes = (
+        "torch.randn(2, 3): JAX draws other random numbers",
+        "torch.rand_like(x): JAX draws other random numbers",
+        "torch.zeros(2, 3).normal_(): JAX draws other random numbers",
+    )
+
+    def forward(self, x):
+        return self.layer(x) + torch.randn(2, 3) + torch.rand_like(x) + torch.zeros(2, 3).normal_()
+
+
+class Frozen(Layer):
+    """Weights without gradients, and a layer that stays in one mode."""
+
+    holes = (
+        "self.layer.parameters(): Flax's modules have no parameters",
+        "self.layer.bias.requires_grad_(False): JAX has no frozen weights",
+        "super().train(mode): Flax's modules have another train",
+        "x.is_cuda: JAX's arrays have no is_cuda",
+        'x.type("torch.FloatTensor"): it is not clear',
+    )
+
+    def __init__(self):
+        super().__init__()
+        for parameter in self.layer.parameters():
+            parameter.requires_grad = False
+        self.layer.bias.requires_grad_(False)
+
+    def train(self, mode=True):
+        super().train(mode)
+        return self
+
+    def forward(self, x):
+        return self.layer(x), x.is_cuda, x.type("torch.FloatTensor")
+
+
+class ChangedUnderNoGrad(Layer):
+    """To torch a change in place is no operation there."""
+
+    holes = ("y += 1: gradients stop here",)
+
+    def forward(self, x):
+        y = self.layer(x)
+        with torch.no_grad():
+            y += 1
+        return y
