@@ -203,6 +203,10 @@ SCHEDULERS = {
         ),
         "lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2, 0.2], total_steps=40, cycle_momentum=False)",
     ),
+    "an uneven cycle": (
+        lambda net: lr_scheduler.CyclicLR(sgd(net), 0.1, 0.2, step_size_up=4, step_size_down=7),
+        "lr_scheduler.CyclicLR(optimizer, base_lr=0.1, max_lr=0.2, step_size_up=4, step_size_down=7)",
+    ),
     "averages": (
         lambda net: torch.optim.swa_utils.SWALR(two_groups(net), 0.2, anneal_strategy="linear"),
         'swa_utils.SWALR(optimizer, swa_lr=0.2, anneal_strategy="linear")',
