@@ -19,6 +19,7 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
+from .counting import lines_of
 from .kept import keep
 from .layout import IMAGES_LAST, LAST, SAME, turned
 from .proof import imported, largest, prove, too_small
@@ -45,7 +46,7 @@ class Port:
       holes: what could not be said in lines that run, with torch's words.
       notes: what was left out, and what did not run.
       failure: why there is no proof, where there is neither one nor a hole.
-      torch_lines: how many lines the definitions have in torch, without empty ones.
+      torch_lines: how many lines the definitions and their imports have in torch, without empty ones.
       path: where the file was written, if it was.
     """
 
@@ -116,8 +117,8 @@ class Port:
 
     @property
     def lines(self) -> int:
-        """How many lines the file has, without empty ones."""
-        return sum(bool(line.strip()) for line in self.source.splitlines())
+        """How many lines the file has, without empty ones and without its docstring."""
+        return lines_of(self.source)
 
 
 def port(
@@ -148,7 +149,8 @@ def port(
       PortError: the module cannot be built or called, or its source cannot be read.
 
     The module is made and called several times, each time with the same random numbers. While it is watched,
-    the user's functions have probes in them, for all threads.
+    the user's functions have probes in them, for all threads; while it is proven, torch computes with one
+    thread, in the whole process.
 
     No torch counterpart: `torch.export` keeps what was computed and not the code.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,21 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes with one thread inside: several would wait for each other over a few numbers at a time.
+
+    They do so at work, on the processors that JAX compiles on. Other threads of the process see it, too.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def prove(
     make: Callable[[], torch.nn.Module],
     flax: nnx.Module,
