@@ -107,6 +107,11 @@ FAULTS = {
         "torch.nn.functional.dropout(x, p, training=) -> F.dropout({x}, p={p} / 2<, training={training}>)",
         constructs.Drops,
     ),
+    "twice the noise": (
+        "FUNCTIONS",
+        "torch.randn_like(x) -> 2 * {rngs}.normal({x}.shape, {x}.dtype)",
+        constructs.Noise,
+    ),
     "a product for a sum": ("METHODS", "add(other) -> {self} * {other}", constructs.Operators),
     "smallest for largest": ("PAIRS", "max.values(dim) -> {self:a}.min({dim})", constructs.Pairs),
     "another chance": (

@@ -55,6 +55,25 @@ class Drops(nn.Module):
         return F.scaled_dot_product_attention(x, y, y, dropout_p=rate)
 
 
+class Noise(nn.Module):
+    """Noise that a method draws, as in a variational autoencoder."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.mean = nn.Linear(4, 2)
+        self.spread = nn.Linear(4, 2)
+
+    def drawn(self, mean, spread):
+        std = torch.exp(0.5 * spread)
+        return mean + torch.randn_like(std) * std
+
+    def forward(self, x):
+        mean, spread = self.mean(x), self.spread(x)
+        return self.drawn(mean, spread) if self.training else mean, spread
+
+
 class Still(nn.Module):
     """Gradients that stop, a running mean, checks of data."""
 

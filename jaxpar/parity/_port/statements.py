@@ -127,7 +127,8 @@ class Statements(Initial):
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
+        behind = self.source.parents[self.source.parents[call]].lineno == call.lineno
+        return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
