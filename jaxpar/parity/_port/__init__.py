@@ -4,5 +4,6 @@
 
 `source` is the text and its tree, `scope` what names mean; `words`, `calls`, `assignments` and `statements`
 exchange words by the tables in `rules`, `definitions` are classes and functions, `building` says how the
-module was made, `counting` how long both files are. The proof imports the written file and trusts none of them.
+module was made, `counting` how long both files are. The proof imports the written file and trusts none of
+them; `changes` looks at what a comparison does not.
 """
