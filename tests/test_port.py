@@ -58,7 +58,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
     assert port.lines <= 1.3 * port.torch_lines
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "NotImplementedError"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -119,6 +119,13 @@ def eps_of_its_own():
     return norm
 
 
+def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
+    port = parity.port(modules.Chance, *example(modules.Chance))
+    port.module.layerdrop = 0.5
+    with pytest.raises(NotImplementedError, match="by random numbers"):
+        port.module(example(modules.Chance)[0].numpy())
+
+
 def test_a_made_module_is_built_from_its_attributes():
     port = parity.port(modules.MLP(), *example(modules.MLP))
     assert port.status == 3 or port.same
@@ -147,7 +154,7 @@ def test_what_is_left_out_takes_its_comment_along(monkeypatch):
     monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
     source = parity.port(modules.Partly, *example(modules.Partly)).source
     comments = [line.partition("# ")[2] for line in source.splitlines() if "# " in line]
-    assert comments == ["of the layer", "a heading", "of the rate"]
+    assert comments == ["of the layer", "behind it", "a heading", "of the rate"]
     assert "not self.deterministic" in source
     assert 'class Never(nnx.Module):\n    """Not ported, for the example does not run it."""' in source
 

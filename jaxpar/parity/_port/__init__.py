@@ -6,4 +6,8 @@
 exchange words by the tables in `rules`, `definitions` are classes and functions, `building` says how the
 module was made, `counting` how long both files are. The proof imports the written file and trusts none of
 them; `changes` looks at what a comparison does not.
+
+    torch optimizer, scheduler ─► training ─► optimizer, scheduler: their lines ─► steps: the proof
+
+`dims` says which axes of a leaf an optimizer of matrices means, `functions` what a scheduler calls.
 """

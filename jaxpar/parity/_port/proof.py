@@ -18,6 +18,7 @@ from flax import nnx
 
 from .._compare import compare
 from .._comparison import Comparison
+from .._sides.task import Layout
 
 STEPS, RATE = 5, 1e-4
 FEW = 8
@@ -57,6 +58,7 @@ def prove(
     flax: nnx.Module,
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
+    layout: Layout,
 ) -> list[Comparison]:
     """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
     sgd = (lambda parameters: torch.optim.SGD(parameters, RATE), optax.sgd(RATE))
@@ -72,7 +74,7 @@ def prove(
         if not found or found[-1].same:
             arrays = tuple(map(array, given))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            found.append(compare(net, flax, arrays, training=training, **more, **kw))
+            found.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
     return found
 
 
