@@ -21,6 +21,7 @@ LAYERS = [
     ("Conv2d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2}, IMAGE),
     ("Conv2d", (4, 6, (3, 1)), {"padding": "same", "bias": False, "padding_mode": "reflect"}, IMAGE),
     ("Conv3d", (4, 6, 3), {"dilation": 2}, VOLUME),
+    ("Conv3d", (4, 6, (3, 2, 1)), {"stride": (2, 1, 3), "padding": (2, 1, 0), "groups": 2}, VOLUME),
     ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, LINE),
     ("ConvTranspose2d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2}, IMAGE),
     ("ConvTranspose3d", (4, 6, 2), {}, VOLUME),
@@ -198,3 +199,13 @@ def test_rows_of_layers_are_added(kind):
         second += first
         said.append([[(n, type(x).__name__) for n, x in net.named_children()] for net in (both, second)])
     assert said[0] == said[1]
+
+
+def test_volumes_are_the_same_in_float32():
+    """In float64 they are computed plane by plane."""
+    x, weight = jnp.asarray(data(VOLUME)), jnp.asarray(data((6, 2, 3, 2, 1), 1))
+    options = {"stride": (2, 1, 3), "padding": (2, 1, 0), "dilation": (2, 1, 1), "groups": 2}
+    exact = F.conv3d(x, weight, **options)
+    rounded = F.conv3d(x.astype(jnp.float32), weight.astype(jnp.float32), **options)
+    assert (exact.dtype, rounded.dtype) == (jnp.float64, jnp.float32)
+    np.testing.assert_allclose(rounded, exact, atol=1e-4)

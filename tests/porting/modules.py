@@ -2,6 +2,7 @@
 
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -373,6 +374,13 @@ class Getter(nn.ModuleDict):
         return found
 
 
+@dataclass
+class Plan:
+    """What a module is built by."""
+
+    width: int = 4
+
+
 class Taps(nn.Module):
     """The children of a module, and a dict as an attribute."""
 
@@ -380,7 +388,9 @@ class Taps(nn.Module):
 
     def __init__(self, body=None, width=4):
         super().__init__()
-        self.body = Getter(Parts(width), {"second": "low", "first": "deep"}) if body is None else body
+        self.body = (
+            Getter(Parts(Plan(width).width), {"second": "low", "first": "deep"}) if body is None else body
+        )
         self.head = nn.Linear(width, 2)
 
     def forward(self, x):
@@ -392,6 +402,67 @@ def tapped(parts: Parts, width):
     """Takes a module apart, so that only this function can say what it makes."""
     body = nn.Sequential(parts.second, parts.first)
     return Taps(Getter(body, {"0": "low", "1": "deep"}), width)
+
+
+class Shared(nn.Module):
+    """A module in two places, of which the later one comes first in the alphabet."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Linear(4, 4)
+        self.inner = nn.ModuleList([self.shared, nn.Linear(4, 4)])
+
+    def forward(self, x):
+        for layer in self.inner:
+            x = torch.tanh(layer(x))
+        return self.shared(x)
+
+
+class Constants(nn.Module):
+    """Arrays that are not kept with the weights, numbers taken from one, a set, a device."""
+
+    inputs = ((3, 5),)
+
+    def __init__(self, width=5, scale=0.5):
+        super().__init__()
+        self.register_buffer("steps", torch.arange(width, dtype=torch.float32), persistent=False)
+        self.table = torch.linspace(0, 1, width)
+        self.halves = [x / 2 for x in torch.arange(2).tolist()]
+        self.names = set()
+        self.layer = nn.Linear(width, width)
+        self.gain = (
+            nn.Parameter(torch.full((width,), scale))
+            if scale
+            else None
+        )  # fmt: skip
+
+    def forward(self, x):
+        device = x.device
+        y = torch.ones(5, device=device) if x.device == self.steps.device else self.steps
+        x = self.layer(x + y) * self.gain + self.table * self.steps
+        return torch.nn.functional.softmax(x, dim=-1, dtype=torch.float32) * sum(self.halves)
+
+
+class Chance(nn.Module):
+    """A layer that is left out by chance, which is never here."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self, layerdrop=0.0):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.layerdrop = layerdrop
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.training:
+                probability = torch.rand([])
+                if probability < self.layerdrop:
+                    continue
+            x = layer(x)
+        return x
 
 
 class Decides(nn.Module):

@@ -18,7 +18,7 @@ class Libraries(Deciding):
     """Translates references to libraries."""
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
-        written = self._of_library(node, value) if of_library(value) else None
+        written = self._of_library(node, value) if of_library(value) or stand_in(value) else None
         return written or super()._reference(node, value, name)
 
     def _of_library(self, node: ast.AST, value: Any) -> str | None:

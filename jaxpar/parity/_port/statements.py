@@ -310,7 +310,16 @@ class Statements(Branches):
             written = written.replace("()", "(*, rngs)", 1)
         if self.kind is not None and node.name == "forward":
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
-        return f"{head}{written}{here.block(node.body, last=True)}"
+        return f"{head}{written}{here.body(node)}"
+
+    def body(self, node: Function) -> str:
+        """A function's statements; images that come with their channels last are turned before them."""
+        names = self.needs.turned.get(node, ())
+        said = node.body[: int(bool(names) and _is_docstring(node.body[0]))]
+        lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
+        parts = [self.block(said)] if said else []
+        rest = self.block(node.body[len(said) :], last=True)
+        return f"\n{' ' * node.body[0].col_offset}".join([*parts, *lines, rest])
 
     def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)

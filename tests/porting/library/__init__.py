@@ -1,0 +1,1 @@
+"""A small library with a runtime of its own, built as transformers is."""
