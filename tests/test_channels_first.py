@@ -21,6 +21,7 @@ LAYERS = [
     ("Conv2d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2}, IMAGE),
     ("Conv2d", (4, 6, (3, 1)), {"padding": "same", "bias": False, "padding_mode": "reflect"}, IMAGE),
     ("Conv3d", (4, 6, 3), {"dilation": 2}, VOLUME),
+    ("Conv3d", (4, 6, (3, 2, 1)), {"stride": (2, 1, 3), "padding": (2, 1, 0), "groups": 2}, VOLUME),
     ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, LINE),
     ("ConvTranspose2d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2}, IMAGE),
     ("ConvTranspose3d", (4, 6, 2), {}, VOLUME),
@@ -166,6 +167,24 @@ def test_children_come_in_the_order_in_which_they_were_set():
         assert said == [type(each).__name__ for each in theirs.children()]
 
 
+@pytest.mark.parametrize("base", ["Sequential", "ModuleList", "ModuleDict"])
+def test_a_module_that_is_an_attribute_of_a_container_is_an_element(base):
+    def made(kind, relu, tanh):
+        def __init__(self):
+            kind.__init__(self)
+            self.first, self.width = relu(), 2
+            self.add_module("second", tanh())
+            self.first = tanh()
+
+        return type("Net", (kind,), {"__init__": __init__})()
+
+    ported = made(getattr(ours, base), ours.ReLU, ours.Tanh)
+    theirs = made(getattr(torch.nn, base), torch.nn.ReLU, torch.nn.Tanh)
+    assert list(ported.names) == [name for name, _ in theirs.named_children()] == ["first", "second"]
+    again = nnx.merge(*nnx.split(ported))
+    assert [type(each).__name__ for each in again.children()] == ["Tanh", "Tanh"]
+
+
 def row(library, kind, *names):
     layers = [getattr(library, name)() for name in names]
     return getattr(library, kind)(*(layers if kind == "Sequential" else [layers]))
@@ -180,3 +199,13 @@ def test_rows_of_layers_are_added(kind):
         second += first
         said.append([[(n, type(x).__name__) for n, x in net.named_children()] for net in (both, second)])
     assert said[0] == said[1]
+
+
+def test_volumes_are_the_same_in_float32():
+    """In float64 they are computed plane by plane."""
+    x, weight = jnp.asarray(data(VOLUME)), jnp.asarray(data((6, 2, 3, 2, 1), 1))
+    options = {"stride": (2, 1, 3), "padding": (2, 1, 0), "dilation": (2, 1, 1), "groups": 2}
+    exact = F.conv3d(x, weight, **options)
+    rounded = F.conv3d(x.astype(jnp.float32), weight.astype(jnp.float32), **options)
+    assert (exact.dtype, rounded.dtype) == (jnp.float64, jnp.float32)
+    np.testing.assert_allclose(rounded, exact, atol=1e-4)

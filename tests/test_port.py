@@ -16,7 +16,9 @@ from porting import constructs, holes, modules
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
 from jaxpar.parity._port import proof, rules
+from jaxpar.parity._port.counting import lines_of, torch_lines
 from jaxpar.parity._port.rules.rule import table
+from jaxpar.parity._port.source import Source
 
 FILES = {Path(file.__file__): file for file in (modules, constructs, holes)}
 KINDS = [
@@ -55,6 +57,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert port.largest < 1e-10
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
+    assert port.lines <= 1.3 * port.torch_lines
     ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "frozenset", "NotImplementedError"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
@@ -151,7 +154,7 @@ def test_what_is_left_out_takes_its_comment_along(monkeypatch):
     monkeypatch.setattr("jaxpar.parity._port.port.prove", lambda *_: [])
     source = parity.port(modules.Partly, *example(modules.Partly)).source
     comments = [line.partition("# ")[2] for line in source.splitlines() if "# " in line]
-    assert comments == ["of the layer", "a heading", "of the rate"]
+    assert comments == ["of the layer", "behind it", "a heading", "of the rate"]
     assert "not self.deterministic" in source
     assert 'class Never(nnx.Module):\n    """Not ported, for the example does not run it."""' in source
 
@@ -192,6 +195,45 @@ def test_the_functions_are_as_before():
 
 def command(*arguments):
     return CliRunner().invoke(cli, ["port", *map(str, arguments)])
+
+
+COUNTED = """
+import itertools
+import os, sys
+
+import torch
+from torch import nn
+
+SCALE = 2
+
+
+class Net(nn.Module):
+    inputs = ((2, 3),)
+
+    def __init__(self):
+        super().__init__()
+        # one comment
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise((3, 4, 2)))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) * SCALE
+        return x
+"""
+
+
+def test_lines_are_those_that_a_reader_has_before_him(tmp_path):
+    source = Source(str(_written(tmp_path / "counted.py", COUNTED)))
+    scale, net = source.tree.body[4:]
+    assert torch_lines([(source, scale)]) == 1
+    assert torch_lines([(source, net), (source, scale)]) == 13, "itertools and nn, and not torch, os or sys"
+    assert lines_of(COUNTED) == 15
+    assert lines_of(f'''"""Said\n\nof it."""\n{COUNTED}''') == 15
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.slow

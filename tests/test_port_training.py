@@ -138,6 +138,20 @@ def test_groups_are_said_by_paths(make):
     assert lines.same, lines.comparison
 
 
+def test_what_a_scheduler_has_written_is_taken_back():
+    def scheduled(net):
+        optimizer = two_groups(net)
+        lr_scheduler.OneCycleLR(optimizer, 0.4, total_steps=40)
+        return optimizer
+
+    lines = port_of().optimizer(scheduled)
+    assert "betas" not in lines.source
+    assert lines.same, lines.comparison
+    warmed = port_of().optimizer(lambda net: lr_scheduler.LinearLR(sgd(net)).optimizer)
+    assert line(warmed).endswith("optim.sgd(lr=0.1, momentum=0.9))")
+    assert warmed.same, warmed.comparison
+
+
 def test_muon_knows_which_matrices_lie_as_in_torch():
     lines = port_of(nets.Matrices).optimizer(lambda net: torch.optim.Muon(net.parameters(), lr=0.5))
     assert 'dims=lambda path, x: (0, 1) if path.split("/")[-1] == "mix" else (1, 0)' in lines.source
@@ -188,6 +202,10 @@ SCHEDULERS = {
             two_of_three(net), [0.1, 0.2], total_steps=40, cycle_momentum=False
         ),
         "lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2, 0.2], total_steps=40, cycle_momentum=False)",
+    ),
+    "an uneven cycle": (
+        lambda net: lr_scheduler.CyclicLR(sgd(net), 0.1, 0.2, step_size_up=4, step_size_down=7),
+        "lr_scheduler.CyclicLR(optimizer, base_lr=0.1, max_lr=0.2, step_size_up=4, step_size_down=7)",
     ),
     "averages": (
         lambda net: torch.optim.swa_utils.SWALR(two_groups(net), 0.2, anneal_strategy="linear"),

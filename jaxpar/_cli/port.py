@@ -54,6 +54,7 @@ def _usage_errors() -> Iterator[None]:
 @click.option("--out", type=Output(), required=True, metavar="FILE", help="The Python file that is written.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the inputs.")
 @click.option("--record/--no-record", default=False, help="Keep torch's numbers, and a test of the file.")
+@click.option("--channels-last/--channels-first", default=False, help="Images are [N, H, W, C] in the file.")
 @click.option(
     "--optimizer",
     metavar="MODELS.py:MAKE",
@@ -61,7 +62,13 @@ def _usage_errors() -> Iterator[None]:
 )
 @plain_ending(COULD_NOT)
 def port(
-    module: str, inputs: tuple[str, ...], out: str, seed: int, record: bool, optimizer: str | None
+    module: str,
+    inputs: tuple[str, ...],
+    out: str,
+    seed: int,
+    record: bool,
+    channels_last: bool,
+    optimizer: str | None,
 ) -> None:
     """Write a torch module as Flax source code, and prove that it is the same.
 
@@ -77,11 +84,20 @@ def port(
     """
     if not out.endswith(".py"):
         raise click.UsageError(f"--out {out}: a Python file ends in .py.")
-    leave(run(module, inputs, out, seed=seed, record=record, optimizer=optimizer))
+    leave(
+        run(module, inputs, out, seed=seed, record=record, channels_last=channels_last, optimizer=optimizer)
+    )
 
 
 def run(
-    spec: str, inputs: tuple[str, ...], out: str, *, seed: int, record: bool, optimizer: str | None = None
+    spec: str,
+    inputs: tuple[str, ...],
+    out: str,
+    *,
+    seed: int,
+    record: bool,
+    channels_last: bool = False,
+    optimizer: str | None = None,
 ) -> int:
     """The exit code: 0 written and the same, 1 written and different, 2 holes, 3 could not."""
     lines: list[parity.Lines] = []

@@ -130,7 +130,7 @@ class MultiheadAttention(nnx.Module):
             average_attn_weights=average_attn_weights,
             is_causal=is_causal,
             batch_first=self.batch_first,
-            dropout_key=self.rngs() if drops else None,
+            dropout_key=self.rngs if drops else None,
         )
 
     def _params(self) -> dict[str, jax.Array]:

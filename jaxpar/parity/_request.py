@@ -18,7 +18,7 @@ from ._exactness import as_it_runs
 from ._pair import Pair
 from ._sides.call import to_array
 from ._sides.flax_mode import of_init
-from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout, same
+from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
 from ._weights.mapping import Entries
@@ -102,7 +102,7 @@ class Request:
             layout=layout,
             seed=self.seed,
             outputs=pairs_of(self.outputs),
-            channels_first=layout.inputs is same,
+            channels_first=layout.in_torchs_axes,
         )
 
     @functools.cached_property

@@ -157,9 +157,9 @@ class Weights(nn.Module):
         super().__init__()
         self.first = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
         self.second = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
-        self.third = nn.Linear(4, 4)
-        self.fourth = nn.Linear(4, 4)
-        self.fourth.weight = self.third.weight
+        self.inner = nn.Linear(4, 4)
+        self.outer = nn.Linear(4, 4)
+        self.outer.weight = self.inner.weight
         self.scales = nn.ParameterDict({"a": nn.Parameter(torch.ones(4))})
         self.shifts = nn.ParameterList()
         for _ in range(2):
@@ -170,7 +170,7 @@ class Weights(nn.Module):
     def forward(self, x):
         if self.training:
             self.steps += 1
-        x = self.fourth(self.third(self.second(self.first(x)))) * self.scales["a"]
+        x = self.outer(self.inner(self.second(self.first(x)))) * self.scales["a"]
         for shift in self.shifts:
             x = x + shift
         return x * self.steps if self.nothing is None else self.nothing

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -217,7 +218,7 @@ def drop_path(x: Tensor, rate: float, training: bool = False):
     """Zeroes whole rows, by a function."""
     if rate == 0.0 or not training:
         return x
-    kept = torch.empty([x.shape[0]] + [1] * (x.ndim - 1), dtype=x.dtype, device=x.device)
+    kept = torch.empty((x.shape[0],) + (1,) * (x.ndim - 1), dtype=x.dtype, device=x.device)
     kept = kept.bernoulli_(1 - rate)
     kept.div_(1 - rate)
     return x * kept
@@ -272,7 +273,8 @@ class Partly(nn.Module):
     def __init__(self, rate=0.5, block=Never):
         super().__init__()
         # of the layer
-        self.layer = nn.Linear(3, 3)
+        self.layer = nn.Linear(3, 3)  # behind it
+        nn.init.zeros_(self.layer.bias)
 
         # a heading
 
@@ -372,6 +374,13 @@ class Getter(nn.ModuleDict):
         return found
 
 
+@dataclass
+class Plan:
+    """What a module is built by."""
+
+    width: int = 4
+
+
 class Taps(nn.Module):
     """The children of a module, and a dict as an attribute."""
 
@@ -379,7 +388,9 @@ class Taps(nn.Module):
 
     def __init__(self, body=None, width=4):
         super().__init__()
-        self.body = Getter(Parts(width), {"second": "low", "first": "deep"}) if body is None else body
+        self.body = (
+            Getter(Parts(Plan(width).width), {"second": "low", "first": "deep"}) if body is None else body
+        )
         self.head = nn.Linear(width, 2)
 
     def forward(self, x):

@@ -13,10 +13,15 @@ from flax import nnx
 
 
 class _Container(nnx.Module):
-    """Elements in the order in which they were added."""
+    """Elements in the order in which they were added, by `add_module` or as attributes."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nnx.Module) and name not in vars(self).get("names", (name,)):
+            self.names = (*self.names, name)
 
     def add_module(self, name: str, module: Any) -> None:
         """Adds an element, or replaces the one of this name in its place."""

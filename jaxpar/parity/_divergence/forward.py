@@ -13,7 +13,7 @@ import torch
 from .._levels import Batches
 from .._pair import Pair
 from .._result import LayerResult
-from .._sides.task import Named, Seen, same
+from .._sides.task import Named, Seen
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
@@ -74,7 +74,7 @@ class Forward:
         """Whether a layer of the user's own has its channels last in Flax, and first in torch."""
         both = self.arriving(call).get(0)
         own = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
-        if both is None or not own or self.reference.task.layout.inputs is same or self.channels_last(call):
+        if both is None or not own or self.reference.task.layout.in_torchs_axes or self.channels_last(call):
             return False
         ours, theirs = both[0], call.inputs[0]
         last = np.moveaxis(theirs, 1, -1) if theirs.ndim > 2 else theirs

@@ -122,7 +122,7 @@ class Branches(Assignments):
         return less and isinstance(branch, ast.If) and branch.test is test and not self.ran(branch.body[0])
 
     def by_chance(self, node: ast.If) -> str | None:
-        """`if torch.rand([]) < p`, which never was, raises if it could be; with an `if` around it they are one."""
+        """`if torch.rand([]) < p`, which never was, raises if it could be; one with an `if` around it."""
         rest = [each for each in node.body if not (isinstance(each, ast.Assign) and self.draws(each))]
         alone = rest[0] if len(rest) == 1 < len(node.body) and not node.orelse else None
         around = ""

@@ -100,7 +100,8 @@ def _head(there: Statements, node: ast.ClassDef) -> str:
 
 def _decorated(there: Statements, node: ast.ClassDef, decorator: ast.expr) -> str | None:
     """A class's decorator; outputs of a library are trees of arrays here."""
-    if there.scope.value(decorator) is dataclasses.dataclass and of_runtime(there.scope.value(node.bases[0])):
+    is_dataclass = there.scope.value(decorator) is dataclasses.dataclass
+    if is_dataclass and any(of_runtime(there.scope.value(each)) for each in node.bases):
         return "struct.dataclass"
     return there.decorator(decorator)
 

@@ -10,6 +10,7 @@ import torch
 from flax import nnx
 
 from .._record import record
+from .._sides.task import Layout
 from .proof import array
 
 TEST = '''"""{name} computes what torch computed when it was ported; torch is not needed."""
@@ -35,10 +36,12 @@ def keep(
     flax: nnx.Module | None,
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
+    layout: Layout,
 ) -> None:
     """Writes `net.safetensors`, `net.json` and `test_net.py` beside `net.py`."""
     more: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-    record(path.with_suffix(".safetensors"), module.train(), flax, tuple(map(array, inputs)), **more)
+    given = tuple(map(array, inputs))
+    record(path.with_suffix(".safetensors"), module.train(), flax, given, layout=layout, **more)
     imports = [
         "from flax import nnx",
         f"from {path.stem} import *  # noqa: F403",

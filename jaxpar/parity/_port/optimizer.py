@@ -83,6 +83,13 @@ def _before(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: st
     return group.get("initial_lr", group[name]) if name == "lr" else group[name]
 
 
+def rewind(optimizer: torch.optim.Optimizer) -> None:
+    """Takes back what a scheduler has written into the groups."""
+    for group in optimizer.param_groups:
+        options = options_of(optimizer, group)
+        group.update({name: options[name] for name in WRITTEN_OVER if name in options})
+
+
 def plain(value: Any) -> Any:
     """A number that torch keeps in a tensor, and what holds such."""
     if isinstance(value, torch.Tensor):

@@ -19,7 +19,9 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
+from .counting import lines_of
 from .kept import keep
+from .layout import IMAGES_LAST, LAST, SAME, turned
 from .proof import imported, largest, prove, too_small
 from .training import Given, Lines, Origin, optimizer_lines, scheduler_lines
 from .watching import watch
@@ -44,7 +46,7 @@ class Port:
       holes: what could not be said in lines that run, with torch's words.
       notes: what was left out, and what did not run.
       failure: why there is no proof, where there is neither one nor a hole.
-      torch_lines: how many lines the definitions have in torch, without empty ones.
+      torch_lines: how many lines the definitions and their imports have in torch, without empty ones.
       path: where the file was written, if it was.
     """
 
@@ -115,8 +117,8 @@ class Port:
 
     @property
     def lines(self) -> int:
-        """How many lines the file has, without empty ones."""
-        return sum(bool(line.strip()) for line in self.source.splitlines())
+        """How many lines the file has, without empty ones and without its docstring."""
+        return lines_of(self.source)
 
 
 def port(
@@ -124,6 +126,7 @@ def port(
     *inputs: Any,
     out: str | os.PathLike[str] | None = None,
     record: bool = False,
+    channels_last: bool = False,
     **kwargs: Any,
 ) -> Port:
     """Writes a torch module as Flax source code, and proves that it is the same.
@@ -135,6 +138,8 @@ def port(
         run are not proven; methods that do not run are not written.
       out: the path of the file that is written; without one it is only returned.
       record: whether torch's numbers are kept beside `out`, with a test that needs no torch.
+      channels_last: whether inputs [N, C, H, W] are [N, H, W, C] in the file. They are turned once, before
+        the first line of the call, and outputs have torch's axes.
       kwargs: keyword arguments of the call.
 
     Returns:
@@ -144,13 +149,15 @@ def port(
       PortError: the module cannot be built or called, or its source cannot be read.
 
     The module is made and called several times, each time with the same random numbers. While it is watched,
-    the user's functions have probes in them, for all threads.
+    the user's functions have probes in them, for all threads; while it is proven, torch computes with one
+    thread, in the whole process.
 
     No torch counterpart: `torch.export` keeps what was computed and not the code.
     """
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
-    make, written, build, builder = _read(module, inputs, kwargs)
+    make, written, build, builder = _read(module, inputs, kwargs, channels_last)
+    layout = IMAGES_LAST if channels_last else SAME
     path = Path(out) if out is not None else None
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, here = None, [], "", None
@@ -162,7 +169,7 @@ def port(
             try:
                 here = imported(target)
                 flax = builder(here)
-                proofs = prove(make, flax, inputs, kwargs)
+                proofs = prove(make, flax, inputs, kwargs, layout)
                 notes = () if all(each.same for each in proofs) else too_small(make, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -171,11 +178,13 @@ def port(
     origin = Origin(make, functools.partial(builder, here) if flax is not None else None, given)
     found = Port(text, build, flax, tuple(proofs), *results, path, origin=origin)
     if record and found.same and path:
-        keep(path, build, _seeded(make), flax, inputs, kwargs)
+        keep(path, build, _seeded(make), flax, inputs, kwargs, layout)
     return found
 
 
-def _read(module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any) -> tuple[Make, Written, str, Build]:
+def _read(
+    module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool
+) -> tuple[Make, Written, str, Build]:
     """What makes the torch module, its classes as text, and how that is built: as text, and as a function."""
     try:
         make = maker_of(module) if isinstance(module, nn.Module) else module
@@ -187,6 +196,9 @@ def _read(module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any) -> tuple
                     each.train(mode)(*inputs, **kwargs)
 
         writer = Writer(watch(lambda: [_seeded(make) for _ in range(2)], call))
+        if channels_last:
+            writer.needs.turned.update(turned(net, inputs))
+            writer.needs.note(LAST)
         expressions = Expressions(calls)
         if named(make):
             roots, build = [make], f"{make.__name__}(rngs=rngs)"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from flax import nnx
 
 from .._compare import compare
 from .._comparison import Comparison
+from .._sides.task import Layout
 
 STEPS, RATE = 5, 1e-4
 FEW = 8
@@ -36,11 +38,27 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes with one thread inside: several would wait for each other over a few numbers at a time.
+
+    They do so at work, on the processors that JAX compiles on. Other threads of the process see it, too.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def prove(
     make: Callable[[], torch.nn.Module],
     flax: nnx.Module,
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
+    layout: Layout,
 ) -> list[Comparison]:
     """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
     sgd = (lambda parameters: torch.optim.SGD(parameters, RATE), optax.sgd(RATE))
@@ -56,7 +74,7 @@ def prove(
         if not found or found[-1].same:
             arrays = tuple(map(array, given))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            found.append(compare(net, flax, arrays, training=training, **more, **kw))
+            found.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
     return found
 
 

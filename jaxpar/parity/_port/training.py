@@ -117,6 +117,7 @@ def optimizer_lines(origin: Origin, given: Given) -> Lines:
     """`Port.optimizer`."""
     with exact():
         training = _training(origin, given, "optimizer")
+        optimizers.rewind(training.optimizer)
         line = training.optimizer_line()
         source = formatted(f"from jaxpar import optim\n\n{line}", "train.py")
         return Lines(source, compared(dataclasses.replace(training, scheduler=None), source, line))

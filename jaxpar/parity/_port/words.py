@@ -61,6 +61,7 @@ class Needs:
       notes: what was left out.
       stand_ins: names of what is copied from the stand-ins of a library's runtime.
       refused: places of blocks that did not run and that raise.
+      turned: definitions whose arguments of these names come with their channels last.
     """
 
     def __init__(self) -> None:
@@ -71,6 +72,7 @@ class Needs:
         self.notes: list[str] = []
         self.stand_ins: dict[str, None] = {}
         self.refused: set[tuple[str, int]] = set()
+        self.turned: dict[ast.stmt, tuple[str, ...]] = {}
 
     def hole(self, text: str) -> None:
         if text not in self.holes:
@@ -162,7 +164,7 @@ class Words:
         for part in parts:
             written += [
                 self.source.between(at, start_of(part)),
-                joined(node, part, (text or self.text)(part)),
+                joined(node, part, text(part)),
             ]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .building import Inexpressible
+from .counting import torch_lines
 from .definitions import class_text, function_text, not_run
 from .rules import transformers_words as words
 from .runtime import of_runtime, stand_in_source
@@ -88,9 +89,9 @@ class Writer:
         if "hole(" in body:
             body = f"{HOLE}\n\n\n{body}"
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
-        lines = sum(_lines(piece) for piece in ordered if piece.source is not stand_in_source())
+        own = [(piece.source, piece.node) for piece in ordered if piece.source is not stand_in_source()]
         holes = tuple(each for each in self.needs.holes if repr(each) in body)
-        return Written(text, holes, tuple(self.needs.notes), lines)
+        return Written(text, holes, tuple(self.needs.notes), torch_lines(own))
 
     def _configs(self) -> list[str]:
         """Classes of settings that the file imports. They have an `==` and no hash."""
@@ -202,11 +203,6 @@ def _names(node: ast.stmt) -> list[str]:
 
 def _append(found: list[tuple[Source, ast.stmt]], source: Source, node: ast.stmt) -> None:
     found.append((source, node))
-
-
-def _lines(piece: Piece) -> int:
-    first, last = piece.node.lineno, piece.node.end_lineno or 0
-    return sum(bool(line.strip()) for line in piece.source.lines[first - 1 : last])
 
 
 def _is_standard(line: str) -> bool:

@@ -63,12 +63,18 @@ NAMES: dict[str, tuple[Move, Move]] = {
 class Layout:
     """How arrays travel: `inputs` (and targets) to Flax, `outputs` to Flax and back.
 
-    All are functions of one NumPy array that only permute its elements.
+    All are functions of one NumPy array that only permute its elements. `channels_first` says whether the
+    Flax model computes in torch's axes; if left out, it does where `inputs` stay as they are.
     """
 
     inputs: Move = same
     outputs: Move = same
     outputs_back: Move = same
+    channels_first: bool | None = None
+
+    @property
+    def in_torchs_axes(self) -> bool:
+        return self.inputs is same if self.channels_first is None else self.channels_first
 
     @classmethod
     def parse(cls, layout: str | tuple[str, str] | Layout) -> Layout:
