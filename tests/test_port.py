@@ -58,7 +58,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
     assert port.lines <= 1.3 * port.torch_lines
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "NotImplementedError"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "frozenset", "NotImplementedError"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
