@@ -19,9 +19,9 @@ from .assignments import KEEPING, KEEPS, PART, PARTS
 from .branches import DELETED, begins
 from .calls import is_method
 from .drawing import STREAM, draws_first
+from .initial import Initial, is_docstring
 from .runtime import Beyond, of_runtime
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
-from .silence import Silence, is_docstring
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
@@ -29,7 +29,7 @@ MODE = "self.deterministic = False"
 """What `self.training` is to NNX, set by `train()` and `eval()`."""
 
 
-class Statements(Silence):
+class Statements(Initial):
     """Translates statements, and with them functions and classes."""
 
     def statement(self, node: ast.stmt) -> str:
@@ -127,7 +127,8 @@ class Statements(Silence):
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
+        behind = self.source.parents[self.source.parents[call]].lineno == call.lineno
+        return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
