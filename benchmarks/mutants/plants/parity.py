@@ -51,6 +51,7 @@ PLANTS = [
     ),
     *plants("jaxpar/parity/_port/training.py",
         ('[names[id(x)] for x in group["params"] if x.requires_grad]', '[names[id(x)] for x in group["params"]]', "tests/test_port_training.py -k \"paths and frozen\""),
+        ('own[name].requires_grad_(x.requires_grad)', 'own[name]', "tests/test_port_training.py -k objects"),
         ('        optimizers.rewind(training.optimizer)\n', '', "tests/test_port_training.py -k taken_back"),
         ('    _require_fresh(*found)\n', '', "tests/test_port_training.py -k \"refused and steps\""),
     ),

@@ -43,6 +43,10 @@ POLICY = Policy(relative=1e-12)
 Named = dict[str, np.ndarray]
 
 
+def normal(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(random.standard_normal(shape))
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """On what an optimizer is tried: a loss that is a parabola of each parameter, another one at each step.
@@ -55,9 +59,7 @@ class Trial:
 
     steps: int = 5
     pull: float = 0.5
-    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = lambda random, shape: np.asarray(
-        random.standard_normal(shape)
-    )
+    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = normal
     wide: bool = True
 
 

@@ -160,7 +160,7 @@ def _adopted(origin: Origin, found: tuple[Any, Any]) -> tuple[torch.nn.Module, t
     net = (copy.deepcopy(origin.given) if origin.given is not None else made(origin.make)).double()
     own = dict(net.named_parameters())
     names = _names(origin, found[0], own)
-    memo = {id(x): own[name] for x, name in names}
+    memo = {id(x): own[name].requires_grad_(x.requires_grad) for x, name in names}
     optimizer, scheduler = copy.deepcopy(found, memo)
     for state in optimizer.state.values():
         for key, value in state.items():
