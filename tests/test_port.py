@@ -303,3 +303,15 @@ def test_a_command_that_is_misused_could_not(arguments, said):
     ended = command(*arguments)
     assert ended.exit_code == 3, "2 are holes"
     assert said in ended.output
+
+
+def test_every_option_reaches_the_port(monkeypatch, tmp_path):
+    def taken(*inputs, **options):
+        raise errors.PortError(f"{len(inputs)} {options}")
+
+    monkeypatch.setattr(parity, "port", taken)
+    out = tmp_path / "port.py"
+    ended = command(f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record", "--channels-last")
+    assert ended.exit_code == 3
+    options = {"out": str(out), "record": True, "channels_last": True}
+    assert f"2 {options}" in ended.output

@@ -127,7 +127,8 @@ class Statements(Initial):
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        behind = self.source.parents[self.source.parents[call]].lineno == call.lineno
+        around: Any = self.source.parents[self.source.parents[call]]
+        behind = around.lineno == call.lineno
         return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
@@ -151,7 +152,9 @@ class Statements(Initial):
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
         if self.stops:
-            return self.spliced(node, lambda part: (self.value if part is node.value else self.text)(part))
+            return self.spliced(
+                node, lambda part: self.value(node.value) if part is node.value else self.text(part)
+            )
         return self.spliced(node)
 
     def _stmt_return(self, node: ast.Return) -> str:
