@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from typing import Any
 
 import torch
 from torch import nn
