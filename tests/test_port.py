@@ -59,7 +59,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
     assert port.lines <= 1.3 * port.torch_lines
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "NotImplementedError"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "frozenset", "NotImplementedError"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -324,3 +324,15 @@ def test_a_command_that_is_misused_could_not(arguments, said):
     ended = command(*arguments)
     assert ended.exit_code == 3, "2 are holes"
     assert said in ended.output
+
+
+def test_every_option_reaches_the_port(monkeypatch, tmp_path):
+    def taken(*inputs, **options):
+        raise errors.PortError(f"{len(inputs)} {options}")
+
+    monkeypatch.setattr(parity, "port", taken)
+    out = tmp_path / "port.py"
+    ended = command(f"{MODULES}:MLP", "--input", "3,6", "--out", out, "--record", "--channels-last")
+    assert ended.exit_code == 3
+    options = {"out": str(out), "record": True, "channels_last": True}
+    assert f"2 {options}" in ended.output

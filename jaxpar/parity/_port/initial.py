@@ -17,10 +17,21 @@ from .scope import UNKNOWN, dotted
 
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
+_ASKED: set[FunctionType] = set()
+"""Functions that are being looked at."""
 
 
 class Initial(Branches):
     """Finds statements that give initial values, or tell torch that a class is used."""
+
+    def said_silent(self, node: ast.stmt) -> str:
+        if any(
+            "init" in dotted(self.scope.value(each.func)) or INITIAL.search(_name_of(each.func))
+            for each in ast.walk(node)
+            if isinstance(each, ast.Call)
+        ):
+            self.needs.note("initial values are not ported: they come with torch's weights")
+        return DELETED
 
     def silent(self, node: ast.stmt) -> bool:
         """Whether a statement does nothing but give initial values, or tell torch that a class is used."""
@@ -86,17 +97,14 @@ class Initial(Branches):
         node = self.source.function(function.__code__)
         if node is None or function.__code__.co_filename != self.source.path:
             return False
-        body = [each for each in node.body if not is_docstring(each)]
-        return bool(body) and all(map(self.inside(node).silent, body))
-
-    def _said_silent(self, node: ast.stmt) -> str:
-        if any(
-            "init" in dotted(self.scope.value(each.func)) or INITIAL.search(_name_of(each.func))
-            for each in ast.walk(node)
-            if isinstance(each, ast.Call)
-        ):
-            self.needs.note("initial values are not ported: they come with torch's weights")
-        return DELETED
+        if function in _ASKED:
+            return True  # it calls itself
+        _ASKED.add(function)
+        try:
+            body = [each for each in node.body if not is_docstring(each)]
+            return bool(body) and all(map(self.inside(node).silent, body))
+        finally:
+            _ASKED.discard(function)
 
 
 def _is_local(node: ast.Assign) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from typing import Any
 
 import torch
 from torch import nn
@@ -84,7 +85,7 @@ class Statements(Initial):
         if not isinstance(call, ast.Call):
             return self.text(call)
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         if self.logs(node):
             return DELETED
         func = call.func
@@ -127,12 +128,13 @@ class Statements(Initial):
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        behind = self.source.parents[self.source.parents[call]].lineno == call.lineno
+        around: Any = self.source.parents[self.source.parents[call]]
+        behind = around.lineno == call.lineno
         return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         if self.draws(node) or self.device(node):
             return DELETED
         target = node.targets[0]
@@ -151,7 +153,9 @@ class Statements(Initial):
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
         if self.stops:
-            return self.spliced(node, lambda part: (self.value if part is node.value else self.text)(part))
+            return self.spliced(
+                node, lambda part: self.value(node.value) if part is node.value else self.text(part)
+            )
         return self.spliced(node)
 
     def _stmt_return(self, node: ast.Return) -> str:
@@ -159,7 +163,7 @@ class Statements(Initial):
 
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         if self.logs(node):
             return DELETED
         if written := self.by_chance(node):
@@ -174,11 +178,11 @@ class Statements(Initial):
         return self._dedented(chosen, begins(node)[1]) if chosen else DELETED
 
     def _stmt_for(self, node: ast.For) -> str:
-        return self._said_silent(node) if self.silent(node) else self._with_blocks(node)
+        return self.said_silent(node) if self.silent(node) else self._with_blocks(node)
 
     def _stmt_with(self, node: ast.With) -> str:
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         words = [
             dotted(self.scope.value(each.context_expr.func))
             if isinstance(each.context_expr, ast.Call)

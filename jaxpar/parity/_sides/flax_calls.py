@@ -100,7 +100,7 @@ class _SilentMixin:
 def _silent(layer_class: type) -> type:
     base: type | None = layer_class
     while base not in (nnx.Pytree, object, None):
-        base = base.__base__  # type: ignore[union-attr]
+        base = base.__base__
     return _Silent if base is nnx.Pytree else _SilentMixin
 
 

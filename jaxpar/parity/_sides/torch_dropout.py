@@ -47,7 +47,7 @@ class Capture(TorchFunctionMode):
         if function in BERNOULLI:
             return self._bernoulli(function, *args, **kwargs)
         if function in NORMAL:
-            drawn = function(*args, **kwargs)
+            drawn: Any = function(*args, **kwargs)
             self.masks.append(drawn.detach())
             return drawn
         if function is functional.scaled_dot_product_attention:
