@@ -534,19 +534,20 @@ def test_the_other_levels(level, resync):
     assert not parity.compare(TorchAttention(), LinenAttention(rate=0.4), SEQUENCE, **given).same
 
 
-def test_jaxpars_own_attention_is_refused_where_it_drops():
+def test_jaxpars_own_attention_takes_torchs_masks():
     from jaxpar import nn
 
     class Ours(NNXAttention):
-        def __init__(self):
-            self.attention = nn.MultiheadAttention(4, 2, 0.5, batch_first=True, rngs=nnx.Rngs(0))
+        def __init__(self, rate=0.5):
+            self.attention = nn.MultiheadAttention(4, 2, rate, batch_first=True, rngs=nnx.Rngs(0))
 
         def __call__(self, x):
             return self.attention(x, x, x)[0]
 
     assert parity.compare(TorchAttention(), Ours(), SEQUENCE, training=False).same
-    with pytest.raises(errors.MaskError):
-        parity.compare(TorchAttention(), Ours(), SEQUENCE, training=True)
+    dropped = parity.compare(TorchAttention(), Ours(), SEQUENCE, training=True)
+    assert dropped.same, dropped
+    assert not parity.compare(TorchAttention(), Ours(0.4), SEQUENCE, training=True).same
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
