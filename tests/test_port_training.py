@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import pytest
 import test_lr_scheduler
 import test_optim
@@ -43,7 +44,7 @@ OPTIMIZERS = [
     ("LBFGS", {}),
     ("LBFGS", {"lr": 0.5, "max_iter": 4, "line_search_fn": "strong_wolfe"}),
     ("SGD", {"lr": torch.tensor(0.25, dtype=torch.float64), "foreach": False}),
-    ("Adam", {"capturable": False, "fused": None}),
+    ("Adam", {"lr": np.float64(0.5), "capturable": False, "fused": None}),
 ]
 
 
@@ -348,6 +349,7 @@ def test_what_has_no_words_is_refused(case):
 def test_objects_are_ported_as_they_are():
     net = nets.Net()
     assert line(port_of().optimizer(sgd(net))).endswith("optim.sgd(lr=0.1, momentum=0.9))")
+    assert "frozen" in port_of().optimizer(frozen_below(nets.Net())).source
     assert "adam(lr=0.01)" in port_of().optimizer(of_names(net)).source
     lines = port_of().scheduler(sequence(net))
     assert lines.same, lines.comparison

@@ -38,7 +38,7 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.exit_code = COULD_NOT
+        error.exit_code = COULD_NOT  # type: ignore[misc]  # click reads it from the instance
         raise
 
 
@@ -102,7 +102,8 @@ def run(
     """The exit code: 0 written and the same, 1 written and different, 2 holes, 3 could not."""
     lines: list[parity.Lines] = []
     make = _maker(spec)
-    port = parity.port(make, *(example(text, seed) for text in inputs), out=out, record=record)
+    examples = [example(text, seed) for text in inputs]
+    port = parity.port(make, *examples, out=out, record=record, channels_last=channels_last)
     if optimizer is not None and not port.holes:
         lines = trained(port, make, _maker(optimizer))
     click.echo(said(port, out))
@@ -159,7 +160,7 @@ def example(text: str, seed: int) -> Any:
         raise SpecError(f"--input {text}: write 2,3,224,224, or 2,7:100 for integers ({error}).") from None
 
 
-def _maker(spec: str) -> Callable[[], Any]:
+def _maker(spec: str) -> Callable[..., Any]:
     """`models.py:make` or `package.module:make`."""
     place, _, name = spec.rpartition(":")
     if not place:

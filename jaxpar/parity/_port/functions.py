@@ -58,7 +58,7 @@ class Functions:
                 self._referred(function, ast.parse(f"({text})"))
                 return text
             text = textwrap.dedent(inspect.getsource(function)).rstrip()
-        except (OSError, LookupError) as error:
+        except (OSError, LookupError, SyntaxError) as error:
             raise PortError(
                 f"jaxpar.parity.port: the source of {function.__qualname__}, which a scheduler calls, cannot "
                 "be read; write it in a file."

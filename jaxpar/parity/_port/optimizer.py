@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from jaxpar import optim
@@ -91,8 +92,8 @@ def rewind(optimizer: torch.optim.Optimizer) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A number that torch keeps in a tensor, and what holds such."""
-    if isinstance(value, torch.Tensor):
+    """A number of torch's or NumPy's as Python's, and what holds such."""
+    if isinstance(value, torch.Tensor | np.generic):
         return value.item()
     return tuple(map(plain, value)) if isinstance(value, tuple | list) else value
 

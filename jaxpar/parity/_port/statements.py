@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +20,9 @@ from .assignments import KEEPING, KEEPS, PART, PARTS
 from .branches import DELETED, begins
 from .calls import is_method
 from .drawing import STREAM, draws_first
+from .initial import Initial, is_docstring
 from .runtime import Beyond, of_runtime
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
-from .silence import Silence, is_docstring
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
@@ -29,7 +30,7 @@ MODE = "self.deterministic = False"
 """What `self.training` is to NNX, set by `train()` and `eval()`."""
 
 
-class Statements(Silence):
+class Statements(Initial):
     """Translates statements, and with them functions and classes."""
 
     def statement(self, node: ast.stmt) -> str:
@@ -127,7 +128,9 @@ class Statements(Silence):
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
+        around: Any = self.source.parents[self.source.parents[call]]
+        behind = around.lineno == call.lineno
+        return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -150,7 +153,9 @@ class Statements(Silence):
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
         if self.stops:
-            return self.spliced(node, lambda part: (self.value if part is node.value else self.text)(part))
+            return self.spliced(
+                node, lambda part: self.value(node.value) if part is node.value else self.text(part)
+            )
         return self.spliced(node)
 
     def _stmt_return(self, node: ast.Return) -> str:

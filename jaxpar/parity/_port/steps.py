@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,10 @@ POLICY = Policy(relative=1e-12)
 Named = dict[str, np.ndarray]
 
 
+def normal(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(random.standard_normal(shape))
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """On what an optimizer is tried: a loss that is a parabola of each parameter, another one at each step.
@@ -55,9 +59,7 @@ class Trial:
 
     steps: int = 5
     pull: float = 0.5
-    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = lambda random, shape: np.asarray(
-        random.standard_normal(shape)
-    )
+    draw: Callable[[np.random.RandomState, tuple[int, ...]], np.ndarray] = normal
     wide: bool = True
 
 
@@ -76,8 +78,15 @@ TRIALS = {
 }
 
 
-class Training(Protocol):
-    """Both sides, with torch's in float64; the file `training` has the class."""
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """Both sides of a training.
+
+    Attributes:
+      net, optimizer, scheduler: torch's, in float64; the scheduler may be None.
+      flax: the Flax module, with torch's weights in float64.
+      paths: of Flax's parameters, `head/kernel`, by their names in `links`.
+    """
 
     net: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -87,7 +96,7 @@ class Training(Protocol):
     paths: Mapping[str, str]
 
 
-def compared(training: Training, source: str, line: str) -> Comparison:
+def compared(training: Sides, source: str, line: str) -> Comparison:
     """The lines against torch.
 
     Args:
@@ -121,7 +130,7 @@ def _executed(source: str, flax: nnx.Module) -> tuple[optim.Optimizer, Any]:
     return here["optimizer"], here.get("scheduler")
 
 
-def _options(training: Training, line: str) -> list[Difference]:
+def _options(training: Sides, line: str) -> list[Difference]:
     """With which options our function is called for each group, defaults included, against torch's."""
     function = optimizers.function_of(training.optimizer)
     calls: list[Mapping[str, Any]] = []
@@ -148,7 +157,7 @@ class _Words:
         self.__dict__.update(words)
 
 
-def _rates(training: Training, source: str) -> list[Difference]:
+def _rates(training: Sides, source: str) -> list[Difference]:
     """Every rate and momentum of many steps, and the state at the end."""
     optimizer, scheduler = _executed(source, training.flax)
     optimizer.step.set_value(jnp.ones((), jnp.uint32))  # as after an update
@@ -160,10 +169,10 @@ def _rates(training: Training, source: str) -> list[Difference]:
         theirs.append(_of_groups(training.optimizer.param_groups))
         if _over(training.scheduler, t) | _over(scheduler, t):
             break
-    by_step = [_stacked(each, theirs[0].keys() & ours[0].keys()) for each in (ours, theirs)]
+    rates = [_stacked(each, theirs[0].keys() & ours[0].keys()) for each in (ours, theirs)]
     states = [_numbers(_state(each, groups)) for each in (scheduler, training.scheduler)]
-    found = measure(*by_step, Kind.STATE, len(theirs))
-    return found + measure(*states, Kind.STATE, len(theirs))
+    pairs = rates, states
+    return [each for a, b in pairs for each in measure(a, b, Kind.STATE, len(theirs))]
 
 
 def _over(scheduler: Any, t: int) -> bool:
@@ -190,9 +199,9 @@ def _of_groups(groups: Iterable[Any]) -> Named:
     for i, group in enumerate(groups):
         for name in ("lr", "momentum", "beta1"):
             if name in group:
-                found[f"param_groups.{i}.{name}"] = np.float64(group[name])
+                found[f"param_groups.{i}.{name}"] = np.asarray(float(group[name]))
         if "betas" in group:
-            found[f"param_groups.{i}.beta1"] = np.float64(group["betas"][0])
+            found[f"param_groups.{i}.beta1"] = np.asarray(float(group["betas"][0]))
     return found
 
 
@@ -225,11 +234,11 @@ def _numbers(value: Any, path: str = "") -> Named:
     elif isinstance(value, str):
         return {path: np.frombuffer(value.encode(), np.uint8)}
     else:
-        return {path: np.float64(math.nan if value is None else value)}
+        return {path: np.asarray(math.nan if value is None else float(value))}
     return {name: x for key, each in parts for name, x in _numbers(each, f"{path}.{key}".lstrip(".")).items()}
 
 
-def _weights(training: Training, source: str) -> list[Difference]:
+def _weights(training: Sides, source: str) -> list[Difference]:
     """The parameters after each of some steps with the same gradients."""
     tree = tree_of(training.flax)
     optimizer, scheduler = _executed(source, training.flax)
@@ -277,7 +286,7 @@ def _closure(
     return closure
 
 
-def _mover(optimizer: optim.Optimizer, trial: Trial) -> Callable[[Training, Named], None]:
+def _mover(optimizer: optim.Optimizer, trial: Trial) -> Callable[[Sides, Named], None]:
     """A step of our optimizer on the same loss."""
 
     def move(params: Any, state: Any, drawn: Any) -> tuple[Any, Any]:
@@ -292,7 +301,7 @@ def _mover(optimizer: optim.Optimizer, trial: Trial) -> Callable[[Training, Name
 
     compiled = jax.jit(in_float64(move) if trial.wide else move)
 
-    def step(training: Training, drawn: Named) -> None:
+    def step(training: Sides, drawn: Named) -> None:
         state = nnx.state(training.flax, nnx.Param)
         names = {path: name for name, path in training.paths.items()}
         places = [place for place, _ in nnx.to_flat_state(state)]

@@ -14,14 +14,14 @@ from flax import nnx
 from ...errors import PortError
 from .._comparison import Comparison
 from .._exactness import exact
-from .._weights import Links, links_of
+from .._weights import links_of
 from .._weights.tree import tree_of
 from . import optimizer as optimizers
 from . import scheduler as schedulers
 from .dims import dims_of
 from .functions import Functions
 from .proof import largest, made
-from .steps import compared
+from .steps import Sides, compared
 from .writing import formatted
 
 Given = Any
@@ -71,21 +71,8 @@ class Lines:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
-    """Both sides of a training, and how the parameters of one belong to those of the other.
-
-    Attributes:
-      net, optimizer, scheduler: torch's, in float64; the scheduler may be None.
-      flax: the Flax module, with torch's weights in float64.
-      paths: of Flax's parameters, `head/kernel`, by their names in `links`.
-    """
-
-    net: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    flax: nnx.Module
-    links: Links
-    paths: Mapping[str, str]
+class Training(Sides):
+    """Both sides, and how the parameters of one belong to those of the other."""
 
     @functools.cached_property
     def groups(self) -> list[optimizers.Group]:
@@ -173,7 +160,7 @@ def _adopted(origin: Origin, found: tuple[Any, Any]) -> tuple[torch.nn.Module, t
     net = (copy.deepcopy(origin.given) if origin.given is not None else made(origin.make)).double()
     own = dict(net.named_parameters())
     names = _names(origin, found[0], own)
-    memo = {id(x): own[name] for x, name in names}
+    memo = {id(x): own[name].requires_grad_(x.requires_grad) for x, name in names}
     optimizer, scheduler = copy.deepcopy(found, memo)
     for state in optimizer.state.values():
         for key, value in state.items():

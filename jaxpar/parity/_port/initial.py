@@ -1,4 +1,4 @@
-"""Silence: statements that compute nothing, which are left out: initial values come with torch's weights."""
+"""Initial values: statements that do nothing else, and are left out, for they come with torch's weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from .scope import UNKNOWN, dotted
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""
 _ASKED: set[FunctionType] = set()
+"""Functions that are being looked at."""
 
 
-class Silence(Branches):
-    """Knows statements that only give initial values."""
+class Initial(Branches):
+    """Finds statements that give initial values, or tell torch that a class is used."""
 
     def said_silent(self, node: ast.stmt) -> str:
         if any(
