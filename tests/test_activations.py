@@ -117,6 +117,15 @@ def test_random_slopes_are_between_the_bounds():
     np.testing.assert_allclose(layer(-jnp.ones(3)), -0.25)
 
 
+@pytest.mark.parametrize("function", [F.dropout, F.feature_dropout])
+def test_a_stream_gives_its_next_key_if_one_is_needed(function):
+    x, stream = jnp.ones((20, 30)), nnx.Rngs(dropout=3).dropout
+    np.testing.assert_array_equal(function(x, training=False, key=stream), x)
+    wanted = function(x, key=nnx.Rngs(dropout=3).dropout())
+    np.testing.assert_array_equal(function(x, key=stream), wanted)
+    assert (function(x, key=stream) != wanted).any()
+
+
 def test_training_needs_a_key_or_a_mask():
     for function in (F.dropout, F.feature_dropout, F.rrelu):
         with pytest.raises(ValueError, match="there is neither a key nor a"):

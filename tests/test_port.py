@@ -58,7 +58,7 @@ def test_ports_are_the_same(kind, tmp_path):
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
     assert port.lines <= 1.3 * port.torch_lines
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "NotImplementedError"}
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "frozenset", "NotImplementedError"}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
@@ -77,6 +77,27 @@ def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
         assert "hole(" in path.read_text()
 
 
+@pytest.mark.slow
+def test_images_come_with_their_channels_last(tmp_path):
+    path = tmp_path / "port.py"
+    port = parity.port(modules.CNN, *example(modules.CNN), out=path, channels_last=True, record=True)
+    assert port.status == 0, f"{port.source}\n{port.failure}\n{port.comparison}"
+    assert "x = jnp.moveaxis(x, -1, 1)" in port.source
+    assert any("[N, H, W, C]" in note for note in port.notes)
+    logits, _ = port.module(torch.zeros(2, 8, 8, 3).numpy())
+    assert logits.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(modules.MLP, "no input has four axes"), (modules.Head, "no forward of its own")]
+)
+def test_channels_last_is_refused_where_nothing_can_be_turned(kind, said):
+    with pytest.raises(errors.PortError, match=said):
+        parity.port(
+            lambda: kind(6, 3) if kind is modules.Head else kind(), torch.ones(3, 6), channels_last=True
+        )
+
+
 FAULTS = {
     "a sum for a mean": ("METHODS", "mean(dim, keepdim=) -> {self:a}.sum({dim:t})", modules.Stacked),
     "the wrong axis": ("FUNCTIONS", "torch.stack(tensors) -> jnp.stack({tensors}, axis=1)", modules.Stacked),
@@ -85,6 +106,11 @@ FAULTS = {
         "FUNCTIONS",
         "torch.nn.functional.dropout(x, p, training=) -> F.dropout({x}, p={p} / 2<, training={training}>)",
         constructs.Drops,
+    ),
+    "twice the noise": (
+        "FUNCTIONS",
+        "torch.randn_like(x) -> 2 * {rngs}.normal({x}.shape, {x}.dtype)",
+        constructs.Noise,
     ),
     "a product for a sum": ("METHODS", "add(other) -> {self} * {other}", constructs.Operators),
     "smallest for largest": ("PAIRS", "max.values(dim) -> {self:a}.min({dim})", constructs.Pairs),

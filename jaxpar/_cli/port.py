@@ -38,7 +38,7 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.exit_code = COULD_NOT
+        error.exit_code = COULD_NOT  # type: ignore[misc]  # click reads it from the instance
         raise
 
 

@@ -43,8 +43,8 @@ def array_of(tensor: Any) -> np.ndarray:
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """In float64; complex numbers in complex128."""
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    """In float64, complex numbers in complex128; the array itself if it is that already."""
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
 
 
 def tensor_of(array: np.ndarray) -> Any:

@@ -55,6 +55,25 @@ class Drops(nn.Module):
         return F.scaled_dot_product_attention(x, y, y, dropout_p=rate)
 
 
+class Noise(nn.Module):
+    """Noise that a method draws, as in a variational autoencoder."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.mean = nn.Linear(4, 2)
+        self.spread = nn.Linear(4, 2)
+
+    def drawn(self, mean, spread):
+        std = torch.exp(0.5 * spread)
+        return mean + torch.randn_like(std) * std
+
+    def forward(self, x):
+        mean, spread = self.mean(x), self.spread(x)
+        return self.drawn(mean, spread) if self.training else mean, spread
+
+
 class Still(nn.Module):
     """Gradients that stop, a running mean, checks of data."""
 
@@ -145,7 +164,9 @@ class Places(nn.Module):
         keep = [0, 2]
         z = y[rows, :]
         z[torch.arange(2)] += 1.0
-        return y[:, [0, 2]], y[keep], y[:, None, ..., 1:], y[..., -1], z
+        ones = torch.zeros_like(x)
+        ones[[1, 1]] += 1.0
+        return y + ones, y[:, [0, 2]], y[keep], y[:, None, ..., 1:], y[..., -1], z
 
 
 class Weights(nn.Module):

@@ -73,7 +73,7 @@ def doubled(x):
 class ByFunction(Layer):
     """A function that works in place."""
 
-    holes = ("doubled(y): it changes y as well",)
+    holes = ("doubled(y): it changes its argument x in place",)
 
     def forward(self, x):
         y = self.layer(x)

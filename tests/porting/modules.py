@@ -315,6 +315,13 @@ def shifted(x: Tensor, by: Tensor):
     return x
 
 
+def shifted_copy(x: Tensor, by: Tensor):
+    """Leaves its argument as it is."""
+    x = x.clone()
+    x[:, 1:] += by
+    return x
+
+
 class Effects(nn.Module):
     """A function that changes its argument, a list that a function changes, parts of a tensor."""
 
@@ -330,7 +337,9 @@ class Effects(nn.Module):
 
     def forward(self, x):
         first, rest = torch.tensor_split(self.layer(x), indices=(1,), dim=1)
+        rest = rest.clone()
         shifted(rest, first)
+        shifted_copy(rest, first)
         steps = self.steps.copy()
         steps[0] = 2
         if self.scale is not None:

@@ -93,7 +93,10 @@ class Autoencoder(nn.Module):
 
 
 class SampledAutoencoder(Autoencoder):
-    """The same, whose noise is torch's own: what no other generator draws."""
+    """The same, which draws its noise."""
+
+    def __init__(self, pixels=36, hidden=16, latent=4):
+        super().__init__(pixels, hidden, latent)
 
     def forward(self, x):
         mu, logvar = self.encode(x.view(-1, self.pixels))

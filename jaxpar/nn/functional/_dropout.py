@@ -7,7 +7,7 @@ and torch's formula of the mask. The second can be held to torch's numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict, Unpack
+from typing import TypeAlias, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from flax import nnx
 from ..._typing import Shape
 from .._checks import check_probability
 
-Key = jax.Array | nnx.RngStream | nnx.Rngs
+Key: TypeAlias = jax.Array | nnx.RngStream | nnx.Rngs
 """A key; or a stream, which is asked for one only if one is needed."""
 ALPHA = 1.7580993408473766
 """The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
@@ -124,6 +124,8 @@ def _masked(
     if mask is None:
         if key is None:
             raise ValueError(f"{function}: there is neither a key nor a mask, and training is True.")
-        streams = isinstance(key, nnx.RngStream | nnx.Rngs)
-        mask = key.bernoulli(1 - p, shape) if streams else jax.random.bernoulli(key, 1 - p, shape)
+        if isinstance(key, nnx.RngStream | nnx.Rngs):
+            mask = key.bernoulli(1 - p, shape)
+        else:
+            mask = jax.random.bernoulli(key, 1 - p, shape)
     return drop(x, mask.astype(x.dtype), p)

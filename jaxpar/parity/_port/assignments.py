@@ -77,7 +77,9 @@ class Assignments(Stopping):
           Hole: the function does not return it, or it is no variable.
         """
         call = node.value if isinstance(node, ast.Expr) else None
-        for target in self._targets(call) if isinstance(call, ast.Call) else ():
+        if not isinstance(call, ast.Call):
+            return None
+        for target in self._targets(call):
             if not isinstance(target, FunctionType) or not has_definition(target):
                 continue
             function = definition(target)[1]

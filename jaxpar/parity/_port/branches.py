@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .assignments import Assignments
+from .precedence import grouped
 from .runtime import Beyond, is_logger
 from .source import end_of, start_of
 
@@ -121,23 +122,34 @@ class Branches(Assignments):
         return less and isinstance(branch, ast.If) and branch.test is test and not self.ran(branch.body[0])
 
     def by_chance(self, node: ast.If) -> str | None:
-        """`if torch.rand([]) < p`, which never was: it raises if it could be."""
-        test = node.test
-        if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and self._below(test.left)):
+        """`if torch.rand([]) < p`, which never was, raises if it could be; one with an `if` around it."""
+        rest = [each for each in node.body if not (isinstance(each, ast.Assign) and self.draws(each))]
+        alone = rest[0] if len(rest) == 1 < len(node.body) and not node.orelse else None
+        around = ""
+        if isinstance(alone, ast.If):
+            around, node = self.test(node.test), alone
+        if not self._by_chance(node):
             return None
+        assert isinstance(node.test, ast.Compare)
+        said = f"{self.source.place(node)}: {self.source.segment(node.test)}: it decides by random numbers"
+        self.needs.note(f"raises where it is not zero: {said}")
+        self.needs.refused.add((self.source.path, node.body[0].lineno))
+        chance = f"{grouped(self.text(node.test.comparators[0]))} > 0"
+        inside = " " * (node.col_offset + 4)
+        test = f"{grouped(around)} and {chance}" if around else chance
+        return f"if {test}:\n{inside}raise NotImplementedError({said!r})"
+
+    def _by_chance(self, node: ast.If) -> bool:
+        test = node.test
+        if node.orelse or not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name)):
+            return False
         function = self.source.around(node)
         drawn = [
             each
             for each in ast.walk(function or node)
             if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == test.left.id
         ]
-        if not drawn or node.orelse or not all(map(self.draws, drawn)):
-            return None
-        place = self.source.place(node)
-        said = f"{place}: {self.source.segment(test)}: it decides by random numbers"
-        self.needs.note(f"raises where it is not zero: {said}")
-        inside = " " * (node.col_offset + 4)
-        return f"if {self.text(test.comparators[0])} > 0:\n{inside}raise NotImplementedError({said!r})"
+        return bool(drawn) and self._below(test.left) and all(map(self.draws, drawn))
 
     def device(self, node: ast.Assign) -> bool:
         """Whether a statement only keeps a device or its name, which no array is asked for, in a variable."""

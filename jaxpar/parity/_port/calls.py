@@ -17,7 +17,7 @@ from flax import nnx
 from torch import nn
 
 from . import rules
-from .drawing import draws, draws_itself
+from .drawing import draws, draws_first, draws_itself
 from .libraries import Libraries
 from .rules import Rule
 from .scope import (
@@ -39,7 +39,6 @@ PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 DRAWN = "JAX draws other random numbers"
 DRAWING = ("exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
 RANDOM_FUNCTIONS = (
-    "randn_like",
     "rand_like",
     "randint",
     "randint_like",
@@ -99,6 +98,8 @@ class Calls(Libraries):
         for rule in found:
             written = rule.apply(node, self.text, owner, self._stream())
             if written is not None:
+                if "self.rngs" in written and "{rngs}" in rule.template:
+                    self._check_stream()
                 if rule.note:
                     said = " ".join(self.source.segment(node).split())
                     self.needs.note(f"{self.source.place(node)}: {said}: {rule.note}")
@@ -246,6 +247,11 @@ class Calls(Libraries):
     def _stream(self) -> str:
         """What random numbers are drawn from: the module's own stream, or that which a function is given."""
         return "self.rngs" if self.kind else "rngs"
+
+    def _check_stream(self) -> None:
+        kinds = self.kind.__mro__ if self.kind else ()
+        if kinds and not any("__init__" in vars(each) and draws_first(self, each) for each in kinds):
+            raise Hole("it draws random numbers, by a stream that a constructor of the class would make")
 
     def call_draws(self, node: ast.Call) -> bool:
         """Whether a call draws random numbers, itself or in a function of the user."""

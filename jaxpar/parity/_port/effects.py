@@ -36,7 +36,7 @@ def _changes(function: Function) -> Iterator[tuple[str, int]]:
             while isinstance(root, ast.Subscript):
                 root = root.value
             if isinstance(root, ast.Name):
-                yield root.id, node.lineno
+                yield root.id, root.lineno
 
 
 def _set_before(function: Function, name: str, line: int) -> bool:

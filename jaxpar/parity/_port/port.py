@@ -19,6 +19,7 @@ from torch import nn
 from ...errors import PortError
 from .._comparison import Comparison
 from .building import Expressions, Inexpressible, maker_of, named, noted
+from .changes import require_no_other_state
 from .counting import lines_of
 from .kept import keep
 from .layout import IMAGES_LAST, LAST, SAME, turned
@@ -169,6 +170,7 @@ def port(
             try:
                 here = imported(target)
                 flax = builder(here)
+                require_no_other_state(lambda: _seeded(make), inputs, kwargs)
                 proofs = prove(make, flax, inputs, kwargs, layout)
                 notes = () if all(each.same for each in proofs) else too_small(make, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing

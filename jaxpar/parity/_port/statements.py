@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,22 +17,20 @@ from torch import nn
 from . import rules
 from .aliases import read_later
 from .assignments import KEEPING, KEEPS, PART, PARTS
-from .branches import DELETED, Branches, begins
+from .branches import DELETED, begins
 from .calls import is_method
 from .drawing import STREAM, draws_first
+from .initial import Initial, is_docstring
 from .runtime import Beyond, of_runtime
-from .runtime import word as library_word
 from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
 from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
 MODE = "self.deterministic = False"
 """What `self.training` is to NNX, set by `train()` and `eval()`."""
-INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
-"""Methods that give a parameter its initial value."""
 
 
-class Statements(Branches):
+class Statements(Initial):
     """Translates statements, and with them functions and classes."""
 
     def statement(self, node: ast.stmt) -> str:
@@ -89,7 +85,7 @@ class Statements(Branches):
         if not isinstance(call, ast.Call):
             return self.text(call)
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         if self.logs(node):
             return DELETED
         func = call.func
@@ -102,15 +98,6 @@ class Statements(Branches):
         if written is None and (name := self.rebound(node)):
             written = f"{name} = {self.text(call)}"
         return written or self.text(call)
-
-    def _said_silent(self, node: ast.stmt) -> str:
-        if any(
-            "init" in dotted(self.scope.value(each.func)) or INITIAL.search(_name_of(each.func))
-            for each in ast.walk(node)
-            if isinstance(each, ast.Call)
-        ):
-            self.needs.note("initial values are not ported: they come with torch's weights")
-        return DELETED
 
     def _call_statement(self, call: ast.Call, func: ast.Attribute) -> str | None:
         name, owner = func.attr, self.site(func.value)
@@ -141,11 +128,13 @@ class Statements(Branches):
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        return f"\n{' ' * start_of(call)[1]}".join(lines) or DELETED
+        around: Any = self.source.parents[self.source.parents[call]]
+        behind = around.lineno == call.lineno
+        return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         if self.draws(node) or self.device(node):
             return DELETED
         target = node.targets[0]
@@ -164,7 +153,9 @@ class Statements(Branches):
         if len(node.targets) == 1 and isinstance(target, ast.Name) and self.text(node.value) == target.id:
             return DELETED  # x = x.contiguous()
         if self.stops:
-            return self.spliced(node, lambda part: (self.value if part is node.value else self.text)(part))
+            return self.spliced(
+                node, lambda part: self.value(node.value) if part is node.value else self.text(part)
+            )
         return self.spliced(node)
 
     def _stmt_return(self, node: ast.Return) -> str:
@@ -172,7 +163,7 @@ class Statements(Branches):
 
     def _stmt_if(self, node: ast.If) -> str:
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         if self.logs(node):
             return DELETED
         if written := self.by_chance(node):
@@ -187,11 +178,11 @@ class Statements(Branches):
         return self._dedented(chosen, begins(node)[1]) if chosen else DELETED
 
     def _stmt_for(self, node: ast.For) -> str:
-        return self._said_silent(node) if self.silent(node) else self._with_blocks(node)
+        return self.said_silent(node) if self.silent(node) else self._with_blocks(node)
 
     def _stmt_with(self, node: ast.With) -> str:
         if self.silent(node):
-            return self._said_silent(node)
+            return self.said_silent(node)
         words = [
             dotted(self.scope.value(each.context_expr.func))
             if isinstance(each.context_expr, ast.Call)
@@ -212,73 +203,6 @@ class Statements(Branches):
         lines = written.splitlines(keepends=True)
         cut = inner - column
         return "".join(line[cut:] if line[:cut].isspace() else line for line in lines).lstrip()
-
-    def silent(self, node: ast.stmt) -> bool:
-        """Whether a statement does nothing but give initial values, or tell torch that a class is used."""
-        if isinstance(node, ast.Expr):
-            return self._silent_call(node.value)
-        if isinstance(node, ast.If):
-            return self._all_silent([*node.body, *node.orelse])
-        if isinstance(node, ast.For | ast.With):
-            return self._all_silent(node.body)
-        if isinstance(node, ast.Assign):
-            return all(self._initial_data(each) for each in node.targets)
-        return isinstance(node, ast.Pass)
-
-    def _all_silent(self, body: Sequence[ast.stmt]) -> bool:
-        """Beside statements that are silent, local variables may be set."""
-        local = [isinstance(each, ast.Assign) and _is_local(each) for each in body]
-        silent = list(map(self.silent, body))
-        return any(silent) and all(a or b for a, b in zip(local, silent, strict=True))
-
-    def _initial_data(self, target: ast.expr) -> bool:
-        """`m.weight.data = ...` or `m.weight.data[i] = ...`"""
-        while isinstance(target, ast.Subscript):
-            target = target.value
-        return isinstance(target, ast.Attribute) and target.attr == "data"
-
-    def _silent_call(self, node: ast.expr) -> bool:
-        if isinstance(node, ast.Constant):
-            return False
-        if not isinstance(node, ast.Call):
-            return False
-        value = self.scope.value(node.func)
-        if value is not UNKNOWN and dotted(value).startswith(rules.SILENT):
-            return True
-        if not isinstance(node.func, ast.Attribute):
-            return False
-        name = node.func.attr
-        if name == "apply" and self._is_module(node.func.value):
-            return True
-        if INITIAL.search(name):
-            return self._of_parameter(node.func.value)
-        return self._silent_method(node.func)
-
-    def _of_parameter(self, node: ast.expr) -> bool:
-        """Whether a tensor is a parameter or a part of one."""
-        while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
-            node = node.value
-        site = self.site(node)
-        if site is None:
-            return isinstance(node, ast.Attribute) and node.attr in ("weight", "bias")
-        return bool(site.kinds) and all(issubclass(kind, nn.Parameter) for kind in site.kinds)
-
-    def _silent_method(self, func: ast.Attribute) -> bool:
-        """A method of the user that only gives initial values."""
-        site = self.site(func)
-        found = list(site.objects.values()) if site else []
-        if found and all(library_word(each) in rules.LIBRARY_SILENT for each in found):
-            return True
-        return bool(found) and all(self.gives_initial_values(each) for each in found)
-
-    def gives_initial_values(self, function: Any) -> bool:
-        if not isinstance(function, FunctionType) or function.__name__ in ("forward", "__init__"):
-            return False
-        node = self.source.function(function.__code__)
-        if node is None or function.__code__.co_filename != self.source.path:
-            return False
-        body = [each for each in node.body if not _is_docstring(each)]
-        return bool(body) and all(map(self.inside(node).silent, body))
 
     def function(self, node: Function, rngs: str = "") -> str:
         """A function, `forward` as `__call__`; `rngs` is the type of that argument, if it needs one."""
@@ -315,7 +239,7 @@ class Statements(Branches):
     def body(self, node: Function) -> str:
         """A function's statements; images that come with their channels last are turned before them."""
         names = self.needs.turned.get(node, ())
-        said = node.body[: int(bool(names) and _is_docstring(node.body[0]))]
+        said = node.body[: int(bool(names) and is_docstring(node.body[0]))]
         lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
         parts = [self.block(said)] if said else []
         rest = self.block(node.body[len(said) :], last=True)
@@ -423,19 +347,3 @@ def _known(test: str) -> bool | None:
         deciding = isinstance(node.op, ast.Or)
         return deciding if deciding in values else None
     return None
-
-
-def _is_local(node: ast.Assign) -> bool:
-    return all(isinstance(target, ast.Name) for target in node.targets)
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
-def _name_of(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

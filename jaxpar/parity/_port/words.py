@@ -164,7 +164,7 @@ class Words:
         for part in parts:
             written += [
                 self.source.between(at, start_of(part)),
-                joined(node, part, (text or self.text)(part)),
+                joined(node, part, text(part)),
             ]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])

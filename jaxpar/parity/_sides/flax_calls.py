@@ -24,7 +24,8 @@ from .._weights.tree import FlaxModule
 class Handler(Protocol):
     """Called instead of a layer, with its path in the model and the call itself.
 
-    Where it has `bernoulli(path, p, shape)`, that is called where a stream of NNX draws zeros and ones.
+    Where it has `bernoulli(path, p, shape)`, that is called where a stream of NNX draws zeros and ones, and
+    `normal(path, shape, dtype)` where it draws noise.
     """
 
     def __call__(
@@ -99,7 +100,7 @@ class _SilentMixin:
 def _silent(layer_class: type) -> type:
     base: type | None = layer_class
     while base not in (nnx.Pytree, object, None):
-        base = base.__base__  # type: ignore[union-attr]
+        base = base.__base__
     return _Silent if base is nnx.Pytree else _SilentMixin
 
 
@@ -127,7 +128,14 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
             return super(watched, self).bernoulli(p, shape, **kwargs)
         return draw(paths[id(self)], p, jnp.shape(p) if shape is None else shape)
 
-    watched = _subclass(stream_class, {"bernoulli": bernoulli})
+    def normal(self: nnx.RngStream, shape: Any = (), dtype: Any = float, **kwargs: Any) -> jax.Array:
+        handler, paths = _current.get() or (None, {})
+        draw = getattr(handler, "normal", None)
+        if draw is None or id(self) not in paths:
+            return super(watched, self).normal(shape, dtype, **kwargs)
+        return draw(paths[id(self)], shape, dtype)
+
+    watched = _subclass(stream_class, {"bernoulli": bernoulli, "normal": normal})
     return watched
 
 

@@ -1,8 +1,8 @@
 """Dropout in Flax: masks from outside instead of drawn ones.
 
-Layers called Dropout, Flax's attentions and the `bernoulli` of a stream of NNX take torch's masks. What draws
-with a key of its own, as `make_rng("dropout")` or `jax.random` in a model, cannot be reached; `compare`
-refuses it where it matters.
+Layers called Dropout, Flax's attentions, `bernoulli` and `normal` of a stream of NNX take torch's masks and
+noise. What draws with a key of its own, as `make_rng("dropout")` or `jax.random` in a model, cannot be
+reached; `compare` refuses it where it matters.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from jax.typing import DTypeLike
 
 from ..._typing import PyTree
 from ...errors import MaskError
@@ -96,6 +97,10 @@ class Injection:
         """What a stream draws: torch's zeros and ones, if its chance is torch's, and else only zeros."""
         factor = self._next(path, jax.ShapeDtypeStruct(shape, bool))
         return jnp.abs(factor * p - 1) < SAME_CHANCE
+
+    def normal(self, path: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+        """The noise that a stream draws: torch's."""
+        return self._next(path, jax.ShapeDtypeStruct(shape, dtype)).astype(dtype)
 
     def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         return _fitting(path, self._taken(path), x.shape, self.last)

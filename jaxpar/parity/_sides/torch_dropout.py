@@ -1,4 +1,4 @@
-"""Dropout in torch: the masks that were drawn, in the order of the calls.
+"""Dropout in torch: the masks that were drawn, in the order of the calls, and noise among them.
 
 The numbers drawn are torch's own: the mask is dropout of ones, which draws what dropout of the input would
 have drawn. What draws inside a fused kernel cannot be watched and is refused.
@@ -23,6 +23,7 @@ ELEMENTWISE = {
     torch.dropout,
 }
 BERNOULLI = {torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_}
+NORMAL = {torch.randn_like}
 
 T = TypeVar("T")
 
@@ -45,6 +46,10 @@ class Capture(TorchFunctionMode):
             return self._dropout(function, *args, **kwargs)
         if function in BERNOULLI:
             return self._bernoulli(function, *args, **kwargs)
+        if function in NORMAL:
+            drawn: Any = function(*args, **kwargs)
+            self.masks.append(drawn.detach())
+            return drawn
         if function is functional.scaled_dot_product_attention:
             return self._attention(function, *args, **kwargs)
         if function is functional.multi_head_attention_forward:

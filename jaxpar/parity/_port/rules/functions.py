@@ -61,6 +61,7 @@ FUNCTIONS = table("""
     torch.nn.functional.log_softmax(input, dim, _stacklevel?) -> nnx.log_softmax({input}, {dim})
     torch.nn.functional.one_hot(tensor, num_classes) -> nnx.one_hot({tensor}, {num_classes}, dtype=int)
     torch.nn.functional.linear(input, weight, bias=) -> {input:a} @ {weight:a}.T< + {bias:a}>
+    torch.randn_like(input) -> {rngs}.normal({input:a}.shape, {input:a}.dtype)
     torch.bernoulli(input) -> {rngs}.bernoulli({input}).astype({input:a}.dtype)
     torch.jit.annotate(the_type, the_value) -> {the_value}
     torch.utils.checkpoint.checkpoint(function, *args, use_reentrant?) -> {function}({args})  # see nnx.remat

@@ -1,0 +1,123 @@
+"""Initial values: statements that do nothing else, and are left out, for they come with torch's weights."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from . import rules
+from .branches import DELETED, Branches
+from .runtime import word as library_word
+from .scope import UNKNOWN, dotted
+
+INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
+"""Methods that give a parameter its initial value."""
+_ASKED: set[FunctionType] = set()
+"""Functions that are being looked at."""
+
+
+class Initial(Branches):
+    """Finds statements that give initial values, or tell torch that a class is used."""
+
+    def said_silent(self, node: ast.stmt) -> str:
+        if any(
+            "init" in dotted(self.scope.value(each.func)) or INITIAL.search(_name_of(each.func))
+            for each in ast.walk(node)
+            if isinstance(each, ast.Call)
+        ):
+            self.needs.note("initial values are not ported: they come with torch's weights")
+        return DELETED
+
+    def silent(self, node: ast.stmt) -> bool:
+        """Whether a statement does nothing but give initial values, or tell torch that a class is used."""
+        if isinstance(node, ast.Expr):
+            return self._silent_call(node.value)
+        if isinstance(node, ast.If):
+            return self._all_silent([*node.body, *node.orelse])
+        if isinstance(node, ast.For | ast.With):
+            return self._all_silent(node.body)
+        if isinstance(node, ast.Assign):
+            return all(self._initial_data(each) for each in node.targets)
+        return isinstance(node, ast.Pass)
+
+    def _all_silent(self, body: Sequence[ast.stmt]) -> bool:
+        """Beside statements that are silent, local variables may be set."""
+        local = [isinstance(each, ast.Assign) and _is_local(each) for each in body]
+        silent = list(map(self.silent, body))
+        return any(silent) and all(a or b for a, b in zip(local, silent, strict=True))
+
+    def _initial_data(self, target: ast.expr) -> bool:
+        """`m.weight.data = ...` or `m.weight.data[i] = ...`"""
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        return isinstance(target, ast.Attribute) and target.attr == "data"
+
+    def _silent_call(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return False
+        if not isinstance(node, ast.Call):
+            return False
+        value = self.scope.value(node.func)
+        if value is not UNKNOWN and dotted(value).startswith(rules.SILENT):
+            return True
+        if not isinstance(node.func, ast.Attribute):
+            return False
+        name = node.func.attr
+        if name == "apply" and self._is_module(node.func.value):
+            return True
+        if INITIAL.search(name):
+            return self._of_parameter(node.func.value)
+        return self._silent_method(node.func)
+
+    def _of_parameter(self, node: ast.expr) -> bool:
+        """Whether a tensor is a parameter or a part of one."""
+        while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            node = node.value
+        site = self.site(node)
+        if site is None:
+            return isinstance(node, ast.Attribute) and node.attr in ("weight", "bias")
+        return bool(site.kinds) and all(issubclass(kind, nn.Parameter) for kind in site.kinds)
+
+    def _silent_method(self, func: ast.Attribute) -> bool:
+        """A method of the user that only gives initial values."""
+        site = self.site(func)
+        found = list(site.objects.values()) if site else []
+        if found and all(library_word(each) in rules.LIBRARY_SILENT for each in found):
+            return True
+        return bool(found) and all(self.gives_initial_values(each) for each in found)
+
+    def gives_initial_values(self, function: Any) -> bool:
+        if not isinstance(function, FunctionType) or function.__name__ in ("forward", "__init__"):
+            return False
+        node = self.source.function(function.__code__)
+        if node is None or function.__code__.co_filename != self.source.path:
+            return False
+        if function in _ASKED:
+            return True  # it calls itself
+        _ASKED.add(function)
+        try:
+            body = [each for each in node.body if not is_docstring(each)]
+            return bool(body) and all(map(self.inside(node).silent, body))
+        finally:
+            _ASKED.discard(function)
+
+
+def _is_local(node: ast.Assign) -> bool:
+    return all(isinstance(target, ast.Name) for target in node.targets)
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
