@@ -183,6 +183,7 @@ def test_a_module_whose_arguments_are_not_known_is_refused():
         parity.port(torch_module_without_attributes(), torch.ones(1))
 
 
+@pytest.mark.slow
 def test_a_module_is_built_by_the_innermost_function_that_can_be_said():
     port = parity.port(lambda: modules.tapped(modules.Parts(4), 4), *example(modules.Taps))
     assert port.same, port.comparison or port.failure
