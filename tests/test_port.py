@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import inspect
 import shutil
 import subprocess
@@ -77,6 +78,26 @@ def test_what_cannot_be_said_is_a_hole_with_torchs_line(kind, tmp_path):
         assert "hole(" in path.read_text()
 
 
+LINES = {
+    "z = 1 / (x * 2) + (y - x) * 3 - (x - (y + 1))": constructs.Operators,
+    "least = x.argmin(1)": constructs.Pairs,
+    "best, at = jax.lax.top_k(y, 2)": constructs.Pairs,
+    "z = jax.lax.stop_gradient(y * rows)": constructs.Still,
+    "y[:, jnp.array([0, 2])]": constructs.Places,
+    "ones = ones.at[jnp.array([1, 1])].set(ones[jnp.array([1, 1])] + 1.0)": constructs.Places,
+    "return mean + self.rngs.normal(std.shape, std.dtype) * std": constructs.Noise,
+    "x = jnp.moveaxis(x, -1, 1)  # from [N, H, W, C]": modules.CNN,
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("jaxpar.parity._port.port"), "prove", lambda *_: [])
+    kind = LINES[line]
+    port = parity.port(kind, *example(kind), channels_last=kind is modules.CNN)
+    assert line in port.source
+
+
 @pytest.mark.slow
 def test_images_come_with_their_channels_last(tmp_path):
     path = tmp_path / "port.py"
@@ -104,7 +125,7 @@ FAULTS = {
     "tanh for gelu": ("METHODS", "relu() -> nnx.gelu({self})", modules.MLP),
     "another rate": (
         "FUNCTIONS",
-        "torch.nn.functional.dropout(x, p, training=) -> F.dropout({x}, p={p} / 2<, training={training}>)",
+        "torch.nn.functional.dropout(x, p, training?) -> F.dropout({x}, p={p} / 2, key={rngs})",
         constructs.Drops,
     ),
     "twice the noise": (
@@ -162,6 +183,7 @@ def test_a_module_whose_arguments_are_not_known_is_refused():
         parity.port(torch_module_without_attributes(), torch.ones(1))
 
 
+@pytest.mark.slow
 def test_a_module_is_built_by_the_innermost_function_that_can_be_said():
     port = parity.port(lambda: modules.tapped(modules.Parts(4), 4), *example(modules.Taps))
     assert port.same, port.comparison or port.failure

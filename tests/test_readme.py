@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from processes import outputs, ranks
 
+from jaxpar._cli.main import cli
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
@@ -66,12 +68,15 @@ def test_the_wrong_epsilon_is_named():
 
 
 def test_the_commands_exist():
-    (shell,) = [code for language, code in BLOCKS if language == "sh"]
+    shell, port = [code for language, code in BLOCKS if language == "sh"]
     makefile = (ROOT / "Makefile").read_text()
     commands = re.findall(r"^make (\w+)", shell, re.M)
     assert commands == ["demo", "test"]
     for target in [*commands, "benchmark"]:
         assert re.search(rf"^{target}:", makefile, re.M)
+    options = {name for parameter in cli.commands["port"].params for name in parameter.opts}
+    assert port.startswith("jaxpar port ")
+    assert set(re.findall(r"--\w+", port)) <= options
 
 
 GUIDES = ["README.md", "CONTRIBUTING.md", "tests/README.md", "examples/README.md", "torch_ref/README.md"]

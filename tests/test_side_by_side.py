@@ -22,7 +22,7 @@ def test_the_page_is_what_the_port_writes(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # of a machine that has much else to do
+@pytest.mark.timeout(1800)  # of a machine that has much else to do
 @pytest.mark.parametrize("model", side_by_side.MODELS, ids=lambda model: model.title)
 def test_every_model_of_the_page_is_the_same(model):
     port = side_by_side.ported(model)

@@ -256,7 +256,8 @@ class Draws(nn.Module):
     def forward(self, x):
         x = x + self.path(self.layer(x))
         if self.training:
-            x = x * torch.bernoulli(torch.full_like(x, 0.9))
+            chance = torch.full_like(x, 0.9)
+            x = x * torch.bernoulli(chance)
         return self.drop(x)
 
 

@@ -249,8 +249,10 @@ class Calls(Libraries):
         return "self.rngs" if self.kind else "rngs"
 
     def _check_stream(self) -> None:
-        kinds = self.kind.__mro__ if self.kind else ()
-        if kinds and not any("__init__" in vars(each) and draws_first(self, each) for each in kinds):
+        kinds: tuple[Any, ...] = self.kind.__mro__ if self.kind else ()
+        first = [each for each in kinds if draws_first(self, each)]
+        # Where there is no constructor at all, `definitions` writes one.
+        if not any("__init__" in vars(each) or each.__init__ is nn.Module.__init__ for each in first):
             raise Hole("it draws random numbers, by a stream that a constructor of the class would make")
 
     def call_draws(self, node: ast.Call) -> bool:
