@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxpar.parity.measuring import Kind, kinks, measure, noise, noise_elements
-from jaxpar.parity.measuring._distance import CHUNK, unit_roundoff
+from jaxpar.parity.measuring._distance import CHUNK, distance, unit_roundoff
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.dtype(t) for t in ("float64", "float32", "float16", "complex64", "complex128")] + [BFLOAT16]
@@ -315,6 +315,17 @@ def test_samples_are_few_and_always_the_same():
     assert 180 < len(one(c, r, step=10).samples) <= 200
     assert one(c, r, step=5000).samples == ((float(f"{abs(r[123, 45]):.3g}"), 1.0),)
     assert len(one(c[0, :5], r[0, :5]).samples) == 5
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 70, 65), (5, CHUNK + 1), (2, 0, 3)])
+def test_the_order_in_memory_changes_nothing(shape):
+    r = draw(shape, np.dtype(float))
+    c, oracle, left_out = nudged(r), nudged(r), np.random.RandomState(1).random_sample(shape) < 0.1
+    if r.size:
+        c[-1, -1] = np.nan
+    lying = [np.asfortranarray(x) for x in (c, r, oracle, left_out)]
+    assert repr(distance(*lying)) == repr(distance(c, r, oracle, left_out))
+    assert repr(distance(c, *lying[1:])) == repr(distance(c, r, oracle, left_out))
 
 
 @pytest.mark.parametrize("order", ["contiguous", "transposed"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -185,17 +185,25 @@ class _Chunk:
 
 
 def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iterator[_Chunk]:
-    near, far, true, skip = flat(c), flat(r), flat(o), flat(left_out)
-    for start in range(0, c.size, CHUNK):
-        part = slice(start, start + CHUNK)
-        out = None if skip is None else skip[part]
+    start = 0
+    for near, far, *more in _parts([x for x in (c, r, o, left_out) if x is not None]):
+        true = None if o is None else more[0]
+        out = None if left_out is None else more[-1]
         keep = ~out if out is not None and out.any() else None
-        yield _Chunk(start, near[part], far[part], None if true is None else true[part], keep)
+        yield _Chunk(start, near, far, true, keep)
+        start += near.size
 
 
-def flat(x: Array | None) -> Any:
-    """All elements in order, without a copy: a view, or else NumPy's iterator, whose slices are copies."""
-    return x if x is None else x.reshape(-1) if x.flags.c_contiguous else x.flat
+def _parts(arrays: list[Array]) -> Iterable[tuple[Array, ...]]:
+    """All elements in order, a few of each array at a time, without a copy of a whole one.
+
+    They are views, or where an array lies otherwise a buffer, which the next ones take over.
+    """
+    if all(x.flags.c_contiguous for x in arrays):
+        flat = [x.reshape(-1) for x in arrays]
+        return (tuple(x[at : at + CHUNK] for x in flat) for at in range(0, flat[0].size, CHUNK))
+    flags: Any = ("external_loop", "buffered", "zerosize_ok")
+    return np.nditer(arrays, flags, order="C", buffersize=CHUNK)
 
 
 def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
