@@ -17,9 +17,9 @@ from porting import constructs, holes, modules
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
 from jaxpar.parity._port import proof, rules
-from jaxpar.parity._port.counting import lines_of, torch_lines
+from jaxpar.parity._port.reading.counting import lines_of, torch_lines
+from jaxpar.parity._port.reading.source import Source
 from jaxpar.parity._port.rules.rule import table
-from jaxpar.parity._port.source import Source
 
 FILES = {Path(file.__file__): file for file in (modules, constructs, holes)}
 KINDS = [

@@ -8,9 +8,10 @@ import torch
 from porting.library.models import tiny
 
 from jaxpar import parity
-from jaxpar.parity._port import runtime, writing
+from jaxpar.parity._port import writing
+from jaxpar.parity._port.reading import runtime
+from jaxpar.parity._port.reading.source import Source
 from jaxpar.parity._port.rules import transformers_words
-from jaxpar.parity._port.source import Source
 
 RUNTIME = ("Cache", "ALL_ATTENTION_FUNCTIONS", "TinySdpaAttention", "check_model_inputs", "logger")
 """What no ported file says outside of its texts."""

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 
 from jaxpar import errors, parity
 from jaxpar._cli.main import cli
-from jaxpar.parity._port.training import Training
+from jaxpar.parity._port.training.lines import Training
 
 EXAMPLE = torch.linspace(-1, 1, 3 * 2 * 3 * 4).reshape(3, 2, 3, 4)
 WARMUP = 5

@@ -11,7 +11,7 @@ from ._files import write_weights as write_weights
 from ._match import match as match
 from ._port.port import Port as Port
 from ._port.port import port as port
-from ._port.training import Lines as Lines
+from ._port.training.lines import Lines as Lines
 from ._record import check as check
 from ._record import record as record
 from ._result import Cause as Cause

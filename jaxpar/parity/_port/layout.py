@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from .._sides.task import Layout
-from .building import Inexpressible
-from .scope import defined_by_user, definition
+from .reading.building import Inexpressible
+from .reading.scope import defined_by_user, definition
 
 AXES = 4
 

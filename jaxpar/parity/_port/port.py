@@ -18,15 +18,15 @@ from torch import nn
 
 from ...errors import PortError
 from .._comparison import Comparison
-from .building import Expressions, Inexpressible, maker_of, named, noted
 from .changes import require_no_other_state
-from .counting import lines_of
 from .kept import keep
 from .layout import IMAGES_LAST, LAST, SAME, turned
 from .proof import imported, largest, prove, too_small
-from .training import Given, Lines, Origin, optimizer_lines, scheduler_lines
-from .watching import watch
-from .words import Hole
+from .reading.building import Expressions, Inexpressible, maker_of, named, noted
+from .reading.counting import lines_of
+from .reading.watching import watch
+from .training.lines import Given, Lines, Origin, optimizer_lines, scheduler_lines
+from .translating.words import Hole
 from .writing import Writer, Written, formatted
 
 Make = Callable[[], nn.Module]

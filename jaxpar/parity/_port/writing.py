@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .building import Inexpressible
-from .counting import torch_lines
-from .definitions import class_text, function_text, not_run
+from .reading.building import Inexpressible
+from .reading.counting import torch_lines
+from .reading.runtime import of_runtime, stand_in_source
+from .reading.scope import Scope, definition, import_of
+from .reading.source import Function, Source, defined
+from .reading.watching import Watched
 from .rules import transformers_words as words
-from .runtime import of_runtime, stand_in_source
-from .scope import Scope, definition, import_of
-from .source import Function, Source, defined
-from .statements import Statements
-from .watching import Watched
-from .words import Needs
+from .translating.definitions import class_text, function_text, not_run
+from .translating.statements import Statements
+from .translating.words import Needs
 
 HASHED = "{}.__hash__ = object.__hash__  # NNX hashes what a module keeps"
 HOLE = '''def hole(line):

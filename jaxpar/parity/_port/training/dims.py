@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import PortError
-from .._weights import Links
+from ....errors import PortError
+from ..._weights import Links
 
 Axes = tuple[int, int]
 KEYS: dict[str, Callable[[str, int], Any]] = {

@@ -16,11 +16,8 @@ import torch
 from flax import nnx
 from torch import nn
 
-from . import rules
-from .drawing import draws, draws_first, draws_itself
-from .libraries import Libraries
-from .rules import Rule
-from .scope import (
+from .. import rules
+from ..reading.scope import (
     UNKNOWN,
     Scope,
     defined_by_user,
@@ -31,8 +28,11 @@ from .scope import (
     own_layer,
     word_of,
 )
-from .source import Source, end_of, start_of
-from .watching import Site
+from ..reading.source import Source, end_of, start_of
+from ..reading.watching import Site
+from ..rules import Rule
+from .drawing import draws, draws_first, draws_itself
+from .libraries import Libraries
 from .words import Hole, Needs, positioned
 
 PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
@@ -330,7 +330,7 @@ class Calls(Libraries):
             source, node = definition(function)
         except (LookupError, OSError, SyntaxError):
             return False
-        from .watching import is_users
+        from ..reading.watching import is_users
 
         if not is_users(source.path):
             return False

@@ -12,8 +12,8 @@ from types import FunctionType, MethodType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from .scope import defined_by_user, definition
-from .source import Function, Source
+from ..reading.scope import defined_by_user, definition
+from ..reading.source import Function, Source
 
 STREAM = "self.rngs = rngs.dropout.fork()"
 _DRAWS: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import rules
-from .aliases import read_later
+from .. import rules
+from ..reading.aliases import read_later
+from ..reading.runtime import Beyond, of_runtime
+from ..reading.scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
+from ..reading.source import Function, end_of, start_of
 from .assignments import KEEPING, KEEPS, PART, PARTS
 from .branches import DELETED, begins
 from .calls import is_method
 from .drawing import STREAM, draws_first
 from .initial import Initial, is_docstring
-from .runtime import Beyond, of_runtime
-from .scope import UNKNOWN, defined_by_user, definition, dotted, is_torchs
-from .source import Function, end_of, start_of
 from .words import Hole, positioned
 
 MODE = "self.deterministic = False"

@@ -18,10 +18,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from . import rules
-from .precedence import joined, parsed
-from .runtime import Beyond
-from .scope import (
+from .. import rules
+from ..reading.runtime import Beyond
+from ..reading.scope import (
     UNKNOWN,
     Scope,
     assignment,
@@ -33,8 +32,9 @@ from .scope import (
     own_layer,
     word_of,
 )
-from .source import Function, Source, end_of, start_of
-from .watching import SEEN_KINDS, Site, Watched
+from ..reading.source import Function, Source, end_of, start_of
+from ..reading.watching import SEEN_KINDS, Site, Watched
+from .precedence import joined, parsed
 
 WORDS = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.List, ast.Tuple, ast.Dict),

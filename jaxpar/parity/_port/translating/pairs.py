@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 
+from ..rules import PAIRS
 from .calls import Calls
-from .rules import PAIRS
 from .words import Hole
 
 CHOSEN = {0: "values", 1: "indices", -1: "indices"}

@@ -11,9 +11,9 @@ import textwrap
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ...errors import PortError
-from .scope import is_torchs
-from .source import end_of, source_of, start_of
+from ....errors import PortError
+from ..reading.scope import is_torchs
+from ..reading.source import end_of, source_of, start_of
 
 NUMBERS = (bool, int, float, str, type(None))
 

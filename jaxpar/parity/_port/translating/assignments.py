@@ -11,11 +11,11 @@ from types import FunctionType
 
 from torch import nn
 
+from ..reading.effects import changed
+from ..reading.scope import definition, has_definition
+from ..reading.source import Function, end_of, start_of
 from .deciding import SHAPE, places_of
-from .effects import changed
 from .precedence import grouped
-from .scope import definition, has_definition
-from .source import Function, end_of, start_of
 from .stopping import Stopping
 from .words import Hole, kept_tensors
 

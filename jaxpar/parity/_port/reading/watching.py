@@ -159,7 +159,7 @@ def is_users(path: str) -> bool:
     real = str(Path(path).resolve())
     if "site-packages" not in real and real.startswith(FOREIGN):
         return False
-    own = str(Path(__file__).resolve().parents[2])
+    own = str(Path(__file__).resolve().parents[3])
     return Path(real).is_file() and not real.startswith((FOREIGN[0], own)) and _not_numeric(real)
 
 

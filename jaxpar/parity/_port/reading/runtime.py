@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from .rules import transformers_stand_ins as stand_ins
-from .rules import transformers_words as words
+from ..rules import transformers_stand_ins as stand_ins
+from ..rules import transformers_words as words
 from .source import Source, source_of
 from .watching import Watched
 

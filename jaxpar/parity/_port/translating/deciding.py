@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
-from .scope import UNKNOWN
+from ..reading.scope import UNKNOWN
 from .words import Hole, Words
 
 TAKING = ("int", "float", "bool", "complex", "range", "max", "min", "any", "all", "sorted", "divmod")

@@ -17,7 +17,7 @@ from torch import nn
 
 from jaxpar.nn import channels_first
 
-from .rules import FUNCTIONS, NAMES, SILENT
+from ..rules import FUNCTIONS, NAMES, SILENT
 from .runtime import of_library
 from .runtime import word as library_word
 from .source import Function, Source, source_of

@@ -11,8 +11,8 @@ from typing import Self
 
 import torch
 
+from ..reading.source import Function
 from .pairs import Pairs
-from .source import Function
 from .words import Hole
 
 NO_GRAD = ("no_grad", "inference_mode")

@@ -12,8 +12,8 @@ import torch
 
 from jaxpar import optim
 
-from ...errors import PortError
-from .._weights import Links
+from ....errors import PortError
+from ..._weights import Links
 
 CLASSES = {
     getattr(torch.optim, name): getattr(optim, name.lower())

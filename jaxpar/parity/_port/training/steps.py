@@ -26,15 +26,15 @@ from flax import nnx
 
 from jaxpar import optim
 
-from ...errors import PortError
-from .._comparison import Comparison
-from .._exactness import environment
-from .._sides.flax_float64 import in_float64
-from .._sides.task import Task
-from .._sides.torch_float64 import in_float64 as torch_in_float64
-from .._weights import Links
-from .._weights.tree import tree_of
-from ..measuring import Difference, Kind, Policy, judge, measure
+from ....errors import PortError
+from ..._comparison import Comparison
+from ..._exactness import environment
+from ..._sides.flax_float64 import in_float64
+from ..._sides.task import Task
+from ..._sides.torch_float64 import in_float64 as torch_in_float64
+from ..._weights import Links
+from ..._weights.tree import tree_of
+from ...measuring import Difference, Kind, Policy, judge, measure
 from . import optimizer as optimizers
 
 RATES = 300

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from flax import nnx
 
-from ...errors import PortError
-from .._comparison import Comparison
-from .._exactness import exact
-from .._weights import links_of
-from .._weights.tree import tree_of
+from ....errors import PortError
+from ..._comparison import Comparison
+from ..._exactness import exact
+from ..._weights import links_of
+from ..._weights.tree import tree_of
+from ..proof import largest, made
+from ..writing import formatted
 from . import optimizer as optimizers
 from . import scheduler as schedulers
 from .dims import dims_of
 from .functions import Functions
-from .proof import largest, made
 from .steps import Sides, compared
-from .writing import formatted
 
 Given = Any
 """A torch optimizer or scheduler, or a function of the torch module that makes it."""

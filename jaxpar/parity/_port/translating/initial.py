@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from . import rules
+from .. import rules
+from ..reading.runtime import word as library_word
+from ..reading.scope import UNKNOWN, dotted
 from .branches import DELETED, Branches
-from .runtime import word as library_word
-from .scope import UNKNOWN, dotted
 
 INITIAL = re.compile(r"(uniform|normal|zero|fill|copy|constant|trunc_normal|kaiming\w*|xavier\w*)_$")
 """Methods that give a parameter its initial value."""

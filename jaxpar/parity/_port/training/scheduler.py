@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler as theirs
 from jaxpar.optim import lr_scheduler as ours
 from jaxpar.optim.swa_utils import SWALR
 
-from ...errors import PortError
+from ....errors import PortError
 from .functions import Functions
 from .optimizer import plain
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from ..reading.runtime import Beyond, is_logger
+from ..reading.source import end_of, start_of
 from .assignments import Assignments
 from .precedence import grouped
-from .runtime import Beyond, is_logger
-from .source import end_of, start_of
 
 DELETED = "\0"
 """A statement that is left out, with its line."""

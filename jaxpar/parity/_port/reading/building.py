@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import rules
+from .. import rules
 from .runtime import is_config
 from .scope import defined_by_user, import_of_config, is_layer, own_layer, word_of
 from .watching import is_users

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
+from ..reading.runtime import Beyond, for_runtime, is_beyond, of_library, of_runtime
+from ..reading.scope import Scope
+from ..reading.source import Function, Source, defined, end_of, start_of
+from ..reading.watching import Watched
 from .drawing import STREAM, draws, draws_first
-from .runtime import Beyond, for_runtime, is_beyond, of_library, of_runtime
-from .scope import Scope
-from .source import Function, Source, defined, end_of, start_of
 from .statements import DELETED, MODE, Statements, begins, blocks, head_parts, reads_training_first
-from .watching import Watched
 from .words import Needs
 
 RNGS = "nnx.Rngs"

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from . import rules
+from .. import rules
+from ..reading.runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
+from ..reading.scope import import_of_config
 from .deciding import DECIDES, Deciding
-from .runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
-from .scope import import_of_config
 from .words import Hole
 
 
