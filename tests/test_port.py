@@ -19,6 +19,7 @@ from jaxpar._cli.main import cli
 from jaxpar.parity._port import proof, rules
 from jaxpar.parity._port.reading.counting import lines_of, torch_lines
 from jaxpar.parity._port.reading.source import Source
+from jaxpar.parity._port.reading.watching import is_users
 from jaxpar.parity._port.rules.rule import table
 
 FILES = {Path(file.__file__): file for file in (modules, constructs, holes)}
@@ -337,3 +338,23 @@ def test_every_option_reaches_the_port(monkeypatch, tmp_path):
     assert ended.exit_code == 3
     options = {"out": str(out), "record": True, "channels_last": True}
     assert f"2 {options}" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("place", "users"),
+    [
+        ("site-packages/torchvision/models.py", True),
+        ("dist-packages/jaxpar_models/net.py", True),
+        ("mine/torch/net.py", True),
+        ("site-packages/torch/net.py", False),
+        ("site-packages/flax/net.py", False),
+    ],
+)
+def test_a_library_with_a_name_like_torchs_is_the_users(place, users, tmp_path):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert is_users(str(path)) is users
+    assert not is_users(torch.nn.modules.linear.__file__)
+    assert not is_users(inspect.__file__)
+    assert not is_users(parity.__file__)

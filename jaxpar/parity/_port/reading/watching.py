@@ -14,6 +14,7 @@ import copy
 import functools
 import gc
 import inspect
+import itertools
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +33,14 @@ SEEN_KINDS = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp),
     *(ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp),
 )
-_PATHS = sysconfig.get_paths()
-FOREIGN = tuple(
-    str(Path(place).resolve())
-    for place in (Path(torch.__file__).parent, _PATHS["stdlib"], _PATHS["platstdlib"])
-)
-"""Folders of torch and of Python itself."""
+STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
+"""Folders of Python itself."""
+INSTALLED = {"site-packages", "dist-packages"}
+"""Where in them everybody's packages lie."""
+FOREIGN = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[3])
+"""Folders of torch and of jaxpar."""
+NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}
+"""Packages that have words of their own in the rules, or none."""
 
 
 class Site:
@@ -156,17 +159,11 @@ def is_users(path: str) -> bool:
     """Whether a file is neither torch's nor Python's, and is there."""
     if path.startswith("<") or not path.endswith(".py"):
         return False
-    real = str(Path(path).resolve())
-    if "site-packages" not in real and real.startswith(FOREIGN):
+    real = Path(path).resolve()
+    packages = {package for folder, package in itertools.pairwise(real.parts) if folder in INSTALLED}
+    if not packages and any(map(real.is_relative_to, STANDARD)):
         return False
-    own = str(Path(__file__).resolve().parents[3])
-    return Path(real).is_file() and not real.startswith((FOREIGN[0], own)) and _not_numeric(real)
-
-
-def _not_numeric(path: str) -> bool:
-    return not any(
-        f"/site-packages/{name}/" in path for name in ("numpy", "torch", "jax", "flax", "torchgen")
-    )
+    return real.is_file() and not any(map(real.is_relative_to, FOREIGN)) and not packages & NUMERIC
 
 
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
