@@ -340,6 +340,22 @@ def test_every_option_reaches_the_port(monkeypatch, tmp_path):
     assert f"2 {options}" in ended.output
 
 
+class Steep(modules.MLP):
+    """Gradients in the millions."""
+
+    def forward(self, x):
+        return 1e6 * super().forward(x)
+
+
+def test_a_step_of_the_proof_does_not_move_the_weights_far():
+    inputs = example(modules.MLP)
+    assert proof.rate_of(modules.MLP(), inputs, {}) == proof.RATE
+    net = Steep()
+    rate = proof.rate_of(net, inputs, {})
+    moved = rate * sum(float(each.grad.norm()) ** 2 for each in net.parameters()) ** 0.5
+    assert moved == pytest.approx(proof.FAR)
+
+
 @pytest.mark.parametrize(
     ("place", "users"),
     [

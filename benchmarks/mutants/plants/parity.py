@@ -36,6 +36,7 @@ PLANTS = [
     *plants("jaxpar/parity/_port/proof.py",
         ('        (False, inputs, {}),\n', '', "tests/test_port.py -m \"not long\" -k \"same and MLP\""),
         ('        *((False, other, {}) for other in others(make, inputs, kwargs)),\n', '', "tests/test_port.py -m \"not long\" -k \"same and MLP\""),
+        ('return min(RATE, FAR', 'return max(RATE, FAR', "tests/test_port.py -k far"),
         ('STEPS, RATE = 5, 1e-4', 'STEPS, RATE = 2, 1e-4', "tests/test_port.py -m \"not long\" -k \"same and Lists\""),
         ('if fewest >= FEW:', 'if fewest >= 2:', "tests/test_port.py -k too_small"),
     ),

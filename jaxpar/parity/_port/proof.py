@@ -18,9 +18,13 @@ from flax import nnx
 
 from .._compare import compare
 from .._comparison import Comparison
-from .._sides.task import Layout
+from .._sides.task import Layout, factors, real_parts
+from .._sides.torch_side import named_leaves
 
 STEPS, RATE = 5, 1e-4
+FAR = 1e-3
+"""How far a step of SGD moves all weights together, at most. Deep nets begin with gradients in the thousands,
+and where a step changes everything the next one makes ten times as much of every rounding."""
 FEW = 8
 """Values for each channel, below which a difference may be BatchNorm's."""
 _numbers = itertools.count()
@@ -61,10 +65,11 @@ def prove(
     layout: Layout,
 ) -> list[Comparison]:
     """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
-    sgd = (lambda parameters: torch.optim.SGD(parameters, RATE), optax.sgd(RATE))
     found: list[Comparison] = []
     net = made(make)
     trained = any(each.requires_grad for each in net.parameters())
+    rate = rate_of(made(make).train(), inputs, kwargs) if trained else RATE
+    sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
     for training, given, more in (
         (True, inputs, steps),
@@ -76,6 +81,17 @@ def prove(
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
             found.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
     return found
+
+
+def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    """RATE, or what moves the weights FAR in the first step, if that is less."""
+    outputs = real_parts(named_leaves(net(*inputs, **kwargs)))
+    drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
+    terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
+    if any(each.requires_grad for each in terms):
+        sum(terms, torch.zeros(())).backward()
+    norms = [float(each.grad.norm()) for each in net.parameters() if each.grad is not None]
+    return min(RATE, FAR / max(float(np.linalg.norm(norms)), FAR))
 
 
 def too_small(
