@@ -54,6 +54,7 @@ def test_groups_and_names_are_chosen():
     ("answer", "good", "said"),
     [
         (SAME, True, "same"),
+        ({**SAME, "largest": 4e-8}, True, "same but for constants in float32"),
         (DIFFERENT, False, "**different**"),
         (HOLES, True, "1 hole"),
         (NO_FILE, True, "no file"),
