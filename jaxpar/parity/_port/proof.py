@@ -145,22 +145,21 @@ def array(x: Any) -> Any:
 def others(
     make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    """The same inputs with one row more, and with other images or sequences where torch takes them."""
+    """The same inputs with one row more and larger images: at once, or each that torch takes."""
     module = made(make).eval()
-    tried = [tuple(longer(x, 0) for x in inputs), tuple(_larger(x) for x in inputs)]
-    found = []
-    for given in tried:
-        apart = any(
-            isinstance(x, torch.Tensor) and x.shape != y.shape for x, y in zip(given, inputs, strict=True)
-        )
+    rows, images = tuple(longer(x, 0) for x in inputs), tuple(map(_larger, inputs))
+
+    def takes(given: tuple[Any, ...]) -> bool:
+        tensors = [(x, y) for x, y in zip(given, inputs, strict=True) if isinstance(x, torch.Tensor)]
         try:
             with torch.no_grad():
                 module(*given, **kwargs)
         except Exception:  # torch itself does not take this shape
-            continue
-        if apart:
-            found.append(given)
-    return found
+            return False
+        return any(x.shape != y.shape for x, y in tensors)
+
+    both = tuple(map(_larger, rows))
+    return [both] if takes(both) else [given for given in (rows, images) if takes(given)]
 
 
 def longer(x: Any, axis: int, by: int = 1) -> Any:
