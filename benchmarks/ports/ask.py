@@ -5,6 +5,7 @@ python -m benchmarks.ports.ask GROUP/NAME FILE.json
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -24,7 +25,10 @@ def ask(name: str, out: Path) -> dict[str, Any]:
     from jaxpar import parity
 
     from .models import BY_NAME
+    from .vision import torchvision
 
+    with contextlib.suppress(ImportError):
+        torchvision()  # before transformers, which imports it as well
     case = BY_NAME[name]
     started, worked = time.perf_counter(), time.process_time()
     try:
