@@ -84,6 +84,7 @@ LINES = {
     "least = x.argmin(1)": constructs.Pairs,
     "best, at = jax.lax.top_k(y, 2)": constructs.Pairs,
     "z = jax.lax.stop_gradient(y * rows)": constructs.Still,
+    "def scaled(self, x: jax.Array, device=None) -> jax.Array:": constructs.Still,
     "y[:, jnp.array([0, 2])]": constructs.Places,
     "ones = ones.at[jnp.array([1, 1])].set(ones[jnp.array([1, 1])] + 1.0)": constructs.Places,
     "return mean + self.rngs.normal(std.shape, std.dtype) * std": constructs.Noise,

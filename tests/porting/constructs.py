@@ -85,7 +85,7 @@ class Still(nn.Module):
         self.register_buffer("mean", torch.zeros(4))
 
     @torch.no_grad()
-    def scaled(self, x):
+    def scaled(self, x: "Tensor", device: "torch.device" = None) -> "torch.Tensor":  # noqa: F821
         x = x * 3
         return x * 2, self.layer.weight.sum(0)
 

@@ -42,6 +42,8 @@ WORDS = (
 )
 
 
+QUOTED = re.compile(r"torch\.|Tensor$")
+"""An annotation that names something of torch without needing it."""
 LEAF = re.compile(r"([\w.]+)\[\.\.\.\](\.T|\.transpose\([\d, ]+\))?")
 """An array of a layer, in torch's layout."""
 
@@ -168,6 +170,15 @@ class Words:
             ]
             at = end_of(part)
         return "".join([*written, self.source.between(at, end_of(node))])
+
+    def _expr_constant(self, node: ast.Constant) -> str:
+        """As it is; of annotations in quotes those of torch are JAX's, or left out."""
+        said = node.value
+        if not (isinstance(said, str) and QUOTED.match(said) and self._in_annotation(node)):
+            return self.source.segment(node)
+        if (found := rules.NAMES.get(f"torch.{said.removeprefix('torch.')}")) is None:
+            raise Beyond(said)
+        return found
 
     def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
         # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
