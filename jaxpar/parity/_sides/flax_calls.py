@@ -97,13 +97,6 @@ class _SilentMixin:
         _Silent.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
 
 
-def _silent(layer_class: type) -> type:
-    base: type | None = layer_class
-    while base not in (nnx.Pytree, object, None):
-        base = base.__base__
-    return _Silent if base is nnx.Pytree else _SilentMixin
-
-
 @functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
 def _watched(layer_class: Any) -> type[nnx.Module]:
     @functools.wraps(layer_class.__call__)  # whose signature says how a layer may be called
@@ -140,5 +133,17 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
 
 
 def _subclass(own: Any, members: dict[str, Any]) -> Any:
+    """A subclass that instances can change to: Python refuses a class of another layout."""
     names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(own)(own.__name__, (_silent(own), own), {**members, **names})
+    made = (
+        type(own)(own.__name__, (silent, own), {**members, **names}) for silent in (_Silent, _SilentMixin)
+    )
+    return next(each for each in made if _same_layout(own, each))
+
+
+def _same_layout(own: type, other: type) -> bool:
+    try:
+        object.__setattr__(object.__new__(own), "__class__", other)
+    except TypeError:
+        return False
+    return True
