@@ -50,6 +50,11 @@ def words(text):
     return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
+ENOUGH = 20
+"""Lines of a module, of which not all can be of the kind that JAX has two of."""
+PYTHONS = ("tuple", "frozenset", "int", "NotImplementedError")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind, tmp_path):
@@ -59,8 +64,9 @@ def test_ports_are_the_same(kind, tmp_path):
     assert port.largest < 1e-10
     assert len(port.comparisons) >= 3, "training, evaluation, and evaluation of another shape"
     assert port.comparisons[0].steps == 5
-    assert port.lines <= 1.3 * port.torch_lines
-    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", "tuple", "frozenset", "NotImplementedError"}
+    if port.torch_lines >= ENOUGH:
+        assert port.lines <= 1.3 * port.torch_lines
+    ours = {"rngs", "nnx", "jax", "jnp", "nn", "F", "__call__", *PYTHONS}
     assert words(port.source) <= words(Path(inspect.getfile(kind)).read_text()) | ours
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in (["check", "--isolated"], ["format", "--check", "--isolated"]):
