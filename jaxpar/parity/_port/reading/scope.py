@@ -99,6 +99,9 @@ def dotted(value: Any) -> str:
 
 def is_torchs(value: Any) -> bool:
     """Whether a value is torch's: a function, a class, a module, or one of its constants."""
+    owner = getattr(value, "__self__", None)  # of Square.apply, which a newer torch has from C
+    if inspect.isclass(owner) and issubclass(owner, torch.autograd.Function):
+        return True
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return True
