@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import torch
 from flax import nnx
+from torch import nn
 
 from .._compare import compare
 from .._comparison import Comparison
@@ -25,6 +26,7 @@ STEPS, RATE = 5, 1e-4
 FAR = 1e-3
 """How far a step of SGD moves all weights together, at most. Deep nets begin with gradients in the thousands,
 and where a step changes everything the next one makes ten times as much of every rounding."""
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 FEW = 8
 """Values for each channel, below which a difference may be BatchNorm's."""
 _numbers = itertools.count()
@@ -104,7 +106,7 @@ def too_small(
     counts: dict[str, int] = {}
     module = made(make).train()
     for name, layer in module.named_modules():
-        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+        if isinstance(layer, BATCH_NORMS):
             layer.register_forward_pre_hook(
                 lambda _, given, name=name: counts.update({name: given[0].numel() // given[0].shape[1]})
             )
