@@ -166,6 +166,19 @@ def test_a_wrong_rule_is_seen_by_the_proof(fault, monkeypatch):
     assert port.status == 1
     assert port.comparison is not None
     assert not port.comparison.same
+    assert "NOT THE SAME as torch. Different" in ast.get_docstring(ast.parse(port.source))
+
+
+def test_a_file_without_a_proof_says_so(tmp_path, monkeypatch):
+    def fails(*args):
+        raise ValueError('a "quoted" \\ reason')
+
+    monkeypatch.setattr(importlib.import_module("jaxpar.parity._port.port"), "prove", fails)
+    path = tmp_path / "port.py"
+    port = parity.port(modules.MLP, *example(modules.MLP), out=path)
+    assert port.status == 3
+    assert path.read_text() == port.source
+    assert "Not proven: ValueError: a 'quoted' / reason" in ast.get_docstring(ast.parse(port.source))
 
 
 def eps_of_its_own():

@@ -329,6 +329,7 @@ REFUSED = {
         lambda net: lr_scheduler.LambdaLR(sgd(net), Halves()),
         "Halves in a scheduler has no text",
     ),
+    "a function that fails": ("optimizer", lambda net: sgd(net.nothing), "fails: AttributeError"),
     "an unknown option": ("optimizer", with_an_option, "has trust in a group, for which"),
     "parameters of nobody": ("optimizer", two_groups(nets.Net()), "Give a function of the module"),
 }

@@ -27,7 +27,7 @@ from .reading.counting import lines_of
 from .reading.watching import watch
 from .training.lines import Given, Lines, Origin, optimizer_lines, scheduler_lines
 from .translating.words import Hole
-from .writing import Writer, Written, formatted
+from .writing import Writer, Written, formatted, with_docstring
 
 Make = Callable[[], nn.Module]
 Build = Callable[[Any], nnx.Module]
@@ -175,6 +175,10 @@ def port(
                 notes = () if all(each.same for each in proofs) else too_small(make, inputs, kwargs)
             except Exception as error:  # whatever a written file can do wrong: without a proof it is nothing
                 failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+    if not written.holes and (said := _unproven(failure, proofs)):
+        text = with_docstring(text, said)
+        if path:
+            path.write_text(text, encoding="utf-8")
     results = written.holes, (*written.notes, *notes), failure, written.torch_lines
     given = module if isinstance(module, nn.Module) else None
     origin = Origin(make, functools.partial(builder, here) if flax is not None else None, given)
@@ -182,6 +186,15 @@ def port(
     if record and found.same and path:
         keep(path, build, _seeded(make), flax, inputs, kwargs, layout)
     return found
+
+
+def _unproven(failure: str, proofs: Sequence[Comparison]) -> str:
+    """What a file without holes says of itself, for whoever meets it later; nothing if it is the same."""
+    if failure or not proofs:
+        return f"Not proven: {failure}"
+    if proofs[-1].same:
+        return ""
+    return f"NOT THE SAME as torch. {str(proofs[-1]).partition(chr(10))[0]}"
 
 
 def _read(

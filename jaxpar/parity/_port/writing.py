@@ -214,6 +214,15 @@ def _order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line.split()[1]
 
 
+def with_docstring(text: str, said: str) -> str:
+    """A file whose docstring says one thing more."""
+    own = ast.parse(text).body[0]
+    assert isinstance(own, ast.Expr)
+    lines = text.splitlines(keepends=True)[own.end_lineno or 1 :]
+    more = textwrap.fill(said.replace("\\", "/").replace('"', "'"), 88)
+    return f'"""{ast.literal_eval(own.value).rstrip()}\n\n{more}\n"""\n{"".join(lines)}'
+
+
 def formatted(text: str, path: str) -> str:
     """The text as ruff writes it with the settings of the folder it is for; as it is without ruff."""
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))

@@ -129,7 +129,14 @@ def _training(origin: Origin, given: Given, what: str) -> Training:
         )
     if callable(given):
         net = made(origin.make).double()
-        found = _pair(given(net), what)
+        try:
+            own = given(net)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise PortError(
+                f"jaxpar.parity.port: the function that makes the {what} fails: {said}"
+            ) from error
+        found = _pair(own, what)
     else:
         net, found = _adopted(origin, _pair(given, what))
     _require_fresh(*found)
