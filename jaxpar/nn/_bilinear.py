@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
 from . import functional
-from ._variable import arrays, optional
+from ._variable import arrays, drawn, optional
 
 
 class Bilinear(nnx.Module):
@@ -47,7 +47,7 @@ class Bilinear(nnx.Module):
         bound = in1_features**-0.5
 
         def uniform(*shape: int) -> nnx.Param:
-            return nnx.Param(jax.random.uniform(rngs.params(), shape, param_dtype, -bound, bound))
+            return nnx.Param(drawn(rngs.params(), shape, param_dtype, bound))
 
         self.kernel = uniform(in1_features, in2_features, out_features)
         self.bias = optional(bias, lambda: uniform(out_features))

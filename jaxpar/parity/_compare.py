@@ -29,8 +29,9 @@ from ._levels import Findings, Sides, Step
 from ._pair import Pair
 from ._request import Arrays, Request
 from ._rounded import explained
+from ._sides.flax_side import FlaxSide
 from ._sides.outputs import Returned
-from ._sides.task import Batch, Layout, Loss, Optimizer, Seen
+from ._sides.task import Layout, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
 from ._tensors import widened
 from ._weights.mapping import Entries
@@ -225,17 +226,29 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
-    _check_determinism(pair, sides, request.batch(1), findings)
-    findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
-    findings.notes += request.calls.notes()
-    if level is Level.SEMANTIC:
-        return _levels.semantic(sides, request.batch, request.steps, findings)
-    if level is Level.AS_IT_RUNS:
-        return _levels.as_it_runs(sides, request.batch, request.steps, findings)
-    if level is Level.NUMERIC:
-        return _levels.numeric(sides, request.batch, request.steps, findings)
-    trajectory = _levels.resynchronised if request.resync else _levels.free
-    return trajectory(sides, request.batch, request.steps, findings)
+    for step in _loop(level, request.resync)(sides, request.batch, request.steps, findings):
+        if step.number == 1:
+            _check_determinism(_start(pair, sides, request), step, findings)
+            findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
+            findings.notes += request.calls.notes()
+        yield step
+
+
+def _loop(level: Level, resync: bool) -> Callable[..., Iterator[Step]]:
+    """The steps of a level."""
+    if level is Level.TRAJECTORY:
+        return _levels.resynchronised if resync else _levels.free
+    loops = {Level.SEMANTIC: _levels.semantic, Level.AS_IT_RUNS: _levels.as_it_runs}
+    return loops.get(level, _levels.numeric)
+
+
+def _start(pair: Pair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, FlaxSide]:
+    """Both sides as they were before the first step."""
+    reference = pair.reference(sides.reference.dtype)
+    candidate = pair.candidate(reference)
+    if request.asked is Level.TRAJECTORY and request.resync:
+        candidate.load(reference.weights(), reference.state())
+    return reference, candidate
 
 
 def _said(mapping: Entries | None) -> list[str]:
@@ -243,27 +256,26 @@ def _said(mapping: Entries | None) -> list[str]:
     return [f"mapping: {note}" for note in getattr(mapping, "notes", ())]
 
 
-def _check_determinism(pair: Pair, sides: Sides[TorchSide], batch: Batch, findings: Findings) -> None:
+def _check_determinism(start: tuple[TorchSide, FlaxSide], first: Step, findings: Findings) -> None:
     """The same batch twice must give the same bits, or every verdict is an accident.
 
     On the way the elements at a kink are counted.
     """
-    dtype = sides.reference.dtype
-    theirs = pair.reference(dtype)
-    first = theirs.step(batch, counted(findings.notes))
-    second = pair.reference(dtype).step(batch)
-    _require_equal("the torch module", first, second)
-    torchs, masks = first.outputs, first.masks
-    first, second = (sides.candidate.step(batch, masks, keep=False) for _ in range(2))
-    if not torchs and not first.outputs and not first.loss:
+    theirs, ours = start
+    again = theirs.step(first.batch, counted(findings.notes))
+    _require_equal("the torch module", first.reference, again)
+    seen = first.candidate
+    if not again.outputs and not seen.outputs and not seen.loss:
         raise LeafError(
             "parity.compare: neither module returned an array, so there is nothing to compare. Return what "
             "they compute, or give loss=."
         )
-    _require_equal("the Flax module", first, second)
-    if sides.candidate.draws(batch):
-        _require_own_draws_without_effect(first, sides.candidate.step(batch, masks, False, reseeded=True))
-    findings.notes += _forms(theirs.returned, sides.candidate.returned)
+    masks = first.reference.masks
+    _require_equal("the Flax module", seen, ours.step(first.batch, masks, keep=False))
+    if ours.draws(first.batch):
+        other = ours.step(first.batch, masks, keep=False, reseeded=True)
+        _require_own_draws_without_effect(seen, other)
+    findings.notes += _forms(theirs.returned, ours.returned)
 
 
 def _forms(theirs: Returned, ours: Returned) -> list[str]:

@@ -66,18 +66,16 @@ def prove(
     kwargs: dict[str, Any],
     layout: Layout,
 ) -> list[Comparison]:
-    """Five steps of training, an evaluation, and evaluations with other shapes; until one of them differs."""
+    """Five steps of training, and evaluations with other shapes; until one of them differs."""
     found: list[Comparison] = []
     net = made(make)
     trained = any(each.requires_grad for each in net.parameters())
     rate = rate_of(made(make).train(), inputs, kwargs) if trained else RATE
     sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
-    for training, given, more in (
-        (True, inputs, steps),
-        (False, inputs, {}),
-        *((False, other, {}) for other in others(make, inputs, kwargs)),
-    ):
+    # A module that takes no other shape is evaluated with this one.
+    shapes = others(make, inputs, kwargs) or [tuple(inputs)]
+    for training, given, more in ((True, inputs, steps), *((False, shape, {}) for shape in shapes)):
         if not found or found[-1].same:
             arrays = tuple(map(array, given))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}

@@ -84,6 +84,7 @@ class TorchSide:
             if self.optimizer and not forward_only:
                 self.optimizer.step()
         self.steps += 1
+        arrays = self._arrays()
         return Seen(
             outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
             loss={"": to_numpy(loss)} if self.task.loss else {},
@@ -92,8 +93,8 @@ class TorchSide:
                 for name, (ours, move) in batch.common.items()
             },
             gradients=gradients,
-            state=self.state(),
-            weights=self.weights(),
+            state=self.links.state(arrays),
+            weights=self.links.parameters(arrays),
             masks=tuple(to_numpy(mask) for mask in dropout.masks),
         )
 
