@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+SETTINGS = "line-length = 110\n"
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -65,11 +66,11 @@ def said_of(port: Any, out: Path) -> dict[str, Any]:
 
 
 def ruff(path: Path) -> str:
-    """What ruff would have otherwise, with its own rules and the folder's length of lines; or nothing."""
+    """What ruff would have otherwise, with its own rules and the length of lines in `SETTINGS`; or nothing."""
     from ruff.__main__ import find_ruff_bin
 
     said = []
-    for arguments in (["check", "--isolated"], ["format", "--check"]):
+    for arguments in (["check"], ["format", "--check"]):
         command = [find_ruff_bin(), *arguments, "--quiet", str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         said += [done.stdout + done.stderr] * bool(done.returncode)
@@ -79,6 +80,7 @@ def ruff(path: Path) -> str:
 def main(name: str, file: str) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     path = Path(file)
+    (path.parent / "ruff.toml").write_text(SETTINGS)
     path.write_text(json.dumps(ask(name, path.with_suffix(".py")), indent=1))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import json
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,14 @@ OURS = {
     "F": "from jaxpar.nn.channels_first import functional as F",
 }
 RUFF = (
+    # The numbers of initial values are left over where the lines that used them are not written.
+    ("check", "--fix", "--unsafe-fixes", "--exit-zero", "--quiet", "--select", "F841"),
     ("check", "--fix", "--exit-zero", "--quiet", "--extend-select", "I,F401"),
     ("format", "--quiet"),
 )
+LEFT = ("check", "--exit-zero", "--output-format", "json")
+OF_STYLE = re.compile("(?!F[0-9])[A-Z]+[0-9]+")
+"""Rules of ruff that the author may have another opinion of. The others, pyflakes', find mistakes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,9 +234,25 @@ def formatted(text: str, path: str) -> str:
     """The text as ruff writes it with the settings of the folder it is for; as it is without ruff."""
     ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
     for arguments in RUFF if ruff else ():
-        command = [str(ruff), *arguments, "--stdin-filename", path, "-"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        done = _ruff(str(ruff), arguments, text, path)
         if done.returncode:
             return text
         text = done.stdout
-    return text
+    return _with_its_style(text, _ruff(str(ruff), LEFT, text, path).stdout) if ruff else text
+
+
+def _ruff(ruff: str, arguments: Sequence[str], text: str, path: str) -> subprocess.CompletedProcess[str]:
+    command = [ruff, *arguments, "--stdin-filename", path, "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+
+def _with_its_style(text: str, left: str) -> str:
+    """A line for ruff about what is the author's style and stays so, below the docstring."""
+    codes = {str(each["code"]) for each in json.loads(left or "[]")}
+    kept = sorted(code for code in codes if OF_STYLE.fullmatch(code))
+    body = ast.parse(text).body
+    if not kept or not body or not isinstance(body[0], ast.Expr):
+        return text
+    lines = text.splitlines(keepends=True)
+    lines.insert(body[0].end_lineno or 1, f"\n# ruff: noqa: {', '.join(kept)} (as torch's source has it)\n")
+    return "".join(lines)
