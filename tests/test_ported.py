@@ -18,6 +18,7 @@ from porting import modules  # noqa: E402
 
 from benchmarks.ports import ask, models, names, page, run  # noqa: E402
 from jaxpar import parity  # noqa: E402
+from jaxpar.parity._port.writing import formatted  # noqa: E402
 
 SAME = {"name": "ours/MLP", "status": 0, "written": True, "holes": [], "notes": [], "failure": "",
         "proofs": [True] * 3, "largest": 1e-15, "lines": 12, "torch_lines": 10, "names": [], "ruff": "",
@@ -54,7 +55,8 @@ def test_groups_and_names_are_chosen():
     ("answer", "good", "said"),
     [
         (SAME, True, "same"),
-        ({**SAME, "largest": 4e-8}, True, "same but for constants in float32"),
+        ({**SAME, "largest": 4e-8, "constants": True}, True, "same but for constants in float32"),
+        ({**SAME, "largest": 4e-8}, True, "same where digits do not cancel"),
         (DIFFERENT, False, "**different**"),
         (HOLES, True, "1 hole"),
         (NO_FILE, True, "no file"),
@@ -82,3 +84,21 @@ def test_ruff_is_asked(tmp_path):
     for planted in ("import os\n", "x  =  1\n"):
         path.write_text(planted)
         assert ask.ruff(path) != ""
+
+
+def test_the_authors_style_stays_and_ruff_is_told(tmp_path):
+    path = tmp_path / "port.py"
+    path.write_text(
+        formatted('"""Two."""\n\ndef f(b):\n    unused = 3\n    return int(round(b))\n', str(path))
+    )
+    assert ask.ruff(path) == ""
+    assert "# ruff: noqa: RUF046 (as torch's source has it)" in path.read_text()
+    assert "int(round(b))" in path.read_text()
+    assert "unused" not in path.read_text()
+
+
+def test_a_mistake_is_never_the_authors_style(tmp_path):
+    path = tmp_path / "port.py"
+    path.write_text(formatted('"""One."""\n\n\ndef f(x):\n    return undefined(x)\n', str(path)))
+    assert "noqa" not in path.read_text()
+    assert "F821" in ask.ruff(path)

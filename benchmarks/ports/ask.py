@@ -46,6 +46,8 @@ def ask(name: str, out: Path) -> dict[str, Any]:
 
 
 def said_of(port: Any, out: Path) -> dict[str, Any]:
+    from jaxpar.parity.measuring import Outcome
+
     from .names import strange
 
     return {
@@ -56,6 +58,7 @@ def said_of(port: Any, out: Path) -> dict[str, Any]:
         "failure": port.failure,
         "proofs": [each.same for each in port.comparisons],
         "largest": port.largest,
+        "constants": any(row.outcome is Outcome.CONSTANTS for each in port.comparisons for row in each.rows),
         "lines": port.lines,
         "torch_lines": port.torch_lines,
         "names": strange(port.source),
@@ -66,7 +69,7 @@ def said_of(port: Any, out: Path) -> dict[str, Any]:
 
 
 def ruff(path: Path) -> str:
-    """What ruff would have otherwise, with its own rules and the length of lines in `SETTINGS`; or nothing."""
+    """What ruff would have otherwise, with its own rules and `SETTINGS`; or nothing."""
     from ruff.__main__ import find_ruff_bin
 
     said = []

@@ -47,7 +47,7 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
 
     def note(frame: Any, event: str, value: Any) -> None:
         code = frame.f_code
-        if event not in ("call", "return") or not is_users(code.co_filename):
+        if event not in ("call", "return") or not (is_users(code.co_filename) or _inherited(frame)):
             return
         if event == "call":
             info = inspect.getargvalues(frame)
@@ -68,6 +68,15 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
     finally:
         sys.setprofile(before)
     return result, calls
+
+
+def _inherited(frame: Any) -> bool:
+    """Whether this is torch's constructor of a layer at work for a class of the user that has none."""
+    code = frame.f_code
+    if code.co_name != "__init__" or not code.co_argcount:
+        return False
+    kind = type(frame.f_locals.get(code.co_varnames[0]))
+    return issubclass(kind, nn.Module) and defined_by_user(kind) and kind.__init__.__code__ is code
 
 
 def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
