@@ -39,6 +39,11 @@ CASES = [
     convolution(2, "stride=(2,), padding=(1,)"),
     *(convolution(n, "groups=2") for n in (1, 2, 3)),
     Case("Conv2d(4, 8, (2, 2), groups=4)", "Conv(4, 8, (2, 2), groups=4)", ((2, 4, 3, 4),)),
+    Case(
+        "Conv2d(4, 8, (2, 3), stride=(3, 2), dilation=(1, 2), groups=2)",
+        "Conv(4, 8, (2, 3), stride=(3, 2), dilation=(1, 2), groups=2)",
+        ((2, 4, 9, 11),),
+    ),
     *(
         convolution(n, f"padding={padding}, padding_mode='{mode}'")
         for mode in ("reflect", "replicate", "circular")
