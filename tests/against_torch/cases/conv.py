@@ -42,7 +42,7 @@ CASES = [
     Case(
         "Conv2d(4, 8, (2, 3), stride=(3, 2), dilation=(1, 2), groups=2)",
         "Conv(4, 8, (2, 3), stride=(3, 2), dilation=(1, 2), groups=2)",
-        ((2, 4, 9, 11),),
+        ((2, 9, 11, 4),),
     ),
     *(
         convolution(n, f"padding={padding}, padding_mode='{mode}'")
