@@ -25,7 +25,7 @@ help:
 	@echo "make package    build the wheel and try it in an empty environment"
 	@echo "make benchmark  what DataParallel costs against a step written by hand"
 	@echo "make abroad     compare models of transformers and diffusers, an hour or two"
-	@echo "make ports      port models of torchvision, transformers and pytorch/examples, and prove them: hours"
+	@echo "make ports      port models of torchvision, transformers and pytorch/examples, and prove them: hours, and it goes on where it was stopped"
 	@echo "make mutants    plants small mistakes and runs their tests; RESUME=--resume goes on where it was stopped"
 
 $(READY): pyproject.toml constraints-python3.11.txt constraints-python3.12.txt
@@ -129,7 +129,7 @@ abroad: .venv-abroad/.ready
 
 # torchvision is built for the torch of PyPI: its operators do not load here, and its models do without.
 ports: .venv-ports/.ready
-	.venv-ports/bin/python benchmarks/ports/run.py --again --out docs/ports.md
+	.venv-ports/bin/python benchmarks/ports/run.py --out docs/ports.md
 
 .venv-ports/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/ports/requirements.txt
 	$(PYTHON) -m venv .venv-ports

@@ -5,6 +5,7 @@ None of it needs torchvision or transformers: `make ports` does.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -102,3 +103,43 @@ def test_a_mistake_is_never_the_authors_style(tmp_path):
     path.write_text(formatted('"""One."""\n\n\ndef f(x):\n    return undefined(x)\n', str(path)))
     assert "noqa" not in path.read_text()
     assert "F821" in ask.ruff(path)
+
+
+PAGE = ROOT / "docs" / "ports.md"
+GROUP_OF = {title: group for group, title in page.TITLES.items()}
+
+
+def chapters():
+    """The rows of each table of the page, by its chapter: of a chapter's first one."""
+    parts = re.split(r"^## (.*)\n", PAGE.read_text(), flags=re.M)[1:]
+    for title, text in zip(parts[::2], parts[1::2], strict=True):
+        table = re.search(r"^\|[-|]+\|\n((?:\|.*\n?)*)", text, re.M)
+        yield title, [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[1].splitlines()]
+
+
+def test_the_page_has_cases_of_the_table_in_its_order():
+    for title, rows in chapters():
+        if title in GROUP_OF:
+            cases = [case.name for case in models.GROUPS[GROUP_OF[title]]]
+            assert [row[0] for row in rows] == [name for name in cases if name in {row[0] for row in rows}]
+
+
+def test_the_page_counts_its_own_rows():
+    found = dict(chapters())
+    for title, models_of, asked, written, same, holes, different, no_proof, *_ in found["In short"]:
+        rows = found.get(title, [])
+        verdicts = [row[1] for row in rows]
+        assert int(models_of) == len(models.GROUPS[GROUP_OF[title]])
+        assert int(asked) == len(rows)
+        assert int(written) == len(rows) - verdicts.count("no file")
+        assert int(same) == verdicts.count("same")
+        assert int(holes) == sum("hole" in verdict for verdict in verdicts)
+        assert int(different) == sum("different" in verdict for verdict in verdicts)
+        assert int(no_proof) == sum(verdict in ("no proof", "no file") for verdict in verdicts)
+
+
+def test_no_file_of_the_page_is_wrong():
+    bars = {name: (bar, found) for name, bar, found in dict(chapters())["Bars"]}
+    assert bars["different"] == ("0", "0")
+    assert bars["names that are not in the source"] == ("0", "0")
+    assert float(bars["lines for each of torch's, at most"][1]) <= page.MOST_LINES
