@@ -76,7 +76,11 @@ def _inherited(frame: Any) -> bool:
     if code.co_name != "__init__" or not code.co_argcount:
         return False
     kind = type(frame.f_locals.get(code.co_varnames[0]))
-    return issubclass(kind, nn.Module) and defined_by_user(kind) and kind.__init__.__code__ is code
+    return (
+        issubclass(kind, nn.Module)
+        and defined_by_user(kind)
+        and getattr(kind.__init__, "__code__", None) is code
+    )
 
 
 def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
