@@ -1,9 +1,11 @@
 """port: torch modules become Flax files that are the same. The reference is torch, through parity.compare."""
 
 import ast
+import cProfile
 import functools
 import importlib
 import inspect
+import pstats
 import shutil
 import subprocess
 import sys
@@ -430,3 +432,13 @@ def test_a_library_with_a_name_like_torchs_is_the_users(place, users, tmp_path):
     assert not is_users(torch.nn.modules.linear.__file__)
     assert not is_users(inspect.__file__)
     assert not is_users(parity.__file__)
+
+
+def test_a_profiler_at_work_goes_on():
+    with cProfile.Profile() as profile:
+        assert parity.port(modules.MLP, torch.randn(3, 6)).status == 0
+        before = sys.getprofile()
+        assert before is None or before is profile
+        sum([1, 2])
+    seen = {name for _, _, name in pstats.Stats(profile).stats}
+    assert "<built-in method builtins.sum>" in seen

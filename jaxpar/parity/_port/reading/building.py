@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from .. import rules
+from .profiling import profiled
 from .runtime import is_config
 from .scope import defined_by_user, import_of_config, is_layer, own_layer, word_of
 from .watching import is_users
@@ -61,12 +61,8 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             if getattr(function, "__code__", None) is code:
                 calls.setdefault(id(value), []).append(Made(value, function, open_frames[frame]))
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with profiled(note):
         result = run()
-    finally:
-        sys.setprofile(before)
     return result, calls
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from .aliases import Aliases
+from .profiling import profiled
 from .source import Key, Source, source_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
@@ -145,12 +146,8 @@ def codes(run: Callable[[], Any]) -> list[CodeType]:
         if event == "call":
             found[frame.f_code] = None
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with profiled(note):
         run()
-    finally:
-        sys.setprofile(before)
     return [code for code in found if is_users(code.co_filename)]
 
 
