@@ -228,7 +228,7 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
         findings.differences += measure(*weights, Kind.WEIGHT, 0)
     for step in _loop(level, request.resync)(sides, request.batch, request.steps, findings):
         if step.number == 1:
-            _check_determinism(_start(pair, sides, request), step, findings)
+            _check_determinism(pair, sides, request, step, findings)
             findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
             findings.notes += request.calls.notes()
         yield step
@@ -256,12 +256,14 @@ def _said(mapping: Entries | None) -> list[str]:
     return [f"mapping: {note}" for note in getattr(mapping, "notes", ())]
 
 
-def _check_determinism(start: tuple[TorchSide, FlaxSide], first: Step, findings: Findings) -> None:
+def _check_determinism(
+    pair: Pair, sides: Sides[TorchSide], request: Request, first: Step, findings: Findings
+) -> None:
     """The same batch twice must give the same bits, or every verdict is an accident.
 
     On the way the elements at a kink are counted.
     """
-    theirs, ours = start
+    theirs, ours = _start(pair, sides, request)
     again = theirs.step(first.batch, counted(findings.notes))
     _require_equal("the torch module", first.reference, again)
     seen = first.candidate
@@ -270,12 +272,14 @@ def _check_determinism(start: tuple[TorchSide, FlaxSide], first: Step, findings:
             "parity.compare: neither module returned an array, so there is nothing to compare. Return what "
             "they compute, or give loss=."
         )
+    returned = theirs.returned
+    del theirs, again  # of a large model there is no room for both sides twice
     masks = first.reference.masks
     _require_equal("the Flax module", seen, ours.step(first.batch, masks, keep=False))
     if ours.draws(first.batch):
         other = ours.step(first.batch, masks, keep=False, reseeded=True)
         _require_own_draws_without_effect(seen, other)
-    findings.notes += _forms(theirs.returned, ours.returned)
+    findings.notes += _forms(returned, ours.returned)
 
 
 def _forms(theirs: Returned, ours: Returned) -> list[str]:

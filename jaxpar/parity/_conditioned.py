@@ -14,6 +14,7 @@ compiled without optimisations. It means the same, and a mistake is in it, too.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -103,7 +104,7 @@ def _unoptimised(pair: Pair, batches: Batches, compared: Comparison) -> tuple[Ju
     """The comparison once more, of Flax's program without the compiler's optimisations."""
     reference, findings = pair.reference("float64"), Findings()
     candidate = pair.candidate(reference).unoptimised()
-    sides = Sides(reference, candidate, single=pair.reference("float32"))
+    sides = Sides(reference, candidate, single=functools.partial(pair.reference, "float32"))
     for _ in semantic(sides, batches, compared.steps, findings):
         pass
     return judge(findings.differences, compared.policy, findings.noise)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -66,13 +66,13 @@ class Sides(Generic[R]):
     Attributes:
       reference, candidate: in the type that is asked about.
       oracle: torch in float64; None at the semantic level, where the reference is in float64 itself.
-      single: torch in float32, for the semantic level's question which gradients are noise.
+      single: makes torch in float32, for the semantic level's question which gradients are noise.
     """
 
     reference: R
     candidate: FlaxSide
     oracle: R | None = None
-    single: R | None = None
+    single: Callable[[], R] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         batch = batches(number)
         reference = sides.reference.step(batch)
         if number == 1 and sides.single:
-            findings.add_noise(reference.gradients, sides.single.step(batch).gradients)
+            findings.add_noise(reference.gradients, sides.single().step(batch).gradients)
         candidate = sides.candidate.step(batch, reference.masks)
         findings.differences += step_differences(candidate, reference, number)
         if sides.candidate.tx:
@@ -258,9 +258,9 @@ def resolved_updates(
     Args:
       before, after: the weights of candidate and reference.
     """
-    c, r = (_moved(b, a) for b, a in zip(before, after, strict=True))
-    kept = [name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name])]
-    ours, theirs = ({name: side[name] for name in kept} for side in (c, r))
+    c, r = (_Moves(b, a, tuple(_moving(b, a))) for b, a in zip(before, after, strict=True))
+    kept = tuple(name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name]))
+    ours, theirs = (dataclasses.replace(side, names=kept) for side in (c, r))
     found = measure(ours, theirs, Kind.UPDATE, step, left_out=left_out)
     return found + measure(*after, Kind.WEIGHT, step, left_out=left_out)
 
@@ -276,11 +276,32 @@ def _updates(moves: list[Named], weights: Named, step: int, left_out: Named) -> 
 
 def _moved(before: Named, after: Named) -> Named:
     """What a step added, in float64 so that the difference itself adds no rounding."""
-    return {
-        name: widened(after[name]) - widened(before[name])
-        for name in after
-        if name in before and after[name].shape == before[name].shape
-    }
+    return dict(_Moves(before, after, tuple(_moving(before, after))))
+
+
+def _moving(before: Named, after: Named) -> Iterator[str]:
+    return (name for name, x in after.items() if name in before and x.shape == before[name].shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moves(Mapping[str, np.ndarray]):
+    """What a step added to some weights, made when it is asked for: all of it is as large as the model."""
+
+    before: Named
+    after: Named
+    names: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return widened(self.after[name]) - widened(self.before[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def _top(x: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -61,7 +62,8 @@ class Pair:
         """Those that a level needs, all from the same weights."""
         if level is Level.SEMANTIC:
             reference = self.reference("float64")
-            return Sides(reference, self.candidate(reference), single=self.reference("float32"))
+            single = functools.partial(self.reference, "float32")
+            return Sides(reference, self.candidate(reference), single=single)
         reference = self.reference(OWN if level is Level.AS_IT_RUNS else dtype)
         oracle = self.reference("float64")
         # The oracle starts from the rounded weights: what rounding them does is nobody's error.

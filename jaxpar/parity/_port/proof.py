@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import sys
@@ -80,6 +81,7 @@ def prove(
             arrays = tuple(map(array, given))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
             found.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
+            gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
     return found
 
 
