@@ -58,6 +58,7 @@ PYTHONS = ("tuple", "frozenset", "int", "NotImplementedError")
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_ports_are_the_same(kind, tmp_path):
     port = parity.port(kind, *example(kind), out=tmp_path / "port.py")
@@ -97,9 +98,13 @@ LINES = {
     "ones = ones.at[jnp.array([1, 1])].set(ones[jnp.array([1, 1])] + 1.0)": constructs.Places,
     "return mean + self.rngs.normal(std.shape, std.dtype) * std": constructs.Noise,
     "x = jnp.moveaxis(x, -1, 1)  # from [N, H, W, C]": modules.CNN,
+    "self.decoder = nn.TiedLinear(self.decoder, self.encoder)": constructs.TiedTables,
+    "jnp.zeros((3, 4)).at[:, to].add(y) + x.at[..., to].add(y)": constructs.Columns,
+    "self.linear = nn.WeightNorm(nn.Linear(4, 2, rngs=rngs), dim=None)": constructs.OlderNorm,
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
     monkeypatch.setattr(importlib.import_module("jaxpar.parity._port.port"), "prove", lambda *_: [])
@@ -150,6 +155,17 @@ FAULTS = {
         "bernoulli_(p) -> {rngs}.bernoulli({p} / 2, {self:a}.shape).astype({self:a}.dtype)",
         modules.Draws,
     ),
+    "a row that is there twice, once": (
+        "METHODS",
+        "index_add(dim, index, source) -> {self:a}.at[{index}].set({source})",
+        constructs.Sums,
+    ),
+    "one group": (
+        "FUNCTIONS",
+        "torch.nn.functional.instance_norm(x, mean?, var?, weight=, eps=) -> "
+        "F.group_norm({x}, 1<, scale={weight}>)",
+        constructs.InstanceNorms,
+    ),
     "a smaller eps": (
         "FUNCTIONS",
         "torch.nn.functional.layer_norm(x, s, weight, bias, eps) -> F.layer_norm({x}, {s}, {weight}, {bias})",
@@ -199,6 +215,15 @@ def test_a_branch_by_chance_raises_where_the_chance_is_not_zero():
 def test_a_made_module_is_built_from_its_attributes():
     port = parity.port(modules.MLP(), *example(modules.MLP))
     assert port.status == 3 or port.same
+
+
+BUILDS = {constructs.Bare: "Bare()", constructs.bare: "bare()", constructs.BareDrops: "BareDrops(rngs=rngs)"}
+
+
+@pytest.mark.parametrize("make", BUILDS, ids=lambda make: make.__name__)
+def test_a_class_without_a_constructor_is_given_what_it_takes(make):
+    port = parity.port(make, torch.randn(3, 4))
+    assert (port.status, port.build) == (0, BUILDS[make])
 
 
 def test_a_module_whose_arguments_are_not_known_is_refused():

@@ -62,6 +62,18 @@ def test_torchs_originals_there_and_back(kind, dim, norm):
         assert torch.equal(back[name], want), name
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(("kind", "dim"), BOTH)
+def test_the_older_weight_norm_is_loaded(kind, dim):
+    """Its weights are `weight_g` and `weight_v` of a layer of the plain class."""
+    theirs = torch.nn.utils.weight_norm(TORCH[kind](), dim=dim)
+    place = {"linear": {0: 1, 1: 0, None: None}, "conv": {0: 3, 2: 0}}[kind][dim]
+    plain = {"linear": layer, "conv": conv}[kind]()
+    ours = jaxpar.parity.load_torch(jaxpar.nn.WeightNorm(plain, dim=place), theirs)
+    assert np.array_equal(np.sort(ours.scale[...], None), np.sort(theirs.weight_g.detach().numpy(), None))
+    assert np.array_equal(np.moveaxis(ours.layer.kernel[...], (-1, -2), (0, 1)), theirs.weight_v.detach())
+
+
 def layer():
     return nnx.Linear(4, 6, rngs=nnx.Rngs(0))
 

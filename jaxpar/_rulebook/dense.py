@@ -1,4 +1,4 @@
-"""Linear, Bilinear, Embedding and PReLU."""
+"""Linear, TiedLinear, Bilinear, Embedding and PReLU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from .rule import Layer, Part, Rule, Shape, Shapes, kernel, same
 
 LINEAR = Rule("Linear", (kernel(), same("bias")), also=("NonDynamicallyQuantizableLinear", "LazyLinear"))
+TIED = Rule("Linear", (same("weight", "embedding"), same("bias")))
 EMBEDDING = Rule("Embedding", (same("weight", "embedding"),), also=("EmbeddingBag",))
 PRELU = Rule(
     "PReLU",
@@ -78,6 +79,7 @@ ROWS = {
     "linen.Embed": EMBEDDING,
     "jaxpar.nn.Embedding": EMBEDDING,
     "jaxpar.nn.EmbeddingBag": EMBEDDING,
+    "jaxpar.nn.TiedLinear": TIED,
     "jaxpar.nn.PReLU": PRELU_BY_CHANNEL,
     "jaxpar.nn.Bilinear": BILINEAR,
     "nnx.PReLU": PRELU,

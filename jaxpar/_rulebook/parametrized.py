@@ -11,14 +11,15 @@ from .rule import Layer, Part, Rule, Shape, same
 
 
 def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
-    """original0 (O, 1, ..) to scale (O,), original1 to the layer's kernel."""
+    """original0, or weight_g, (O, 1, ..) to scale (O,); original1, or weight_v, to the layer's kernel."""
     part, rest = _split(layer, inner)
     if part is None:
         return None
     shape = _kernel_shape(layer)
     place = None if layer.dim is None else layer.dim % len(shape)
     line = tuple(shape[a] if a == place else 1 for a in range(len(shape)))
-    originals = f"parametrizations.{part.torch[0]}.original"
+    name = part.torch[0]
+    originals = f"parametrizations.{name}.original"
     forth, back = part.to_flax, part.to_torch
 
     def scale_forth(g: np.ndarray) -> tuple[np.ndarray]:
@@ -27,11 +28,13 @@ def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
     def scale_back(scale: np.ndarray) -> tuple[np.ndarray]:
         return (scale if place is None else back(scale.reshape(line))[0],)
 
-    parts = (
-        Part((originals + "0",), ("scale",), scale_forth, scale_back),
-        dataclasses.replace(part, torch=(originals + "1",), flax=(f"layer.{layer.name}",)),
-    )
-    return _around(inner, rest, parts)
+    scale = Part((originals + "0",), ("scale",), scale_forth, scale_back)
+    direction = dataclasses.replace(part, torch=(originals + "1",), flax=(f"layer.{layer.name}",))
+    parts = (scale, direction, _older(scale, f"{name}_g"), _older(direction, f"{name}_v"))
+    rule = _around(inner, rest, parts)
+    return dataclasses.replace(
+        rule, also=(*rule.also, *inner.kinds)
+    )  # the older form keeps the layer's class
 
 
 def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
@@ -58,6 +61,11 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
         Part((names + "0._v",), ("v",), v_forth, v_back),
     )
     return _around(inner, rest, parts)
+
+
+def _older(part: Part, name: str) -> Part:
+    """The part by the name that `torch.nn.utils.weight_norm` gives it; nothing goes back to that."""
+    return dataclasses.replace(part, torch=(name,), when=lambda shapes: False)
 
 
 def _split(layer: Layer, inner: Rule) -> tuple[Part | None, tuple[Part, ...]]:

@@ -213,3 +213,89 @@ class Functions(nn.Module):
         spread = y.std(0, unbiased=False), y.var(1, keepdim=True), torch.var(y, dim=1, correction=0)
         whole = x.trunc(), torch.fmod(x, 2), torch.remainder(x, -2), x.detach() // 0.3, places % -2
         return z * y, spread, whole, x.argsort(1), y.gather(1, places), torch.arange(3, dtype=x.dtype)
+
+
+class TiedTables(nn.Module):
+    """A table of words that is the weight of the last layer too, whichever of the two it came from."""
+
+    inputs = (torch.tensor([[1, 2, 2], [0, 6, 1]]),)
+
+    def __init__(self, words=7, width=4):
+        super().__init__()
+        self.encoder = nn.Embedding(words, width, padding_idx=0)
+        self.decoder = nn.Linear(width, words, bias=False)
+        self.decoder.weight = self.encoder.weight
+        self.body = nn.ModuleDict({"table": nn.Embedding(words, width)})
+        self.head = nn.Linear(width, words)
+        self.body["table"].weight = self.head.weight
+
+    def forward(self, places):
+        return self.decoder(self.encoder(places)) + self.head(self.body["table"](places))
+
+
+class OlderNorm(nn.Module):
+    """Weight norm as it was before parametrizations, as one length for each output and as one for all."""
+
+    inputs = ((2, 3, 5),)
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.utils.weight_norm(nn.Conv1d(3, 4, 2), name="weight")
+        self.linear = nn.utils.weight_norm(nn.Linear(4, 2), dim=None)
+
+    def forward(self, x):
+        return self.linear(self.conv(x))
+
+
+class Sums(nn.Module):
+    """Rows that are added where an index says, two of them to the same."""
+
+    inputs = ((3, 4), torch.tensor([0, 2, 2]))
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, to):
+        rows = torch.zeros(5, 4).index_add(0, to, self.layer(x))
+        rows.index_add_(0, to, x)
+        return rows
+
+
+class Columns(nn.Module):
+    inputs = ((3, 4), torch.tensor([0, 2, 2]))
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, to):
+        y = self.layer(x)
+        return torch.zeros(3, 4).index_add(1, to, y) + x.index_add(-1, to, y)
+
+
+class InstanceNorms(nn.Module):
+    """Every example by its own statistics, without a layer."""
+
+    inputs = ((3, 4, 5),)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4))
+
+    def forward(self, x):
+        return F.instance_norm(x) - F.instance_norm(x, None, None, self.weight, eps=1e-2)
+
+
+class Bare(nn.Module):
+    def forward(self, x):
+        return x.relu()
+
+
+class BareDrops(nn.Module):
+    def forward(self, x):
+        return F.dropout(x, 0.3, self.training)
+
+
+def bare():
+    return Bare()

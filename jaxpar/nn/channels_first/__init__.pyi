@@ -40,6 +40,7 @@ from ._dropout import Dropout3d as Dropout3d
 from ._linear import Flatten as Flatten
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
+from ._linear import TiedLinear as TiedLinear
 from ._linear import Unflatten as Unflatten
 from ._module import Module as Module
 from ._module import children as children

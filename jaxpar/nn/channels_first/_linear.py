@@ -1,4 +1,4 @@
-"""Linear with torch's arguments and initial values; Identity and Flatten."""
+"""Linear with torch's arguments and initial values; TiedLinear, Identity, Flatten and Unflatten."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from ..._upstream import promote_dtype
+from .._embedding import Embedding
 from .._variable import uniform
 from .functional import flatten, unflatten
 
@@ -43,6 +45,34 @@ class Linear(nnx.Linear):
         shapes = {"kernel": (in_features, out_features), "bias": (out_features,)}
         for name, shape in list(shapes.items())[: 1 + bias]:
             getattr(self, name).set_value(uniform(rngs, shape, in_features, param_dtype)[...])
+
+
+class TiedLinear(nnx.Module):
+    """[..., D] to [..., V]: a Linear whose weight is the table of an Embedding.
+
+    Args:
+      linear: gives the bias and the type of the computation; its kernel is forgotten.
+      embedding: gives the table, [V, D], which is one variable in both layers.
+
+    Raises:
+      ValueError: at construction, if the kernel is not [D, V].
+
+    torch counterpart: `linear.weight = embedding.weight`. Flax keeps the one as [D, V] and the other as
+    [V, D], so they cannot share a variable as they are.
+    """
+
+    def __init__(self, linear: nnx.Linear, embedding: Embedding | nnx.Embed):
+        table, kernel = embedding.embedding, linear.kernel
+        if table.shape[::-1] != kernel.shape:
+            raise ValueError(
+                f"TiedLinear: a table {table.shape} for a kernel {kernel.shape}; one must be turned"
+            )
+        self.embedding, self.bias, self.dtype = table, linear.bias, linear.dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        bias = None if self.bias is None else self.bias[...]
+        x, table, bias = promote_dtype((x, self.embedding[...], bias), dtype=self.dtype)
+        return x @ table.T if bias is None else x @ table.T + bias
 
 
 class Identity(nnx.Module):

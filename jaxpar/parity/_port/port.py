@@ -26,6 +26,7 @@ from .reading.building import Expressions, Inexpressible, maker_of, named, noted
 from .reading.counting import lines_of
 from .reading.watching import watch
 from .training.lines import Given, Lines, Origin, optimizer_lines, scheduler_lines
+from .translating.definitions import takes_rngs
 from .translating.words import Hole
 from .writing import Writer, Written, formatted, with_docstring
 
@@ -210,15 +211,16 @@ def _read(
                 for mode, each in zip((True, False), nets, strict=True):
                     each.train(mode)(*inputs, **kwargs)
 
-        writer = Writer(watch(lambda: [_seeded(make) for _ in range(2)], call))
+        watched = watch(lambda: [_seeded(make) for _ in range(2)], call)
+        writer = Writer(watched)
         if channels_last:
             writer.needs.turned.update(turned(net, inputs))
             writer.needs.note(LAST)
-        expressions = Expressions(calls)
+        expressions = Expressions(calls, functools.partial(takes_rngs, watched=watched))
         if named(make):
-            roots, build = [make], f"{make.__name__}(rngs=rngs)"
+            roots, build = [make], f"{make.__name__}({'rngs=rngs' if takes_rngs(make, watched) else ''})"
         else:
-            build = expressions.construction(net, rngs=True)
+            build = expressions.construction(net)
             roots = list(dict.fromkeys(expressions.roots))
         writer.needs.imports.update(expressions.imports)
         return make, writer.write(roots, _title(net)), build, functools.partial(_built, build)

@@ -104,15 +104,16 @@ class Expressions:
     """Values as Python writes them.
 
     Attributes:
+      takes_rngs: whether a class or function of the user is given `rngs` in the ported file.
       roots: classes and functions of the user that occur in them.
     """
 
-    def __init__(self, calls: Calls):
-        self.calls = calls
+    def __init__(self, calls: Calls, takes_rngs: Callable[[Any], bool]):
+        self.calls, self.takes_rngs = calls, takes_rngs
         self.roots: list[Any] = []
         self.imports: dict[str, str] = {}
 
-    def construction(self, made: Any, rngs: bool = False) -> str:
+    def construction(self, made: Any) -> str:
         """The call that made an object: of its constructor, or of the innermost function that can be said."""
         if id(made) not in self.calls:
             if isinstance(made, nn.Module) and defined_by_user(type(made)):
@@ -121,24 +122,24 @@ class Expressions:
         first, *others = self.calls[id(made)]
         before = len(self.roots)
         try:
-            return self._call(first, rngs)
+            return self._call(first)
         except Inexpressible as error:
             for other in others:
                 del self.roots[before:]
                 with contextlib.suppress(Inexpressible):
-                    return self._call(other, rngs)
+                    return self._call(other)
             raise error
 
-    def _call(self, made: Made, rngs: bool) -> str:
+    def _call(self, made: Made) -> str:
         maker, info = made.maker, made.arguments
-        rngs = rngs or isinstance(made.value, nn.Module)
         names = info.args[1:] if inspect.isclass(maker) else info.args
         said = [self._argument(maker, name, info.locals[name]) for name in names]
         said = [each for each in said if each]
         said += [self.text(each) for each in info.locals.get(info.varargs, ())] if info.varargs else []
         more = info.locals.get(info.keywords, {}) if info.keywords else {}
         said += [f"{name}={self.text(value)}" for name, value in more.items()]
-        return f"{self.text(maker)}({', '.join([*said, *(['rngs=rngs'] if rngs else [])])})"
+        said += ["rngs=rngs"] if isinstance(made.value, nn.Module) and self.takes_rngs(maker) else []
+        return f"{self.text(maker)}({', '.join(said)})"
 
     def _argument(self, kind: Any, name: str, value: Any) -> str:
         """Without arguments that have their default; by name."""

@@ -65,7 +65,12 @@ FUNCTIONS = table("""
     torch.bernoulli(input) -> {rngs}.bernoulli({input}).astype({input:a}.dtype)
     torch.jit.annotate(the_type, the_value) -> {the_value}
     torch.utils.checkpoint.checkpoint(function, *args, use_reentrant?) -> {function}({args})  # see nnx.remat
-    torch.nn.utils.parametrizations.weight_norm(module) -> nn.WeightNorm({module})
+    torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==0?) -> nn.WeightNorm({module})
+    torch.nn.utils.parametrizations.weight_norm(module, name=='weight'?, dim==None) -> \
+        nn.WeightNorm({module}, dim=None)
+    torch.nn.functional.instance_norm(input, running_mean==None?, running_var==None?, weight=, bias=, \
+        use_input_stats==True?, momentum?, eps=) -> \
+        F.group_norm({input}, {input:a}.shape[1]<, scale={weight}><, bias={bias}><, eps={eps}>)
     torch.nn.utils.parametrizations.spectral_norm(module) -> nn.SpectralNorm({module}, rngs=rngs)
     torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)
@@ -90,6 +95,8 @@ _SAME = {
     ),
 }
 """Functions of jaxpar.nn.channels_first.functional with torch's name and torch's arguments."""
+_OLDER = {"torch.nn.utils.weight_norm": "torch.nn.utils.parametrizations.weight_norm"}
+"""Functions with the rules of another one. Not the older spectral_norm: its iterations go the other way."""
 _DRAWING = {
     "dropout": (("x", "p=", "training=", "inplace?"), "{x}<, p={p}><, training={training}>, key={rngs}"),
     "scaled_dot_product_attention": (
@@ -137,6 +144,7 @@ for _name, (_signature, _arguments) in _DRAWING.items():
 for _n in (1, 2, 3):
     for _name, _signature in _calls(_BY_AXES.format(n=_n)):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
+FUNCTIONS.update({older: FUNCTIONS[name] for older, name in _OLDER.items()})
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(

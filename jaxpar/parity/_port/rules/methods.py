@@ -137,6 +137,9 @@ METHODS = table("""
     argsort(dim=, descending=) -> jnp.argsort({self}<, axis={dim}><, descending={descending}>)
     scatter(dim, index, src) -> jnp.put_along_axis({self}, {index}, {src}, {dim}, inplace=False)
     scatter(dim, index, value) -> jnp.put_along_axis({self}, {index}, {value}, {dim}, inplace=False)
+    index_add(dim==0, index, source) -> {self:a}.at[{index}].add({source})
+    index_add(dim==1, index, source) -> {self:a}.at[:, {index}].add({source})
+    index_add(dim==-1, index, source) -> {self:a}.at[..., {index}].add({source})
     trunc() -> jnp.trunc({self})
     fmod(other) -> jnp.fmod({self}, {other})
     remainder(other) -> jnp.remainder({self}, {other})
@@ -172,7 +175,17 @@ IN_PLACE = {
     **{f"{name}_": name for name in ("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh")},
     **{
         f"{name}_": name
-        for name in ("exp", "sqrt", "neg", "masked_fill", "scatter", "unsqueeze", "squeeze", "transpose")
+        for name in (
+            "exp",
+            "sqrt",
+            "neg",
+            "masked_fill",
+            "index_add",
+            "scatter",
+            "unsqueeze",
+            "squeeze",
+            "transpose",
+        )
     },
 }
 """Methods that change their tensor, with those that return the changed one."""

@@ -19,7 +19,8 @@ class Rule:
     """A line of a table.
 
     Attributes:
-      signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`.
+      signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`; `dim==0` has to be
+        there and to be 0, `dim==0?` is 0 if it is there.
       template: what is written.
       note: in what it means something else, if it does.
     """
@@ -44,7 +45,7 @@ class Rule:
         named = {keyword.arg: keyword.value for keyword in call.keywords}
         bound: dict[str, list[ast.expr]] = {}
         for parameter in self.signature:
-            name = parameter.strip("*=?")
+            name, _, value = parameter.strip("*=?").partition("==")
             if parameter.startswith("*"):
                 bound[name] = positional or [named.pop(name)] if positional or name in named else []
                 positional = []
@@ -53,6 +54,8 @@ class Rule:
             elif name in named:
                 bound[name] = [named.pop(name)]
             elif parameter[-1] not in "=?":
+                return None
+            if value and name in bound and ast.unparse(bound[name][0]) != value:
                 return None
         return None if positional or named else bound
 

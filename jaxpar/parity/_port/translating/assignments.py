@@ -225,7 +225,18 @@ class Assignments(Stopping):
         for end in ("[...]", "[...].T"):
             if here.endswith(end) and there.endswith(end):
                 return f"{here.removesuffix(end)} = {there.removesuffix(end)}"
+        linear, embedding = sorted((target.value, value.value), key=lambda each: self._is(each, nn.Embedding))
+        if (
+            target.attr == value.attr == "weight"
+            and self._is(linear, nn.Linear)
+            and self._is(embedding, nn.Embedding)
+        ):
+            return f"{self.text(linear)} = nn.TiedLinear({self.text(linear)}, {self.text(embedding)})"
         raise Hole("these layers keep it in different forms; F.linear with the one weight can be ported")
+
+    def _is(self, node: ast.expr, layer: type[nn.Module]) -> bool:
+        site = self.site(node)
+        return bool(site and site.kinds == {layer})
 
     def _stmt_augassign(self, node: ast.AugAssign) -> str:
         target, verb = node.target, AT.get(type(node.op))

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..reading.runtime import Beyond, for_runtime, is_beyond, of_library, of_runtime
-from ..reading.scope import Scope
+from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
 from ..reading.watching import Watched
 from .drawing import STREAM, draws, draws_first
@@ -22,6 +22,13 @@ from .words import Needs
 
 RNGS = "nnx.Rngs"
 EMPTY = '"""Not ported, for the example does not run it."""'
+
+
+def takes_rngs(value: Any, watched: Watched) -> bool:
+    """Whether a class or function of the user, as it is written here, is given `rngs`."""
+    source, _ = definition(value)
+    there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), Needs())
+    return there.needs_rngs(value)
 
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
