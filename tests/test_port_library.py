@@ -2,7 +2,9 @@
 
 import ast
 import functools
+import re
 
+import numpy as np
 import pytest
 import torch
 from porting.library.models import tiny
@@ -36,7 +38,12 @@ def encoder():
     return tiny.TinyEncoder(tiny.TinyConfig(width=4))
 
 
+def cross():
+    return tiny.TinyCross(tiny.TinyConfig(width=4))
+
+
 CASES = {
+    "a variable of the runtime": (cross, {}),
     "a causal mask": (decoder, {}),
     "a causal mask and padding": (decoder, {"attention_mask": PADDING}),
     "a sliding window": (windowed, {"attention_mask": PADDING}),
@@ -80,6 +87,29 @@ def test_settings_are_imported_and_can_be_hashed():
     assert "from porting.library.models.tiny import TinyConfig" in port.source
     assert port.build == "TinyModel(config=TinyConfig(width=4, attn_implementation='eager'), rngs=rngs)"
     assert isinstance(hash(port.module.config), int)
+
+
+@pytest.mark.slow
+def test_a_variable_that_no_written_line_assigns_raises():
+    port = ported("a variable of the runtime")
+    assert any("is_updated: no line that ran assigns it" in note for note in port.notes)
+    assert np.asarray(port.module(torch.ones(1, 2, 4).numpy())).shape == (1, 4)
+    with pytest.raises(NotImplementedError, match=r"not ported: tiny.py:\d+: is_updated"):
+        port.module(torch.ones(1, 2, 4).numpy(), past_key_values=1)
+
+
+ANNOTATED = {
+    "inputs_embeds: jax.Array,": "torch's",
+    "attention_mask=None,": "of a name that is there for a type checker alone",
+    "past_key_values=None,": "of the runtime",
+    'mode: Literal["sum", "mean"] = "sum",': "values, and not names",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ANNOTATED)
+def test_annotations_in_quotes_name_what_is_there(line):
+    assert line in re.sub(r"\s+", " ", ported("a variable of the runtime").source)
 
 
 FAULTS = {

@@ -184,7 +184,7 @@ class Writer:
         """Python's own modules first, then those of others, as `ruff` sorts them."""
         names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
         ours = {line for name, line in OURS.items() if name in names}
-        used = {line for name, line in self.needs.imports.items() if name in names} - set(OURS.values())
+        used = {line for name, line in self.needs.imports.items() if name in names and name not in OURS}
         future = {line for line in used if line.startswith("from __future__")}
         standard = {line for line in used - future if _is_standard(line)}
         groups = (future, standard, (used - future - standard) | ours)

@@ -32,5 +32,7 @@ LIBRARY_NAMES = {"transformers.modeling_layers.GradientCheckpointingLayer": "nnx
 
 FUNCTIONS = """
     transformers.utils.import_utils.is_torchdynamo_compiling() -> False
+    transformers.utils.import_utils.is_torch_fx_proxy(x) -> False
+    transformers.integrations.fsdp.is_fsdp_managed_module(module) -> False
     transformers.utils.generic.torch_int(x) -> int({x})
 """

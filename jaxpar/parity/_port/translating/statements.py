@@ -24,6 +24,7 @@ from .branches import DELETED, begins
 from .calls import is_method
 from .drawing import STREAM, draws_first
 from .initial import Initial, is_docstring
+from .unbound import unbound
 from .words import Hole, positioned
 
 MODE = "self.deterministic = False"
@@ -234,7 +235,11 @@ class Statements(Initial):
             written = written.replace("()", "(*, rngs)", 1)
         if self.kind is not None and node.name == "forward":
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
-        return f"{head}{written}{here.body(node)}"
+        body = here.body(node)
+        if lost := unbound(node, body):
+            here.unbound = lost
+            body = here.body(node)
+        return f"{head}{written}{body}"
 
     def body(self, node: Function) -> str:
         """A function's statements; images that come with their channels last are turned before them."""

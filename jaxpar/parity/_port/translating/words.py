@@ -96,7 +96,13 @@ class Needs:
 
 
 class Words:
-    """Translates the expressions of one file."""
+    """Translates the expressions of one file.
+
+    Attributes:
+      unbound: variables that no written line assigns.
+    """
+
+    unbound: frozenset[str] = frozenset()
 
     def __init__(
         self, source: Source, watched: Watched, scope: Scope, needs: Needs, kind: type | None = None
@@ -152,7 +158,7 @@ class Words:
         """An expression that raises with torch's line."""
         words = " ".join(self.source.segment(node).split())
         said = f"{self.source.place(node)}: {words}: {reason}"
-        if self.ran(node):
+        if self.ran(node) and not (isinstance(node, ast.Name) and node.id in self.unbound):
             self.needs.hole(said)
         else:
             self.needs.note(f"did not run, and has no counterpart: {said}")
@@ -172,19 +178,35 @@ class Words:
         return "".join([*written, self.source.between(at, end_of(node))])
 
     def _expr_constant(self, node: ast.Constant) -> str:
-        """As it is; of annotations in quotes those of torch are JAX's, or left out."""
+        """As it is; of annotations in quotes those of torch are JAX's, or left out, as are unknown ones."""
         said = node.value
-        if not (isinstance(said, str) and QUOTED.match(said) and self._in_annotation(node)):
+        if not (isinstance(said, str) and self._in_annotation(node) and not self._is_literal(node)):
             return self.source.segment(node)
-        if (found := rules.NAMES.get(f"torch.{said.removeprefix('torch.')}")) is None:
+        if found := rules.NAMES.get(f"torch.{said.removeprefix('torch.')}"):
+            return found
+        names = [each for each in ast.walk(ast.parse(said, mode="eval")) if isinstance(each, ast.Name)]
+        if QUOTED.match(said) or any(self._quoted(node, each) != each.id for each in names):
             raise Beyond(said)
-        return found
+        return self.source.segment(node)
+
+    def _quoted(self, node: ast.Constant, name: ast.Name) -> str:
+        """A name in an annotation in quotes as the file has it; nothing if nobody knows it."""
+        value = self.scope.value(name)
+        return "" if value is UNKNOWN else self._reference(node, value, name.id)
+
+    def _is_literal(self, node: ast.AST) -> bool:
+        """Whether a text in an annotation is one of the values that are allowed."""
+        around = self.source.parents[node]
+        around = self.source.parents[around] if isinstance(around, ast.Tuple) else around
+        return isinstance(around, ast.Subscript) and ast.unparse(around.value).endswith("Literal")
 
     def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
         # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
         return self.source.segment(node)
 
     def _expr_name(self, node: ast.Name) -> str:
+        if node.id in self.unbound and self.site(node) is None:
+            return self.hole(node, "no line that ran assigns it")
         value = self.scope.value(node)
         return node.id if value is UNKNOWN else self._reference(node, value, node.id)
 

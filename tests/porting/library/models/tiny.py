@@ -1,6 +1,7 @@
 """A decoder of one layer."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from ..masking_utils import create_causal_mask, create_sliding_window_causal_mas
 from ..modeling_layers import GradientCheckpointingLayer
 from ..modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, logger
 from ..utils.generic import ModelOutput, check_model_inputs
+
+if TYPE_CHECKING:
+    from ..masking_utils import BlockMask
 
 
 class TinyConfig(PretrainedConfig):
@@ -133,3 +137,26 @@ class TinyEncoder(TinyModel):
         for layer, layer_head_mask in zip(self.layers, head_mask, strict=True):
             inputs_embeds = layer(inputs_embeds, mask if layer_head_mask is None else layer_head_mask)
         return TinyOutput(last_hidden_state=self.embed(inputs_embeds))[0]
+
+
+class TinyCross(TinyPreTrainedModel):
+    """A variable that only a branch of the runtime assigns; annotations in quotes."""
+
+    def __init__(self, config: TinyConfig):
+        super().__init__(config)
+        self.embed = nn.Linear(config.width, config.width)
+        self.post_init()
+
+    def forward(
+        self,
+        inputs_embeds: "torch.Tensor",
+        attention_mask: "torch.Tensor | BlockMask | None" = None,
+        past_key_values: "Cache | None" = None,
+        mode: Literal["sum", "mean"] = "sum",
+    ):
+        hidden_states = self.embed(inputs_embeds)
+        if isinstance(past_key_values, Cache):
+            is_updated = past_key_values.key is not None
+        if past_key_values is not None and is_updated:
+            hidden_states = past_key_values.key
+        return hidden_states.sum(1) if mode == "sum" else hidden_states.mean(1)

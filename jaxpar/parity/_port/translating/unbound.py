@@ -1,0 +1,25 @@
+"""Unbound: variables of a function whose only assignments stand in branches that were left out."""
+
+from __future__ import annotations
+
+import ast
+
+from ..reading.source import Function
+
+
+def unbound(function: Function, written: str) -> frozenset[str]:
+    """Names that the written body reads, and that only torch's function assigns.
+
+    Args:
+      function: torch's.
+      written: the body of the ported function, from its first line on; later lines have their indent.
+    """
+    indent = " " * function.body[0].col_offset
+    head = "async def f():" if isinstance(function, ast.AsyncFunctionDef) else "def f():"
+    body = ast.parse(f"{head}\n{indent}{written.strip()}")
+    return frozenset(_names(body, ast.Load) & _names(function, ast.Store) - _names(body, ast.Store))
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    found = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+    return {each.id for each in found if isinstance(each.ctx, context)}
