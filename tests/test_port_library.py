@@ -102,6 +102,7 @@ ANNOTATED = {
     "inputs_embeds: jax.Array,": "torch's",
     "attention_mask=None,": "of a name that is there for a type checker alone",
     "past_key_values=None,": "of the runtime",
+    "weights=None,": "a text",
     'mode: Literal["sum", "mean"] = "sum",': "values, and not names",
 }
 

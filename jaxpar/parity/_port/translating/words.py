@@ -184,8 +184,8 @@ class Words:
             return self.source.segment(node)
         if found := rules.NAMES.get(f"torch.{said.removeprefix('torch.')}"):
             return found
-        names = [each for each in ast.walk(ast.parse(said, mode="eval")) if isinstance(each, ast.Name)]
-        if QUOTED.match(said) or any(self._quoted(node, each) != each.id for each in names):
+        names = _names_in(said)
+        if QUOTED.match(said) or not names or any(self._quoted(node, each) != each.id for each in names):
             raise Beyond(said)
         return self.source.segment(node)
 
@@ -356,6 +356,15 @@ class Words:
         if site is None and isinstance(node, ast.Name) and node.id == "self":  # a line that did not run
             return self.kind is not None
         return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
+
+
+def _names_in(annotation: str) -> list[ast.Name]:
+    """The names in an annotation in quotes; none if it is a text, as that of an array's axes."""
+    try:
+        tree = ast.parse(annotation, mode="eval")
+    except SyntaxError:
+        return []
+    return [each for each in ast.walk(tree) if isinstance(each, ast.Name)]
 
 
 def kept_tensors(module: nn.Module) -> set[str]:

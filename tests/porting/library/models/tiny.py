@@ -1,7 +1,7 @@
 """A decoder of one layer."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import nn
@@ -152,6 +152,7 @@ class TinyCross(TinyPreTrainedModel):
         inputs_embeds: "torch.Tensor",
         attention_mask: "torch.Tensor | BlockMask | None" = None,
         past_key_values: "Cache | None" = None,
+        weights: Annotated[torch.Tensor | None, "rows columns"] = None,
         mode: Literal["sum", "mean"] = "sum",
     ):
         hidden_states = self.embed(inputs_embeds)
