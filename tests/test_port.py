@@ -54,7 +54,7 @@ def words(text):
 
 ENOUGH = 20
 """Lines of a module, of which not all can be of the kind that JAX has two of."""
-PYTHONS = ("tuple", "frozenset", "int", "NotImplementedError")
+PYTHONS = ("iter", "tuple", "frozenset", "int", "NotImplementedError")
 
 
 @pytest.mark.slow
@@ -100,6 +100,8 @@ LINES = {
     "x = jnp.moveaxis(x, -1, 1)  # from [N, H, W, C]": modules.CNN,
     "self.decoder = nn.TiedLinear(self.decoder, self.encoder)": constructs.TiedTables,
     "jnp.zeros((3, 4)).at[:, to].add(y) + x.at[..., to].add(y)": constructs.Columns,
+    "self.fused = True and not False": constructs.Counts,
+    "weight.size for weight in jax.tree.leaves(nnx.state(self, nnx.Param))": constructs.Counts,
     "self.linear = nn.WeightNorm(nn.Linear(4, 2, rngs=rngs), dim=None)": constructs.OlderNorm,
 }
 
@@ -160,6 +162,7 @@ FAULTS = {
         "index_add(dim, index, source) -> {self:a}.at[{index}].set({source})",
         constructs.Sums,
     ),
+    "the other way round": ("FUNCTIONS", "torch.polar(a, b) -> {a} * jnp.exp(-1j * {b})", constructs.Rotary),
     "one group": (
         "FUNCTIONS",
         "torch.nn.functional.instance_norm(x, mean?, var?, weight=, eps=) -> "

@@ -287,6 +287,41 @@ class InstanceNorms(nn.Module):
         return F.instance_norm(x) - F.instance_norm(x, None, None, self.weight, eps=1e-2)
 
 
+class Rotary(nn.Module):
+    """Positions as angles of complex numbers."""
+
+    inputs = ((2, 3, 8),)
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        angles = torch.outer(torch.arange(16), 1 / 100 ** (torch.arange(0, width, 2).float() / width))
+        self.turns = torch.polar(torch.ones_like(angles), angles)
+
+    def forward(self, x):
+        rows = x.shape[1]
+        query = torch.view_as_complex(self.query(x).reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(query * self.turns[:rows]).flatten(2)
+
+
+class Counts(nn.Module):
+    """Of weights; lengths and distances; what torch has and what not."""
+
+    inputs = ((3, 4),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.fused = hasattr(F, "scaled_dot_product_attention") and not hasattr(torch, "no_such_thing")
+        self.size = sum(weight.numel() for weight in self.parameters())
+
+    def forward(self, x):
+        y = self.layer(x.to(next(self.parameters()).dtype)) / self.size
+        if self.fused:
+            y = y / y.norm(dim=-1, keepdim=True) + x.norm(2, 0) / torch.norm(x)
+        return y, torch.cdist(x, y + 2), sum(weight.square().sum() for weight in self.parameters())
+
+
 class Bare(nn.Module):
     def forward(self, x):
         return x.relu()

@@ -154,7 +154,7 @@ class Frozen(Layer):
     """Weights without gradients, and a layer that stays in one mode."""
 
     holes = (
-        "self.layer.parameters(): Flax's modules have no parameters",
+        "parameter.requires_grad = False: JAX's arrays have no requires_grad",
         "self.layer.bias.requires_grad_(False): JAX has no frozen weights",
         "super().train(mode): Flax's modules have another train",
         "x.is_cuda: JAX's arrays have no is_cuda",

@@ -41,6 +41,11 @@ FUNCTIONS = table("""
     torch.is_tensor(obj) -> isinstance({obj}, jax.Array)
     torch.get_default_dtype() -> jnp.float32
     torch.finfo(type) -> jnp.finfo({type})
+    torch.polar(abs, angle) -> {abs:a} * jnp.exp(1j * {angle:a})
+    torch.view_as_complex(input) -> jax.lax.complex(*jnp.moveaxis({input}, -1, 0))
+    torch.view_as_real(input) -> jnp.stack([{input:a}.real, {input:a}.imag], -1)
+    torch.cdist(x1, x2) -> \
+        jnp.linalg.norm({x1:a}[..., :, None, :] - {x2:a}[..., None, :, :], axis=-1)  # gradient NaN at 0
     torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
     torch.nn.functional.relu(input, inplace?) -> nnx.relu({input})
     torch.nn.functional.relu6(input, inplace?) -> nnx.relu6({input})

@@ -149,7 +149,10 @@ METHODS = table("""
     cosh() -> jnp.cosh({self})
     isfinite() -> jnp.isfinite({self})
     nan_to_num() -> jnp.nan_to_num({self})
+    norm(p==2?, dim, keepdim=) -> \
+        jnp.linalg.norm({self}, axis={dim:t}<, keepdims={keepdim}>)  # gradient NaN at 0
     norm(p, dim, keepdim=) -> jnp.linalg.norm({self}, {p}, {dim}<, keepdims={keepdim}>)  # gradient NaN at 0
+    norm(p==2?) -> jnp.linalg.norm({self:a}.reshape(-1))  # gradient NaN at 0
     mv(vec) -> {self:a} @ {vec:a}
     dot(other) -> {self:a} @ {other:a}
     double() -> {self:a}.astype(jnp.float64)

@@ -59,6 +59,8 @@ class Calls(Libraries):
         target = self.scope.value(node.func)
         if target is isinstance and self._is_beyond(self.scope.value(node.args[1])):
             return "False"
+        if target is hasattr and is_torchs(owner := self.scope.value(node.args[0])):
+            return self._resolved(node, hasattr(owner, ast.literal_eval(node.args[1])))
         if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
             return self._of_torch(node, target)
         self.check_python(node)
@@ -148,6 +150,9 @@ class Calls(Libraries):
             issubclass(kind, nn.Sequential | nn.ModuleList | nn.ModuleDict) for kind in owner.kinds
         ):
             return f"nn.{func.attr}({self.text(func.value)})"
+        if func.attr == "parameters" and not node.args and not node.keywords:
+            leaves = f"jax.tree.leaves(nnx.state({self.text(func.value)}, nnx.Param))"
+            return f"iter({leaves})" if self.scope.value(_caller(self.source, node)) is next else leaves
         own = [getattr(kind, func.attr, None) for kind in owner.kinds]
         ours = {kind: _own(kind) for kind in owner.kinds}
         if any(is_torchs(each) for each in own) and not all(
@@ -362,6 +367,12 @@ def _draws(target: Any) -> bool:
 def is_method(name: str) -> bool:
     """Whether a name is that of a tensor's method, of which there is a rule."""
     return name in rules.METHODS or name in rules.IN_PLACE
+
+
+def _caller(source: Source, node: ast.AST) -> ast.AST:
+    """What is called with a node as its argument; the node's parent if that is no call."""
+    parent = source.parents[node]
+    return parent.func if isinstance(parent, ast.Call) else parent
 
 
 def _is_super(node: ast.Call) -> bool:

@@ -87,5 +87,9 @@ class Libraries(Deciding):
         ):
             return super()._expr_compare(node)
         (value,) = seen.objects.values()
+        return self._resolved(node, value)
+
+    def _resolved(self, node: ast.AST, value: Any) -> str:
+        """What an expression was in torch, and will not be asked again."""
         self.needs.note(f"resolved: {self.source.place(node)}: {self.source.segment(node)} is {value}")
         return str(value)

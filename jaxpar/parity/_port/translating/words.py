@@ -267,7 +267,7 @@ class Words:
             return f"nn.{value.__name__}"
         if defined_by_user(value) and has_definition(value):
             return self._own(node, value)
-        if is_torchs(value) and not isinstance(value, ModuleType):
+        if is_torchs(value):
             raise Hole("there is no rule for it")
         if name is None:  # an attribute of a module or of a class
             return self._of_module(node)
