@@ -322,6 +322,27 @@ class Counts(nn.Module):
         return y, torch.cdist(x, y + 2), sum(weight.square().sum() for weight in self.parameters())
 
 
+class Idioms(nn.Module):
+    """Blocks from a function in the constructor, a layer by its name, and calls that mean nothing in JAX."""
+
+    inputs = ((4, 3, 6),)
+
+    def __init__(self, width=4, activation="Tanh"):
+        super().__init__()
+
+        def block(features, out):
+            return nn.Sequential(nn.Conv1d(features, out, 3, padding=1), nn.BatchNorm1d(out))
+
+        self.body = nn.Sequential(block(3, width), getattr(nn, activation)(), block(width, width))
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.norm = nn.utils.parametrizations.weight_norm(nn.Linear(width, 2))
+        self.norm.weight.data.normal_(0, 0.01)
+
+    def forward(self, x):
+        self.lstm.flatten_parameters()
+        return self.norm(self.lstm(self.body(x).mT)[0])
+
+
 class Bare(nn.Module):
     def forward(self, x):
         return x.relu()

@@ -24,6 +24,7 @@ from .methods import METHODS as METHODS
 from .methods import PAIRS as PAIRS
 from .names import ATTRIBUTES as ATTRIBUTES
 from .names import CONTEXTS as CONTEXTS
+from .names import MODULES as MODULES
 from .names import NAMES as NAMES
 from .names import SILENT as SILENT
 from .rule import Rule as Rule

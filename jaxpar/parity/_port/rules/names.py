@@ -38,8 +38,16 @@ NAMES = {
 ATTRIBUTES = ("shape", "dtype", "device", "ndim", "T", "mT", "real", "imag", "itemsize", "nbytes")
 """What tensors and arrays both have."""
 
-SILENT = ("torch.nn.init.", "torch._C._log_api_usage_once", "torchvision.utils._log_api_usage_once")
+SILENT = (
+    "torch.nn.init.",
+    "torch.nn.modules.rnn.RNNBase.flatten_parameters",
+    "torch._C._log_api_usage_once",
+    "torchvision.utils._log_api_usage_once",
+)
 """Calls whose statement has no counterpart: initial values come with torch's weights."""
+
+MODULES = {"torch.nn": "nn", "torch.nn.functional": "F"}
+"""Modules of torch that have one of ours for their attributes: `getattr(nn, name)`."""
 
 CONTEXTS = ("torch.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast")
 """Contexts that mean nothing at one precision; what is in them is written without them."""

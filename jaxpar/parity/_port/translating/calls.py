@@ -244,10 +244,20 @@ class Calls(Libraries):
 
     def _with_rngs(self, node: ast.Call, targets: list[Any]) -> str:
         """A call of the user's, with `rngs` if what it calls builds layers or draws."""
+        targets = [each for each in targets if not self._sees_rngs(each, node)]
         if any(self.needs_rngs(target) for target in targets):
             return self._extended(node, "rngs=rngs")
         drawing = any(draws(self, target) for target in targets)
         return self._extended(node, f"rngs={self._stream()}" if drawing else "")
+
+    def _sees_rngs(self, target: Any, call: ast.Call) -> bool:
+        """Whether a function is defined in one that the call stands in: it sees the `rngs` of that one."""
+        plain = isinstance(target, FunctionType) and target.__code__.co_filename == self.source.path
+        node = self.source.function(target.__code__) if plain else None
+        outer, around = self.source.around(node) if node else None, self.source.around(call)
+        while outer and around and around is not outer:
+            around = self.source.around(around)
+        return bool(outer and around)
 
     def _stream(self) -> str:
         """What random numbers are drawn from: the module's own stream, or that which a function is given."""

@@ -75,9 +75,13 @@ class Initial(Branches):
         return self._silent_method(node.func)
 
     def _of_parameter(self, node: ast.expr) -> bool:
-        """Whether a tensor is a parameter or a part of one."""
+        """Whether a tensor is a parameter or a part of one, or the data of what is computed from them."""
+        data = False
         while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+            data |= isinstance(node, ast.Attribute)
             node = node.value
+        if data and isinstance(node, ast.Attribute) and not self.in_call(node):
+            return True
         site = self.site(node)
         if site is None:
             return isinstance(node, ast.Attribute) and node.attr in ("weight", "bias")
@@ -88,6 +92,8 @@ class Initial(Branches):
         site = self.site(func)
         found = list(site.objects.values()) if site else []
         if found and all(library_word(each) in rules.LIBRARY_SILENT for each in found):
+            return True
+        if found and all(dotted(each).startswith(rules.SILENT) for each in found):
             return True
         return bool(found) and all(self.gives_initial_values(each) for each in found)
 

@@ -267,6 +267,8 @@ class Words:
             return f"nn.{value.__name__}"
         if defined_by_user(value) and has_definition(value):
             return self._own(node, value)
+        if isinstance(value, ModuleType) and value.__name__ in rules.MODULES:
+            return rules.MODULES[value.__name__]
         if is_torchs(value):
             raise Hole("there is no rule for it")
         if name is None:  # an attribute of a module or of a class
