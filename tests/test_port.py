@@ -101,6 +101,7 @@ LINES = {
     "self.decoder = nn.TiedLinear(self.decoder, self.encoder)": constructs.TiedTables,
     "jnp.zeros((3, 4)).at[:, to].add(y) + x.at[..., to].add(y)": constructs.Columns,
     "self.fused = True and not False": constructs.Counts,
+    "self.shift = nnx.Param(jnp.full_like(jnp.zeros(2), 0.2))": constructs.Idioms,
     "block(3, width), getattr(nn, activation)(rngs=rngs), block(width, width)": constructs.Idioms,
     "weight.size for weight in jax.tree.leaves(nnx.state(self, nnx.Param))": constructs.Counts,
     "self.linear = nn.WeightNorm(nn.Linear(4, 2, rngs=rngs), dim=None)": constructs.OlderNorm,

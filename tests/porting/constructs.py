@@ -337,10 +337,11 @@ class Idioms(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
         self.norm = nn.utils.parametrizations.weight_norm(nn.Linear(width, 2))
         self.norm.weight.data.normal_(0, 0.01)
+        self.shift = nn.Parameter(torch.zeros(2).fill_(0.2))
 
     def forward(self, x):
         self.lstm.flatten_parameters()
-        return self.norm(self.lstm(self.body(x).mT)[0])
+        return self.norm(self.lstm(self.body(x).mT)[0]) + self.shift
 
 
 class Bare(nn.Module):

@@ -137,6 +137,8 @@ METHODS = table("""
     argsort(dim=, descending=) -> jnp.argsort({self}<, axis={dim}><, descending={descending}>)
     scatter(dim, index, src) -> jnp.put_along_axis({self}, {index}, {src}, {dim}, inplace=False)
     scatter(dim, index, value) -> jnp.put_along_axis({self}, {index}, {value}, {dim}, inplace=False)
+    fill(value) -> jnp.full_like({self}, {value})
+    zero() -> jnp.zeros_like({self})
     index_add(dim==0, index, source) -> {self:a}.at[{index}].add({source})
     index_add(dim==1, index, source) -> {self:a}.at[:, {index}].add({source})
     index_add(dim==-1, index, source) -> {self:a}.at[..., {index}].add({source})
@@ -174,23 +176,11 @@ PAIRS = table(f"""
     topk.indices(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[1]
 """)
 """Calls that give values and places."""
-IN_PLACE = {
-    **{f"{name}_": name for name in ("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh")},
-    **{
-        f"{name}_": name
-        for name in (
-            "exp",
-            "sqrt",
-            "neg",
-            "masked_fill",
-            "index_add",
-            "scatter",
-            "unsqueeze",
-            "squeeze",
-            "transpose",
-        )
-    },
-}
+_CHANGING = (
+    *("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh", "exp", "sqrt", "neg"),
+    *("fill", "zero", "masked_fill", "index_add", "scatter", "unsqueeze", "squeeze", "transpose"),
+)
+IN_PLACE = {f"{name}_": name for name in _CHANGING}
 """Methods that change their tensor, with those that return the changed one."""
 INITIAL = ("normal_", "uniform_", "trunc_normal_")
 """Methods that draw a tensor's initial values."""
