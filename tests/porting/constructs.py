@@ -344,6 +344,48 @@ class Idioms(nn.Module):
         return self.norm(self.lstm(self.body(x).mT)[0]) + self.shift
 
 
+class LowRank(nn.Linear):
+    """A layer of torch's with more weights than torch knows."""
+
+    def __init__(self, width, out, rank=2):
+        super().__init__(width, out)
+        self.down, self.up = (nn.Parameter(torch.randn(*shape)) for shape in ((rank, width), (out, rank)))
+        self.scale = 1 / rank
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T * self.scale
+
+
+class Standardised(nn.Conv1d):
+    """A convolution whose weight is normalised at every call."""
+
+    def forward(self, x):
+        var, mean = torch.var_mean(self.weight, dim=[1, 2], keepdim=True, unbiased=False)
+        return F.conv1d(x, (self.weight - mean) / torch.sqrt(var + 1e-5), self.bias, self.stride)
+
+
+class Adapted(nn.Module):
+    inputs = ((3, 5),)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = LowRank(5, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Normalised(nn.Module):
+    inputs = ((3, 4, 6),)
+
+    def __init__(self):
+        super().__init__()
+        self.conv = Standardised(4, 3, 2)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
 class Bare(nn.Module):
     def forward(self, x):
         return x.relu()

@@ -17,10 +17,12 @@ def segmentation(name: str, rows: int = 3, pixels: int = 64, **settings: Any) ->
     return Case(name, make, (normal(rows, 3, pixels, pixels),))
 
 
-CASES = tuple(
-    segmentation(name, weights_backbone=None)
-    for name in (
-        *("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"),
-        *("fcn_resnet50", "fcn_resnet101", "deeplabv3_resnet50", "deeplabv3_resnet101"),
-    )
+NAMES = (
+    *("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"),
+    *("fcn_resnet50", "fcn_resnet101", "deeplabv3_resnet50"),
+)
+CASES = (
+    *(segmentation(name, weights_backbone=None) for name in NAMES),
+    # One BatchNorm has a single value for each channel and row.
+    segmentation("deeplabv3_resnet101", rows=8, weights_backbone=None),
 )

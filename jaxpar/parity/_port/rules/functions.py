@@ -46,6 +46,15 @@ FUNCTIONS = table("""
     torch.view_as_real(input) -> jnp.stack([{input:a}.real, {input:a}.imag], -1)
     torch.cdist(x1, x2) -> \
         jnp.linalg.norm({x1:a}[..., :, None, :] - {x2:a}[..., None, :, :], axis=-1)  # gradient NaN at 0
+    torch.var_mean(x, dim, unbiased, keepdim=) -> ( \
+        {x:a}.var({dim:t}, ddof={unbiased:n}<, keepdims={keepdim}>), \
+        {x:a}.mean({dim:t}<, keepdims={keepdim}>))
+    torch.var_mean(x, dim, correction, keepdim=) -> ( \
+        {x:a}.var({dim:t}, ddof={correction}<, keepdims={keepdim}>), \
+        {x:a}.mean({dim:t}<, keepdims={keepdim}>))
+    torch.var_mean(x, dim, keepdim=) -> ( \
+        {x:a}.var({dim:t}, ddof=1<, keepdims={keepdim}>), \
+        {x:a}.mean({dim:t}<, keepdims={keepdim}>))
     torch.linalg.norm(A, dim=) -> jnp.linalg.norm({A}<, axis={dim}>)
     torch.nn.functional.relu(input, inplace?) -> nnx.relu({input})
     torch.nn.functional.relu6(input, inplace?) -> nnx.relu6({input})

@@ -238,7 +238,7 @@ class Words:
         if not holding or isinstance(node.ctx, ast.Store) or self._compared_with_none(node):
             return None
         written = f"{self.text(node.value, 'a')}."
-        layers = {_layer_of(type(each)) for each in holding}
+        layers = {_layer_of(type(each), node.attr) for each in holding}
         if layers == {None}:
             return f"{written}{node.attr}[...]"
         if None not in layers and len(layers) == 1:
@@ -374,10 +374,14 @@ def kept_tensors(module: nn.Module) -> set[str]:
     return {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
 
 
-def _layer_of(kind: type) -> str | None:
-    """The layer of torch that a class is or derives from; None if its own tensors are the user's."""
-    layer = next((each for each in kind.__mro__ if is_layer(each)), None)
-    return None if layer is nn.Module or layer is None else layer.__name__
+def _layer_of(kind: type, name: str) -> str | None:
+    """The layer of torch that a class is or derives from; None if a tensor of this name is the user's."""
+    layers = [each for each in kind.__mro__ if is_layer(each) and each is not nn.Module]
+    of_torch = re.compile(rf"self\.{name}\b|['\"]{name}['\"]|\b{name}:")
+    recurrent = name.startswith(("weight_", "bias_"))  # `weight_ih_l0` is in no text
+    if not layers or not (recurrent or any(of_torch.search(inspect.getsource(each)) for each in layers)):
+        return None
+    return layers[0].__name__
 
 
 def _root(node: ast.AST) -> ast.AST:
