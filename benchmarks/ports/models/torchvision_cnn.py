@@ -23,7 +23,7 @@ NAMES = (
     *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"),
     *(f"regnet_{kind}_{size}" for kind in "xy" for size in SIZES.split()),
 )
-DEEP = ("resnet152", *(f"densenet{depth}" for depth in (121, 161, 169, 201)))
+DENSENETS = tuple(f"densenet{depth}" for depth in (121, 161, 169, 201))
 EFFICIENT = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_s", "v2_m", "v2_l")
 VGGS = tuple(f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "_bn"))
 
@@ -50,7 +50,8 @@ CASES = (
     *map(classifier, NAMES),
     regnet_y_128gf(),
     # Through so many BatchNorms in a row 16 values of a channel are too few.
-    *(classifier(name, rows=8) for name in DEEP),
+    classifier("resnet152", rows=8, pixels=96),
+    *(classifier(name, rows=8) for name in DENSENETS),
     *(classifier(f"efficientnet_{size}", **FEWER) for size in EFFICIENT),
     classifier("googlenet", init_weights=False),
     # Its auxiliary head takes nothing smaller than 299 pixels.
