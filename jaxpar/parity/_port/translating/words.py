@@ -34,6 +34,7 @@ from ..reading.scope import (
 )
 from ..reading.source import Function, Source, end_of, start_of
 from ..reading.watching import SEEN_KINDS, Site, Watched
+from .annotations import QUOTED, is_literal, names_in
 from .precedence import joined, parsed
 
 WORDS = (
@@ -42,8 +43,6 @@ WORDS = (
 )
 
 
-QUOTED = re.compile(r"torch\.|Tensor$")
-"""An annotation that names something of torch without needing it."""
 LEAF = re.compile(r"([\w.]+)\[\.\.\.\](\.T|\.transpose\([\d, ]+\))?")
 """An array of a layer, in torch's layout."""
 
@@ -180,11 +179,11 @@ class Words:
     def _expr_constant(self, node: ast.Constant) -> str:
         """As it is; of annotations in quotes those of torch are JAX's, or left out, as are unknown ones."""
         said = node.value
-        if not (isinstance(said, str) and self._in_annotation(node) and not self._is_literal(node)):
+        if not (isinstance(said, str) and self._in_annotation(node) and not is_literal(self.source, node)):
             return self.source.segment(node)
         if found := rules.NAMES.get(f"torch.{said.removeprefix('torch.')}"):
             return found
-        names = _names_in(said)
+        names = names_in(said)
         if QUOTED.match(said) or not names or any(self._quoted(node, each) != each.id for each in names):
             raise Beyond(said)
         return self.source.segment(node)
@@ -193,12 +192,6 @@ class Words:
         """A name in an annotation in quotes as the file has it; nothing if nobody knows it."""
         value = self.scope.value(name)
         return "" if value is UNKNOWN else self._reference(node, value, name.id)
-
-    def _is_literal(self, node: ast.AST) -> bool:
-        """Whether a text in an annotation is one of the values that are allowed."""
-        around = self.source.parents[node]
-        around = self.source.parents[around] if isinstance(around, ast.Tuple) else around
-        return isinstance(around, ast.Subscript) and ast.unparse(around.value).endswith("Literal")
 
     def _expr_joinedstr(self, node: ast.JoinedStr) -> str:
         # Its parts have no positions in older Pythons. What it says of a tensor's shape is the same in JAX.
@@ -358,15 +351,6 @@ class Words:
         if site is None and isinstance(node, ast.Name) and node.id == "self":  # a line that did not run
             return self.kind is not None
         return bool(site and any(issubclass(kind, nn.Module) for kind in site.kinds))
-
-
-def _names_in(annotation: str) -> list[ast.Name]:
-    """The names in an annotation in quotes; none if it is a text, as that of an array's axes."""
-    try:
-        tree = ast.parse(annotation, mode="eval")
-    except SyntaxError:
-        return []
-    return [each for each in ast.walk(tree) if isinstance(each, ast.Name)]
 
 
 def kept_tensors(module: nn.Module) -> set[str]:

@@ -1,0 +1,27 @@
+"""Annotations: what stands in quotes in one, the names of things or a text."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from ..reading.source import Source
+
+QUOTED = re.compile(r"torch\.|Tensor$")
+"""An annotation that names something of torch without needing it."""
+
+
+def names_in(annotation: str) -> list[ast.Name]:
+    """The names in an annotation in quotes; none if it is a text, as that of an array's axes."""
+    try:
+        tree = ast.parse(annotation, mode="eval")
+    except SyntaxError:
+        return []
+    return [each for each in ast.walk(tree) if isinstance(each, ast.Name)]
+
+
+def is_literal(source: Source, node: ast.AST) -> bool:
+    """Whether a text in an annotation is one of the values that are allowed."""
+    around = source.parents[node]
+    around = source.parents[around] if isinstance(around, ast.Tuple) else around
+    return isinstance(around, ast.Subscript) and ast.unparse(around.value).endswith("Literal")
