@@ -97,7 +97,6 @@ LINES = {
     "y[:, jnp.array([0, 2])]": constructs.Places,
     "ones = ones.at[jnp.array([1, 1])].set(ones[jnp.array([1, 1])] + 1.0)": constructs.Places,
     "return mean + self.rngs.normal(std.shape, std.dtype) * std": constructs.Noise,
-    "x = jnp.moveaxis(x, -1, 1)  # from [N, H, W, C]": modules.CNN,
     "self.decoder = nn.TiedLinear(self.decoder, self.encoder)": constructs.TiedTables,
     "jnp.zeros((3, 4)).at[:, to].add(y) + x.at[..., to].add(y)": constructs.Columns,
     "self.fused = True and not False": constructs.Counts,
@@ -113,29 +112,8 @@ LINES = {
 def test_a_line_is_written_as_a_colleague_would(line, monkeypatch):
     monkeypatch.setattr(importlib.import_module("jaxpar.parity._port.port"), "prove", lambda *_: [])
     kind = LINES[line]
-    port = parity.port(kind, *example(kind), channels_last=kind is modules.CNN)
+    port = parity.port(kind, *example(kind))
     assert line in port.source
-
-
-@pytest.mark.slow
-def test_images_come_with_their_channels_last(tmp_path):
-    path = tmp_path / "port.py"
-    port = parity.port(modules.CNN, *example(modules.CNN), out=path, channels_last=True, record=True)
-    assert port.status == 0, f"{port.source}\n{port.failure}\n{port.comparison}"
-    assert "x = jnp.moveaxis(x, -1, 1)" in port.source
-    assert any("[N, H, W, C]" in note for note in port.notes)
-    logits, _ = port.module(torch.zeros(2, 8, 8, 3).numpy())
-    assert logits.shape == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"), [(modules.MLP, "no input has four axes"), (modules.Head, "no forward of its own")]
-)
-def test_channels_last_is_refused_where_nothing_can_be_turned(kind, said):
-    with pytest.raises(errors.PortError, match=said):
-        parity.port(
-            lambda: kind(6, 3) if kind is modules.Head else kind(), torch.ones(3, 6), channels_last=True
-        )
 
 
 FAULTS = {

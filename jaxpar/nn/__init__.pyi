@@ -1,4 +1,5 @@
 from . import channels_first as channels_first
+from . import channels_last as channels_last
 from . import functional as functional
 from ._activation import PReLU as PReLU
 from ._activation import RReLU as RReLU

@@ -37,6 +37,7 @@ def keep(
     inputs: Sequence[Any],
     kwargs: dict[str, Any],
     layout: Layout,
+    layers: str,
 ) -> None:
     """Writes `net.safetensors`, `net.json` and `test_net.py` beside `net.py`."""
     more: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
@@ -49,7 +50,7 @@ def keep(
         "from jaxpar import parity",
     ]
     if "nn." in build.replace("nnx.", ""):
-        imports.append("from jaxpar.nn import channels_first as nn")
+        imports.append(f"from jaxpar.nn import {layers} as nn")
     if "partial(" in build:
         imports.insert(0, "from functools import partial")
     text = TEST.format(name=path.stem, imports="\n".join(imports), build=build)

@@ -1,7 +1,7 @@
-"""Layout: images that the written file takes as [N, H, W, C], turned once, before the first line of its call.
+"""Layout: a written file whose images are [N, H, W, C].
 
-Every line behind means torch's axes, so no other one changes. The layers compute with their channels last,
-and XLA takes out the transposes between.
+They are so everywhere, and its lines are written for that; or, where a line cannot be, they are turned once,
+before the first line of its call, and every line behind means torch's axes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 import torch
 
 from .._sides.task import Layout
+from .images.axes import Unsafe
+from .images.flow import AXES, Flow
+from .images.plan import plan
 from .reading.building import Inexpressible
 from .reading.scope import defined_by_user, definition
-
-AXES = 4
+from .translating.words import Needs
 
 
 def is_image(x: Any) -> bool:
@@ -30,17 +32,55 @@ def _images_last(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, 1, -1) if x.ndim == AXES and x.dtype.kind == "f" else x
 
 
+def _images_first(x: np.ndarray) -> np.ndarray:
+    return np.moveaxis(x, -1, 1) if x.ndim == AXES and x.dtype.kind == "f" else x
+
+
 SAME = Layout()
 IMAGES_LAST = Layout(inputs=_images_last, channels_first=True)
 """Images are given to the file with their channels last; outputs have torch's axes."""
-LAST = "images come as [N, H, W, C] and are turned once; outputs, and the axes in the file, are torch's"
+EVERYWHERE = Layout(inputs=_images_last, outputs=_images_last, outputs_back=_images_first)
+"""Images come and go with their channels last."""
+TURNED = "images come as [N, H, W, C] and are turned once; outputs, and the axes in the file, are torch's"
+LAST = "images are [N, H, W, C]"
+
+
+def images_last(
+    needs: Needs,
+    flow: Flow,
+    nets: Sequence[torch.nn.Module],
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Layout:
+    """How images come and go: everywhere with their channels last if each line can be written for that.
+
+    Raises:
+      Inexpressible: there are none, or they cannot even be turned.
+    """
+    if not any(map(is_image, inputs)):
+        raise Inexpressible("channels_last: no input has four axes")
+    try:
+        if any(map(is_image, kwargs.values())):
+            raise Unsafe("an image is a keyword argument")
+        needs.images = plan(flow, nets)
+    except Unsafe as reason:
+        said = f"the file is not written for them because of {reason}"
+        try:
+            needs.turned.update(turned(nets[0], inputs))
+        except Inexpressible as error:
+            raise Inexpressible(f"{error}; {said}") from error
+        needs.note(f"{TURNED}: {said}")
+        return IMAGES_LAST
+    for said in (LAST, *needs.images.notes):
+        needs.note(said)
+    return EVERYWHERE
 
 
 def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tuple[str, ...]]:
     """The definition of a module's call, and the names of the images that it is given.
 
     Raises:
-      Inexpressible: there are none, or the call is not the module's own.
+      Inexpressible: the call is not the module's own.
     """
     forward = inspect.unwrap(type(net).forward)
     own = isinstance(forward, FunctionType) and defined_by_user(type(net))
@@ -52,6 +92,4 @@ def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tup
         )
     given = inspect.signature(forward).bind(net, *inputs).arguments
     names = tuple(name for name, value in given.items() if is_image(value))
-    if not names:
-        raise Inexpressible("channels_last: no input has four axes")
     return {definition(forward)[1]: names}

@@ -18,9 +18,11 @@ from torch import nn
 
 from ...errors import PortError
 from .._comparison import Comparison
+from .._sides.task import Layout
 from .changes import require_no_other_state
+from .images.flow import Flow
 from .kept import keep
-from .layout import IMAGES_LAST, LAST, SAME, turned
+from .layout import SAME, images_last
 from .proof import imported, largest, prove, too_small
 from .reading.building import Expressions, Inexpressible, maker_of, named, noted
 from .reading.counting import lines_of
@@ -140,8 +142,9 @@ def port(
         run are not proven; methods that do not run are not written.
       out: the path of the file that is written; without one it is only returned.
       record: whether torch's numbers are kept beside `out`, with a test that needs no torch.
-      channels_last: whether inputs [N, C, H, W] are [N, H, W, C] in the file. They are turned once, before
-        the first line of the call, and outputs have torch's axes.
+      channels_last: whether images [N, C, H, W] are [N, H, W, C] in the file, inputs and outputs among them.
+        Lines that need torch's axes turn them back, and `notes` name those lines. If a line cannot be
+        written, inputs alone are turned, once, before the first line of the call; a note says why.
       kwargs: keyword arguments of the call.
 
     Returns:
@@ -158,8 +161,7 @@ def port(
     """
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
-    make, written, build, builder = _read(module, inputs, kwargs, channels_last)
-    layout = IMAGES_LAST if channels_last else SAME
+    make, written, build, builder, layout = _read(module, inputs, kwargs, channels_last)
     path = Path(out) if out is not None else None
     text = formatted(written.text, str(path or "port.py"))
     flax, proofs, failure, here = None, [], "", None
@@ -185,7 +187,7 @@ def port(
     origin = Origin(make, functools.partial(builder, here) if flax is not None else None, given)
     found = Port(text, build, flax, tuple(proofs), *results, path, origin=origin)
     if record and found.same and path:
-        keep(path, build, _seeded(make), flax, inputs, kwargs, layout)
+        keep(path, build, _seeded(make), flax, inputs, kwargs, layout, written.layers)
     return found
 
 
@@ -200,8 +202,11 @@ def _unproven(failure: str, proofs: Sequence[Comparison]) -> str:
 
 def _read(
     module: nn.Module | Make, inputs: Sequence[Any], kwargs: Any, channels_last: bool
-) -> tuple[Make, Written, str, Build]:
-    """What makes the torch module, its classes as text, and how that is built: as text, and as a function."""
+) -> tuple[Make, Written, str, Build, Layout]:
+    """What makes the torch module, its classes as text, and how that is built: as text, and as a function.
+
+    And how images come and go.
+    """
     try:
         make = maker_of(module) if isinstance(module, nn.Module) else module
         net, calls = noted(lambda: _seeded(make))
@@ -211,11 +216,15 @@ def _read(
                 for mode, each in zip((True, False), nets, strict=True):
                     each.train(mode)(*inputs, **kwargs)
 
-        watched = watch(lambda: [_seeded(make) for _ in range(2)], call)
+        def made() -> Sequence[nn.Module]:
+            nets[:] = [_seeded(make) for _ in range(2)]
+            return nets
+
+        nets: list[nn.Module] = []
+        flow = Flow() if channels_last else None
+        watched = watch(made, call, flow)
         writer = Writer(watched)
-        if channels_last:
-            writer.needs.turned.update(turned(net, inputs))
-            writer.needs.note(LAST)
+        layout = images_last(writer.needs, flow, nets, inputs, kwargs) if flow else SAME
         expressions = Expressions(calls, functools.partial(takes_rngs, watched=watched))
         if named(make):
             roots, build = [make], f"{make.__name__}({'rngs=rngs' if takes_rngs(make, watched) else ''})"
@@ -223,7 +232,8 @@ def _read(
             build = expressions.construction(net)
             roots = list(dict.fromkeys(expressions.roots))
         writer.needs.imports.update(expressions.imports)
-        return make, writer.write(roots, _title(net)), build, functools.partial(_built, build)
+        written = writer.write(roots, _title(net))
+        return make, written, build, functools.partial(_built, build, written.layers), layout
     except PortError:
         raise
     except (Inexpressible, LookupError, OSError, Hole, SyntaxError) as error:
@@ -234,8 +244,8 @@ def _read(
         ) from error
 
 
-def _built(build: str, here: Any) -> nnx.Module:
-    names = {"nnx": nnx, "nn": importlib.import_module("jaxpar.nn.channels_first"), "rngs": nnx.Rngs(0)}
+def _built(build: str, layers: str, here: Any) -> nnx.Module:
+    names = {"nnx": nnx, "nn": importlib.import_module(f"jaxpar.nn.{layers}"), "rngs": nnx.Rngs(0)}
     return eval(build, {"partial": functools.partial, **vars(here), **names})
 
 

@@ -54,6 +54,7 @@ from ._spatial import channel_shuffle as channel_shuffle
 from ._spatial import fold as fold
 from ._spatial import grid_sample as grid_sample
 from ._spatial import group_norm as group_norm
+from ._spatial import instance_norm as instance_norm
 from ._spatial import interpolate as interpolate
 from ._spatial import local_response_norm as local_response_norm
 from ._spatial import lp_pool1d as lp_pool1d

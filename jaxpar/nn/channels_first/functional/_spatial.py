@@ -180,6 +180,14 @@ def group_norm(x: jax.Array, *args: Any, **options: Any) -> jax.Array:
     return turned(lambda rows: last.group_norm(rows, *args, **options), x)
 
 
+def instance_norm(x: jax.Array, **options: Any) -> jax.Array:
+    """`jaxpar.nn.functional.instance_norm` of [N, C, *S], without running statistics.
+
+    torch counterpart: `F.instance_norm`.
+    """
+    return turned(lambda rows: last.instance_norm(rows, **options)[0], x)
+
+
 def local_response_norm(x: jax.Array, *args: Any, **options: Any) -> jax.Array:
     """`jaxpar.nn.functional.local_response_norm` of [N, C, *S].
 

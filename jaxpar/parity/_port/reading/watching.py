@@ -18,7 +18,7 @@ import itertools
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -115,13 +115,17 @@ class Watched:
                 found.setdefault((source.around(node), node.id), Site()).merge(seen)
         return found
 
+    def listening(self) -> AbstractContextManager[None]:
+        """While it lasts, calls that stand in no file of the user are noted as well; here none."""
+        return nullcontext()
+
     def site(self, source: Source, node: ast.AST) -> Site | None:
         return self.sites.get(source.key(node))
 
 
-def watch(make: Callable[[], Any], call: Callable[[Any], Any]) -> Watched:
+def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched | None = None) -> Watched:
     """Makes and calls twice and says what ran; the second run's result is forgotten."""
-    watched = Watched()
+    watched = watched or Watched()
 
     def run() -> None:
         watched.in_call = False
@@ -132,7 +136,7 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any]) -> Watched:
     watched.functions = {
         code: function for function in functions_of(codes(run)) for code in [function.__code__]
     }
-    with probes(watched, watched.functions.values()):
+    with probes(watched, watched.functions.values()), watched.listening():
         run()
     watched.aliases.forget()
     return watched

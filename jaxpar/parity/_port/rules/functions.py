@@ -84,7 +84,7 @@ FUNCTIONS = table("""
         nn.WeightNorm({module}, dim=None)
     torch.nn.functional.instance_norm(input, running_mean==None?, running_var==None?, weight=, bias=, \
         use_input_stats==True?, momentum?, eps=) -> \
-        F.group_norm({input}, {input:a}.shape[1]<, scale={weight}><, bias={bias}><, eps={eps}>)
+        F.instance_norm({input}<, scale={weight}><, bias={bias}><, eps={eps}>)
     torch.nn.utils.parametrizations.spectral_norm(module) -> nn.SpectralNorm({module}, rngs=rngs)
     torch.nn.Transformer.generate_square_subsequent_mask(sz) -> jnp.triu(jnp.full(({sz}, {sz}), -jnp.inf), 1)
     torch.nn.functional.leaky_relu(x, negative_slope=, inplace?) -> F.leaky_relu({x}<, {negative_slope}>)

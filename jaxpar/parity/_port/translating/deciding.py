@@ -95,7 +95,7 @@ class Deciding(Words):
 
     def index(self, node: ast.AST) -> str:
         """What stands in the brackets behind an array; lists are arrays there."""
-        if isinstance(node, ast.Tuple):
+        if isinstance(node, ast.Tuple) and not self.needs.rewritten(self.source, node):
             return self.spliced(node, self.index)
         site = self.site(node)
         listed = isinstance(node, ast.List | ast.ListComp) or bool(site and site.kinds == {list})

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from .. import rules
+from ..images.plan import Plan
 from ..reading.runtime import Beyond
 from ..reading.scope import (
     UNKNOWN,
@@ -63,6 +64,7 @@ class Needs:
       stand_ins: names of what is copied from the stand-ins of a library's runtime.
       refused: places of blocks that did not run and that raise.
       turned: definitions whose arguments of these names come with their channels last.
+      images: what is written differently for images that have their channels last everywhere.
     """
 
     def __init__(self) -> None:
@@ -74,6 +76,16 @@ class Needs:
         self.stand_ins: dict[str, None] = {}
         self.refused: set[tuple[str, int]] = set()
         self.turned: dict[ast.stmt, tuple[str, ...]] = {}
+        self.images: Plan | None = None
+
+    @property
+    def layout(self) -> str:
+        """The module of `jaxpar.nn` that has the layers."""
+        return "channels_last" if self.images else "channels_first"
+
+    def rewritten(self, source: Source, node: ast.expr) -> bool:
+        """Whether an expression is written for images that have their channels last."""
+        return self.images is not None and source.key(node) in self.images.replaced
 
     def hole(self, text: str) -> None:
         if text not in self.holes:
@@ -143,6 +155,18 @@ class Words:
         return written
 
     def _written(self, node: ast.AST) -> str:
+        """As `_in_order`, with the axes of images that have their channels last."""
+        images = self.needs.images
+        if images is None or not isinstance(node, ast.expr):
+            return self._in_order(node)
+        key = self.source.key(node)
+        if key in images.replaced:
+            return "".join(x if isinstance(x, str) else self.text(x) for x in images.replaced[key])
+        written = self._in_order(node)
+        move = images.moved.get(key)
+        return f"jnp.moveaxis({written}, {move[0]}, {move[1]})" if move else written
+
+    def _in_order(self, node: ast.AST) -> str:
         try:
             method = getattr(self, f"_expr_{type(node).__name__.lower()}", None)
             return method(node) if method else self.spliced(node)
