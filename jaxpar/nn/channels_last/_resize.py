@@ -63,7 +63,7 @@ class Flatten(first.Flatten):
     """
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return super().__call__(to_torch(x))
+        return from_torch(super().__call__(to_torch(x)))
 
 
 class Unflatten(first.Unflatten):
