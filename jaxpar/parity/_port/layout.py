@@ -21,7 +21,7 @@ from .images.flow import AXES, Flow
 from .images.plan import plan
 from .reading.building import Inexpressible
 from .reading.scope import defined_by_user, definition
-from .translating.words import Needs
+from .translating.needs import Needs
 
 
 def is_image(x: Any) -> bool:

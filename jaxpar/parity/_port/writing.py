@@ -23,8 +23,8 @@ from .reading.source import Function, Source, defined
 from .reading.watching import Watched
 from .rules import transformers_words as words
 from .translating.definitions import class_text, function_text, not_run
+from .translating.needs import Needs
 from .translating.statements import Statements
-from .translating.words import Needs
 
 HASHED = "{}.__hash__ = object.__hash__  # NNX hashes what a module keeps"
 HOLE = '''def hole(line):

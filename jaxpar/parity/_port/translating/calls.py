@@ -33,7 +33,8 @@ from ..reading.watching import Site
 from ..rules import Rule
 from .drawing import draws, draws_first, draws_itself
 from .libraries import Libraries
-from .words import Hole, Needs, positioned
+from .needs import Needs
+from .words import Hole, positioned
 
 PARAMETERS = {nn.ParameterList: "List", nn.ParameterDict: "Dict"}
 DRAWN = "JAX draws other random numbers"

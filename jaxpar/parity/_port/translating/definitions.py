@@ -17,8 +17,8 @@ from ..reading.scope import Scope, definition
 from ..reading.source import Function, Source, defined, end_of, start_of
 from ..reading.watching import Watched
 from .drawing import STREAM, draws, draws_first
+from .needs import Needs
 from .statements import DELETED, MODE, Statements, begins, blocks, head_parts, reads_training_first
-from .words import Needs
 
 RNGS = "nnx.Rngs"
 EMPTY = '"""Not ported, for the example does not run it."""'

@@ -7,11 +7,9 @@ be said becomes a hole, `hole("models.py:12: x.sum() > 0 ...")`, in the place of
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Self
 
@@ -19,7 +17,6 @@ import torch
 from torch import nn
 
 from .. import rules
-from ..images.plan import Plan
 from ..reading.runtime import Beyond
 from ..reading.scope import (
     UNKNOWN,
@@ -36,6 +33,7 @@ from ..reading.scope import (
 from ..reading.source import Function, Source, end_of, start_of
 from ..reading.watching import SEEN_KINDS, Site, Watched
 from .annotations import QUOTED, is_literal, names_in
+from .needs import Needs
 from .precedence import joined, parsed
 
 WORDS = (
@@ -50,60 +48,6 @@ LEAF = re.compile(r"([\w.]+)\[\.\.\.\](\.T|\.transpose\([\d, ]+\))?")
 
 class Hole(Exception):
     """What has no counterpart, and why."""
-
-
-class Needs:
-    """What the written text refers to.
-
-    Attributes:
-      definitions: classes and functions of the user, in the order in which they were met.
-      constants: assignments of modules, by file and name.
-      imports: lines by the name that they bind.
-      holes: what could not be said, with the places in the source.
-      notes: what was left out.
-      stand_ins: names of what is copied from the stand-ins of a library's runtime.
-      refused: places of blocks that did not run and that raise.
-      turned: definitions whose arguments of these names come with their channels last.
-      images: what is written differently for images that have their channels last everywhere.
-    """
-
-    def __init__(self) -> None:
-        self.definitions: dict[int, Any] = {}
-        self.constants: dict[str, tuple[Source, ast.stmt, ModuleType]] = {}
-        self.imports: dict[str, str] = {}
-        self.holes: list[str] = []
-        self.notes: list[str] = []
-        self.stand_ins: dict[str, None] = {}
-        self.refused: set[tuple[str, int]] = set()
-        self.turned: dict[ast.stmt, tuple[str, ...]] = {}
-        self.images: Plan | None = None
-
-    @property
-    def layout(self) -> str:
-        """The module of `jaxpar.nn` that has the layers."""
-        return "channels_last" if self.images else "channels_first"
-
-    def rewritten(self, source: Source, node: ast.expr) -> bool:
-        """Whether an expression is written for images that have their channels last."""
-        return self.images is not None and source.key(node) in self.images.replaced
-
-    def hole(self, text: str) -> None:
-        if text not in self.holes:
-            self.holes.append(text)
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    @contextmanager
-    def unless_beyond(self) -> Iterator[None]:
-        """What is met inside is forgotten if it ends with `Beyond`."""
-        before = {name: copy.copy(value) for name, value in vars(self).items()}
-        try:
-            yield
-        except Beyond:
-            vars(self).update(before)
-            raise
 
 
 class Words:
