@@ -9,7 +9,7 @@ import torch
 from porting import images, modules
 
 from jaxpar import errors, parity
-from jaxpar.parity._port.images import axes, plan
+from jaxpar.parity._port.images import order, plan
 from jaxpar.parity._port.images import words as axes_words
 
 WRITTEN = {
@@ -120,10 +120,10 @@ def test_both_are_the_same(kind, tmp_path):
 
 
 FAULTS = {
-    "torch's axes": (axes, "LAST", {0: 0, 1: 1, 2: 2, 3: 3}, images.Along),
-    "height and width": (axes, "LAST", {0: 0, 1: -1, 2: 2, 3: 1}, images.Along),
-    "any order": (axes, "same_order", lambda kept: True, images.Along),
-    "another order of parts": (axes, "ORDER", (0, 3, 2, 1), images.Shapes),
+    "torch's axes": (order, "LAST", {0: 0, 1: 1, 2: 2, 3: 3}, images.Along),
+    "height and width": (order, "LAST", {0: 0, 1: -1, 2: 2, 3: 1}, images.Along),
+    "any order": (order, "same_order", lambda kept: True, images.Along),
+    "another order of parts": (order, "ORDER", (0, 3, 2, 1), images.Shapes),
     "turned the other way": (plan, "TO_TORCH", (1, -1), images.Shapes),
     "never turned back": (plan, "FROM_TORCH", (0, 0), images.Shuffle),
     "beside the width": (plan, "LIFTED", (0, 0), images.Beside),

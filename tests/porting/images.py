@@ -1,5 +1,7 @@
 """torch modules whose lines mean the axes of images. Every class with `inputs` is a case."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -127,9 +129,12 @@ class Derived(nn.Module):
     def __init__(self):
         super().__init__()
         self.own = Own(3, 4, 3, padding=1)
+        self.acts = (F.relu, torch.tanh, partial(F.leaky_relu, negative_slope=0.2))
 
     def forward(self, x, mask):
         y, count = masked(self.own(x), mask > 0)
+        for act in self.acts:
+            y = act(y)
         y = y.masked_fill(~(mask > 0), 0.0)
         rows = [each.flatten(1) for each in (y, x)]
         return y / count, rows

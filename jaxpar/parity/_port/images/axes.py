@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -18,14 +19,9 @@ from torch import nn
 
 from ..reading.scope import UNKNOWN, Scope, is_layer, is_torchs, word_of
 from ..reading.source import Source
-from . import words
+from . import order, words
 from .flow import AXES, Flow
 
-Part = str | ast.AST
-LAST = {0: 0, 1: -1, 2: 1, 3: 2}
-"""Where torch's axes are in [N, H, W, C]."""
-ORDER = (0, 2, 3, 1)
-"""torch's axes in the order of [N, H, W, C]."""
 ONE_BY_ONE = (
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
     *(ast.BitAnd, ast.BitOr, ast.BitXor),
@@ -52,7 +48,7 @@ class Effect:
 
     joined: Sequence[ast.AST] = ()
     free: Sequence[ast.AST] = ()
-    edits: Mapping[ast.AST, Sequence[Part]] = dataclasses.field(default_factory=dict)
+    edits: Mapping[ast.AST, Sequence[order.Part]] = dataclasses.field(default_factory=dict)
     lifted: Sequence[ast.AST] = ()
     refused: Sequence[ast.AST] = ()
     image: bool = False
@@ -78,11 +74,11 @@ class Axes:
         """The expressions that a node is given; of a list that is written in it, its elements."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.keyword | ast.Starred):
-                yield from parts_of(child.value)
+                yield from order.parts_of(child.value)
             elif isinstance(node, ast.Call) and child is node.func:
                 yield from [child.value] if isinstance(child, ast.Attribute) else []
             elif isinstance(child, ast.expr):
-                yield from parts_of(child)
+                yield from order.parts_of(child)
 
     def effect(self, node: ast.AST) -> Effect | None:
         """The effect of an expression; None if it passes on what it has."""
@@ -121,9 +117,8 @@ class Axes:
         """`x += y`, where x is no expression that is read: what it is elsewhere in the function."""
         target = node.target
         if not isinstance(target, ast.Name):
-            return Effect(
-                refused=[node.value, *([target.value] if isinstance(target, ast.Subscript) else [])]
-            )
+            changed = [target.value] if isinstance(target, ast.Subscript) else []
+            return Effect(refused=[node.value, *changed])
         function = self.source.around(node)
         names = [each for each in ast.walk(function or node) if isinstance(each, ast.Name)]
         same = [each for each in names if each.id == target.id and self.images(each)]
@@ -140,12 +135,9 @@ class Axes:
 
     def _attribute(self, node: ast.Attribute) -> Effect | None:
         if not self._is_tensor(node.value):
-            stored = any(
-                key and key[-1] == "Attribute"
-                for each in self.images(node)
-                for key in [self.flow.first[each]]
-            )
-            return Effect() if stored else None
+            places = {self.flow.first[each] for each in self.images(node)}
+            stored = any(key is not None and key[-1] == "Attribute" for key in places)
+            return Effect() if stored else None  # torch's axes, as it is kept
         parent = self.source.parents[node]
         if isinstance(parent, ast.Call) and parent.func is node:
             return None  # a method: its call has the effect
@@ -156,27 +148,39 @@ class Axes:
         return Effect(free=[node.value] if node.attr in words.ASKING else [])
 
     def _call(self, node: ast.Call) -> Effect | None:
-        seen = self.source.key(node.func)
-        site = self.flow.sites.get(seen)
-        objects = list(site.objects.values()) if site else []
-        value = self.scope.value(node.func)
-        objects = objects or ([] if value is UNKNOWN else [value])
         if isinstance(node.func, ast.Attribute) and self._is_tensor(node.func.value):
             return self._word(node, node.func.attr, [node.func.value, *node.args])
+        objects = self._called(node)
         layers = [each for each in objects if isinstance(each, nn.Module) or _is_forward(each)]
         if layers:
             return self._layers(node, layers)
-        if any(word_of(each) or is_torchs(each) for each in objects):
-            if any(isinstance(each, FunctionType) and _takes_function(each) for each in objects):
-                return None
-            return self._word(node, getattr(objects[0], "__name__", ""), list(node.args))
+        functions = [each.func if isinstance(each, partial) else each for each in objects]
+        if any(word_of(each) or is_torchs(each) for each in functions):
+            return self._functions(node, functions, partly=functions != objects)
         if any(each in words.BUILTINS for each in objects if isinstance(each, type | BuiltinFunctionType)):
             return Effect(free=list(self.operands(node)))
         if any(each is sum for each in objects):
             return Effect([*node.args, node])
-        if any(each in (abs,) for each in objects):
-            return self._one_by_one(node, node.args)
-        return None
+        return self._one_by_one(node, node.args) if any(each is abs for each in objects) else None
+
+    def _called(self, node: ast.Call) -> list[Any]:
+        """What a call called: as was seen, or as the name says."""
+        site = self.flow.site(self.source, node.func)
+        value = self.scope.value(node.func)
+        return list(site.objects.values()) if site else [] if value is UNKNOWN else [value]
+
+    def _functions(self, node: ast.Call, functions: Sequence[Any], partly: bool) -> Effect | None:
+        """Functions of torch, one or several in turn; `partly` if they have arguments that stand elsewhere."""
+        if any(isinstance(each, FunctionType) and _takes_function(each) for each in functions):
+            return None
+        names = {str(getattr(each, "__name__", "")) for each in functions}
+        if names <= words.ELEMENTWISE:
+            return self._one_by_one(node, [*node.args, *(each.value for each in node.keywords)])
+        if len(names) == 1 and not partly:
+            return self._word(node, names.pop(), list(node.args))
+        if names & words.IMAGES:
+            raise Unsafe(f"{self.source.place(node)}: {' and '.join(sorted(names))} in one line")
+        return Effect()
 
     def _layers(self, node: ast.Call, layers: Sequence[Any]) -> Effect | None:
         """A call of modules, of one or of several in turn. What they do is known from their calls."""
@@ -196,16 +200,14 @@ class Axes:
         """A function of torch, or a method of a tensor."""
         named = {each.arg: each.value for each in node.keywords if each.arg}
         plain = name.removesuffix("_") if not name.endswith("__") else name
-        found = (
-            Effect()
-            if any(isinstance(each, ast.Starred) for each in given)
-            else self._known(node, plain, given, named)
-        )
+        starred = any(isinstance(each, ast.Starred) for each in given)
+        found = Effect() if starred else self._known(node, plain, given, named)
         if plain != name and node not in found.joined:
             return Effect(refused=given[:1])  # it changes a tensor that is turned for it
         return found
 
     def _known(self, node: ast.Call, plain: str, given: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
+        """By the tables of `words`; images of what is in none of them are turned for it."""
         if plain in words.IMAGES:
             first = given[:1] or [named["input"]]
             return Effect([*first, node], image=True)
@@ -237,7 +239,7 @@ class Axes:
         several = given[place:] if name == "flip" and len(given) > place + 1 else [axis]
         axes: list[int] = []
         for each in several:
-            said = axes_of(each)
+            said = order.axes_of(each)
             if said is None:
                 return Effect()
             axes += said
@@ -249,16 +251,16 @@ class Axes:
             return Effect()
         if kept is not None and kept.value:
             return dataclasses.replace(found, joined=[*found.joined, node])
-        return found if same_order({*range(AXES)} - {*axes}) else Effect()
+        return found if order.same_order({*range(AXES)} - {*axes}) else Effect()
 
     def _edited(self, joined: Sequence[ast.AST], axes: Iterable[ast.expr]) -> Effect:
         """With other numbers of axes."""
-        edits: dict[ast.AST, Sequence[Part]] = {}
+        edits: dict[ast.AST, Sequence[order.Part]] = {}
         for node in axes:
-            said = axes_of(node)
+            said = order.axes_of(node)
             if said is None:
                 return Effect()
-            edits[node] = (written(node, [LAST[each] for each in said]),)
+            edits[node] = (order.written(node, [order.LAST[each] for each in said]),)
         return Effect(joined, edits=edits)
 
     def _pad(self, node: ast.Call, given: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
@@ -276,14 +278,14 @@ class Axes:
         if isinstance(parent, ast.Subscript) and parent.value is node:
             place = parent.slice
             if isinstance(place, ast.Slice):
-                text = slice_of(place)
+                text = order.slice_of(place)
                 return Effect([owner], edits={place: (text,)}) if text is not None else Effect()
             return self._edited([owner], [place])
         if isinstance(parent, ast.Assign) and parent.value is node and len(parent.targets) == 1:
             target = parent.targets[0]
-            if isinstance(target, ast.Tuple) and (names := four(target)):
-                parts: list[Part] = []
-                for axis in ORDER:
+            if isinstance(target, ast.Tuple) and (names := order.four(target)):
+                parts: list[order.Part] = []
+                for axis in order.ORDER:
                     parts += [names[axis], ", "]
                 return Effect([owner], edits={target: parts[:-1]})
         free = isinstance(parent, ast.Call) and self.scope.value(parent.func) is len
@@ -291,6 +293,8 @@ class Axes:
 
     def _subscript(self, node: ast.Subscript) -> Effect:
         """`x[:, :c]`: the same parts, in the other order."""
+        if not self.images(node.value):
+            return Effect()
         given = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         parts: list[ast.expr | None] = []
         for each in given:
@@ -302,10 +306,10 @@ class Axes:
                 return Effect()
         parts += [None] * (AXES - len(parts))
         kept = {axis for axis, each in enumerate(parts) if each is None or isinstance(each, ast.Slice)}
-        if len(parts) != AXES or not same_order(kept):
+        if len(parts) != AXES or not order.same_order(kept):
             return Effect()
         joined: list[ast.AST] = [node.value, node] if len(kept) == AXES else [node.value]
-        return Effect(joined, edits={node.slice: ordered([parts[axis] for axis in ORDER])})
+        return Effect(joined, edits={node.slice: order.ordered([parts[axis] for axis in order.ORDER])})
 
     def _is_tensor(self, node: ast.AST) -> bool:
         site = self.flow.sites.get(self.source.key(node))
@@ -350,76 +354,3 @@ def _is_number(node: ast.expr, axes: Axes) -> bool:
         return type(said.value) is int
     site = axes.flow.sites.get(axes.source.key(node))
     return bool(site and site.kinds == {int})
-
-
-def axes_of(node: ast.expr) -> list[int] | None:
-    """The axes that an expression says, from 0 to 3; None if it does not say them."""
-    try:
-        said = ast.literal_eval(node)
-    except ValueError:
-        return None
-    found = list(said) if isinstance(said, tuple | list) else [said]
-    valid = all(type(each) is int and -AXES <= each < AXES for each in found)
-    return [each % AXES for each in found] if valid else None
-
-
-def written(node: ast.AST, axes: Sequence[int]) -> str:
-    """Axes in the form of what they stand for."""
-    inside = ", ".join(map(str, axes))
-    if isinstance(node, ast.Tuple):
-        return f"({inside}{',' * (len(axes) == 1)})"
-    return f"[{inside}]" if isinstance(node, ast.List) else inside
-
-
-def same_order(kept: set[int]) -> bool:
-    """Whether these axes come in the order of torch's where the channels are last."""
-    return len(kept) == AXES or [axis for axis in ORDER if axis in kept] == sorted(kept)
-
-
-def slice_of(node: ast.Slice) -> str | None:
-    """A slice of a shape, if its axes are neighbours in both orders."""
-    try:
-        bounds = [ast.literal_eval(each) if each else None for each in (node.lower, node.upper, node.step)]
-        chosen = [LAST[axis] % AXES for axis in range(AXES)[slice(*bounds)]]
-    except (ValueError, TypeError):
-        return None
-    if not chosen or chosen != list(range(chosen[0], chosen[0] + len(chosen))):
-        return None
-    return f"{chosen[0] or ''}:{chosen[-1] + 1}"
-
-
-def four(target: ast.Tuple) -> list[Part] | None:
-    """Names for four axes; `*_` stands for those that are missing."""
-    names: list[Part] = []
-    for each in target.elts:
-        if isinstance(each, ast.Starred):
-            if not (isinstance(each.value, ast.Name) and each.value.id == "_"):
-                return None
-            names += ["_"] * (AXES - len(target.elts) + 1)
-        else:
-            names.append(each)
-    return names if len(names) == AXES else None
-
-
-def ordered(parts: Sequence[ast.expr | None]) -> list[Part]:
-    """`..., :c`: the parts of a subscript, without whole axes at its end or beginning."""
-    first = next((i for i, each in enumerate(parts) if each is not None), AXES)
-    if first > 1 and first < AXES:
-        found: list[Part] = ["..."]
-        rest = parts[first:]
-    else:
-        found, rest = [], list(parts)
-        while rest and rest[-1] is None:
-            rest.pop()
-    for each in rest:
-        found += [", "] * bool(found) + [each if each is not None else ":"]
-    return found or [":"]
-
-
-def parts_of(node: ast.AST) -> Iterator[ast.AST]:
-    """An expression; of a list or tuple that is written there, its elements."""
-    if isinstance(node, ast.List | ast.Tuple):
-        for each in node.elts:
-            yield from parts_of(each.value if isinstance(each, ast.Starred) else each)
-    else:
-        yield node

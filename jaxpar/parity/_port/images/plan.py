@@ -12,8 +12,9 @@ from torch import nn
 from ..reading.scope import Scope
 from ..reading.source import Key, source_of
 from . import words
-from .axes import Axes, Effect, Part, Unsafe, kind_of, parts_of
+from .axes import Axes, Effect, Unsafe, kind_of
 from .flow import AXES, Flow
+from .order import Part, parts_of
 
 TO_TORCH, FROM_TORCH, LIFTED = (-1, 1), (1, -1), (0, -1)
 """Which axis goes where: of images that are turned for a line, of what it made of them, of [C, 1, 1]."""
