@@ -170,7 +170,7 @@ class Axes:
         return list(site.objects.values()) if site else [] if value is UNKNOWN else [value]
 
     def _functions(self, node: ast.Call, functions: Sequence[Any], partly: bool) -> Effect | None:
-        """Functions of torch, one or several in turn; `partly` if they have arguments that stand elsewhere."""
+        """Functions of torch, one or several in turn; `partly` if arguments stand elsewhere."""
         if any(isinstance(each, FunctionType) and _takes_function(each) for each in functions):
             return None
         names = {str(getattr(each, "__name__", "")) for each in functions}
