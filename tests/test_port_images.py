@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from porting import images, modules
+from torch import nn
 
 from jaxpar import errors, parity
 from jaxpar.parity._port.images import order, plan
@@ -114,9 +115,20 @@ def test_both_are_the_same(kind, tmp_path):
     first = np.moveaxis(example(kind)[0].numpy(), 1, -1)
     rest = [np.moveaxis(each.numpy(), 1, -1) for each in example(kind)[1:]]
     port.module(first, *rest)
-    # The test beside the file takes its layers from where the file does.
     layers = "channels_last" if kind not in TURNED else "channels_first"
     assert f"from jaxpar.nn import {layers} as nn" in port.source or "nn." not in port.source
+
+
+@pytest.mark.slow
+def test_the_test_beside_a_file_has_the_layers_of_images(tmp_path):
+    def make():
+        return modules.CNN(norm_layer=nn.InstanceNorm2d)
+
+    given = torch.rand(2, 3, 8, 8)
+    port = parity.port(make, given, out=tmp_path / "net.py", channels_last=True, record=True)
+    assert (port.status, port.failure) == (0, "")
+    assert "norm_layer=nn.InstanceNorm2d" in port.build
+    assert "from jaxpar.nn import channels_last as nn" in (tmp_path / "test_net.py").read_text()
 
 
 FAULTS = {
