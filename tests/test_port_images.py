@@ -58,6 +58,7 @@ WRITTEN = {
         "y = jnp.where(~(mask > 0), 0.0, y)",
         "rows = [F.flatten(jnp.moveaxis(each, -1, 1), 1) for each in (y, x)]",
     ],
+    images.Many: ["x = x + 0.5"],
 }
 """Lines of ports. What is not named in `port.notes` has no torch's axes."""
 TURNED = {
@@ -66,7 +67,7 @@ TURNED = {
     images.Sometimes: "x: not always an image",
     images.Stacked: "found: a list of images",
     images.Mixed: "Conv2d and Linear in one line",
-    images.Numbers: "integers with four axes come or go",
+    images.Numbers: "an array with four axes that comes or goes and is not of floats",
 }
 """Modules whose images are turned once, and why."""
 
@@ -155,6 +156,18 @@ def test_a_wrong_order_is_seen_by_the_proof(fault, monkeypatch):
     port = parity.port(kind, *example(kind), channels_last=True)
     assert port.status in (1, 3)
     assert "NOT THE SAME" in port.source or "Not proven" in port.source
+
+
+def test_an_image_by_keyword_has_torchs_axes():
+    image = torch.rand(2, 3, 4, 4)
+    port = parity.port(images.Named, image, mask=image + 1, channels_last=True)
+    assert (port.status, port.failure) == (0, "")
+    assert any("because of an image is a keyword argument" in note for note in port.notes)
+
+
+def test_images_in_a_list_that_cannot_be_turned_are_refused():
+    with pytest.raises(errors.PortError, match=r"an image is in a list; .* because of .*: a list of images"):
+        parity.port(images.Listed, [torch.rand(2, 3, 4, 4)] * 2, channels_last=True)
 
 
 REFUSED = {

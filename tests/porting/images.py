@@ -202,6 +202,31 @@ class Stacked(nn.Module):
         return torch.stack(found).sum(0)
 
 
+class Listed(nn.Module):
+    """Images in a list, of which one is given to a line that cannot be written."""
+
+    def forward(self, images):
+        return torch.stack(images)
+
+
+class Named(nn.Module):
+    """An image that is a keyword argument."""
+
+    def forward(self, x, mask=None):
+        return x.mean(1) + (0 if mask is None else mask.mean(1))
+
+
+class Many(nn.Module):
+    """A loop that joins thousands of images."""
+
+    inputs = ((1, 1, 2, 2),)
+
+    def forward(self, x):
+        for _ in range(1500):
+            x = x + 0.5
+        return x
+
+
 class Row(nn.Sequential):
     """A container, which has no call of its own in whose first line images could be turned."""
 

@@ -1,4 +1,5 @@
 from . import functional as functional
+from ._activation import PReLU as PReLU
 from ._conv import Conv2d as Conv2d
 from ._conv import ConvTranspose2d as ConvTranspose2d
 from ._dropout import Dropout2d as Dropout2d
@@ -105,7 +106,6 @@ from ._resize import Flatten as Flatten
 from ._resize import Fold as Fold
 from ._resize import PixelShuffle as PixelShuffle
 from ._resize import PixelUnshuffle as PixelUnshuffle
-from ._resize import PReLU as PReLU
 from ._resize import Unflatten as Unflatten
 from ._resize import Unfold as Unfold
 from ._resize import Upsample as Upsample

@@ -74,13 +74,3 @@ class Unflatten(first.Unflatten):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return from_torch(super().__call__(to_torch(x)))
-
-
-class PReLU(first.PReLU):
-    """[N, H, W, C], or [N, C, ...]; the arguments are those of `jaxpar.nn.PReLU`.
-
-    torch counterpart: `torch.nn.PReLU`.
-    """
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return from_torch(super().__call__(to_torch(x)))

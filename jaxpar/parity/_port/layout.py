@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._sides.task import Layout
+from .._sides.task import Layout, to_channels_first, to_channels_last
+from .._sides.torch_side import named_leaves
 from .images.axes import Unsafe
 from .images.flow import AXES, Flow
 from .images.plan import plan
@@ -25,15 +26,18 @@ from .translating.needs import Needs
 
 
 def is_image(x: Any) -> bool:
-    return getattr(x, "ndim", 0) == AXES and (x.is_floating_point() if isinstance(x, torch.Tensor) else True)
+    """Whether an array or tensor has four axes, and is of floats."""
+    if isinstance(x, torch.Tensor):
+        return x.ndim == AXES and x.is_floating_point()
+    return isinstance(x, np.ndarray) and x.ndim == AXES and x.dtype.kind == "f"
 
 
 def _images_last(x: np.ndarray) -> np.ndarray:
-    return np.moveaxis(x, 1, -1) if x.ndim == AXES and x.dtype.kind == "f" else x
+    return to_channels_last(x) if is_image(x) else x
 
 
 def _images_first(x: np.ndarray) -> np.ndarray:
-    return np.moveaxis(x, -1, 1) if x.ndim == AXES and x.dtype.kind == "f" else x
+    return to_channels_first(x) if is_image(x) else x
 
 
 SAME = Layout()
@@ -57,10 +61,10 @@ def images_last(
     Raises:
       Inexpressible: there are none, or they cannot even be turned.
     """
-    if not any(map(is_image, inputs)):
+    if not any(map(is_image, named_leaves(inputs).values())):
         raise Inexpressible("channels_last: no input has four axes")
     try:
-        if any(map(is_image, kwargs.values())):
+        if any(map(is_image, named_leaves(kwargs).values())):
             raise Unsafe("an image is a keyword argument")
         needs.images = plan(flow, nets)
     except Unsafe as reason:
@@ -80,7 +84,7 @@ def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tup
     """The definition of a module's call, and the names of the images that it is given.
 
     Raises:
-      Inexpressible: the call is not the module's own.
+      Inexpressible: the call is not the module's own, or not every image is an argument of its own.
     """
     forward = inspect.unwrap(type(net).forward)
     own = isinstance(forward, FunctionType) and defined_by_user(type(net))
@@ -92,4 +96,6 @@ def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tup
         )
     given = inspect.signature(forward).bind(net, *inputs).arguments
     names = tuple(name for name, value in given.items() if is_image(value))
+    if len(names) < sum(map(is_image, named_leaves(inputs).values())):
+        raise Inexpressible("channels_last: an image is in a list")
     return {definition(forward)[1]: names}

@@ -35,8 +35,8 @@ OURS = {
     "jnp": "import jax.numpy as jnp",
     "nnx": "from flax import nnx",
     "struct": "from flax import struct",
-    "nn": "from jaxpar.nn import {layout} as nn",
-    "F": "from jaxpar.nn.{layout} import functional as F",
+    "nn": "from jaxpar.nn import {layers} as nn",
+    "F": "from jaxpar.nn.{layers} import functional as F",
 }
 RUFF = (
     # The numbers of initial values are left over where the lines that used them are not written.
@@ -99,7 +99,7 @@ class Writer:
         text = f'"""{title}{self._unproven(ordered)}"""\n\n{self._imports(body)}\n\n\n{body}\n'
         own = [(piece.source, piece.node) for piece in ordered if piece.source is not stand_in_source()]
         holes = tuple(each for each in self.needs.holes if repr(each) in body)
-        return Written(text, holes, tuple(self.needs.notes), torch_lines(own), self.needs.layout)
+        return Written(text, holes, tuple(self.needs.notes), torch_lines(own), self.needs.layers)
 
     def _configs(self) -> list[str]:
         """Classes of settings that the file imports. They have an `==` and no hash."""
@@ -184,7 +184,7 @@ class Writer:
     def _imports(self, body: str) -> str:
         """Python's own modules first, then those of others, as `ruff` sorts them."""
         names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
-        ours = {line.format(layout=self.needs.layout) for name, line in OURS.items() if name in names}
+        ours = {line.format(layers=self.needs.layers) for name, line in OURS.items() if name in names}
         used = {line for name, line in self.needs.imports.items() if name in names and name not in OURS}
         future = {line for line in used if line.startswith("from __future__")}
         standard = {line for line in used - future if _is_standard(line)}

@@ -184,7 +184,7 @@ class Axes:
 
     def _layers(self, node: ast.Call, layers: Sequence[Any]) -> Effect | None:
         """A call of modules, of one or of several in turn. What they do is known from their calls."""
-        seen = self.flow.seeing_images()
+        seen = self.flow.seeing_images
         kinds = {kind_of(each) for each in layers if not isinstance(each, nn.Module) or id(each) in seen}
         known = words.IMAGE_LAYERS | words.ELEMENTWISE_LAYERS | words.CONTAINERS | {""}
         if kinds <= known:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from ..._sides.task import IMAGES as AXES
+from ..._sides.torch_side import named_leaves
 from ..reading.source import Key
 from ..reading.watching import Watched
-
-AXES = 4
-"""Axes of a batch of images."""
 
 
 class Called(NamedTuple):
@@ -47,15 +47,15 @@ class Flow(Watched):
             if isinstance(value, torch.Tensor):
                 self._note(self.at, key, [value])
             elif isinstance(value, list | tuple | Mapping):
-                self._note(self.within, key, leaves(value))
+                self._note(self.within, key, named_leaves(value).values())
         return super().probe(key, value)
 
-    def _note(self, found: dict[Key, set[int]], key: Key, tensors: list[torch.Tensor]) -> None:
+    def _note(self, found: dict[Key, set[int]], key: Key, tensors: Iterable[torch.Tensor]) -> None:
         for number in self._numbers(tensors):
             self.first.setdefault(number, key)
             found.setdefault(key, set()).add(number)
 
-    def _numbers(self, tensors: list[torch.Tensor]) -> frozenset[int]:
+    def _numbers(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         images = {id(each): each for each in tensors if each.ndim == AXES}
         self._kept.update(images)
         return frozenset(images)
@@ -69,8 +69,9 @@ class Flow(Watched):
         finally:
             hook.remove()
 
+    @functools.cached_property
     def seeing_images(self) -> set[int]:
-        """The modules, by number, that were given an image or made one."""
+        """The modules, by number, that were given an image or made one; when all calls are over."""
         return {id(each.module) for each in self.calls if each.given or each.made}
 
     def is_floating_point(self, number: int) -> bool:
@@ -78,16 +79,7 @@ class Flow(Watched):
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.in_call:
-            given, made = self._numbers(leaves((args, kwargs))), self._numbers(leaves(output))
+            given, made = (self._numbers(named_leaves(x).values()) for x in ((args, kwargs), output))
             for number in (*given, *made):
                 self.first.setdefault(number, None)
             self.calls.append(Called(module, given, made))
-
-
-def leaves(value: Any) -> list[torch.Tensor]:
-    """The tensors in lists, tuples, dicts and dataclasses."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return [each for inner in value for each in leaves(inner)] if isinstance(value, list | tuple) else []

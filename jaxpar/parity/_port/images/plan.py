@@ -50,10 +50,11 @@ class Groups:
         self._images: set[int] = set()
 
     def root(self, number: int) -> int:
-        parent = self._parents.setdefault(number, number)
-        if parent != number:
-            parent = self._parents[number] = self.root(parent)
-        return parent
+        parents = self._parents
+        parents.setdefault(number, number)
+        while parents[number] != number:  # no recursion: a loop of the user's may have joined thousands
+            parents[number] = number = parents[parents[number]]
+        return number
 
     def join(self, numbers: Iterable[int], image: bool = False) -> None:
         found = list(numbers)
@@ -61,10 +62,10 @@ class Groups:
             self._parents[self.root(one)] = self.root(other)
         self._images.update(found if image else ())
 
-    def last(self, numbers: Iterable[int]) -> bool:
-        """Whether one of them has its channels last, with all of its group."""
+    def last(self) -> frozenset[int]:
+        """The tensors that have their channels last: images, and all of their groups."""
         images = {self.root(each) for each in self._images}
-        return any(self.root(each) in images for each in numbers)
+        return frozenset(each for each in [*self._parents] if self.root(each) in images)
 
 
 def plan(flow: Flow, nets: Sequence[nn.Module]) -> Plan:
@@ -81,12 +82,13 @@ def plan(flow: Flow, nets: Sequence[nn.Module]) -> Plan:
         groups.join(_held(axes, effect.joined), effect.image)
     forbidden = _layers(flow, groups, {id(each) for axes, node, _ in found for each in _called(axes, node)})
     forbidden += _ends(flow, groups, {id(each) for each in nets})
+    last = groups.last()
     for said, numbers in forbidden:
-        if groups.last(numbers):
+        if not last.isdisjoint(numbers):
             raise Unsafe(said)
     made = Plan()
     for axes, node, effect in found:
-        _write(made, groups, axes, node, effect)
+        _write(made, last, axes, node, effect)
     return made
 
 
@@ -125,20 +127,20 @@ def _layers(flow: Flow, groups: Groups, by_a_line: set[int]) -> list[tuple[str, 
 
 
 def _ends(flow: Flow, groups: Groups, nets: set[int]) -> list[tuple[str, set[int]]]:
-    """Images that come and go. Returned are those of integers, which have torch's axes."""
+    """Images that come and go. Returned are arrays that are not of floats, which have torch's axes."""
     ends = {each for module, given, made in flow.calls if id(module) in nets for each in (*given, *made)}
     images = set(filter(flow.is_floating_point, ends))
     for each in images:
         groups.join([each], image=True)
-    return [("integers with four axes come or go", ends - images)]
+    return [("an array with four axes that comes or goes and is not of floats", ends - images)]
 
 
-def _write(made: Plan, groups: Groups, axes: Axes, node: ast.AST, effect: Effect) -> None:
+def _write(made: Plan, last: frozenset[int], axes: Axes, node: ast.AST, effect: Effect) -> None:
     """The text of one expression."""
     joined = [part for each in effect.joined for part in parts_of(each)]
-    if groups.last(_held(axes, effect.refused)):
+    if not last.isdisjoint(_held(axes, effect.refused)):
         raise Unsafe(f"{axes.source.place(node)}: {_said(axes, node)}: it changes a part of an image")
-    if groups.last(_held(axes, joined)):
+    if not last.isdisjoint(_held(axes, joined)):
         if effect.edits or effect.lifted:
             for each in joined:
                 _require_images(axes, each)
@@ -146,10 +148,10 @@ def _write(made: Plan, groups: Groups, axes: Axes, node: ast.AST, effect: Effect
         for each in effect.lifted:
             made.move(axes.source.key(each), LIFTED)
     for each in axes.operands(node):
-        if each not in joined and each not in effect.free and groups.last(axes.held(each)):
+        if each not in joined and each not in effect.free and not last.isdisjoint(axes.held(each)):
             _turn(made, axes, each, TO_TORCH)
             made.notes.append(f"{axes.source.place(node)}: {_said(axes, node)}: in torch's axes")
-    if node not in joined and groups.last(axes.held(node)):
+    if node not in joined and not last.isdisjoint(axes.held(node)):
         _turn(made, axes, node, FROM_TORCH)
 
 

@@ -41,7 +41,7 @@ class Needs:
         self.images: Plan | None = None
 
     @property
-    def layout(self) -> str:
+    def layers(self) -> str:
         """The module of `jaxpar.nn` that has the layers."""
         return "channels_last" if self.images else "channels_first"
 
