@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Devices must be there before JAX starts, so the largest number of all tests decides."""
-    wanted = max((_wanted(item) for item in items), default=0)
-    if wanted:
+    needed = max((_needed(item) for item in items), default=0)
+    if needed:
         import jax
 
         from ._devices.virtual import virtual_devices
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         try:
             # A conftest may have asked for more.
-            virtual_devices(max(wanted, jax.config.jax_num_cpu_devices))  # type: ignore[attr-defined]
+            virtual_devices(max(needed, jax.config.jax_num_cpu_devices))  # type: ignore[attr-defined]
         except JaxparError as error:
             # JAX runs already. If it has enough devices nothing is wrong; each test looks for itself.
             config.stash[REASON] = str(error)
@@ -56,17 +56,17 @@ REASON = pytest.StashKey[str]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    wanted = _wanted(item)
-    if wanted:
+    needed = _needed(item)
+    if needed:
         import jax
 
-        there = len(jax.devices())
-        if there < wanted:
+        available = len(jax.devices())
+        if available < needed:
             why = item.config.stash.get(REASON, "the devices of this host are no CPUs")
-            pytest.fail(f"{item.nodeid} needs {wanted} devices and JAX has {there}: {why}", pytrace=False)
+            pytest.fail(f"{item.nodeid} needs {needed} devices and JAX has {available}: {why}", pytrace=False)
 
 
-def _wanted(item: pytest.Item) -> int:
+def _needed(item: pytest.Item) -> int:
     marks = [mark.args[0] for mark in item.iter_markers("devices") if mark.args]
     return max(marks, default=0)
 

@@ -28,10 +28,10 @@ from jaxpar._tools.estimate.hlo import arrays, read
 from jaxpar._tools.estimate.largest import largest
 from jaxpar._tools.estimate.program import Program, size
 from jaxpar._tools.estimate.scaling import exchange, scale
-from jaxpar._tools.estimate.schedule import Kernel, Start, Wait, events, lanes, starts
+from jaxpar._tools.estimate.schedule import CollectiveStart, CollectiveWait, Kernel, events, lanes, starts
 from jaxpar._tools.estimate.step import PARTS
 from jaxpar._tools.estimate.table import number
-from jaxpar._tools.estimate.work import Work
+from jaxpar._tools.estimate.work import KernelWork
 
 F32 = 4
 ROWS = 16
@@ -202,7 +202,7 @@ CONVOLUTION = 2 * (2 * 7 * 7 * 8) * (3 * 3 * 4)
 CUBE = 2 * 8**3
 
 
-def flat(work: Work) -> float:
+def flat(work: KernelWork) -> float:
     """Seconds in which only products count."""
     return work.flops
 
@@ -253,7 +253,7 @@ def test_collectives_and_where_a_kernel_comes_from():
 
 
 def test_only_a_function_that_nobody_can_count_is_unknown():
-    assert [name for name, kernel in counted().items() if not kernel.work.known] == ["solve"]
+    assert [name for name, kernel in counted().items() if not kernel.work.counted] == ["solve"]
 
 
 FAULTS = [
@@ -328,14 +328,14 @@ def test_operations_of_a_small_network(found):
 
 
 def kernel(name: str, seconds: float) -> Kernel:
-    return Kernel(name, "", Work(bytes=seconds))
+    return Kernel(name, "", KernelWork(bytes=seconds))
 
 
-def start(name: str, seconds: int, turns: int = 1) -> Start:
-    return Start(name, "all-reduce", seconds, turns)
+def start(name: str, seconds: int, turns: int = 1) -> CollectiveStart:
+    return CollectiveStart(name, "all-reduce", seconds, turns)
 
 
-A, B = Wait("a"), Wait("b")
+A, B = CollectiveWait("a"), CollectiveWait("b")
 LANES = [
     # events; step; seconds of the exchange, and those hidden
     ([kernel("x", 3)], 3, 0, 0),
@@ -361,10 +361,13 @@ def test_two_lanes_by_hand(program, step, exchanged, hidden):
 def test_a_planted_fault_in_the_lanes_is_found(fault):
     def wrong(program):
         if fault == "nothing waits":
-            return [event for event in program if not isinstance(event, Wait)]
+            return [event for event in program if not isinstance(event, CollectiveWait)]
         if fault == "turns left out":
-            return [dataclasses.replace(e, turns=1) if isinstance(e, Start) else e for e in program]
-        waits = [[event, Wait(event.name)] if isinstance(event, Start) else [event] for event in program]
+            return [dataclasses.replace(e, turns=1) if isinstance(e, CollectiveStart) else e for e in program]
+        waits = [
+            [event, CollectiveWait(event.name)] if isinstance(event, CollectiveStart) else [event]
+            for event in program
+        ]
         return [event for both in waits for event in both]
 
     def all_lanes():
@@ -379,8 +382,8 @@ def test_a_planted_fault_in_the_lanes_is_found(fault):
 
 ROUND = Hardware("round", {"float32": 1e12}, 1e11, 1e9, 1e9, 1e8, 1e-5, 1e-4, 1.0, 1.0, 1.0, 0.0, 0.0)
 PER_HOST = 4
-MESSAGE = Start("a", "all-reduce", 4_000_000)
-WORK = Work(2e10, 1e9, "float32")
+MESSAGE = CollectiveStart("a", "all-reduce", 4_000_000)
+WORK = KernelWork(2e10, 1e9, "float32")
 
 
 def test_the_roofline():
@@ -415,10 +418,10 @@ def test_a_collective_that_goes_around_once_takes_half():
 
 NUMBERS = tuple(2**i for i in range(11))
 PROGRAM = (
-    Kernel("x", "", Work(1e10, 0, "float32")),
+    Kernel("x", "", KernelWork(1e10, 0, "float32")),
     MESSAGE,
-    Kernel("y", "", Work(1e10, 0, "float32")),
-    Wait("a"),
+    Kernel("y", "", KernelWork(1e10, 0, "float32")),
+    CollectiveWait("a"),
 )
 
 

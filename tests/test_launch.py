@@ -19,7 +19,7 @@ from jaxpar import errors
 from jaxpar._tools.launch import environment
 from jaxpar._tools.launch.gang import Worker
 from jaxpar._tools.launch.report import last_words
-from jaxpar._tools.launch.settings import Settings
+from jaxpar._tools.launch.settings import LaunchSettings
 from jaxpar._tools.launch.stacks import frames, waits
 from jaxpar._tools.launch.supervise import Supervisor
 from jaxpar._tools.launch.watch import LOOK
@@ -261,10 +261,10 @@ def test_what_is_ignored_stays_ignored(script, tmp_path):
 def test_a_signal_between_two_attempts(script, tmp_path):
     code = """
         import sys
-        from jaxpar._tools.launch.settings import Settings
+        from jaxpar._tools.launch.settings import LaunchSettings
         from jaxpar._tools.launch.supervise import run
 
-        class Patient(Settings):
+        class Patient(LaunchSettings):
             def delay(self, idle):
                 return 60.0  # a second is short for a signal on a busy machine
 
@@ -294,7 +294,7 @@ class Late:
 
 def test_a_signal_that_comes_just_before_a_long_wait(tmp_path):
     signals = Late()
-    supervisor = Supervisor(Settings(1, "train.py"), signals, tmp_path, None)
+    supervisor = Supervisor(LaunchSettings(1, "train.py"), signals, tmp_path, None)
     assert supervisor._sleep(60.0) == signal.SIGTERM
     assert max(signals.waited) <= LOOK
 
@@ -417,7 +417,7 @@ def see(monkeypatch: pytest.MonkeyPatch, visible: str | None, platforms: str | N
 def test_shares_of_gpus(case, monkeypatch):
     visible, platforms, n, k, shares = GPUS[case]
     see(monkeypatch, visible, platforms)
-    settings = Settings(n, "train.py", devices_per_process=k)
+    settings = LaunchSettings(n, "train.py", devices_per_process=k)
     found = [environment.variables(settings, rank, 1, "s", 0) for rank in range(n)]
     assert [variables.get("CUDA_VISIBLE_DEVICES") for variables in found] == shares
     assert [variables.get("JAXPAR_DEVICES") for variables in found] == [str(k) if k else None] * n
@@ -429,7 +429,7 @@ def test_too_few_gpus(monkeypatch):
     see(monkeypatch, "0,1,2", None)
     said = "2 processes with 2 devices each need 4 GPUs, and there are 3 \\(0, 1, 2\\)"
     with pytest.raises(errors.DeviceError, match=said):
-        environment.variables(Settings(2, "train.py", devices_per_process=2), 0, 1, "s", 0)
+        environment.variables(LaunchSettings(2, "train.py", devices_per_process=2), 0, 1, "s", 0)
 
 
 def test_gpus_are_counted_as_nvidia_smi_lists_them(monkeypatch, tmp_path):
@@ -581,7 +581,7 @@ PROGRESS = {  # per attempt (steps, beats, seconds); restarts in a row without p
 @pytest.mark.parametrize("case", PROGRESS)
 def test_restarts_without_progress_are_counted(case, tmp_path):
     attempts, expected = PROGRESS[case]
-    supervisor = Supervisor(Settings(2, "train.py"), None, tmp_path, None)
+    supervisor = Supervisor(LaunchSettings(2, "train.py"), None, tmp_path, None)
     counts = []
     for step, beats, seconds in attempts:
         worker = SimpleNamespace(step=step, beats=beats)
@@ -594,9 +594,9 @@ def test_restarts_without_progress_are_counted(case, tmp_path):
 def test_it_gives_up_without_progress(script, tmp_path, monkeypatch, capfd):
     from jaxpar._tools.launch.supervise import run
 
-    monkeypatch.setattr(Settings, "delay", lambda self, idle: 0.01)
+    monkeypatch.setattr(LaunchSettings, "delay", lambda self, idle: 0.01)
     arguments = (str(tmp_path), "0.0:exit75,1.0:exit75", "1")
-    settings = Settings(2, str(script), arguments, max_restarts=9, patience=2)
+    settings = LaunchSettings(2, str(script), arguments, max_restarts=9, patience=2)
     assert run(settings) == 75
     assert len(list(tmp_path.glob("*-0-*"))) == 4
     assert (
@@ -606,7 +606,7 @@ def test_it_gives_up_without_progress(script, tmp_path, monkeypatch, capfd):
 
 
 def test_delays_double_and_stay():
-    assert [Settings(1, "").delay(idle) for idle in range(5)] == [1, 2, 4, 4, 4]
+    assert [LaunchSettings(1, "").delay(idle) for idle in range(5)] == [1, 2, 4, 4, 4]
 
 
 WORDS = {

@@ -23,7 +23,7 @@ from test_starting_problems import address_of_this_host
 from jaxpar import _upstream, errors
 from jaxpar._tools.devices_and_environment import environment as reported
 from jaxpar._tools.launch import environment as launch
-from jaxpar._tools.launch.settings import Settings
+from jaxpar._tools.launch.settings import LaunchSettings
 from jaxpar.distributed import _door, _port, _rendezvous, secret
 from jaxpar.distributed._proof import RANK, RANK_0, REFUSED, OtherSecret, Session
 from jaxpar.distributed._rendezvous import hello, read
@@ -166,12 +166,12 @@ def test_the_launcher_makes_a_secret_and_leaves_the_users_alone(monkeypatch):
     monkeypatch.delenv(secret.VARIABLE, raising=False)
     assert len({secret.fresh() for _ in range(10)}) == 10
     assert all(re.fullmatch("[0-9a-f]{32}", secret.fresh()) for _ in range(3))
-    given = [launch.variables(Settings(2, "x.py"), rank, 1, "s", 0) for rank in (0, 1)]
+    given = [launch.variables(LaunchSettings(2, "x.py"), rank, 1, "s", 0) for rank in (0, 1)]
     assert [one[secret.VARIABLE] for one in given] == ["s", "s"]
     monkeypatch.setenv(secret.VARIABLE, "the user's")
     assert secret.fresh() is None
     assert secret.VARIABLE not in launch.variables(
-        Settings(2, "x.py"), 0, 1, None, 0
+        LaunchSettings(2, "x.py"), 0, 1, None, 0
     )  # --dry-run prints them
 
 

@@ -30,7 +30,7 @@ def jaxpar(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def shown(seen: table.Look, width: int = 120) -> str:
+def shown(seen: table.Snapshot, width: int = 120) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as caught:
         console.print(table.text(seen))
@@ -122,7 +122,7 @@ def test_without_the_driver_the_variable_tells_which_gpu_it_is(gpus, monkeypatch
     monkeypatch.setattr(nvml, "bus_address", lambda ordinal: None)
     monkeypatch.setattr(_visible, "in_force", lambda: value)
     told = nvml.readings(gpus.devices)
-    assert [reading.utilisation_percent for reading in told.each] == loads
+    assert [reading.utilisation_percent for reading in told.by_device] == loads
 
 
 def test_the_driver_is_asked_without_a_driver():

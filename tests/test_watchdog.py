@@ -132,7 +132,7 @@ def test_who_stopped_first(case):
             worker.beats = sum(t <= now for t in beats)
             if worker.rank in ends and ends[worker.rank][0] <= now:
                 _, worker.code, done = ends[worker.rank]
-                worker.left = not done
+                worker.left_early = not done
         found = pulse.silent(now)
         if found:
             break

@@ -38,11 +38,13 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
 
 def _model(spec: str) -> dict[str, Any]:
     """The spec's model, and how its weights are to be matched."""
-    given = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
-    found = {name: given[name] for name in (*MATCHING, "flax_module") if name in given}
-    inputs, ours = given.get("inputs"), given.get("flax_inputs")
-    if ours is not None:
-        return found | call_of(ours, given.get("flax_kwargs"), Layout())
+    definitions = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
+    matching = {name: definitions[name] for name in (*MATCHING, "flax_module") if name in definitions}
+    inputs, flax_inputs = definitions.get("inputs"), definitions.get("flax_inputs")
+    if flax_inputs is not None:
+        return matching | call_of(flax_inputs, definitions.get("flax_kwargs"), Layout())
     if inputs is not None:
-        return found | call_of(inputs, given.get("flax_kwargs"), Layout.parse(given.get("layout", "same")))
-    return found | {"kwargs": given.get("flax_kwargs")}
+        return matching | call_of(
+            inputs, definitions.get("flax_kwargs"), Layout.parse(definitions.get("layout", "same"))
+        )
+    return matching | {"kwargs": definitions.get("flax_kwargs")}

@@ -41,24 +41,26 @@ def run(spec: str, *, device: str, as_json: bool, png: str | None, **options: An
         raise SpecError(str(error).removeprefix("estimate: ")) from None
     if changes:
         hardware = dataclasses.replace(hardware, name=f"{hardware.name} (figures changed)")
-    found = _estimated(spec, hardware, options)
+    prediction = _estimated(spec, hardware, options)
     if png:
-        found.plot(png)
+        prediction.plot(png)
     if as_json:
-        click.echo(found.to_json())
+        click.echo(prediction.to_json())
     else:
-        Console(highlight=False).print(found)
+        Console(highlight=False).print(prediction)
 
 
 def _estimated(spec: str, hardware: Hardware, options: dict[str, Any]) -> Estimate:
-    given = read_names(spec, ("loss_fn", "batch"))
-    net = given.get("net", given.get("make_net"))
+    definitions = read_names(spec, ("loss_fn", "batch"))
+    net = definitions.get("net", definitions.get("make_net"))
     if net is None:
         raise SpecError(
             f"{spec}: it defines neither make_net, a function that makes the module, nor net, the module."
         )
-    batch = given["batch"] if isinstance(given["batch"], tuple) else (given["batch"],)
+    batch = definitions["batch"] if isinstance(definitions["batch"], tuple) else (definitions["batch"],)
     try:
-        return estimate(net, given.get("optimizer"), given["loss_fn"], *batch, device=hardware, **options)
+        return estimate(
+            net, definitions.get("optimizer"), definitions["loss_fn"], *batch, device=hardware, **options
+        )
     except Exception as error:  # the spec's own code runs in there
         raise failed(spec, "", error) from error

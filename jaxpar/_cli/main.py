@@ -22,7 +22,7 @@ from ..errors import MatchError, SpecError
 from .demo.settings import Fault, Settings
 from .ending import leave, plain_ending
 from .port import port
-from .values import Finite, Output, check_outputs
+from .values import Finite, OutputPath, check_outputs
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
 
 AT_LEAST_1 = click.IntRange(min=1)
 SECONDS = Finite(min=0, min_open=True)
-OUTPUT = Output()
+OUTPUT = OutputPath()
 Command = Callable[..., Any]
 
 
@@ -301,7 +301,7 @@ def launch(dry_run: bool, **options: Any) -> None:
       jaxpar launch -n 4 train.py --epochs 10
       jaxpar launch -n 2 --max-restarts 3 --step-timeout 60 --log-dir logs train.py
     """
-    from .._tools.launch.settings import Settings as LaunchSettings
+    from .._tools.launch.settings import LaunchSettings
     from .._tools.launch.supervise import dry, run
 
     settings = LaunchSettings(**options)
@@ -349,15 +349,15 @@ def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
         console = Console(highlight=False)
         if watch:
             table.watch(console, watch)
-        seen = table.look()
+        snapshot = table.look()
     except KeyboardInterrupt:
         if not watch:
             raise
         return
     if as_json:
-        click.echo(json.dumps(table.document(seen), indent=2))
+        click.echo(json.dumps(table.document(snapshot), indent=2))
     else:
-        console.print(table.text(seen))
+        console.print(table.text(snapshot))
 
 
 @cli.command(short_help="Print versions, devices and settings for a bug report.")
@@ -378,5 +378,5 @@ def env(devices: int | None, as_json: bool) -> None:
         start_devices(devices)
     from .._tools.devices_and_environment import environment
 
-    found = environment.environment()
-    click.echo(json.dumps(found, indent=2) if as_json else environment.text(found))
+    report = environment.environment()
+    click.echo(json.dumps(report, indent=2) if as_json else environment.text(report))

@@ -30,13 +30,13 @@ def run(
     `chosen` overrides what the spec says.
     """
     both = read_optimizer(optimizer) if optimizer else None
-    given = read_spec(spec, ("flax_module",) if check else NEEDED)
-    given |= {name: value for name, value in chosen.items() if value is not None}
+    arguments = read_spec(spec, ("flax_module",) if check else NEEDED)
+    arguments |= {name: value for name, value in chosen.items() if value is not None}
     if both:
-        given["optimizer"] = both
+        arguments["optimizer"] = both
     stopped = False
     try:
-        comparison = _checked(check, given) if check else _compared(given, record)
+        comparison = _checked(check, arguments) if check else _compared(arguments, record)
     except parity.Stopped as stop:
         if stop.comparison is None:
             raise
@@ -54,19 +54,19 @@ def run(
     return 130 if stopped else 0 if comparison.same else 1
 
 
-def _compared(given: dict[str, Any], record: str | None) -> parity.Comparison:
-    with progress(given.get("steps", 1), description="starting JAX and PyTorch", leave=False) as shown:
-        given["progress"] = lambda step, steps: shown.step("compared")
-        return parity.record(record, **given) if record else parity.compare(**given)
+def _compared(arguments: dict[str, Any], record: str | None) -> parity.Comparison:
+    with progress(arguments.get("steps", 1), description="starting JAX and PyTorch", leave=False) as shown:
+        arguments["progress"] = lambda step, steps: shown.step("compared")
+        return parity.record(record, **arguments) if record else parity.compare(**arguments)
 
 
-def _checked(path: str, given: dict[str, Any]) -> parity.Comparison:
-    loss, optimizer = given.get("loss"), given.get("optimizer")
+def _checked(path: str, arguments: dict[str, Any]) -> parity.Comparison:
+    loss, optimizer = arguments.get("loss"), arguments.get("optimizer")
     return parity.check(
         path,
-        given["flax_module"],
+        arguments["flax_module"],
         loss=loss[1] if loss else None,
         optimizer=optimizer[1] if optimizer else None,
-        variables=given.get("variables"),
-        flax_kwargs=given.get("flax_kwargs"),
+        variables=arguments.get("variables"),
+        flax_kwargs=arguments.get("flax_kwargs"),
     )

@@ -29,22 +29,22 @@ def read_spec(
 
     defined, arguments = read_names(path), inspect.signature(compare).parameters
     both = {"torch_inputs", "flax_inputs"} <= defined.keys()
-    missing = [name for name in needed if name not in defined and not (both and name == "inputs")]
-    if missing:
-        raise SpecError(f"{path}: it does not define {', '.join(missing)}.")
-    known = names or [name for name in arguments if name != "progress"]
-    found = {name: defined[name] for name in known if name in defined}
+    undefined = [name for name in needed if name not in defined and not (both and name == "inputs")]
+    if undefined:
+        raise SpecError(f"{path}: it does not define {', '.join(undefined)}.")
+    allowed = names or [name for name in arguments if name != "progress"]
+    selected = {name: defined[name] for name in allowed if name in defined}
     for name in ("torch_module", "flax_module"):
-        if name in found:
-            found[name] = _built(path, name, found[name])
-    return found
+        if name in selected:
+            selected[name] = _built(path, name, selected[name])
+    return selected
 
 
-def _built(path: str, name: str, given: Any) -> Any:
-    if not (inspect.isfunction(given) or inspect.isclass(given)):
-        return given
+def _built(path: str, name: str, module: Any) -> Any:
+    if not (inspect.isfunction(module) or inspect.isclass(module)):
+        return module
     try:
-        return given()
+        return module()
     except (Exception, SystemExit) as error:
         raise failed(path, f"{name}(): ", error) from error
 
@@ -75,8 +75,8 @@ def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
         both = sorted(kind for kind in kinds if hasattr(optim, kind))
         raise SpecError(f"--optimizer {name}: it is none of {', '.join(both)}.")
     try:
-        ours = getattr(optim, name.lower())(**keywords)
+        jax_optimizer = getattr(optim, name.lower())(**keywords)
         kinds[name.lower()]([torch.nn.Parameter(torch.zeros(1))], **keywords)
     except (TypeError, ValueError) as error:
         raise SpecError(f"--optimizer {text}: {error}") from None
-    return lambda parameters: kinds[name.lower()](parameters, **keywords), ours
+    return lambda parameters: kinds[name.lower()](parameters, **keywords), jax_optimizer

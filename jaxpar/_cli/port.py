@@ -15,7 +15,7 @@ from .. import parity
 from ..errors import SpecError
 from .ending import leave, plain_ending
 from .spec import failed
-from .values import Output
+from .values import OutputPath
 
 COULD_NOT = 3
 """The exit code without a file or a proof. Other commands end so with 2, which are holes here."""
@@ -51,7 +51,9 @@ def _usage_errors() -> Iterator[None]:
     metavar="SHAPE",
     help="2,3,224,224, or 2,7:100 for integers below 100.",
 )
-@click.option("--out", type=Output(), required=True, metavar="FILE", help="The Python file that is written.")
+@click.option(
+    "--out", type=OutputPath(), required=True, metavar="FILE", help="The Python file that is written."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the inputs.")
 @click.option("--record/--no-record", default=False, help="Keep torch's numbers, and a test of the file.")
 @click.option("--channels-last/--channels-first", default=False, help="Images are [N, H, W, C] in the file.")
@@ -106,11 +108,11 @@ def run(
     port = parity.port(make, *examples, out=out, record=record, channels_last=channels_last)
     if optimizer is not None and not port.holes:
         lines = trained(port, make, _maker(optimizer))
-    click.echo(said(port, out))
-    for each in lines:
-        verdict = f"the same: largest difference {each.largest:.2g}" if each.same else "different"
-        click.echo(f"\n{each}\n{verdict}" + ("" if each.same else f"\n\n{each.comparison}"))
-    return port.status or int(not all(each.same for each in lines))
+    click.echo(summary(port, out))
+    for training in lines:
+        verdict = f"the same: largest difference {training.largest:.2g}" if training.same else "different"
+        click.echo(f"\n{training}\n{verdict}" + ("" if training.same else f"\n\n{training.comparison}"))
+    return port.status or int(not all(training.same for training in lines))
 
 
 def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]) -> list[parity.Lines]:
@@ -118,10 +120,10 @@ def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]
 
     def parts(net: Any) -> tuple[Any, Any]:
         """The optimizer and the scheduler, or None."""
-        made = of(net)
-        if isinstance(made, tuple | list):
-            return made[0], made[1]
-        return (made.optimizer, made) if hasattr(made, "optimizer") else (made, None)
+        objects = of(net)
+        if isinstance(objects, tuple | list):
+            return objects[0], objects[1]
+        return (objects.optimizer, objects) if hasattr(objects, "optimizer") else (objects, None)
 
     lines = [port.optimizer(lambda net: parts(net)[0])]
     if parts(make())[1] is not None:
@@ -129,7 +131,7 @@ def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]
     return lines
 
 
-def said(port: parity.Port, out: str) -> str:
+def summary(port: parity.Port, out: str) -> str:
     """What the command prints."""
     verdict = {
         0: f"the same: {len(port.comparisons)} proofs, largest difference {port.largest:.2g}",
@@ -149,12 +151,12 @@ def example(text: str, seed: int) -> Any:
     """`2,3,224,224`: normal numbers of this shape; `2,7:100`: integers below 100."""
     import torch
 
-    shape, _, below = text.partition(":")
+    shape, _, limit = text.partition(":")
     try:
         sizes = [int(size) for size in shape.split(",") if size]
         generator = torch.Generator().manual_seed(seed)
-        if below:
-            return torch.randint(int(below), sizes, generator=generator)
+        if limit:
+            return torch.randint(int(limit), sizes, generator=generator)
         return torch.randn(sizes, generator=generator)
     except (ValueError, RuntimeError) as error:
         raise SpecError(f"--input {text}: write 2,3,224,224, or 2,7:100 for integers ({error}).") from None
@@ -162,15 +164,15 @@ def example(text: str, seed: int) -> Any:
 
 def _maker(spec: str) -> Callable[..., Any]:
     """`models.py:make` or `package.module:make`."""
-    place, _, name = spec.rpartition(":")
-    if not place:
+    source, _, name = spec.rpartition(":")
+    if not source:
         raise SpecError(f"{spec}: write FILE.py:NAME or MODULE:NAME; NAME makes the module.")
     try:
-        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except (Exception, SystemExit) as error:
-        raise failed(place, "", error) from error
+        raise failed(source, "", error) from error
     if not hasattr(module, name):
-        raise SpecError(f"{spec}: {place} has no {name}.")
+        raise SpecError(f"{spec}: {source} has no {name}.")
     return getattr(module, name)
 
 

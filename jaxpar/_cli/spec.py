@@ -32,9 +32,9 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
         raise failed(path, "", error) from error
     finally:
         sys.path.remove(folder)
-    missing = [name for name in needed if name not in defined]
-    if missing:
-        raise SpecError(f"{path}: it does not define {', '.join(missing)}.")
+    undefined = [name for name in needed if name not in defined]
+    if undefined:
+        raise SpecError(f"{path}: it does not define {', '.join(undefined)}.")
     return defined
 
 

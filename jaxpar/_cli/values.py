@@ -27,7 +27,7 @@ class Finite(click.FloatRange):
         return number
 
 
-class Output(click.Path):
+class OutputPath(click.Path):
     """A file to write, in a folder that is there and can be written to."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def check_outputs(spec: str, options: Mapping[str, Any]) -> None:
         if option == "record" and Path(path).suffix != ".safetensors":
             raise click.UsageError(f"--record {path}: a record ends in .safetensors.")
         both = [path, str(Path(path).with_suffix(".json"))] if option == "record" else [path]
-        for each in map(Path, both):
-            if before := written.get(each.resolve()):
-                raise click.UsageError(f"--{option} {each} would write over {before}; choose another file.")
-            written[each.resolve()] = f"--{option}"
+        for file in map(Path, both):
+            if before := written.get(file.resolve()):
+                raise click.UsageError(f"--{option} {file} would write over {before}; choose another file.")
+            written[file.resolve()] = f"--{option}"

@@ -26,13 +26,13 @@ def current_device() -> int:
     torch counterpart: `torch.cuda.current_device` (docs/semantics.md row P4).
     """
     now = _devices.device()
-    found = _devices.devices()
-    if now not in found:
+    indexed = _devices.devices()
+    if now not in indexed:
         raise DeviceError(
             f"current_device: the current device is {_devices.name(now)}, which has no index among "
-            f"{_devices.name(found[0])} to {_devices.name(found[-1])}; call jaxpar.set_device(0)."
+            f"{_devices.name(indexed[0])} to {_devices.name(indexed[-1])}; call jaxpar.set_device(0)."
         )
-    return found.index(now)
+    return indexed.index(now)
 
 
 class set_device:
@@ -98,10 +98,10 @@ def get_device_name(device: DeviceLike | None = None) -> str:
 def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
     """What is known about a device. torch: `torch.cuda.get_device_properties` (docs/semantics.md row P6)."""
     d = _devices.device(device)
-    found = _devices.devices()
+    indexed = _devices.devices()
     return DeviceProperties(
         name=d.device_kind,
-        index=found.index(d) if d in found else None,
+        index=indexed.index(d) if d in indexed else None,
         platform=d.platform,
         process_index=d.process_index,
         total_memory=(d.memory_stats() or {}).get("bytes_limit"),
@@ -130,10 +130,10 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
     torch counterpart: `torch.cuda.memory_allocated`, `max_memory_allocated`, `mem_get_info`.
     """
     d = _devices.device(device)
-    found = d.memory_stats()
+    statistics = d.memory_stats()
     keys = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
-    if found:
-        return {key: found.get(key) for key in keys}
+    if statistics:
+        return {key: statistics.get(key) for key in keys}
     alive = (s for x in jax.live_arrays() if not x.is_deleted() for s in x.addressable_shards)
     # Looking at a shard makes an array of it, which is alive from then on. So each buffer counts once.
     buffers = {address(s.data): s.data.nbytes for s in alive if s.device == d}

@@ -32,9 +32,9 @@ def devices() -> list[jax.Device]:
     """
     _virtual.from_environment()
     _visible.remember()  # first, because `local_devices` may start the backend
-    found = jax.local_devices()
+    local = jax.local_devices()
     _visible.check()
-    return found
+    return local
 
 
 def device_count() -> int:
@@ -42,8 +42,8 @@ def device_count() -> int:
 
     torch counterpart: `torch.cuda.device_count()`; with 0, DataParallel passes through there and here.
     """
-    found = devices()
-    return len(found) if len(found) > 1 or found[0].platform != "cpu" else 0
+    available = devices()
+    return len(available) if len(available) > 1 or available[0].platform != "cpu" else 0
 
 
 def is_available() -> bool:
@@ -105,16 +105,18 @@ def _from_text(text: str) -> jax.Device:
     if kind == "cpu":
         _virtual.from_environment()
         return _pick(jax.local_devices(backend="cpu"), index, repr(text))
-    found = [d for d in devices() if d.platform != "cpu" and (kind in ("cuda", "gpu") or d.platform == kind)]
-    if not found:
+    accelerators = [
+        d for d in devices() if d.platform != "cpu" and (kind in ("cuda", "gpu") or d.platform == kind)
+    ]
+    if not accelerators:
         raise DeviceError(
             f"device: {text!r} asks for an accelerator and JAX sees none (backend "
             f"{jax.default_backend()!r}). For NVIDIA GPUs install jaxpar[cuda12]; without one write "
             "'cpu', or jaxpar.devices()[0] for whatever there is."
         )
-    if match[2] is None and now in found:
+    if match[2] is None and now in accelerators:
         return now
-    return _pick(found, index, repr(text))
+    return _pick(accelerators, index, repr(text))
 
 
 def _current() -> jax.Device | None:
@@ -123,11 +125,13 @@ def _current() -> jax.Device | None:
     return jax.local_devices(backend=now)[0] if isinstance(now, str) else now
 
 
-def _pick(found: Sequence[jax.Device], index: int, what: str) -> jax.Device:
-    if not 0 <= index < len(found):
-        names = f"{name(found[0])} to {name(found[-1])}" if len(found) > 1 else name(found[0])
-        raise DeviceError(
-            f"device: {what} is out of range: this process has {len(found)} {found[0].platform} "
-            f"device{'s' * (len(found) > 1)} ({names})."
+def _pick(candidates: Sequence[jax.Device], index: int, what: str) -> jax.Device:
+    if not 0 <= index < len(candidates):
+        names = (
+            f"{name(candidates[0])} to {name(candidates[-1])}" if len(candidates) > 1 else name(candidates[0])
         )
-    return found[index]
+        raise DeviceError(
+            f"device: {what} is out of range: this process has {len(candidates)} {candidates[0].platform} "
+            f"device{'s' * (len(candidates) > 1)} ({names})."
+        )
+    return candidates[index]

@@ -105,18 +105,18 @@ def device_of(x: PyTree) -> jax.Device:
     all tensors to be on the same device" (docs/semantics.md rows P11, P15).
     """
     tree = nnx.state(x, graph=True) if isinstance(x, nnx.Module) else x
-    found: list[tuple[bool, jax.Device, str]] = [
+    placements: list[tuple[bool, jax.Device, str]] = [
         (not leaf.committed, _first(leaf), f"x{jax.tree_util.keystr(path)}")
         for path, leaf in jax.tree.leaves_with_path(tree)
         if is_real(leaf)
     ]
-    if not found:
+    if not placements:
         raise LeafError(
             "device_of: there is no array, so no device; give a jax.Array or a tree that holds one."
         )
-    found.sort(key=lambda entry: entry[0])  # a committed one first, if there is any
-    _, home, first = found[0]
-    for free, d, name in found:
+    placements.sort(key=lambda entry: entry[0])  # a committed one first, if there is any
+    _, home, first = placements[0]
+    for free, d, name in placements:
         if d != home and not free:
             raise MixedDevicesError(mixed(_devices.name(home), _devices.name(d), first, name))
     return home
@@ -140,9 +140,9 @@ def _first(leaf: jax.Array) -> jax.Device:
 def _move(
     tree: PyTree, root: str, target: jax.Device | None, dtype: DTypeLike | None, *, stay_spread: bool
 ) -> PyTree:
-    found = jax.tree.leaves_with_path(tree)
-    names = [root + jax.tree_util.keystr(path) for path, _ in found]
-    leaves = [leaf for _, leaf in found]
+    leaves_with_paths = jax.tree.leaves_with_path(tree)
+    names = [root + jax.tree_util.keystr(path) for path, _ in leaves_with_paths]
+    leaves = [leaf for _, leaf in leaves_with_paths]
     for leaf, name in zip(leaves, names, strict=True):
         _check(leaf, name)
     check_alive(leaves, names, "to")

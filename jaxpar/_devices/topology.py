@@ -99,13 +99,13 @@ def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
 @functools.cache
 def _made(card: str, hosts: int, devices: int) -> Topology:
     """One object for equal arguments: JAX's devices of another description are other devices."""
-    found = gpu_topology(f"1x{hosts}x{devices}", CARDS[card].target(), _devices.devices)
-    if found is None:
+    gpus = gpu_topology(f"1x{hosts}x{devices}", CARDS[card].target(), _devices.devices)
+    if gpus is None:
         raise ImportError(
             "topology: XLA's compiler for GPUs is not installed (it needs no GPU and no driver): "
             'pip install "jaxpar[gpu-compiler]".'
         )
-    return Topology(card, hosts, found)
+    return Topology(card, hosts, gpus)
 
 
 def _again(card: str, hosts: int, devices: int) -> Topology:

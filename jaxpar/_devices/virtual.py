@@ -149,9 +149,9 @@ def _safe(n: int) -> int:
 
 def _warn_of_few_threads(n: int) -> None:
     """Warns of a pool that is too small: set by the user, or the default of a JAX that already runs."""
-    given, least = _pool_of_the_user(), _safe(n)
-    if given:
-        variable, threads = given
+    setting, least = _pool_of_the_user(), _safe(n)
+    if setting:
+        variable, threads = setting
         what, cure = f"{variable}={threads} gives XLA", f"Unset it, or set it to {least}."
     else:
         threads, what = cores(), "JAX started before jaxpar and has"

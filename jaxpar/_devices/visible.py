@@ -33,8 +33,8 @@ class _Memory:
     """What this process has seen: one object, so that a test can have another."""
 
     then: str | None = None
-    known = False
-    told: Change | None = None
+    recorded = False
+    warned: Change | None = None
 
 
 _memory = _Memory()
@@ -45,13 +45,13 @@ def remember() -> None:
 
     Call it before the first look at the devices.
     """
-    if not _memory.known:
-        _memory.then, _memory.known = _value_at_start(), True
+    if not _memory.recorded:
+        _memory.then, _memory.recorded = _value_at_start(), True
 
 
 def in_force() -> str | None:
     """The value that chose the devices of this process."""
-    return _memory.then if _memory.known else os.environ.get(VARIABLE)
+    return _memory.then if _memory.recorded else os.environ.get(VARIABLE)
 
 
 def changed_visible_devices() -> Change | None:
@@ -67,8 +67,8 @@ def check() -> None:
       UserWarning: names both values and the cure.
     """
     change = changed_visible_devices()
-    if change and change != _memory.told:
-        _memory.told = change
+    if change and change != _memory.warned:
+        _memory.warned = change
         then, now = ("unset" if value is None else repr(value) for value in change)
         warnings.warn(
             f"{VARIABLE} is {now} now and was {then} when JAX started. The devices of a running process do "
@@ -84,8 +84,8 @@ def _value_at_start() -> str | None:
     now = os.environ.get(VARIABLE)
     if not backends_are_initialized():
         return now
-    original, known = _original()
-    return original if known and original != now and _sees_more_than(now) else now
+    original, readable = _original()
+    return original if readable and original != now and _sees_more_than(now) else now
 
 
 def _original() -> tuple[str | None, bool]:
@@ -95,8 +95,8 @@ def _original() -> tuple[str | None, bool]:
     except OSError:
         return None, False
     prefix = f"{VARIABLE}=".encode()
-    found = [os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)]
-    return (found[0] if found else None), True
+    values = [os.fsdecode(entry[len(prefix) :]) for entry in entries if entry.startswith(prefix)]
+    return (values[0] if values else None), True
 
 
 def _sees_more_than(value: str | None) -> bool:

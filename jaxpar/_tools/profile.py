@@ -121,8 +121,8 @@ class Profile:
         """Ends the trace, reads it and prints the table. Does nothing where none is being taken."""
         if not self._stop():
             return
-        found = self._directory.glob("**/perfetto_trace.json.gz")
-        self.trace = max(found, key=lambda file: file.stat().st_mtime)
+        traces = self._directory.glob("**/perfetto_trace.json.gz")
+        self.trace = max(traces, key=lambda file: file.stat().st_mtime)
         self.operations = operations(self.trace)
         if rank() == 0:
             print(self.table())
@@ -157,10 +157,10 @@ def operations(trace: Path) -> list[Operation]:
     counts: dict[tuple[str, str], int] = {}
     microseconds: dict[tuple[str, str], float] = {}
     for event in events:
-        said = event.get("args", {})
-        if event.get("ph") != "X" or "hlo_op" not in said:
+        arguments = event.get("args", {})
+        if event.get("ph") != "X" or "hlo_op" not in arguments:
             continue
-        key = said["hlo_op"], said.get("hlo_module", "")
+        key = arguments["hlo_op"], arguments.get("hlo_module", "")
         counts[key] = counts.get(key, 0) + 1
         microseconds[key] = microseconds.get(key, 0.0) + event["dur"]
     total = sum(microseconds.values()) or 1.0

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxpar
 from jaxpar._tools.estimate.hlo import read
-from jaxpar._tools.estimate.schedule import Kernel, Schedule, events
+from jaxpar._tools.estimate.schedule import Kernel, LaneSchedule, events
 
 WIDTH, DEPTH, ROWS = 2048, 6, 512
 WEIGHTS = 4 * DEPTH * WIDTH**2
@@ -67,7 +67,7 @@ def test_every_gradient_is_exchanged_once(found):
     assert 0 <= found.traffic.bytes - WEIGHTS <= 8  # and the loss
 
 
-def begins_before_the_end(schedule: Schedule) -> None:
+def begins_before_the_end(schedule: LaneSchedule) -> None:
     """All-reduces start while there is something left to compute, and the device computes beside them."""
     assert len(schedule.exchanges) > 1
     last = [slot for slot in schedule.slots if slot.lane == "compute" and slot.flops][-1]
@@ -86,7 +86,7 @@ def test_a_step_whose_exchange_comes_last_is_found(found):
         for slot in found.schedule.slots
     )
     with pytest.raises(AssertionError):
-        begins_before_the_end(Schedule(tuple(late)))
+        begins_before_the_end(LaneSchedule(tuple(late)))
 
 
 def test_a_faster_card_is_faster(found):
@@ -160,7 +160,7 @@ def test_operations_of(sort):
     f, shapes, flops = SORTS[sort]
     found = kernels(f, *shapes)
     assert sum(kernel.work.flops * kernel.turns for kernel in found) == flops
-    assert all(kernel.work.known for kernel in found)
+    assert all(kernel.work.counted for kernel in found)
 
 
 class Attends(nnx.Module):

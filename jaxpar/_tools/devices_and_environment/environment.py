@@ -56,10 +56,10 @@ def environment() -> dict[str, Part]:
     }
 
 
-def text(found: dict[str, Part]) -> str:
+def text(parts: dict[str, Part]) -> str:
     """The same as lines of plain text."""
-    lines = [(name, _readable(name, value)) for part in found.values() for name, value in part.items()]
-    if not found["variables"]:
+    lines = [(name, _readable(name, value)) for part in parts.values() for name, value in part.items()]
+    if not parts["variables"]:
         lines.append(("variables", "none of those that matter is set"))
     width = max(len(name) for name, _ in lines)
     between = "\n" + " " * (width + 2)
@@ -106,13 +106,13 @@ def _total_memory() -> int:
 
 def _free_memory() -> int:
     """What programs can still have, as Linux estimates it; elsewhere the pages that are not used at all."""
-    told = Path("/proc/meminfo")
-    if not told.exists():
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", told.read_text(), re.M)
-    if found is None:
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.M)
+    if match is None:
         raise LookupError("MemAvailable is not in /proc/meminfo")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 def _backends() -> Part:
@@ -125,10 +125,10 @@ def _backends() -> Part:
 
         return [f"{_devices.name(d)} {d.device_kind}" for d in _devices.devices()]
 
-    seen = attempt(devices)  # first: it obeys JAXPAR_DEVICES, which is too late once JAX has started
+    descriptions = attempt(devices)  # first: it obeys JAXPAR_DEVICES, which is too late once JAX has started
     return {
         "default_backend": attempt(jax.default_backend),
-        "devices": seen,
+        "devices": descriptions,
         "process_index": attempt(jax.process_index),
         "process_count": attempt(jax.process_count),
         **{f"backend_{name}": attempt(functools.partial(_start, name)) for name in _plugins()},
@@ -144,8 +144,8 @@ def _plugins() -> list[str]:
 def _start(name: str) -> str:
     import jax
 
-    found = jax.devices(name)
-    return f"{len(found)} x {found[0].device_kind}, {found[0].client.platform_version}"
+    devices = jax.devices(name)
+    return f"{len(devices)} x {devices[0].device_kind}, {devices[0].client.platform_version}"
 
 
 def _options() -> Part:
@@ -154,8 +154,8 @@ def _options() -> Part:
 
         return {name: getattr(jax.config, name, None) for name in OPTIONS}
 
-    found = attempt(options)
-    return found if isinstance(found, dict) else {"options": found}
+    values = attempt(options)
+    return values if isinstance(values, dict) else {"options": values}
 
 
 def _readable(name: str, value: Value) -> str:

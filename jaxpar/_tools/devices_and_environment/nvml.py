@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 class Readings(NamedTuple):
     """A Reading for each device, and a sentence about what is missing, if something is."""
 
-    each: list[Reading]
+    by_device: list[Reading]
     trouble: str | None = None
 
 
@@ -102,11 +102,11 @@ def bus_address(ordinal: int) -> str | None:
     text, device = ctypes.create_string_buffer(32), ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        told = driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0
-        told = told and driver.cuDeviceGetPCIBusId(text, len(text), device) == 0
+        answered = driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0
+        answered = answered and driver.cuDeviceGetPCIBusId(text, len(text), device) == 0
     except (OSError, AttributeError):
         return None
-    return text.value.decode() if told else None
+    return text.value.decode() if answered else None
 
 
 def _from_variable(library: ModuleType, ordinal: int) -> object:

@@ -45,30 +45,30 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class Snapshot:
     """All devices of this process at one moment, and notes on the numbers."""
 
     rows: list[Row]
     notes: list[str]
 
 
-def look() -> Look:
+def look() -> Snapshot:
     """Looks at `jaxpar.devices()`.
 
     Raises:
       DeviceError: JAX cannot start.
     """
     try:
-        found = _devices.devices()
+        devices = _devices.devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that what JAX_PLATFORMS names exists
         reason = str(error).strip() or f"no backend for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
         raise DeviceError(
             f"devices: JAX cannot start: {reason.splitlines()[0].rstrip('.')}. `jaxpar env` says more; "
             "JAX_PLATFORMS=cpu does without accelerators."
         ) from error
-    told = nvml.readings(found)
+    measured = nvml.readings(devices)
     rows = []
-    for index, (d, reading) in enumerate(zip(found, told.each, strict=True)):
+    for index, (d, reading) in enumerate(zip(devices, measured.by_device, strict=True)):
         rows.append(
             Row(
                 index=index,
@@ -82,25 +82,25 @@ def look() -> Look:
                 temperature_celsius=reading.temperature_celsius,
             )
         )
-    return Look(rows, _notes(rows, told.trouble))
+    return Snapshot(rows, _notes(rows, measured.trouble))
 
 
-def document(seen: Look) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
+def document(snapshot: Snapshot) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
     """The same as plain values, for JSON."""
-    return {"devices": [dataclasses.asdict(row) for row in seen.rows], "notes": seen.notes}
+    return {"devices": [dataclasses.asdict(row) for row in snapshot.rows], "notes": snapshot.notes}
 
 
-def text(seen: Look) -> Group:
+def text(snapshot: Snapshot) -> Group:
     """A table for a terminal or a log."""
     # On a narrow terminal cells break between words; a number is never cut.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    shared = any(row.gpu_bytes_used is not None for row in seen.rows)
+    shared = any(row.gpu_bytes_used is not None for row in snapshot.rows)
     table.add_column("index", justify="right")
     table.add_column("name", no_wrap=True)
     table.add_column("kind")
     for column in ("process", "in use / peak / limit", *["GPU used"] * shared, "load", "temp."):
         table.add_column(column, justify="right")
-    for row in seen.rows:
+    for row in snapshot.rows:
         table.add_row(
             str(row.index),
             row.name,
@@ -111,7 +111,7 @@ def text(seen: Look) -> Group:
             "-" if row.utilisation_percent is None else f"{row.utilisation_percent}%",
             "-" if row.temperature_celsius is None else f"{row.temperature_celsius}°C",
         )
-    return Group(table, *(f"\n{note}" for note in seen.notes))
+    return Group(table, *(f"\n{note}" for note in snapshot.notes))
 
 
 def watch(console: Console, seconds: float) -> None:

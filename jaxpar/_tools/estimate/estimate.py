@@ -18,7 +18,7 @@ from .hardware import Hardware
 from .largest import largest
 from .report import Estimate
 from .scaling import scale, simulate
-from .step import Step, compile_step, target
+from .step import StepProgram, compile_step, target
 
 MEMORY_SHARE = 0.75
 """Of a device's memory, what JAX takes when it starts: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""
@@ -81,14 +81,14 @@ def estimate(
         memory_share * hardware.memory,
     )
 
-    def compiled(b: int) -> Step:
+    def compiled(b: int) -> StepProgram:
         cut = jax.tree.map(lambda x: jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype), shapes)
         return compile_step(module, tx, loss, cut, where, hardware)
 
     step, n = compiled(rows), hosts * devices
     numbers = sorted({n, *(2**i for i in range(n.bit_length()))})
-    held = step.memory.total
-    most = largest(lambda b: compiled(b).memory.total, room, rows, held) if watch_batch else None
+    peak = step.memory.total
+    most = largest(lambda b: compiled(b).memory.total, room, rows, peak) if watch_batch else None
     return Estimate(
         model=type(module).__name__,
         rows=rows,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .work import Work
+from .work import KernelWork
 
 NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 9.6e-6
 """Seconds for one step of a ring with large messages: hwLat in NCCL's src/graph/tuning.cc, ring, Simple."""
@@ -93,17 +93,19 @@ class Hardware:
           ValueError: no such card, or a rate that is not positive.
         """
         # By topology's names, too: "a100-80" is the "a100" here.
-        known = {_plain(name): found for key, found in CARDS.items() for name in (key, found.card) if name}
-        if _plain(card) not in known:
+        by_name = {
+            _plain(name): hardware for key, hardware in CARDS.items() for name in (key, hardware.card) if name
+        }
+        if _plain(card) not in by_name:
             raise ValueError(
                 f"estimate: device={card!r} is none of {', '.join(CARDS)}. For another one give its figures: "
                 "jaxpar.Hardware(...), or --flops, --bandwidth, --memory, --link beside the nearest of these."
             )
         if isinstance(changes.get("flops"), (int, float)):
             changes["flops"] = dict.fromkeys(KINDS, float(changes["flops"]))
-        return dataclasses.replace(known[_plain(card)], **changes)
+        return dataclasses.replace(by_name[_plain(card)], **changes)
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: KernelWork) -> float:
         """Of a kernel: its operations or its bytes, whichever take longer, and its start.
 
         Raises:

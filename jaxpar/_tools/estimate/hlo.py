@@ -69,8 +69,8 @@ class Instruction:
     @functools.cached_property
     def turns(self) -> int | None:
         """How often a loop runs, if the compiler knows."""
-        found = self._attribute(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
-        return int(found) if found else None
+        count = self._attribute(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
+        return int(count) if count else None
 
     @functools.cached_property
     def origin(self) -> str:
@@ -81,12 +81,12 @@ class Instruction:
     def numbers(self, attribute: str) -> tuple[int, ...]:
         """Those behind a name that matches: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a
         library's configuration."""
-        found = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
-        return tuple(int(n) for n in re.findall(r"\d+", found))
+        digits = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
+        return tuple(int(n) for n in re.findall(r"\d+", digits))
 
     def _attribute(self, pattern: str) -> str:
-        found = re.search(pattern, self.attributes)
-        return found.group(1) if found else ""
+        match = re.search(pattern, self.attributes)
+        return match.group(1) if match else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +106,12 @@ class Computation:
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
         """Who reads each instruction."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        readers: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for name in dict.fromkeys(instruction.operands):
-                if name in found:
-                    found[name].append(instruction)
-        return found
+                if name in readers:
+                    readers[name].append(instruction)
+        return readers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,18 +129,18 @@ def read(text: str) -> Module:
       ValueError: no computation in it is the first.
     """
     computations: dict[str, dict[str, Instruction]] = {}
-    entry, inside = None, None
+    entry, computation = None, None
     for line in text.splitlines():
         if header := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            inside = computations.setdefault(header.group(2), {})
+            computation = computations.setdefault(header.group(2), {})
             entry = header.group(2) if header.group(1) else entry
-        elif inside is not None and (found := instruction(line)):
-            inside[found.name] = found
+        elif computation is not None and (parsed := instruction(line)):
+            computation[parsed.name] = parsed
     if entry is None:
         raise ValueError(
             "estimate: the compiler's text has no ENTRY computation, so there is no program to read."
         )
-    return Module({name: Computation(held) for name, held in computations.items()}, entry)
+    return Module({name: Computation(instructions) for name, instructions in computations.items()}, entry)
 
 
 def instruction(line: str) -> Instruction | None:
@@ -171,17 +171,17 @@ def arrays(text: str) -> tuple[Array, ...]:
     >>> [x.bytes for x in arrays("(f32[2,3]{1,0}, /*index=1*/bf16[])")]
     [24, 2]
     """
-    found = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text)
-    return tuple(Array(kind, tuple(int(n) for n in shape.split(",") if n)) for kind, shape in found)
+    matches = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", text)
+    return tuple(Array(kind, tuple(int(n) for n in shape.split(",") if n)) for kind, shape in matches)
 
 
 def _closing(line: str, start: int) -> int:
     """Behind the bracket that closes the one at `start`."""
     depth = 0
-    for here in range(start, len(line)):
-        depth += {"(": 1, ")": -1}.get(line[here], 0)
+    for position in range(start, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[position], 0)
         if not depth:
-            return here + 1
+            return position + 1
     raise ValueError(f"estimate: a bracket stays open in the compiler's text: {line[:80]}")
 
 

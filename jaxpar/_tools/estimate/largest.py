@@ -35,29 +35,29 @@ def largest(peak: Callable[[int], int], room: float, rows: int, at_rows: int) ->
       peak: compiles for so many rows of a device and tells the bytes.
       room: bytes that there are. rows, at_rows: a number that is known, and its bytes.
     """
-    known = {rows: at_rows}
+    peaks = {rows: at_rows}
     guess = 2 * rows if at_rows <= room else max(rows // 2, 1)
-    while len(known) <= COMPILES and guess not in known:
-        known[guess] = peak(guess)
-        guess = _next(known, room)
-    fits = [b for b, held in known.items() if held <= room]
+    while len(peaks) <= COMPILES and guess not in peaks:
+        peaks[guess] = peak(guess)
+        guess = _next(peaks, room)
+    fits = [b for b, needed in peaks.items() if needed <= room]
     most = max(fits, default=0)
-    sure = most + 1 in known if fits else 1 in known
-    return Largest(most, known.get(most, min(known.values())), len(known) - 1, sure)
+    sure = most + 1 in peaks if fits else 1 in peaks
+    return Largest(most, peaks.get(most, min(peaks.values())), len(peaks) - 1, sure)
 
 
-def _next(known: dict[int, int], room: float) -> int:
+def _next(peaks: dict[int, int], room: float) -> int:
     """Where the line through two known numbers meets the room; a known one when all is found out."""
-    fits = max((b for b, held in known.items() if held <= room), default=0)
-    over = min((b for b, held in known.items() if held > room), default=0)
-    low, high = fits + 1, over - 1 if over else GROWTH * max(known)
+    fits = max((b for b, needed in peaks.items() if needed <= room), default=0)
+    over = min((b for b, needed in peaks.items() if needed > room), default=0)
+    low, high = fits + 1, over - 1 if over else GROWTH * max(peaks)
     if low > high:
         return fits or 1
-    if over and len(known) % 3 == 0:  # where it is no line, halves find it
+    if over and len(peaks) % 3 == 0:  # where it is no line, halves find it
         return (low + high) // 2
-    a, b = (fits, over) if fits and over else sorted(known, key=lambda n: abs(known[n] - room))[:2]
-    slope = (known[b] - known[a]) / (b - a)
+    a, b = (fits, over) if fits and over else sorted(peaks, key=lambda n: abs(peaks[n] - room))[:2]
+    slope = (peaks[b] - peaks[a]) / (b - a)
     if slope <= 0:
         return (low + high) // 2
     # The one behind a number that fits: if it does not, the search ends.
-    return max(min(int(a + (room - known[a]) / slope), high), low)
+    return max(min(int(a + (room - peaks[a]) / slope), high), low)

@@ -112,18 +112,18 @@ class MemoryReport:
 
     @property
     def _largest(self) -> int:
-        return max(d.total for held in self.patterns.values() for d in held)
+        return max(d.total for devices in self.patterns.values() for d in devices)
 
     def table(self) -> str:
         """Both patterns as text, and where the numbers come from."""
         unit, scale = unit_of(self._largest)
         console = Console(file=(text := io.StringIO()), width=110)
         console.print(f"What one training step keeps on each device: {self.subject}")
-        for name, held in self.patterns.items():
-            rows = [[d.device, *(f"{n / scale:.1f}" for n in (*d.parts, d.total))] for d in held]
+        for name, devices in self.patterns.items():
+            rows = [[d.device, *(f"{n / scale:.1f}" for n in (*d.parts, d.total))] for d in devices]
             console.print(f"\n{name}, {unit}")
             console.print(table(("device", *PARTS, "total"), rows))
-            console.print(_imbalance(held))
+            console.print(_imbalance(devices))
         caveat = (
             f"{CAVEAT} XLA's sum for the whole compiled step of {JAXPAR}, arguments and update included: "
             f"{self.compiled_step / scale:.1f} {unit} on each device."
@@ -144,8 +144,8 @@ class MemoryReport:
         unit, scale = unit_of(self._largest)
         picture = figure("memory_report", (5 + 0.8 * max(len(self.torch), 4), 5.6))
         panels = picture.subplots(1, 2, sharey=True)
-        for panel, (name, held) in zip(panels, self.patterns.items(), strict=True):
-            _draw(panel, held, scale)
+        for panel, (name, devices) in zip(panels, self.patterns.items(), strict=True):
+            _draw(panel, devices, scale)
             panel.set_title(name, fontsize=11)
             panel.set_xlabel("device")
         panels[0].set_ylabel(f"memory at its largest [{unit}]")
@@ -156,24 +156,25 @@ class MemoryReport:
         save(picture, path)
 
 
-def _imbalance(held: tuple[DeviceBytes, ...]) -> str:
-    others = [d.total for d in held[1:]]
+def _imbalance(devices: tuple[DeviceBytes, ...]) -> str:
+    others = [d.total for d in devices[1:]]
     if not others:
         return "one device"
-    if all(n == held[0].total for n in others):
+    if all(n == devices[0].total for n in others):
         return "all devices hold the same"
-    return f"{held[0].device} holds {held[0].total / max(*others, 1):.1f} x what the fullest other one does"
+    first = devices[0]
+    return f"{first.device} holds {first.total / max(*others, 1):.1f} x what the fullest other one does"
 
 
-def _draw(panel: Any, held: tuple[DeviceBytes, ...], scale: int) -> None:
-    names = [d.device for d in held]
-    heights = ([n / scale for n in d.parts] for d in held)
+def _draw(panel: Any, devices: tuple[DeviceBytes, ...], scale: int) -> None:
+    names = [d.device for d in devices]
+    heights = ([n / scale for n in d.parts] for d in devices)
     tops = bars(panel, names, dict(zip(PARTS, zip(*heights, strict=True), strict=True)))
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     for name, top in zip(names, tops, strict=True):
         text = f"{top:.0f}" if top >= 100 else f"{top:.1f}"
-        panel.annotate(text, (name, top), (0, 4), textcoords="offset points", ha="center", bbox=behind)
-    panel.tick_params(axis="x", length=0, labelrotation=0 if len(held) <= 8 else 90)
+        panel.annotate(text, (name, top), (0, 4), textcoords="offset points", ha="center", bbox=background)
+    panel.tick_params(axis="x", length=0, labelrotation=0 if len(devices) <= 8 else 90)
 
 
 def unit_of(largest: int) -> tuple[str, int]:

@@ -26,7 +26,7 @@ from ..._typing import DeviceLike, PyTree
 from ...errors import DeviceError, NoRowsError
 from .arguments import as_shapes, optimizer_of, scalar, transformation
 from .memory import DeviceBytes, MemoryReport
-from .program import Program, held, is_float, size, state_sizes
+from .program import Program, bytes_on, is_float, size, state_sizes
 
 LossFn = Callable[[Any], jax.Array]
 FUNCTION = "memory_report"
@@ -94,22 +94,24 @@ def memory_report(
         )
     tx = transformation(optimizer, "memory_report")
     loss = scalar(loss_fn or mean_square, "memory_report")
-    step = Step(as_shapes(module), tx, loss, args, placement)
+    step = ReportedStep(as_shapes(module), tx, loss, args, placement)
     devices, outputs = sharded(step)
     update = optimizer is not None
-    whole = step.trace(lambda *given: step.loss_and_outputs(*given)[0], args, placement, update=update)
+    full_step = step.trace(
+        lambda *arguments: step.loss_and_outputs(*arguments)[0], args, placement, update=update
+    )
     return MemoryReport(
         torch=gathered(step, outputs),
         jaxpar=devices,
         model=type(module).__name__,
         sizes=step.sizes,
         kind=placement.devices[0].device_kind,
-        compiled_step=Program(whole, FUNCTION, placement.devices).everything,
+        compiled_step=Program(full_step, FUNCTION, placement.devices).everything,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ReportedStep:
     """What both patterns do, each in its own way: a net without values, and the batch as its arguments."""
 
     net: nnx.Module
@@ -141,7 +143,7 @@ class Step:
         return trace_step(net, optimizer_of(net, self.tx), loss_fn, args, placement, **options)
 
 
-def sharded(step: Step) -> tuple[tuple[DeviceBytes, ...], PyTree]:
+def sharded(step: ReportedStep) -> tuple[tuple[DeviceBytes, ...], PyTree]:
     """jaxpar's pattern, one program over all devices in which everything stays where it is; its outputs."""
     traced = step.trace(step.loss_and_outputs, step.args, step.placement, has_aux=True, update=False)
     program = Program(traced, FUNCTION, step.placement.devices)
@@ -150,41 +152,41 @@ def sharded(step: Step) -> tuple[tuple[DeviceBytes, ...], PyTree]:
         DeviceBytes(
             device=_devices.name(d),
             **step.state,
-            gradients=held(gradients, d),
+            gradients=bytes_on(gradients, d),
             activations=program.temporary,
-            outputs=held(outputs, d),
+            outputs=bytes_on(outputs, d),
         )
         for d in step.placement.devices
     )
     return devices, outputs
 
 
-def gathered(step: Step, outputs: PyTree) -> tuple[DeviceBytes, ...]:
+def gathered(step: ReportedStep, outputs: PyTree) -> tuple[DeviceBytes, ...]:
     """torch's pattern; `outputs` are those of the whole batch, gathered on the first device."""
     several, sizes = step.placement.N > 1, step.sizes
     replicas = {b: _replica(step, b) for b in set(sizes)}
     devices = []
     for i, d in enumerate(step.placement.devices):
         works = i < len(sizes)
-        replica = replicas[sizes[i]] if works else Replica(0, 0, 0)
-        here = {part: n * works for part, n in step.state.items()}
-        here |= {
+        replica = replicas[sizes[i]] if works else ReplicaBytes(0, 0, 0)
+        usage = {part: n * works for part, n in step.state.items()}
+        usage |= {
             "optimizer": 0,
-            "gradients": here["parameters"],
+            "gradients": usage["parameters"],
             "activations": replica.temporary + replica.seeds,
             "outputs": replica.outputs,
         }
         if i == 0:
             # The rows of the first replica are cut out of the gradient of all outputs, without a copy.
-            here["activations"] = replica.temporary + _loss(step, outputs)
-            here["optimizer"] = step.state["optimizer"]
-            here["gradients"] += here["parameters"] * several  # the sum is an array of its own
-            here["outputs"] += size(outputs) * several
-        devices.append(DeviceBytes(_devices.name(d), **here))
+            usage["activations"] = replica.temporary + _loss(step, outputs)
+            usage["optimizer"] = step.state["optimizer"]
+            usage["gradients"] += usage["parameters"] * several  # the sum is an array of its own
+            usage["outputs"] += size(outputs) * several
+        devices.append(DeviceBytes(_devices.name(d), **usage))
     return tuple(devices)
 
 
-class Replica(NamedTuple):
+class ReplicaBytes(NamedTuple):
     """Bytes of one replica's program: temporary ones, its outputs and the gradient it gets of them."""
 
     temporary: int
@@ -192,10 +194,10 @@ class Replica(NamedTuple):
     seeds: int
 
 
-def _replica(step: Step, b: int) -> Replica:
+def _replica(step: ReportedStep, b: int) -> ReplicaBytes:
     """Forward and backward of b rows; the gradient of the outputs comes from outside."""
-    here = Placement(step.placement.devices[:1], step.placement.dim)
-    args = jax.tree.map(lambda x: _with_rows(x, here.dim % x.ndim, b) if has_shape(x) else x, step.args)
+    single = Placement(step.placement.devices[:1], step.placement.dim)
+    args = jax.tree.map(lambda x: _with_rows(x, single.dim % x.ndim, b) if has_shape(x) else x, step.args)
 
     def seeded(net: Any, seeds: list[jax.Array], *args: Any) -> tuple[jax.Array, PyTree]:
         outputs = net(*args)
@@ -207,22 +209,22 @@ def _replica(step: Step, b: int) -> Replica:
         outputs = net(*args)
         return mean_square(outputs), outputs  # the user's loss may know the whole batch
 
-    outputs = step.trace(unseeded, args, here, has_aux=True, update=False).out_info.aux
+    outputs = step.trace(unseeded, args, single, has_aux=True, update=False).out_info.aux
     seeds = _floats(outputs)
-    traced = step.trace(seeded, (seeds, *args), here, has_aux=True, update=False)
-    program = Program(traced, FUNCTION, here.devices)
-    return Replica(program.temporary, size(outputs), size(seeds))
+    traced = step.trace(seeded, (seeds, *args), single, has_aux=True, update=False)
+    program = Program(traced, FUNCTION, single.devices)
+    return ReplicaBytes(program.temporary, size(outputs), size(seeds))
 
 
-def _loss(step: Step, outputs: PyTree) -> int:
+def _loss(step: ReportedStep, outputs: PyTree) -> int:
     """Temporary bytes of the loss of the whole batch on one device, and of its gradient."""
-    here = SingleDeviceSharding(step.placement.devices[0])
+    sharding = SingleDeviceSharding(step.placement.devices[0])
 
     def differentiate(outputs: PyTree) -> tuple[jax.Array, list[jax.Array]]:
         loss, gradients = jax.value_and_grad(step.loss, allow_int=True)(outputs)
         return loss, _floats(gradients)
 
-    traced = jax.jit(differentiate).trace(jax.tree.map(lambda x: shape_of(x, here), outputs))
+    traced = jax.jit(differentiate).trace(jax.tree.map(lambda x: shape_of(x, sharding), outputs))
     program = Program(traced, FUNCTION, step.placement.devices)
     return program.temporary + size(program.results[1])
 

@@ -20,56 +20,56 @@ KINDS = {
 }
 """None is a colour of the bar beside them, where it means another thing."""
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
-SEEN = 0.02
+LOWEST_BAR = 0.02
 """Of a device's memory: a lower bar would be a line on the floor."""
 THIN = 0.0008
 """Of the step: shorter kernels are drawn this long, or nobody would see them."""
 
 
-def draw(found: Any, path: str | os.PathLike[str]) -> None:
+def draw(estimate: Any, path: str | os.PathLike[str]) -> None:
     """Writes the picture of an Estimate."""
-    save(drawn(found), path)
+    save(drawn(estimate), path)
 
 
-def drawn(found: Any) -> Any:
+def drawn(estimate: Any) -> Any:
     """The figure, without its foot."""
     picture = figure("estimate", (12, 5))
     memory, lanes = picture.subplots(1, 2, width_ratios=(1, 4))
-    _draw_memory(memory, found)
-    _draw_lanes(lanes, found)
+    _draw_memory(memory, estimate)
+    _draw_lanes(lanes, estimate)
     for panel, columns in ((memory, 2), (lanes, 4)):
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
-        panel.legend(**below, ncols=columns, frameon=False, fontsize=9)
-    compiled = "" if not found.why else f" (compiled for {found.platform})"
-    picture.suptitle(f"{found.subject}{compiled}: predicted, not measured")
+        legend = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
+        panel.legend(**legend, ncols=columns, frameon=False, fontsize=9)
+    compiled = "" if not estimate.why else f" (compiled for {estimate.platform})"
+    picture.suptitle(f"{estimate.subject}{compiled}: predicted, not measured")
     return picture
 
 
-def _draw_memory(panel: Any, found: Any) -> None:
+def _draw_memory(panel: Any, estimate: Any) -> None:
     """A bar of what a device holds, and what it may; beside that, a small model would not be seen."""
-    scale, unit = next(((s, u) for s, u in UNITS if found.memory.total >= s), UNITS[-1])
-    bars(panel, ["one device"], {part: [getattr(found.memory, part) / scale] for part in PARTS})
-    room = f"JAX takes {number(found.room, 'B')}"
-    if found.memory.total > SEEN * found.room:
-        panel.axhline(found.room / scale, color="black", linestyle="--", linewidth=1)
+    scale, unit = next(((s, u) for s, u in UNITS if estimate.memory.total >= s), UNITS[-1])
+    bars(panel, ["one device"], {part: [getattr(estimate.memory, part) / scale] for part in PARTS})
+    room = f"JAX takes {number(estimate.room, 'B')}"
+    if estimate.memory.total > LOWEST_BAR * estimate.room:
+        panel.axhline(estimate.room / scale, color="black", linestyle="--", linewidth=1)
         room = f"dashed: {room}"
     panel.set_ylabel(f"memory [{unit}]; {room}")
     panel.set_xlim(-0.6, 0.6)
 
 
-def _draw_lanes(panel: Any, found: Any) -> None:
+def _draw_lanes(panel: Any, estimate: Any) -> None:
     """Time to the right; above what the device computes, below what it exchanges, if anything."""
-    at_least = THIN * found.step
-    exchanges = bool(found.schedule.exchanges)
+    at_least = THIN * estimate.step
+    exchanges = bool(estimate.schedule.exchanges)
     for kind, colour in KINDS.items():
-        slots = [slot for slot in found.schedule.slots if _kind(slot) == kind]
+        slots = [slot for slot in estimate.schedule.slots if _kind(slot) == kind]
         if not slots:
             continue
         row = 0.6 if kind == EXCHANGE else 1.6
         spans = [(slot.begin * 1e3, max(slot.seconds, at_least) * 1e3) for slot in slots]
         panel.broken_barh(spans, (row, 0.8), facecolors=colour, label=kind, linewidth=0)
-    for slot in found.schedule.exchanges:
-        if slot.seconds > 0.04 * found.step:
+    for slot in estimate.schedule.exchanges:
+        if slot.seconds > 0.04 * estimate.step:
             panel.annotate(
                 number(slot.bytes, "B"),
                 ((slot.begin + slot.seconds / 2) * 1e3, 0.45),
@@ -78,8 +78,8 @@ def _draw_lanes(panel: Any, found: Any) -> None:
             )
     panel.set_yticks(*([1.0, 2.0], [EXCHANGE, "computes"]) if exchanges else ([2.0], ["computes"]))
     panel.set_ylim(0.2 if exchanges else 1.4, 2.7)
-    panel.set_xlim(0, found.step * 1e3)
-    overlap = f"{found.schedule.overlap:.0%} of the exchange lies beside computation"
+    panel.set_xlim(0, estimate.step * 1e3)
+    overlap = f"{estimate.schedule.overlap:.0%} of the exchange lies beside computation"
     panel.set_xlabel(f"ms; {overlap if exchanges else 'nothing is exchanged'}")
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(axis="y", length=0)

@@ -29,8 +29,8 @@ class Program:
     def __init__(self, traced: jax.stages.Traced, function: str, devices: Sequence[jax.Device]) -> None:
         lowered = traced.lower()
         compiled = lowered.compile(compiler_options=dict(compiler_options(devices)))
-        told: Any = compiled.memory_analysis()
-        if told is None:
+        analysis: Any = compiled.memory_analysis()
+        if analysis is None:
             raise BackendError(
                 f"{function}: the compiler of backend {jax.default_backend()!r} does not analyse memory; "
                 "use another backend (JAX_PLATFORMS=cpu)."
@@ -41,9 +41,9 @@ class Program:
             lowered.out_info,
             compiled.output_shardings,
         )
-        self.arguments = int(told.argument_size_in_bytes)
-        self.temporary = int(told.temp_size_in_bytes)
-        returned = int(told.output_size_in_bytes - told.alias_size_in_bytes)
+        self.arguments = int(analysis.argument_size_in_bytes)
+        self.temporary = int(analysis.temp_size_in_bytes)
+        returned = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
         self.everything = self.arguments + returned + self.temporary
 
 
@@ -59,7 +59,7 @@ def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
     return {name: size(tree) for name, tree in parts.items()}
 
 
-def held(tree: PyTree, device: jax.Device) -> int:
+def bytes_on(tree: PyTree, device: jax.Device) -> int:
     """Bytes of the parts of placed arrays that are on a device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from .hardware import Hardware
 from .largest import Largest
-from .scaling import Point
-from .schedule import COMPUTE, Schedule, Slot
+from .scaling import ScalingPoint
+from .schedule import COMPUTE, LaneSchedule, Slot
 from .step import PARTS, Memory
 from .table import number, table
 
@@ -57,9 +57,9 @@ class Estimate:
     hardware: Hardware
     room: float
     memory: Memory
-    schedule: Schedule
+    schedule: LaneSchedule
     uncounted: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[ScalingPoint, ...]
     largest_batch: Largest | None
 
     @property
@@ -83,8 +83,8 @@ class Estimate:
 
     @property
     def traffic(self) -> Traffic:
-        found = self.schedule.exchanges
-        return Traffic(len(found), int(sum(slot.bytes for slot in found)))
+        exchanges = self.schedule.exchanges
+        return Traffic(len(exchanges), int(sum(slot.bytes for slot in exchanges)))
 
     def longest(self, n: int = LARGEST) -> list[Slot]:
         """The kernels that take most of the step; those of one origin and size together."""
@@ -98,16 +98,16 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, in bytes, operations and seconds."""
-        found = dataclasses.asdict(self)
-        found["memory"]["total"] = self.memory.total
-        found |= {
+        values = dataclasses.asdict(self)
+        values["memory"]["total"] = self.memory.total
+        values |= {
             "fits": self.fits,
             "free": self.free,
             "step": self.step,
             "rows_per_second": self.rows_per_second,
         }
-        found["traffic"] = dataclasses.asdict(self.traffic) | {"overlap": self.schedule.overlap}
-        return found
+        values["traffic"] = dataclasses.asdict(self.traffic) | {"overlap": self.schedule.overlap}
+        return values
 
     def to_json(self) -> str:
         """The figures as a JSON document."""
@@ -141,15 +141,15 @@ class Estimate:
         return Group(*above, *shown, "", *map(Text, self._notes()))
 
     def _memory(self) -> RenderableType:
-        held = [getattr(self.memory, part) for part in PARTS]
-        row = [number(n, "B") for n in (*held, self.memory.total, abs(self.free))]
+        counts = [getattr(self.memory, part) for part in PARTS]
+        row = [number(n, "B") for n in (*counts, self.memory.total, abs(self.free))]
         return table((*PARTS, "peak", "free" if self.fits else "missing"), [row])
 
     def _exchanges(self) -> RenderableType:
-        found, traffic = self.schedule.exchanges, self.traffic
-        if not found:
+        exchanges, traffic = self.schedule.exchanges, self.traffic
+        if not exchanges:
             return "One device exchanges nothing."
-        sizes = ", ".join(number(slot.bytes, "B") for slot in found[:8]) + ", ..." * (len(found) > 8)
+        sizes = ", ".join(number(slot.bytes, "B") for slot in exchanges[:8]) + ", ..." * (len(exchanges) > 8)
         return (
             f"{traffic.count} collective{'s' * (traffic.count > 1)} of "
             f"{number(traffic.bytes, 'B')} ({sizes}): "

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from .hardware import Hardware
-from .schedule import Event, Schedule, Start, lanes
+from .schedule import CollectiveStart, Event, LaneSchedule, lanes
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One step on a number of devices, in seconds.
 
     Attributes:
@@ -35,12 +35,12 @@ class Point:
     rows_per_second: float
 
 
-def simulate(events: Sequence[Event], hardware: Hardware, n: int, per_host: int) -> Schedule:
+def simulate(events: Sequence[Event], hardware: Hardware, n: int, per_host: int) -> LaneSchedule:
     """Both lanes of a step on n devices."""
     return lanes(events, hardware.seconds, lambda start: exchange(start, n, per_host, hardware))
 
 
-def exchange(start: Start, n: int, per_host: int, hardware: Hardware) -> float:
+def exchange(start: CollectiveStart, n: int, per_host: int, hardware: Hardware) -> float:
     """Seconds of one collective over n devices; alone, a device has none.
 
     Within a host a ring of g devices sends 2(g-1)/g of an all-reduce's bytes over each link in 2(g-1)
@@ -63,22 +63,22 @@ def _ring(n: int, sent: float, rate: float) -> float:
 
 def scale(
     rows: int, events: Sequence[Event], hardware: Hardware, numbers: Iterable[int], per_host: int
-) -> tuple[Point, ...]:
+) -> tuple[ScalingPoint, ...]:
     """A point for each number of devices."""
     alone = simulate(events, hardware, 1, per_host).step
     points = []
     for n in numbers:
-        found = simulate(events, hardware, n, per_host)
+        schedule = simulate(events, hardware, n, per_host)
         points.append(
-            Point(
+            ScalingPoint(
                 devices=n,
                 hosts=math.ceil(n / per_host),
-                computing=found.computing,
-                communicating=found.communicating,
-                waiting=found.step - found.computing,
-                step=found.step,
-                efficiency=alone / found.step,
-                rows_per_second=n * rows / found.step,
+                computing=schedule.computing,
+                communicating=schedule.communicating,
+                waiting=schedule.step - schedule.computing,
+                step=schedule.step,
+                efficiency=alone / schedule.step,
+                rows_per_second=n * rows / schedule.step,
             )
         )
     return tuple(points)

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from .hlo import Computation, Instruction, Module
-from .work import Work, work
+from .work import KernelWork, work
 
 COLLECTIVES = (
     "all-reduce",
@@ -32,12 +32,12 @@ class Kernel:
 
     name: str
     origin: str
-    work: Work
+    work: KernelWork
     turns: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class CollectiveStart:
     """A collective begins: `kind` is one of COLLECTIVES, `bytes` those of its larger side on each device."""
 
     name: str
@@ -47,13 +47,13 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wait:
+class CollectiveWait:
     """What follows needs the collective that began as `name`."""
 
     name: str
 
 
-Event = Kernel | Start | Wait
+Event = Kernel | CollectiveStart | CollectiveWait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Slot:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class LaneSchedule:
     """Both lanes of one step."""
 
     slots: tuple[Slot, ...]
@@ -108,15 +108,15 @@ class Schedule:
         return sum(slot.hidden for slot in self.exchanges) / self.communicating if self.communicating else 1.0
 
 
-def events(module: Module, seconds: Callable[[Work], float]) -> list[Event]:
+def events(module: Module, seconds: Callable[[KernelWork], float]) -> list[Event]:
     """What a device does, in order; `seconds` says which branch of a conditional is the longest."""
     return list(_events(module, module.computations[module.entry], 1, seconds))
 
 
 def _events(
-    module: Module, inside: Computation, turns: int, seconds: Callable[[Work], float]
+    module: Module, computation: Computation, turns: int, seconds: Callable[[KernelWork], float]
 ) -> Iterator[Event]:
-    for instruction in inside.instructions.values():
+    for instruction in computation.instructions.values():
         operation = instruction.operation
         inner = [module.computations[name] for name in instruction.called]
         if operation in ("while", "call"):
@@ -125,13 +125,13 @@ def _events(
         elif operation == "conditional":
             branches = [list(_events(module, branch, turns, seconds)) for branch in inner]
             yield from max(branches, key=lambda branch: _busy(branch, seconds))
-        elif found := _collective(instruction, inner):
-            yield from _exchange(instruction, found, inside, inner, turns)
-        elif not operation.endswith("-done") and (done := work(instruction, inside, module)):
+        elif kind := _collective(instruction, inner):
+            yield from _exchange(instruction, kind, computation, inner, turns)
+        elif not operation.endswith("-done") and (done := work(instruction, computation, module)):
             yield Kernel(instruction.name, instruction.origin, done, turns)
 
 
-def _busy(branch: Sequence[Event], seconds: Callable[[Work], float]) -> float:
+def _busy(branch: Sequence[Event], seconds: Callable[[KernelWork], float]) -> float:
     return sum(seconds(event.work) * event.turns for event in branch if isinstance(event, Kernel))
 
 
@@ -146,23 +146,27 @@ def _collective(instruction: Instruction, inner: Sequence[Computation]) -> str |
 
 
 def _exchange(
-    instruction: Instruction, kind: str, inside: Computation, inner: Sequence[Computation], turns: int
+    instruction: Instruction, kind: str, computation: Computation, inner: Sequence[Computation], turns: int
 ) -> Iterator[Event]:
     if instruction.operation.endswith("-done"):
-        yield Wait(instruction.operands[0])
+        yield CollectiveWait(instruction.operands[0])
         return
     moved = inner[0].root if instruction.operation == "async-start" else instruction
-    given = sum(inside.instructions[name].bytes for name in instruction.operands)
+    operand_bytes = sum(computation.instructions[name].bytes for name in instruction.operands)
     # A start's result may hold the operands as well.
-    returned = moved.bytes if moved.operation in (kind, "all-reduce-start") else max(moved.bytes - given, 0)
-    yield Start(instruction.name, kind, max(given, returned), turns)
+    returned = (
+        moved.bytes if moved.operation in (kind, "all-reduce-start") else max(moved.bytes - operand_bytes, 0)
+    )
+    yield CollectiveStart(instruction.name, kind, max(operand_bytes, returned), turns)
     if not instruction.operation.endswith("-start"):
-        yield Wait(instruction.name)
+        yield CollectiveWait(instruction.name)
 
 
 def lanes(
-    program: Sequence[Event], seconds: Callable[[Work], float], exchange: Callable[[Start], float]
-) -> Schedule:
+    program: Sequence[Event],
+    seconds: Callable[[KernelWork], float],
+    exchange: Callable[[CollectiveStart], float],
+) -> LaneSchedule:
     """When each event runs: kernels one behind the other, collectives one behind the other beside them."""
     slots: list[Slot] = []
     now, free, ends = 0.0, 0.0, {}
@@ -172,13 +176,13 @@ def lanes(
             flops, moved = done.flops * event.turns, done.bytes * event.turns
             slots.append(Slot(event.name, event.origin, COMPUTE, now, took, flops, moved))
             now += took
-        elif isinstance(event, Start):
+        elif isinstance(event, CollectiveStart):
             begin, took = max(now, free), exchange(event) * event.turns
             slots.append(Slot(event.name, event.kind, EXCHANGE, begin, took, bytes=event.bytes * event.turns))
             free = ends[event.name] = begin + took
         else:
             now = max(now, ends.get(event.name, free))
-    return Schedule(_hidden(slots))
+    return LaneSchedule(_hidden(slots))
 
 
 def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
@@ -194,13 +198,13 @@ def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
 
 def _merged(computing: Iterator[Slot]) -> list[tuple[float, float]]:
     """Kernels without a gap between them, as one."""
-    found: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     for slot in computing:
-        if found and slot.begin <= found[-1][1]:
-            found[-1] = found[-1][0], slot.end
+        if spans and slot.begin <= spans[-1][1]:
+            spans[-1] = spans[-1][0], slot.end
         else:
-            found.append((slot.begin, slot.end))
-    return found
+            spans.append((slot.begin, slot.end))
+    return spans
 
 
 def _common(slot: Slot, begin: float, end: float) -> float:
@@ -209,10 +213,12 @@ def _common(slot: Slot, begin: float, end: float) -> float:
 
 def unknown(program: Sequence[Event]) -> list[str]:
     """Library functions whose operations are not counted."""
-    found = {
-        event.origin or event.name for event in program if isinstance(event, Kernel) and not event.work.known
+    uncounted = {
+        event.origin or event.name
+        for event in program
+        if isinstance(event, Kernel) and not event.work.counted
     }
-    return sorted(found)
+    return sorted(uncounted)
 
 
 def kernels(program: Sequence[Event]) -> int:
@@ -220,8 +226,8 @@ def kernels(program: Sequence[Event]) -> int:
     return sum(event.turns for event in program if isinstance(event, Kernel))
 
 
-def starts(program: Sequence[Event]) -> Iterator[Start]:
+def starts(program: Sequence[Event]) -> Iterator[CollectiveStart]:
     """The collectives, every turn of a loop as one of its own."""
     for event in program:
-        if isinstance(event, Start):
+        if isinstance(event, CollectiveStart):
             yield from itertools.repeat(dataclasses.replace(event, turns=1), event.turns)

@@ -83,7 +83,7 @@ PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "batc
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepProgram:
     """One compiled step: its bytes on a device, and what that does, in order."""
 
     memory: Memory
@@ -102,7 +102,7 @@ def compile_step(
     batch: tuple,
     where: Target,
     hardware: Hardware,
-) -> Step:
+) -> StepProgram:
     """Compiles for one device's rows and a net that may have no values; nothing runs."""
     optimizer, n = optimizer_of(net, tx), len(where.devices)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
@@ -111,10 +111,10 @@ def compile_step(
         traced = trace_step(net, optimizer, loss_fn, rows, placement)
         program = Program(traced, "estimate", where.devices)
     done = events(read(program.text), hardware.seconds)
-    return Step(_memory(program, state_sizes(net, optimizer), size(batch)), tuple(done))
+    return StepProgram(_memory(program, state_sizes(net, optimizer), size(batch)), tuple(done))
 
 
 def _memory(program: Program, state: dict[str, int], batch: int) -> Memory:
-    rest = max(program.everything - sum(state.values()) - batch, 0)
-    gradients = min(state["parameters"], rest)
-    return Memory(**state, gradients=gradients, activations=rest - gradients, batch=batch)
+    temporary = max(program.everything - sum(state.values()) - batch, 0)
+    gradients = min(state["parameters"], temporary)
+    return Memory(**state, gradients=gradients, activations=temporary - gradients, batch=batch)

@@ -10,12 +10,12 @@ from rich.table import Table
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """Numbers under their names, for a terminal or a log."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for column in columns:
-        made.add_column(column, justify="right")
+        grid.add_column(column, justify="right")
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def number(value: float, unit: str = "") -> str:

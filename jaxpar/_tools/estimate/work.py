@@ -29,41 +29,41 @@ of both, and the scores once more."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class KernelWork:
     """Operations, the type they are done in, and bytes of the device's memory.
 
-    `known` is False for a library's function that this file cannot count.
+    `counted` is False for a library's function that this file cannot count.
     """
 
     flops: float = 0.0
     bytes: float = 0.0
     kind: str = ""
-    known: bool = True
+    counted: bool = True
 
 
-def work(instruction: Instruction, inside: Computation, module: Module) -> Work | None:
+def work(instruction: Instruction, computation: Computation, module: Module) -> KernelWork | None:
     """Of one instruction; None if no kernel runs for it."""
     if instruction.operation in FREE:
         return None
-    found = list(_products(instruction, inside, module))
-    flops = sum(n for n, _ in found)
-    _, kind = max(found, default=(0, ""))
-    library = instruction.operation == "custom-call" and not found
-    known = not library or instruction.target in ("Sharding", "AllocateBuffer", "TopK", "__gpu$TopK")
-    return Work(float(flops), float(_bytes(instruction, inside, module)), kind, known)
+    products = list(_products(instruction, computation, module))
+    flops = sum(n for n, _ in products)
+    _, kind = max(products, default=(0, ""))
+    library = instruction.operation == "custom-call" and not products
+    counted = not library or instruction.target in ("Sharding", "AllocateBuffer", "TopK", "__gpu$TopK")
+    return KernelWork(float(flops), float(_bytes(instruction, computation, module)), kind, counted)
 
 
 def _products(instruction: Instruction, inside: Computation, module: Module) -> Iterator[tuple[int, str]]:
     """Operations of each product in an instruction, and their type."""
     for name in instruction.called:
-        computation = module.computations[name]
-        for inner in computation.instructions.values():
-            yield from _products(inner, computation, module)
+        called = module.computations[name]
+        for inner in called.instructions.values():
+            yield from _products(inner, called, module)
     flops = _flops(instruction, inside)
     if flops:
-        left, right = inside.operand(instruction, 0), inside.operand(instruction, 1)
-        complex_ = left.kind.startswith("c")
-        kind = _FLOATS.get(max((left, right), key=lambda x: x.bytes / x.size).kind)
+        lhs, rhs = inside.operand(instruction, 0), inside.operand(instruction, 1)
+        complex_ = lhs.kind.startswith("c")
+        kind = _FLOATS.get(max((lhs, rhs), key=lambda x: x.bytes / x.size).kind)
         if kind:  # a product of integers is no floating-point work
             yield flops * (4 if complex_ else 1), kind
 
@@ -80,28 +80,28 @@ _FLOATS = {
 }
 
 
-def _flops(instruction: Instruction, inside: Computation) -> int:
+def _flops(instruction: Instruction, computation: Computation) -> int:
     """Multiplications and additions of a product or a convolution; 0 for anything else."""
     operation, target = instruction.operation, instruction.target
     if operation == "dot" or target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
-        left = inside.operand(instruction, 0)
+        lhs = computation.operand(instruction, 0)
         contracted = instruction.numbers("lhs_contracting_dim(?:s|ensions)")
-        return 2 * instruction.results[0].size * math.prod(left.shape[i] for i in contracted)
+        return 2 * instruction.results[0].size * math.prod(lhs.shape[i] for i in contracted)
     if operation == "convolution" or target.startswith("__cudnn$conv"):
-        results, kernel = _convolved(instruction, inside)
+        results, kernel = _convolved(instruction, computation)
         labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
         assert labels, instruction.name  # every convolution has them
         return 2 * results.size * kernel.size // kernel.shape[labels.group(1).index("o")]
     if target.startswith("__cudnn$fmha"):
-        return _attention(instruction, inside)
+        return _attention(instruction, computation)
     return 0
 
 
-def _convolved(instruction: Instruction, inside: Computation) -> tuple[Array, Array]:
+def _convolved(instruction: Instruction, computation: Computation) -> tuple[Array, Array]:
     """The results of the forward convolution, and its kernel; a gradient has them among its operands."""
     first, second, result = (
-        inside.operand(instruction, 0),
-        inside.operand(instruction, 1),
+        computation.operand(instruction, 0),
+        computation.operand(instruction, 1),
         instruction.results[0],
     )
     if instruction.target == "__cudnn$convBackwardInput":
@@ -111,20 +111,20 @@ def _convolved(instruction: Instruction, inside: Computation) -> tuple[Array, Ar
     return result, second
 
 
-def _attention(instruction: Instruction, inside: Computation) -> int:
+def _attention(instruction: Instruction, computation: Computation) -> int:
     """Of cuDNN's fused attention: its scores [heads, rows, keys] are never in memory, masked ones not even
     computed."""
     scores = instruction.numbers("intermediate_tensor_shape.*?dimensions")
-    queries = inside.operand(instruction, 0)
+    queries = computation.operand(instruction, 0)
     features = queries.size // math.prod(scores[:-1])
     products = ATTENTION_PRODUCTS["Backward" if instruction.target.endswith("Backward") else ""]
     causal = '"CAUSAL"' in instruction.attributes
     return products * 2 * math.prod(scores) * features // (2 if causal else 1)
 
 
-def _bytes(instruction: Instruction, inside: Computation, module: Module) -> int:
+def _bytes(instruction: Instruction, computation: Computation, module: Module) -> int:
     """Read and written."""
-    operands = [inside.instructions[name] for name in dict.fromkeys(instruction.operands)]
+    operands = [computation.instructions[name] for name in dict.fromkeys(instruction.operands)]
     if instruction.operation == "fusion":
         fused = module.computations[instruction.called[0]]
         read = sum(_read(i, fused) for i in fused.instructions.values() if i.operation == "parameter")

@@ -12,7 +12,7 @@ from functools import cache
 from ..._training.watchdog import STEP_TIMEOUT
 from ...distributed.secret import VARIABLE as SECRET
 from ...errors import DeviceError
-from .settings import Settings
+from .settings import LaunchSettings
 
 ADDRESS = "127.0.0.1"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -25,14 +25,16 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def variables(settings: Settings, rank: int, port: int, secret: str | None, restart: int) -> dict[str, str]:
+def variables(
+    settings: LaunchSettings, rank: int, port: int, secret: str | None, restart: int
+) -> dict[str, str]:
     """What a worker's environment has beyond that of this process.
 
     Raises:
       DeviceError: there are GPUs, but fewer than the processes are to have.
     """
     n, k = settings.n, settings.devices_per_process
-    found = {
+    added = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": n,
@@ -43,16 +45,16 @@ def variables(settings: Settings, rank: int, port: int, secret: str | None, rest
         "JAXPAR_RESTART_COUNT": restart,
     }
     if secret is not None:
-        found[SECRET] = secret
+        added[SECRET] = secret
     if settings.step_timeout is not None:
-        found[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
+        added[STEP_TIMEOUT] = f"{settings.step_timeout:g}"
     if k is not None:
-        found["JAXPAR_DEVICES"] = k  # virtual CPU devices; where there are GPUs, JAX prefers those
+        added["JAXPAR_DEVICES"] = k  # virtual CPU devices; where there are GPUs, JAX prefers those
         if (gpus := visible_gpus()) is not None:
-            found[VISIBLE] = ",".join(share(gpus, rank, n, k))
+            added[VISIBLE] = ",".join(share(gpus, rank, n, k))
             # Or init_process_group would take the device whose number is LOCAL_RANK, as torch scripts do.
-            found["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(k)))
-    return {name: str(value) for name, value in found.items()}
+            added["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(k)))
+    return {name: str(value) for name, value in added.items()}
 
 
 def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ def _listed() -> int:
     if shutil.which("nvidia-smi") is None:
         return 0
     try:
-        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
-    return len(re.findall(r"^GPU ", said.stdout, re.M))
+    return len(re.findall(r"^GPU ", listing.stdout, re.M))

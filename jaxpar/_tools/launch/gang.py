@@ -18,19 +18,19 @@ from pathlib import Path
 from ..._training.watchdog import BEAT_FILE, LIFELINE, Marks
 from ...distributed.secret import fresh
 from .environment import free_port, variables
-from .output import Output
-from .settings import Settings
+from .output import GangOutput
+from .settings import LaunchSettings
 from .sink import Terminal
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 
 
-def command(settings: Settings) -> list[str]:
+def command(settings: LaunchSettings) -> list[str]:
     kind = "module" if settings.module else "script"
     return [sys.executable, "-u", WORKER, kind, settings.target, *settings.arguments]
 
 
-def plain_command(settings: Settings) -> list[str]:
+def plain_command(settings: LaunchSettings) -> list[str]:
     """The same command without a supervisor."""
     return [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
 
@@ -60,7 +60,7 @@ class Worker:
         return self.marks.cells[Marks.STEP]
 
     @property
-    def left(self) -> bool:
+    def left_early(self) -> bool:
         """Whether it ended with 0 in the middle of its script."""
         return self.code == 0 and not self.marks.cells[Marks.DONE]
 
@@ -82,11 +82,11 @@ class Worker:
 class Gang:
     """n workers with one port, each in a process group of its own."""
 
-    def __init__(self, settings: Settings, restart: int, folder: Path, terminal: Terminal) -> None:
+    def __init__(self, settings: LaunchSettings, restart: int, folder: Path, terminal: Terminal) -> None:
         self.born, self.clock = time.time(), time.monotonic()
         logs = settings.log_dir and settings.log_dir / f"attempt_{restart}"
         self.terminal = terminal
-        self.output = Output(terminal if settings.tee else None, logs)
+        self.output = GangOutput(terminal if settings.tee else None, logs)
         self.workers: list[Worker] = []
         port, secret = free_port(), fresh()  # so that no rank of an earlier attempt can join
         try:
@@ -125,13 +125,13 @@ class Gang:
     def look(self) -> list[Worker]:
         """The workers that have ended since the last look, the most likely cause first."""
         now = time.time()
-        found = []
+        ended = []
         for worker in self.running:
             worker.code = _code(worker.process)
             if worker.code is not None:
                 worker.ended = now
-                found.append(worker)
-        return sorted(found, key=Worker.ending)
+                ended.append(worker)
+        return sorted(ended, key=Worker.ending)
 
     def signal(self, number: int) -> None:
         """Sends a signal to the workers that run."""

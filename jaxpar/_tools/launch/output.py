@@ -14,7 +14,7 @@ from typing import IO, BinaryIO
 
 from .sink import Sink, Terminal
 
-KEPT, LONGEST = 400, 65536
+TAIL, LONGEST = 400, 65536
 
 
 class Stream:
@@ -23,25 +23,25 @@ class Stream:
     def __init__(self, rank: int, pipe: IO[bytes], echo: Sink | None, file: Sink | None) -> None:
         self.pipe, self.echo, self.file = pipe, echo, file
         self.prefix = b"[%d] " % rank
-        self.rest = b""
-        self.lines: deque[bytes] = deque(maxlen=KEPT)
+        self.partial = b""
+        self.lines: deque[bytes] = deque(maxlen=TAIL)
 
     def read(self) -> bool:
         """Reads what is there and passes it on; False at the end of the pipe."""
         chunk = os.read(self.pipe.fileno(), LONGEST)
         if self.file and chunk:
             self.file.put(chunk)
-        *whole, self.rest = (self.rest + chunk).split(b"\n")
-        if self.rest and (not chunk or len(self.rest) >= LONGEST):  # a line may never end
-            whole.append(self.rest)
-            self.rest = b""
-        self.lines.extend(whole)
-        if self.echo and whole:
-            self.echo.put(b"".join(self.prefix + line + b"\n" for line in whole))
+        *lines, self.partial = (self.partial + chunk).split(b"\n")
+        if self.partial and (not chunk or len(self.partial) >= LONGEST):  # a line may never end
+            lines.append(self.partial)
+            self.partial = b""
+        self.lines.extend(lines)
+        if self.echo and lines:
+            self.echo.put(b"".join(self.prefix + line + b"\n" for line in lines))
         return bool(chunk)
 
 
-class Output:
+class GangOutput:
     """Reads all pipes of a gang, in a thread, whatever becomes of what it passes on.
 
     Without a `terminal` nothing is printed, without a `folder` nothing is filed.

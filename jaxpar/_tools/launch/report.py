@@ -10,9 +10,9 @@ import signal
 import time
 
 from .gang import Gang, Worker
-from .settings import DONE, PREEMPTED, Settings
+from .settings import DONE, PREEMPTED, LaunchSettings
 from .stacks import frames
-from .watch import Outcome
+from .watch import AttemptEnd
 
 RANK = r"(\[rank \d+\] )?"
 TRACEBACK = re.compile(RANK + r"(Traceback \(most recent call last\):|Fatal Python error:)")
@@ -20,14 +20,14 @@ CHAIN = re.compile(RANK + r"(During handling of the above|The above exception wa
 SHOWN, WITHOUT_TRACEBACK = 60, 20
 
 
-def between(gang: Gang, outcome: Outcome, counted: int, settings: Settings, delay: float) -> str:
+def between(gang: Gang, outcome: AttemptEnd, counted: int, settings: LaunchSettings, delay: float) -> str:
     """One line before a restart."""
     if outcome.code == PREEMPTED:
         return f"preempted{_at(gang)}; restarting for free in {delay:g} s"
     return f"{_headline(gang, outcome)}; restart {counted} of {settings.max_restarts} in {delay:g} s"
 
 
-def last(gang: Gang, outcome: Outcome, reason: str) -> str:
+def last(gang: Gang, outcome: AttemptEnd, reason: str) -> str:
     """The report at the end: a table of all ranks, and the last lines of the one that failed first."""
     if outcome.code == DONE:
         return ""
@@ -35,23 +35,29 @@ def last(gang: Gang, outcome: Outcome, reason: str) -> str:
     if cause is None:
         why = f"stopped by {signal.Signals(outcome.stopped).name}" if outcome.stopped else "preempted"
         return "\n".join([f"{why}{_at(gang)}; {reason or f'exit code {outcome.code}'}", *_table(gang)])
-    words = _stalled(gang, cause) if outcome.silent else _failed(gang, cause)
-    return "\n".join([f"{_headline(gang, outcome)}; {reason}", *_table(gang, cause), "", *words])
+    details = _stalled(gang, cause) if outcome.silent else _failed(gang, cause)
+    return "\n".join([f"{_headline(gang, outcome)}; {reason}", *_table(gang, cause), "", *details])
 
 
 def _failed(gang: Gang, cause: Worker) -> list[str]:
-    words = last_words(gang.output.last_words(cause.rank))
-    if not words:
+    excerpt = last_words(gang.output.last_words(cause.rank))
+    if not excerpt:
         return [f"Rank {cause.rank} printed nothing."]
-    return [f"Rank {cause.rank}, the end of its output:", "", *words]
+    return [f"Rank {cause.rank}, the end of its output:", "", *excerpt]
 
 
 def _stalled(gang: Gang, cause: Worker) -> list[str]:
     stacks = {worker: frames(gang.output.last_words(worker.rank)) for worker in gang.workers if worker.killed}
     others = [(worker.rank, stack) for worker, stack in stacks.items() if worker is not cause and stack]
     waiting = [f"Rank {rank} stands at {stack[0].strip()}" for rank, stack in others]
-    mine = stacks.get(cause) or ["  nowhere in Python: it did not answer"]
-    return [*waiting, *[""] * bool(waiting), f"Rank {cause.rank} stands at (innermost first):", "", *mine]
+    stack_of_cause = stacks.get(cause) or ["  nowhere in Python: it did not answer"]
+    return [
+        *waiting,
+        *[""] * bool(waiting),
+        f"Rank {cause.rank} stands at (innermost first):",
+        "",
+        *stack_of_cause,
+    ]
 
 
 def ending(worker: Worker) -> str:
@@ -60,7 +66,7 @@ def ending(worker: Worker) -> str:
     if code is None:
         return "runs"
     if code >= 0:
-        return f"exit code {code}" + " in the middle of its script" * worker.left
+        return f"exit code {code}" + " in the middle of its script" * worker.left_early
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -76,12 +82,12 @@ def last_words(lines: list[str]) -> list[str]:
     start = starts.pop()
     while starts and any(CHAIN.match(line) for line in lines[max(start - 3, 0) : start]):
         start = starts.pop()
-    words = lines[start:]
+    excerpt = lines[start:]
     half = SHOWN // 2  # of a recursion, both ends say something and the middle does not
-    return words if len(words) <= SHOWN else [*words[:half], "...", *words[-half:]]
+    return excerpt if len(excerpt) <= SHOWN else [*excerpt[:half], "...", *excerpt[-half:]]
 
 
-def _headline(gang: Gang, outcome: Outcome) -> str:
+def _headline(gang: Gang, outcome: AttemptEnd) -> str:
     cause = outcome.cause
     assert cause is not None
     where = f", after step {cause.step}" if cause.step >= 0 else ""

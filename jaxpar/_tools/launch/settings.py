@@ -13,7 +13,7 @@ NEVER_RESTARTED = (USAGE, MISTAKE)
 
 
 @dataclass(frozen=True)
-class Settings:
+class LaunchSettings:
     """The arguments of `jaxpar launch`; times are seconds."""
 
     n: int

@@ -77,16 +77,16 @@ class Sink:
                     self.changed.notify_all()
 
     def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
+        unwritten = memoryview(data)
+        while unwritten:
             try:
-                n = os.write(self.descriptor, rest[:65536])
+                n = os.write(self.descriptor, unwritten[:65536])
             except OSError as error:  # the next lines are tried again: a disk may have room by then
                 with self.changed:
-                    self._lose(rest, error.strerror or str(error))
+                    self._lose(unwritten, error.strerror or str(error))
                 return
             self.written += n
-            rest = rest[n:]
+            unwritten = unwritten[n:]
 
     def _lose(self, data: bytes | memoryview, why: str) -> None:
         self.lost, self.why = self.lost + len(data), why

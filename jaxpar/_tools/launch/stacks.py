@@ -16,14 +16,14 @@ WAITING = re.compile(r"/(jax|jaxlib|jaxpar)/")
 def frames(lines: list[str]) -> list[str]:
     """The frames of the main thread in the last dump, innermost first; empty without a dump."""
     starts = [i for i, line in enumerate(lines) if MAIN.match(line)]
-    found = []
+    main_frames = []
     for line in lines[starts[-1] + 1 :] if starts else []:
         frame = FRAME.match(line)
         if frame is None:
             break
         if not OURS.search(frame[1]):
-            found.append(line)
-    return found
+            main_frames.append(line)
+    return main_frames
 
 
 def waits(stack: list[str]) -> bool:

@@ -21,12 +21,12 @@ from ...distributed.secret import fresh
 from . import report
 from .environment import free_port, variables
 from .gang import Gang, plain_command
-from .settings import DONE, NEVER_RESTARTED, PREEMPTED, Settings
+from .settings import DONE, NEVER_RESTARTED, PREEMPTED, LaunchSettings
 from .sink import Terminal
-from .watch import LOOK, STOPS, Outcome, Signals, Watch
+from .watch import LOOK, STOPS, AttemptEnd, GangWatch, Signals
 
 
-def run(settings: Settings) -> int:
+def run(settings: LaunchSettings) -> int:
     """Launches and watches; returns the exit code of `jaxpar launch`.
 
     Raises:
@@ -40,7 +40,7 @@ def run(settings: Settings) -> int:
             terminal.close()
 
 
-def dry(settings: Settings) -> int:
+def dry(settings: LaunchSettings) -> int:
     """Prints what would be started: one line for each process, to be pasted into a shell."""
     port, secret = free_port(), fresh()
     for rank in range(settings.n):
@@ -52,7 +52,7 @@ def dry(settings: Settings) -> int:
 class Supervisor:
     """Starts gangs, and counts restarts and those that led nowhere."""
 
-    def __init__(self, settings: Settings, signals: Signals, folder: Path, terminal: Terminal) -> None:
+    def __init__(self, settings: LaunchSettings, signals: Signals, folder: Path, terminal: Terminal) -> None:
         self.settings, self.signals, self.folder = settings, signals, folder
         self.terminal = terminal
         self.restarts = self.counted = self.idle = 0
@@ -62,7 +62,7 @@ class Supervisor:
     def run(self) -> int:
         while True:
             gang = Gang(self.settings, self.restarts, self.folder, self.terminal)
-            outcome = Watch(gang, self.settings, self.signals).run()
+            outcome = GangWatch(gang, self.settings, self.signals).run()
             self.judge(gang)
             end = self._reason_to_end(outcome)
             if end is not None:
@@ -91,7 +91,7 @@ class Supervisor:
             return further
         return beats if self.beats else time.monotonic() - gang.clock > self.settings.lasting
 
-    def _reason_to_end(self, outcome: Outcome) -> str | None:
+    def _reason_to_end(self, outcome: AttemptEnd) -> str | None:
         """None if another gang may try."""
         if outcome.code == DONE or outcome.stopped:
             return ""
@@ -107,11 +107,11 @@ class Supervisor:
     def _sleep(self, seconds: float) -> int | None:
         """Waits; returns the signal that asked to stop, if one came."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             try:
                 # Python calls a handler between two instructions: a signal that comes just before the thread
                 # begins to wait is heard only when it has waited.
-                number = self.signals.get(timeout=min(left, LOOK))
+                number = self.signals.get(timeout=min(remaining, LOOK))
             except queue.Empty:
                 continue
             if number in STOPS:

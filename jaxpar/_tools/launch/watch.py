@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from .gang import Gang, Worker
-from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, Settings
+from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, LaunchSettings
 from .stacks import frames, waits
 
 Signals = queue.SimpleQueue[int]
@@ -28,7 +28,7 @@ LAST_WORDS = 1.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptEnd:
     """How an attempt ended: an exit code, the rank to blame, and the signal that asked to stop."""
 
     code: int
@@ -43,7 +43,7 @@ class Pulse:
 
     def __init__(self, workers: list[Worker], timeout: float | None, now: float) -> None:
         self.workers, self.timeout = workers, timeout
-        self.seen = {worker.rank: (0, now) for worker in workers}
+        self.last_beats = {worker.rank: (0, now) for worker in workers}
         self.complete: float | None = None
         """When all were warm. Until then the first ones may have waited for the last one."""
 
@@ -51,8 +51,8 @@ class Pulse:
         """The worker that stopped first, and for how long it has; None while none is silent for too long."""
         started = [worker for worker in self.workers if worker.beats]
         for worker in started:
-            if self.seen[worker.rank][0] != worker.beats:
-                self.seen[worker.rank] = worker.beats, now
+            if self.last_beats[worker.rank][0] != worker.beats:
+                self.last_beats[worker.rank] = worker.beats, now
         if self.complete is None and all(worker.beats >= WARM for worker in self.workers):
             self.complete = now
         if self.timeout is None:
@@ -61,34 +61,34 @@ class Pulse:
         if not any(worker.code is None and self._silence(worker, now) > limit for worker in started):
             return None
         # Ranks that wait for another one have made as many steps as that one, or more.
-        suspects = [worker for worker in self.workers if worker.code is None or worker.left]
-        first = min(suspects, key=lambda worker: (not worker.left, self.seen[worker.rank]))
+        suspects = [worker for worker in self.workers if worker.code is None or worker.left_early]
+        first = min(suspects, key=lambda worker: (not worker.left_early, self.last_beats[worker.rank]))
         return first, self._silence(first, now)
 
     def _silence(self, worker: Worker, now: float) -> float:
-        return now - max(self.seen[worker.rank][1], self.complete or 0)
+        return now - max(self.last_beats[worker.rank][1], self.complete or 0)
 
 
-class Watch:
+class GangWatch:
     """Looks at a gang until it has ended."""
 
-    def __init__(self, gang: Gang, settings: Settings, signals: Signals) -> None:
+    def __init__(self, gang: Gang, settings: LaunchSettings, signals: Signals) -> None:
         self.gang, self.settings, self.signals = gang, settings, signals
         self.pulse = Pulse(gang.workers, settings.step_timeout, time.monotonic())
         self.stopped: int | None = None
         self.deadline = float("inf")
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptEnd:
         """Waits for the end. Kills the gang if a rank fails, is silent, or does not leave when asked to."""
         try:
-            while (outcome := self._look()) is None:
+            while (end := self._look()) is None:
                 pass
         finally:
             self.gang.kill()
             self.gang.close()
-        return outcome
+        return end
 
-    def _look(self) -> Outcome | None:
+    def _look(self) -> AttemptEnd | None:
         self._listen()
         now = time.monotonic()
         failed = [worker for worker in self.gang.look() if worker.code not in (DONE, PREEMPTED)]
@@ -101,8 +101,8 @@ class Watch:
         preempted = [worker for worker in self.gang.workers if worker.code == PREEMPTED]
         if preempted:
             self.deadline = min(self.deadline, now + self.settings.grace)
-        if not self.stopped and not preempted and (found := self.pulse.silent(now)):
-            return self._stall(*found)
+        if not self.stopped and not preempted and (stall := self.pulse.silent(now)):
+            return self._stall(*stall)
         return None
 
     def _listen(self) -> None:
@@ -120,11 +120,11 @@ class Watch:
             self.deadline = time.monotonic() + self.settings.grace
             self.gang.signal(signal.SIGTERM)
 
-    def _failure(self, failed: list[Worker]) -> Outcome:
+    def _failure(self, failed: list[Worker]) -> AttemptEnd:
         """Blames a worker that left in silence, or whose exception came first, not who ended first."""
-        left = [worker for worker in self.gang.workers if worker.left]
-        if left:
-            return Outcome(EXCEPTION, left[0])
+        early = [worker for worker in self.gang.workers if worker.left_early]
+        if early:
+            return AttemptEnd(EXCEPTION, early[0])
         raising = [worker for worker in self.gang.running if worker.raised]
         cause = min(failed + raising, key=Worker.ending)
         end = time.monotonic() + LAST_WORDS
@@ -132,11 +132,11 @@ class Watch:
             self.gang.look()
             time.sleep(0.01)
         code = EXCEPTION if cause.code is None else cause.code
-        return Outcome(code if code > 0 else 128 - code, cause)
+        return AttemptEnd(code if code > 0 else 128 - code, cause)
 
-    def _stall(self, cause: Worker, silent: float) -> Outcome:
-        if cause.left:
-            return Outcome(EXCEPTION, cause)
+    def _stall(self, cause: Worker, silent: float) -> AttemptEnd:
+        if cause.left_early:
+            return AttemptEnd(EXCEPTION, cause)
         self.gang.signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS)
         # If every step ends with all ranks waiting for each other, only the stacks tell them apart.
@@ -144,19 +144,19 @@ class Watch:
         busy = [worker for worker in equal if not waits(frames(self.gang.output.last_words(worker.rank)))]
         if busy and cause not in busy:
             cause = busy[0]
-        return Outcome(STALLED, cause, silent=silent)
+        return AttemptEnd(STALLED, cause, silent=silent)
 
-    def _ended(self) -> Outcome:
+    def _ended(self) -> AttemptEnd:
         codes = {worker.code for worker in self.gang.workers}
         if codes == {DONE}:
-            return Outcome(DONE)
+            return AttemptEnd(DONE)
         if codes <= {DONE, PREEMPTED}:
-            return Outcome(PREEMPTED, stopped=self.stopped)
+            return AttemptEnd(PREEMPTED, stopped=self.stopped)
         assert self.stopped is not None
-        return Outcome(128 + self.stopped, stopped=self.stopped)
+        return AttemptEnd(128 + self.stopped, stopped=self.stopped)
 
-    def _overdue(self) -> Outcome:
+    def _overdue(self) -> AttemptEnd:
         """Not all left in time after they were asked to stop, or after a peer was preempted."""
         if self.stopped:
-            return Outcome(128 + self.stopped, stopped=self.stopped)
-        return Outcome(PREEMPTED)
+            return AttemptEnd(128 + self.stopped, stopped=self.stopped)
+        return AttemptEnd(PREEMPTED)

@@ -54,7 +54,7 @@ def main() -> None:
         leave(wish.code)
     except BaseException as error:
         marks.cells[Marks.FAILED] = time.monotonic_ns()
-        error.__traceback__ = own(error.__traceback__)
+        error.__traceback__ = user_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         leave(code_of(error))
 
@@ -77,7 +77,7 @@ def code_of(error: BaseException) -> int:
     return 78 if isinstance(error, GroupError) else 1  # variables that are wrong would be wrong again
 
 
-def own(trace: types.TracebackType | None) -> types.TracebackType | None:
+def user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without the frames that are not the user's."""
     while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
