@@ -1,6 +1,6 @@
 """A step of DistributedDataParallel against torch's and one written by hand in JAX: two processes over gloo.
 
-    python benchmarks/distributed_data_parallel.py [--rounds 3]
+    python benchmarks/distributed_data_parallel.py [--rounds 3] [--small]
 
 Each side runs in jobs of its own, in turn, one device in each process. Rank r of all is held to core r and
 torch computes with one thread, so that they have the same hardware. A step is forward, loss, backward, the
@@ -162,8 +162,8 @@ def jaxpar_side(model: str) -> dict[str, float]:
     x, y = batch(model)
     texts: list[str] = []
 
-    def spied(plan, donate=()):
-        program = compiled(plan, donate)
+    def spied(*plan_and_donation):
+        program = compiled(*plan_and_donation)
 
         def run(*args):
             if not texts:
@@ -199,7 +199,7 @@ def collectives(text: str) -> dict[str, float]:
 SIDES = {"torch": torch_side, "by hand": hand_side, "jaxpar": jaxpar_side}
 
 
-def job(side: str) -> dict[str, dict[str, float]]:
+def job(side: str, small: bool) -> dict[str, dict[str, float]]:
     """Both models in two processes; what rank 0 measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -208,7 +208,7 @@ def job(side: str) -> dict[str, dict[str, float]]:
     ours |= {"LOCAL_WORLD_SIZE": str(RANKS), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, __file__, "--side", side],
+            [sys.executable, __file__, "--side", side, *(["--small"] if small else [])],
             env=os.environ | ours | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -230,7 +230,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help="one step, to try the program; no figures")
     options = parser.parse_args()
+    if options.small:
+        STEPS.update(dict.fromkeys(STEPS, 1))
     if options.side:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
@@ -239,7 +242,7 @@ def main() -> None:
     found: dict[str, list] = {side: [] for side in SIDES}
     for _ in range(options.rounds):
         for side, results in found.items():
-            results.append(job(side))
+            results.append(job(side, options.small))
     print(f"{RANKS} processes x 1 CPU device, {ROWS} rows each, {options.rounds} rounds")
     for model in STEPS:
         times = {side: np.array([1e3 * one[model]["seconds"] for one in found[side]]) for side in SIDES}

@@ -149,7 +149,7 @@ WORDS = [
 """A line belongs to the first word that it has."""
 
 HEAD = """\
-# A torch training script, line by line
+# A PyTorch training script, line by line
 
 A folder of images and a ResNet-18: the training script that every torch user knows, and beside it the same
 script with jaxpar. From the same seed both compute the same numbers (`make proof` compares them). Below each

@@ -72,7 +72,7 @@ MODELS = [
 ]
 
 HEAD = """\
-# Three models, side by side
+# Three ports, side by side with PyTorch
 
 What `jaxpar port` makes of a ResNet, a vision transformer and an LSTM: on the left the torch model as it is
 in `examples/ports`, on the right the file that was written, unchanged. Each is the same as torch in five

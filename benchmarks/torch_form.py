@@ -27,7 +27,7 @@ jax.config.update("jax_enable_x64", True)
 import torch  # noqa: E402
 from against_torch.layers import Case, Refused, difference, refusal  # noqa: E402
 
-HEAD = """# torch_form
+HEAD = """# Layer by layer: PyTorch and jaxpar.nn
 
 Every layer and function of [jaxpar.nn](nn.md) beside torch's, and the largest difference between the two.
 

@@ -14,9 +14,11 @@ from jaxpar._cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+BLOCKS = FENCE.findall(README)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 OUTPUTS = [code for language, code in BLOCKS if language == ""]
+IN_TORCH, IN_JAXPAR, VERBS = [code for _, code in FENCE.findall((ROOT / "docs/same_script.md").read_text())]
 
 
 def run(code: str) -> str:
@@ -26,9 +28,17 @@ def run(code: str) -> str:
     return printed.getvalue()
 
 
-def test_there_are_six_python_blocks():
-    assert len(PYTHON) == 6
-    assert {language for language, _ in BLOCKS} == {"sh", "python", ""}
+def test_there_are_three_python_blocks():
+    assert len(PYTHON) == 3
+    assert {language for language, _ in BLOCKS} == {"sh", "diff", "python", ""}
+
+
+def test_the_front_is_short_and_its_first_screen_has_the_commands_and_the_picture():
+    lines = README.splitlines()
+    assert len(lines) <= 200
+    first = "\n".join(lines[:40])
+    for part in ("make demo", "make test", "jaxpar port", "DataParallel(net)", "](docs/images/"):
+        assert part in first, part
 
 
 def test_the_quick_start_prints_what_it_says():
@@ -42,29 +52,29 @@ def test_torch_and_jaxpar_print_the_same():
 
     torch.set_num_threads(1)
     with torch_ref.pretend(8):
-        theirs = run(PYTHON[1])
-    ours = run(PYTHON[2])
+        theirs = run(IN_TORCH)
+    ours = run(IN_JAXPAR)
     assert ours == theirs
     assert ours.count("epoch") == 3
 
 
 def test_the_verbs():
-    assert run(PYTHON[3]) == "(10, 3)\n"
+    assert run(VERBS) == "(10, 3)\n"
 
 
 @pytest.mark.slow
 def test_one_script_for_one_process_and_several():
-    printed = re.fullmatch(r"loss (\d\.\d\d) after (\d+) updates\n", run(PYTHON[4]))
+    printed = re.fullmatch(r"loss (\d\.\d\d) after (\d+) updates\n", run(PYTHON[1]))
     assert printed is not None
     assert float(printed[1]) < 3
     assert int(printed[2]) == 2 * (1000 // 64)
-    both = outputs(ranks(2, "import jaxpar\n" + PYTHON[4], devices=2))
+    both = outputs(ranks(2, "import jaxpar\n" + PYTHON[1], devices=2))
     assert [out.count("after 14 updates") for out in both] == [1, 0]
 
 
 def test_the_wrong_epsilon_is_named():
     pytest.importorskip("torch")
-    assert run(PYTHON[5]) == OUTPUTS[1]
+    assert run(PYTHON[2]) == OUTPUTS[1]
 
 
 def test_the_commands_exist():

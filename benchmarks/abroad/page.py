@@ -16,7 +16,7 @@ COLUMNS = ("", "verdict", "weights", "tensors", "largest", "in", "seconds")
 LIBRARIES = ("transformers", "diffusers", "torch", "jax", "flax", "optax", "numpy")
 
 HEAD = """\
-# Models that others wrote
+# Models of transformers and diffusers, compared
 
 [compare](compare.md) promises a verdict that is never wrong. Here it is asked about models that the
 authors of transformers and diffusers wrote in torch and in Flax. This page is printed by

@@ -9,7 +9,7 @@ from .plant import Plant
 from .tree import Result
 
 HEAD = """\
-# Planted bugs
+# Mutation tests: planted bugs
 
 Do the tests see a small mistake? Each row is one, put into a copy of the tree and run against the tests that
 must see it. `make mutants` runs them all and prints this page; they are in `benchmarks/mutants/plants/`.

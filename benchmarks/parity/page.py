@@ -42,7 +42,7 @@ class Findings:
 
 
 HEAD = """\
-# The proof of parity
+# Does the comparison find bugs? 17 models, 82 planted bugs
 
 Does [compare](comparison.md) call the same what is the same, and different what is different? Here are
 healthy pairs of torch and Flax modules, and such pairs with a bug planted on the Flax side. This page is

@@ -34,7 +34,7 @@ BARS = {
 """What is counted in which groups, and the part of them that it should be."""
 
 HEAD = """\
-# A gallery of ports
+# Ported models: torchvision, transformers, pytorch/examples
 
 [`jaxpar port`](port.md) writes a torch module as Flax source code, and proves that it is the same. Here it is
 asked about models that others wrote. This page is printed by
