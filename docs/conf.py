@@ -1,7 +1,7 @@
 """The site: `make docs` builds it into docs/_build. The pages are the Markdown files beside this one.
 
 What Sphinx does not bring is in `_extensions`: a sidebar made of the pages' own links, pages of the API from
-the tables of contents (`__init__.pyi`), and docstrings in Markdown.
+the tables of contents (`__init__.pyi`), docstrings in Markdown, and llms.txt with every page as text.
 """
 
 import os
@@ -26,6 +26,7 @@ extensions = [
     "docstrings",
     "api",
     "navigation",
+    "llms",
 ]
 exclude_patterns = ["_build"]
 suppress_warnings: list[str] = []  # a warning fails the build

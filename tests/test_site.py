@@ -22,7 +22,7 @@ def extension(name: str):
     return module
 
 
-docstrings, navigation = extension("docstrings"), extension("navigation")
+docstrings, navigation, llms = extension("docstrings"), extension("navigation"), extension("llms")
 
 # ------------------------------------------------------------------------------------- the sidebar
 
@@ -153,6 +153,33 @@ CASES = {
 def test_markdown_becomes_restructured_text(case):
     markdown, expected = CASES[case]
     assert docstrings.restructured(markdown) == expected
+
+
+# ------------------------------------------------------------------------------ pages as text
+
+
+def test_llms_txt_lists_every_page_once_with_its_title_and_summary():
+    listed = re.findall(r"^- \[(.+)\]\(([\w-]+)\.md\): (.+)$", llms.index(PAGES), re.M)
+    assert sorted(name for _, name, _ in listed) == sorted(PAGES.keys() - {"index"})
+    for title, name, summary in listed:
+        assert PAGES[name].startswith(f"# {title}\n")
+        assert len(summary) > 20, name
+
+
+def test_llms_txt_of_a_small_guide():
+    pages = {
+        "index": "# Guide\n\nIt trains.\n\n## One\n\n[b](b.md)\n",
+        "b": "# B\n\n```python\nx\n```\n\nSee [the\nC](c.md).\n",
+        "c": "# C\n\n| a |\n|---|\n\nLast.\n",
+    }
+    expected = "# jaxpar\n\n> It trains.\n\n## One\n\n- [B](b.md): See the C.\n- [C](c.md): Last.\n"
+    assert llms.index(pages) == expected
+
+
+def test_pages_are_copied_as_text(tmp_path):
+    llms.write(DOCS, tmp_path)
+    assert (tmp_path / "scatter.md").read_text() == PAGES["scatter"]
+    assert (tmp_path / "llms.txt").read_text() == llms.index(PAGES)
 
 
 # ------------------------------------------------------------------------------ pages of the API
