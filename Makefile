@@ -117,7 +117,7 @@ benchmark: $(READY)
 
 # transformers 4.57 is the last release with Flax models. It is no extra of jaxpar: nothing else here needs it.
 abroad: .venv-abroad/.ready
-	.venv-abroad/bin/python benchmarks/abroad/run.py --again --out docs/abroad.md
+	.venv-abroad/bin/python benchmarks/abroad/run.py --again --out docs/tables/abroad.md
 
 .venv-abroad/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/abroad/requirements.txt
 	$(PYTHON) -m venv .venv-abroad
@@ -129,7 +129,7 @@ abroad: .venv-abroad/.ready
 
 # torchvision is built for the torch of PyPI: its operators do not load here, and its models do without.
 ports: .venv-ports/.ready
-	.venv-ports/bin/python benchmarks/ports/run.py --out docs/ports.md
+	.venv-ports/bin/python benchmarks/ports/run.py --out docs/tables/ports.md
 
 .venv-ports/.ready: pyproject.toml constraints-python3.11.txt constraints-python3.12.txt benchmarks/ports/requirements.txt
 	$(PYTHON) -m venv .venv-ports
@@ -141,7 +141,7 @@ ports: .venv-ports/.ready
 	@touch $@
 
 mutants: $(READY)
-	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/mutants.md
+	$(BIN)/python benchmarks/mutants/run.py --jobs 2 $(RESUME) --out docs/tables/mutants.md
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) .venv-newest .venv-abroad .venv-ports .cache docs/_build docs/api

@@ -1,6 +1,6 @@
 """Every layer and function in torch's form against torch: the largest difference, or why it is refused.
 
-    python benchmarks/torch_form.py > docs/torch_form.md
+    python benchmarks/torch_form.py > docs/tables/torch_form.md
     python benchmarks/torch_form.py norms conv
 
 The tables are those of the tests, tests/against_torch/cases/, and so is the law: five training steps
@@ -29,7 +29,7 @@ from against_torch.layers import Case, Refused, difference, refusal  # noqa: E40
 
 HEAD = """# Layer by layer: PyTorch and jaxpar.nn
 
-Every layer and function of [jaxpar.nn](nn.md) beside torch's, and the largest difference between the two.
+Every layer and function of [jaxpar.nn](../nn.md) beside torch's, and the largest difference between the two.
 
 Each row was trained for five steps and then evaluated on both sides, in float64 from the same weights.
 Compared were outputs, gradients by inputs and by parameters, parameters and buffers. The number is the
@@ -37,7 +37,7 @@ largest difference of any of them in any step, relative to the largest magnitude
 difference in meaning shows above 1e-12, and no row is above it. Inputs are in jaxpar's layout, channels
 last where torch has channels.
 
-`python benchmarks/torch_form.py > docs/torch_form.md` prints this page, `tests/test_torch_form.py` holds it
+`python benchmarks/torch_form.py > docs/tables/torch_form.md` prints this page, `tests/test_torch_form.py` holds it
 to the tables of the tests. torch {torch}, jax {jax}.
 """
 

@@ -1,6 +1,6 @@
 """The table of models that others wrote, and its page. Neither needs transformers: `make abroad` does.
 
-What the pairs say is on docs/abroad.md, which is held here to the table and to its own counts.
+What the pairs say is on docs/tables/abroad.md, which is held here to the table and to its own counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.append(str(ROOT))  # benchmarks is no installed package
 
 from benchmarks.abroad import differences, page, pairs  # noqa: E402
 
-PAGE = ROOT / "docs" / "abroad.md"
+PAGE = ROOT / "docs" / "tables" / "abroad.md"
 LEAST = 30  # architectures, and the UNet and the VAE
 
 

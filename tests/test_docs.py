@@ -6,6 +6,7 @@ import ast
 import builtins
 import doctest
 import functools
+import posixpath
 import re
 import sys
 import types
@@ -20,7 +21,10 @@ from jaxpar import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+PAGES = {
+    path.relative_to(DOCS).as_posix(): path.read_text()
+    for path in sorted([*DOCS.glob("*.md"), *DOCS.glob("tables/*.md")])
+}
 
 # ----------------------------------------------------------------------------------- blocks of code
 
@@ -34,7 +38,7 @@ def run(page: str, text: str) -> None:
     A block with `>>>` is compared with what it prints. A block whose last line ends in
     `# raises: Name` must raise exactly that class, and a text block after it is the message.
     """
-    module = types.ModuleType("docs_" + page.removesuffix(".md"))
+    module = types.ModuleType("docs_" + page.removesuffix(".md").replace("/", "_"))
     sys.modules[module.__name__] = module  # dataclasses and Linen modules look themselves up there
     message = None
     try:
@@ -224,7 +228,7 @@ def test_a_planted_fault_in_the_contract_is_found(fault):
 def words() -> set[str]:
     """The words in code on all pages, `jaxpar.scatter(x)` being `scatter` and others."""
     # The page of planted bugs quotes the library's own lines, which explains nothing.
-    text = "\n".join(text for page, text in PAGES.items() if page != "mutants.md")
+    text = "\n".join(text for page, text in PAGES.items() if page != "tables/mutants.md")
     code = [block for _, block in FENCE.findall(text)] + re.findall(r"`([^`\n]+)`", text)
     return set(re.findall(r"\w+", " ".join(code)))
 
@@ -272,7 +276,9 @@ LINK = r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)"
 def test_links_lead_somewhere():
     for page, text in PAGES.items():
         for file, anchor in re.findall(LINK, re.sub(r"`[^`\n]*`", "code", text)):
-            target = PAGES.get(file or page)
+            target = PAGES.get(
+                posixpath.normpath(posixpath.join(posixpath.dirname(page), file)) if file else page
+            )
             assert target is not None, f"{page}: {file}"
             headings = [re.sub(r"[^\w -]", "", h.lower()) for h in re.findall(r"^#+ (.*)$", target, re.M)]
             headings = [h.replace(" ", "-") for h in headings]
@@ -285,8 +291,21 @@ def test_every_page_can_be_reached_from_the_index():
         page = todo.pop()
         if page not in seen:
             seen.add(page)
-            todo += re.findall(r"\]\(([\w-]+\.md)", PAGES[page])
+            todo += [link for link in re.findall(r"\]\(([\w/-]+\.md)", PAGES[page]) if link in PAGES]
     assert seen == set(PAGES)
+
+
+def figures(text: str) -> set[tuple[str, str]]:
+    """The first and the last cell of each row of the tables in a page, and the counts of planted mutants."""
+    rows = re.findall(r"^\| ([^|]+) \|(?:.*\|)? ([^|]+) \|$", text, re.M)
+    return {*rows, *(("mutants", count) for count in re.findall(r"\d+ planted: .*equivalent", text))}
+
+
+def test_figures_of_the_summary_are_those_of_the_tables():
+    printed = set().union(*(figures(text) for page, text in PAGES.items() if page.startswith("tables/")))
+    summary = figures(PAGES["evidence.md"])
+    assert len(summary) == 11
+    assert summary <= printed
 
 
 def test_the_picture_of_the_floors_is_the_tested_one():

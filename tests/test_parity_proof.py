@@ -105,7 +105,7 @@ def test_fixed_tolerances_miss_and_alarm():
 
 # ------------------------------------------------------------------------------------------- the page
 
-PAGE = ROOT / "docs" / "parity_proof.md"
+PAGE = ROOT / "docs" / "tables" / "parity_proof.md"
 
 
 def rows(heading: str) -> list[list[str]]:

@@ -105,7 +105,7 @@ def test_a_mistake_is_never_the_authors_style(tmp_path):
     assert "F821" in ask.ruff(path)
 
 
-PAGE = ROOT / "docs" / "ports.md"
+PAGE = ROOT / "docs" / "tables" / "ports.md"
 GROUP_OF = {title: group for group, title in page.TITLES.items()}
 
 

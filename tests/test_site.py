@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = {path.stem: path.read_text() for path in DOCS.glob("*.md")}
 
 
 def extension(name: str):
@@ -23,6 +22,7 @@ def extension(name: str):
 
 
 docstrings, navigation, llms = extension("docstrings"), extension("navigation"), extension("llms")
+PAGES = navigation.guide(DOCS)
 
 # ------------------------------------------------------------------------------------- the sidebar
 
@@ -159,7 +159,7 @@ def test_markdown_becomes_restructured_text(case):
 
 
 def test_llms_txt_lists_every_page_once_with_its_title_and_summary():
-    listed = re.findall(r"^- \[(.+)\]\(([\w-]+)\.md\): (.+)$", llms.index(PAGES), re.M)
+    listed = re.findall(r"^- \[(.+)\]\(([\w/-]+)\.md\): (.+)$", llms.index(PAGES), re.M)
     assert sorted(name for _, name, _ in listed) == sorted(PAGES.keys() - {"index"})
     for title, name, summary in listed:
         assert PAGES[name].startswith(f"# {title}\n")

@@ -1,4 +1,4 @@
-"""docs/torch_form.md is what benchmarks/torch_form.py prints for the tables of the tests."""
+"""docs/tables/torch_form.md is what benchmarks/torch_form.py prints for the tables of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "torch_form.md").read_text()
+PAGE = (ROOT / "docs" / "tables" / "torch_form.md").read_text()
 
 spec = importlib.util.spec_from_file_location("torch_form", ROOT / "benchmarks" / "torch_form.py")
 torch_form = importlib.util.module_from_spec(spec)

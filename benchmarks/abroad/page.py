@@ -1,4 +1,4 @@
-"""Writes docs/abroad.md from what the pairs said."""
+"""Writes docs/tables/abroad.md from what the pairs said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARIES = ("transformers", "diffusers", "torch", "jax", "flax", "optax", "nump
 HEAD = """\
 # Models of transformers and diffusers, compared
 
-[compare](compare.md) promises a verdict that is never wrong. Here it is asked about models that the
+[compare](../compare.md) promises a verdict that is never wrong. Here it is asked about models that the
 authors of transformers and diffusers wrote in torch and in Flax. This page is printed by
 
     {command}

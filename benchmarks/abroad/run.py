@@ -1,7 +1,7 @@
 """Models that others wrote in both frameworks, and bugs planted in them, put to jaxpar.parity.
 
     python benchmarks/abroad/run.py [--only NAME ...] [--jobs 1] [--no-bugs | --add-bugs] [--again]
-                                    [--out docs/abroad.md]
+                                    [--out docs/tables/abroad.md]
 
 Each pair has a process of its own with a time limit. What it said is kept in .cache/abroad, and asked again
 only with --again or --only; --add-bugs keeps what was said of the healthy pairs. The exit status is 1 if a

@@ -1,4 +1,4 @@
-"""docs/mutants.md: which planted bugs the tests have seen."""
+"""docs/tables/mutants.md: which planted bugs the tests have seen."""
 
 from __future__ import annotations
 

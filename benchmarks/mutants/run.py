@@ -1,6 +1,6 @@
 """Do the tests see small mistakes? Each plant is put into a copy of the tree and run against its tests.
 
-    python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--out docs/mutants.md]
+    python benchmarks/mutants/run.py [--only TEXT] [--jobs 2] [--resume] [--out docs/tables/mutants.md]
 
 Results are kept in .cache/mutants.jsonl as they come. --resume takes those whose plant, file and tests are
 as they were, so Ctrl-C loses nothing but the run that it stops. At the end all tests that failed are run

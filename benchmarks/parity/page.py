@@ -1,4 +1,4 @@
-"""Writes docs/parity_proof.md from what the run found."""
+"""Writes docs/tables/parity_proof.md from what the run found."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Findings:
 HEAD = """\
 # Does the comparison find bugs? 17 models, 82 planted bugs
 
-Does [compare](comparison.md) call the same what is the same, and different what is different? Here are
+Does [compare](../comparison.md) call the same what is the same, and different what is different? Here are
 healthy pairs of torch and Flax modules, and such pairs with a bug planted on the Flax side. This page is
 printed by
 

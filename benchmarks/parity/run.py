@@ -1,7 +1,7 @@
 """The proof of parity: healthy pairs of torch and Flax modules, and planted bugs, all put to jaxpar.parity.
 
     python benchmarks/parity/run.py [--layers] [--architectures] [--bugs] [--numeric] [--fixed]
-                                    [--small] [--jobs 2] [--out docs/parity_proof.md]
+                                    [--small] [--jobs 2] [--out docs/tables/parity_proof.md]
 
 Without a choice everything is run; --small takes the sizes of the tests for the architectures. The exit
 status is 1 if a healthy pair is called different, a bug the same, or a bug of the catalogue is not named.

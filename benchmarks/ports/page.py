@@ -1,4 +1,4 @@
-"""Writes docs/ports.md from what was said of the cases."""
+"""Writes docs/tables/ports.md from what was said of the cases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BARS = {
 HEAD = """\
 # Ported models: torchvision, transformers, pytorch/examples
 
-[`jaxpar port`](port.md) writes a torch module as Flax source code, and proves that it is the same. Here it is
+[`jaxpar port`](../port.md) writes a torch module as Flax source code, and proves that it is the same. Here it is
 asked about models that others wrote. This page is printed by
 
     {command}
@@ -44,7 +44,7 @@ asked about models that others wrote. This page is printed by
 {machine}
 
 The models have random weights, small images and few words, and their own widths and depths where they have
-no smaller ones. *Same* is what [compare](compare.md) says of the written file in float64: outputs,
+no smaller ones. *Same* is what [compare](../compare.md) says of the written file in float64: outputs,
 gradients, statistics and weights over five steps of training, and in evaluation of other shapes, at 1e-10.
 *Same where digits do not cancel* has a larger difference, in numbers that a unit of float64 moves as far in
 torch. *largest* is the largest relative difference in all of that, *lines* are those of the written file

@@ -6,11 +6,10 @@ the entrance.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-from navigation import ENTRANCE, LINK, tree
+from navigation import ENTRANCE, LINK, guide, tree
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -24,14 +23,12 @@ def _write(app: Any, error: Exception | None) -> None:
 
 
 def write(docs: Path, site: Path) -> None:
-    """Copy every page below `docs` to `site`, and write `site/llms.txt`."""
-    pages = {path.relative_to(docs).with_suffix("").as_posix(): path for path in docs.rglob("*.md")}
-    pages = {name: path for name, path in pages.items() if not name.startswith("_")}
-    for name, path in pages.items():
+    """Copy every page of the guide to `site`, and write `site/llms.txt`."""
+    pages = guide(docs)
+    for name, text in pages.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, site / f"{name}.md")
-    guide = {name: path.read_text() for name, path in pages.items() if "/" not in name}
-    (site / "llms.txt").write_text(index(guide))
+        (site / f"{name}.md").write_text(text)
+    (site / "llms.txt").write_text(index(pages))
 
 
 def index(pages: dict[str, str]) -> str:

@@ -24,13 +24,20 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def _read(app: Any, config: Any) -> None:
-    found = tree({path.stem: path.read_text() for path in Path(app.srcdir).glob("*.md")})
-    config.add("sidebar", found, "env", dict)  # Sphinx reads the pages again when it changes
+    config.add(
+        "sidebar", tree(guide(Path(app.srcdir))), "env", dict
+    )  # Sphinx reads the pages again when it changes
 
 
 def _add(app: Any, page: str, source: list[str]) -> None:
     for caption, below in app.config.sidebar.get(page, {}).items():
         source[0] += toctree(caption, below)
+
+
+def guide(docs: Path) -> dict[str, str]:
+    """The texts of the written and printed pages by name: `scatter`, `tables/ports`."""
+    paths = [*docs.glob("*.md"), *docs.glob("tables/*.md")]
+    return {path.relative_to(docs).with_suffix("").as_posix(): path.read_text() for path in sorted(paths)}
 
 
 def tree(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
