@@ -1,11 +1,12 @@
-"""Every layer and function in torch's form against torch: the largest difference, or why it is refused.
+"""Every layer and function of jaxpar.nn against torch: the largest difference, or why it is refused.
 
-    python benchmarks/torch_form.py > docs/tables/torch_form.md
-    python benchmarks/torch_form.py norms conv
+    python benchmarks/torch_form.py                # measure and print all of them, some minutes
+    python benchmarks/torch_form.py norms conv     # only these tables
 
-The tables are those of the tests, tests/against_torch/cases/, and so is the law: five training steps
-and an evaluation in float64 from the same weights; outputs, gradients by inputs and parameters,
-parameters and buffers. It prints Markdown and ends with 1 if a row fails.
+The tables are those of the tests, tests/against_torch/cases/, and so is the law: five training steps and an
+evaluation in float64 from the same weights; outputs, gradients by inputs and parameters, parameters and
+buffers. It prints Markdown and exits with 1 if a row fails. The site has the same page without the measured
+column: `docs/_extensions/layers.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import inspect
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -31,14 +33,12 @@ HEAD = """# Layer by layer: PyTorch and jaxpar.nn
 
 Every layer and function of [jaxpar.nn](../nn.md) beside torch's, and the largest difference between the two.
 
-Each row was trained for five steps and then evaluated on both sides, in float64 from the same weights.
-Compared were outputs, gradients by inputs and by parameters, parameters and buffers. The number is the
-largest difference of any of them in any step, relative to the largest magnitude in its tensor: a
-difference in meaning shows above 1e-12, and no row is above it. Inputs are in jaxpar's layout, channels
-last where torch has channels.
+Each row is trained for five steps and then evaluated on both sides, in float64 from the same weights.
+Compared are outputs, gradients by inputs and by parameters, parameters and buffers. The largest difference of
+any of them in any step, relative to the largest magnitude in its tensor, is at most 1e-12 in every row:
+`tests/against_torch` fails otherwise. Inputs are in jaxpar's layout, channels last where torch has channels.
 
-`python benchmarks/torch_form.py > docs/tables/torch_form.md` prints this page, `tests/test_torch_form.py` holds it
-to the tables of the tests. torch {torch}, jax {jax}.
+`python benchmarks/torch_form.py` measures the differences. torch {torch}, jax {jax}.
 """
 
 
@@ -75,44 +75,63 @@ def shapes(case: Case) -> str:
     return ", ".join(str(given) if isinstance(given, tuple) else "…" for given in case.inputs)
 
 
-def measured(case: Case) -> tuple[str, bool]:
+def measured(case: Case) -> str:
     try:
-        return f"{difference(case):.0e}", True
+        return f"{difference(case):.0e}"
     except Exception as error:
-        return f"**FAILS**: {' '.join(str(error).split())}", False
+        return failure(error)
 
 
-def refused(row: Refused) -> tuple[str, bool]:
+def refused(row: Refused) -> str:
     try:
-        return f"{row.error.__name__}: {' '.join(refusal(row).split())}".replace("|", "\\|"), True
+        return f"{row.error.__name__}: {' '.join(refusal(row).split())}".replace("|", "\\|")
     except Exception as error:
-        return f"**FAILS**: {' '.join(str(error).split())}", False
+        return failure(error)
 
 
-def page(names: list[str]) -> bool:
-    """Prints it; whether every row passed."""
-    print(HEAD.format(torch=torch.__version__.split("+")[0], jax=jax.__version__), end="")
-    passed = []
+FAILS = "**FAILS**"
+
+
+def failure(error: Exception) -> str:
+    return f"{FAILS}: {' '.join(str(error).split())}"
+
+
+def lines(names: list[str], measure: bool = True) -> Iterator[str]:
+    """The page's lines, as they are measured; without the measured column if not `measure`.
+
+    Raises:
+      SystemExit: a name without a table.
+    """
+    yield HEAD.format(torch=torch.__version__.split("+")[0], jax=jax.__version__)
+    columns = ["torch", "jaxpar", "inputs", *(["largest difference"] if measure else [])]
     for name, module in tables(names).items():
-        print(f"\n## {title(module)}\n\n| torch | jaxpar | inputs | largest difference |\n|---|---|---|---|")
+        yield from (f"## {title(module)}", "", row(columns), row(["---"] * len(columns)))
         for i, case in enumerate(module.CASES):
             if sys.stderr.isatty():
                 print(f"{name} {i + 1}/{len(module.CASES)}", end="\r", file=sys.stderr)
-            text, good = measured(case)
-            passed.append(good)
-            print("| " + " | ".join([*cells(case), shapes(case), text]) + " |", flush=True)
+            yield row([*cells(case), shapes(case), *([measured(case)] if measure else [])])
         for both, heading in ((True, "Refused, as torch does"), (False, "Not there, with the reason")):
-            rows = [row for row in module.REFUSED if row.torch_too is both]
-            if rows:
-                print(f"\n{heading}:\n\n| torch | jaxpar | message |\n|---|---|---|")
-            for row in rows:
-                text, good = refused(row)
-                passed.append(good)
-                print("| " + " | ".join([*cells(row), text]) + " |", flush=True)
-    return all(passed)
+            refusals = [refusal for refusal in module.REFUSED if refusal.torch_too is both]
+            if refusals:
+                yield from ("", f"{heading}:", "", row(["torch", "jaxpar", "message"]), row(["---"] * 3))
+            yield from (row([*cells(refusal), refused(refusal)]) for refusal in refusals)
+        yield ""
+
+
+def row(texts: list[str]) -> str:
+    return "| " + " | ".join(texts) + " |"
+
+
+def main() -> int:
+    """Print the page; 1 if a row failed."""
+    failed = False
+    for line in lines(sys.argv[1:]):
+        print(line, flush=True)
+        failed |= FAILS in line
+    return int(failed)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's remarks on its own speed
-    sys.exit(not page(sys.argv[1:]))
+    sys.exit(main())

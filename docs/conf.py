@@ -27,6 +27,7 @@ extensions = [
     "api",
     "navigation",
     "llms",
+    "layers",
 ]
 exclude_patterns = ["_build"]
 suppress_warnings: list[str] = []  # a warning fails the build

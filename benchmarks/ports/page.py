@@ -36,8 +36,8 @@ BARS = {
 HEAD = """\
 # Ported models: torchvision, transformers, pytorch/examples
 
-[`jaxpar port`](../port.md) writes a torch module as Flax source code, and proves that it is the same. Here it is
-asked about models that others wrote. This page is printed by
+[`jaxpar port`](../port.md) writes a torch module as Flax source code, and proves that it is the same. Here it
+is asked about models that others wrote. This page is printed by
 
     {command}
 

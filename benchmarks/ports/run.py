@@ -1,6 +1,6 @@
 """torch modules that others wrote, ported to Flax and proven.
 
-    python benchmarks/ports/run.py [--only GROUP GROUP/NAME ...] [--jobs 1] [--again] [--out docs/tables/ports.md]
+    python benchmarks/ports/run.py [--only GROUP GROUP/NAME ...] [--jobs 1] [--again] [--out PAGE]
 
 Each case has a process of its own with a time limit. What was said of it, and its file, are kept in
 .cache/ports, and it is asked again only with --again or --only. The page has all groups, from what is kept.

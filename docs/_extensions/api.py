@@ -21,6 +21,9 @@ from sphinx.pycode import ModuleAnalyzer
 GUIDES = {"jaxpar": "index", "jaxpar.parity": "compare", "jaxpar.parity.measuring": "comparison"}
 """The page of the guide about a room, where none has its name."""
 
+LAYERS = "layers"
+"""The page that the extension of this name writes."""
+
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", lambda app: write(Path(app.srcdir)))
@@ -33,7 +36,7 @@ def write(docs: Path) -> None:
     folder.mkdir(exist_ok=True)
     headings = {path.stem: path.read_text().partition("\n")[0] for path in docs.glob("*.md")}
     pages = {f"{room}.md": page(room, headings) for room in rooms()} | {"index.md": index()}
-    for path in set(folder.glob("*.md")) - {folder / name for name in pages}:
+    for path in set(folder.glob("*.md")) - {folder / name for name in (*pages, f"{LAYERS}.md")}:
         path.unlink()
     for name, text in pages.items():
         path = folder / name
@@ -56,7 +59,10 @@ def about(room: str, headings: dict[str, str]) -> str:
 
 def index() -> str:
     rows = [f"* [{room}]({room}.md): {summary(importlib.import_module(room))}" for room in rooms()]
-    toc = "\n".join(rooms())
+    rows.append(
+        f"* [{LAYERS}]({LAYERS}.md): each layer and function of jaxpar.nn and its counterpart in torch."
+    )
+    toc = "\n".join([*rooms(), LAYERS])
     return f"# API\n\n{chr(10).join(rows)}\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n"
 
 
