@@ -6,6 +6,10 @@ from ._compare import assert_parity as assert_parity
 from ._compare import compare as compare
 from ._comparison import Comparison as Comparison
 from ._comparison import require_same as require_same
+from ._comparison_data import Cause as Cause
+from ._comparison_data import Curve as Curve
+from ._comparison_data import Divergence as Divergence
+from ._comparison_data import LayerResult as LayerResult
 from ._files import read_weights as read_weights
 from ._files import write_weights as write_weights
 from ._match import match as match
@@ -14,10 +18,6 @@ from ._port.port import port as port
 from ._port.training.lines import Lines as Lines
 from ._record import check as check
 from ._record import record as record
-from ._result import Cause as Cause
-from ._result import Curve as Curve
-from ._result import Divergence as Divergence
-from ._result import LayerResult as LayerResult
 from ._sides.task import Layout as Layout
 from ._weights import Mapping as Mapping
 from ._weights import concatenated as concatenated

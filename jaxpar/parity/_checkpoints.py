@@ -68,26 +68,28 @@ def load_checkpoint(
     torch counterpart: `torch.load` and two calls of `load_state_dict`.
     """
     file = read_weights(path)
-    given, net = net, _bare(net)
+    wrapped, net = net, _bare(net)
     model = _entry(file, keys[0], path)
-    links = _options(mapping, ignore_torch, ignore_flax)
-    state, taken = None, 0
+    options = _options(mapping, ignore_torch, ignore_flax)
+    state, step_count = None, 0
     if optimizer is not None:
-        theirs = _entry(file, keys[1], path)
-        found = links_of(net, model, **links, function="load_checkpoint")
+        optimizer_state = _entry(file, keys[1], path)
+        weight_links = links_of(net, model, **options, function="load_checkpoint")
         state = jaxpar.optim.state_from_torch(
             optimizer.tx,
-            _parameters(optimizer, given, net),
-            theirs,
-            _layout(found),
-            names=_names(found, model, theirs, names),
+            _parameters(optimizer, wrapped, net),
+            optimizer_state,
+            _layout(weight_links),
+            names=_names(weight_links, model, optimizer_state, names),
             step=step,
         )
-        taken = max((int(entry["step"]) for entry in theirs["state"].values() if "step" in entry), default=0)
-    load_torch(net, model, lossy=lossy, **links)
+        step_count = max(
+            (int(entry["step"]) for entry in optimizer_state["state"].values() if "step" in entry), default=0
+        )
+    load_torch(net, model, lossy=lossy, **options)
     if optimizer is not None:
         nnx.update(optimizer.opt_state, nnx.state(state, graph=True))
-        optimizer.step[...] = np.asarray(step or taken, optimizer.step.dtype)
+        optimizer.step[...] = np.asarray(step or step_count, optimizer.step.dtype)
     return {key: value for key, value in file.items() if key not in keys}
 
 
@@ -129,22 +131,22 @@ def save_checkpoint(
             "the state here. Pass like=, a checkpoint of the torch script or {'model': model.state_dict(), "
             "'optimizer': optimizer.state_dict()}."
         )
-    given = like if like is None or isinstance(like, Mapping) else read_weights(like)
-    where = "like" if isinstance(like, Mapping) or like is None else like
-    model = None if given is None else _entry(given, keys[0], where)
+    template = like if like is None or isinstance(like, Mapping) else read_weights(like)
+    template_path = "like" if isinstance(like, Mapping) or like is None else like
+    model = None if template is None else _entry(template, keys[0], template_path)
     net = _bare(net)
-    links = _options(mapping, ignore_torch, ignore_flax)
-    tensors = to_torch(net, like=model, **links)
+    options = _options(mapping, ignore_torch, ignore_flax)
+    tensors = to_torch(net, like=model, **options)
     prefix = PREFIX * module_prefix
     content: dict[str, Any] = {keys[0]: {prefix + n.removeprefix(PREFIX): x for n, x in tensors.items()}}
     if optimizer is not None:
-        theirs = _entry(given or {}, keys[1], where)
-        found = links_of(net, tensors, **links, function="save_checkpoint")
+        optimizer_state = _entry(template or {}, keys[1], template_path)
+        weight_links = links_of(net, tensors, **options, function="save_checkpoint")
         content[keys[1]] = jaxpar.optim.state_to_torch(
             nnx.as_pure(optimizer.opt_state),
-            theirs,
-            _layout(found),
-            names=_names(found, tensors, theirs, names),
+            optimizer_state,
+            _layout(weight_links),
+            names=_names(weight_links, tensors, optimizer_state, names),
             tensor=torch.from_numpy,
         )
     with written(os.fspath(path)) as temporary:
@@ -181,25 +183,27 @@ def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
 
 def _entry(file: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(file.get(key), Mapping):
-        held = ", ".join(map(str, list(file)[:8]))
-        raise FileError(f"{os.fspath(path)}: there is no state_dict called {key!r} in it; it has {held}.")
+        keys = ", ".join(map(str, list(file)[:8]))
+        raise FileError(f"{os.fspath(path)}: there is no state_dict called {key!r} in it; it has {keys}.")
     return file[key]
 
 
 def _names(
-    links: Links, model: Mapping[str, Any], theirs: Mapping[str, Any], names: Sequence[str] | None
+    links: Links, model: Mapping[str, Any], optimizer_state: Mapping[str, Any], names: Sequence[str] | None
 ) -> list[str] | None:
     """The parameters' names in the optimizer's order, as they are in the weights."""
-    groups = theirs["param_groups"]
-    own = [called for group in groups for called in group.get("param_names", ())]
+    groups = optimizer_state["param_groups"]
+    recorded_names = [called for group in groups for called in group.get("param_names", ())]
     count = sum(len(group["params"]) for group in groups)
-    found: dict[str, str] = {}
+    full_names: dict[str, str] = {}
     for part in links.parts:
         if all(links.leaves[leaf].parameter for leaf in part.flax):
-            found |= {_without(name): name for name in part.torch}
-    if names is not None or own:
-        return [found.get(_without(name), name) for name in (names if names is not None else own)]
-    ordered = [name for name in model if found.get(_without(name)) == name]
+            full_names |= {_without(name): name for name in part.torch}
+    if names is not None or recorded_names:
+        return [
+            full_names.get(_without(name), name) for name in (names if names is not None else recorded_names)
+        ]
+    ordered = [name for name in model if full_names.get(_without(name)) == name]
     if len(groups) > 1:
         raise ValueError(
             f"the torch optimizer has {len(groups)} groups, and the file does not say which parameter is in "
@@ -214,21 +218,21 @@ def _names(
 
 
 def _without(name: str) -> str:
-    return ".".join(word for word in name.split(".") if word != "module")
+    return ".".join(part for part in name.split(".") if part != "module")
 
 
 def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
     """For the path of a parameter: its torch parameter, and the way there and back."""
-    places = {}
+    parts_by_leaf = {}
     for part in links.parts:
         for i, leaf in enumerate(part.flax):
-            places[_without(leaf)] = (part, i)
+            parts_by_leaf[_without(leaf)] = (part, i)
 
     def layout(path: str) -> jaxpar.optim.TorchParam:
         leaf = _without(path.replace("/", "."))
-        if leaf not in places:
+        if leaf not in parts_by_leaf:
             raise ValueError(f"the optimizer has a state for {leaf}, which is no parameter of the model.")
-        part, i = places[leaf]
+        part, i = parts_by_leaf[leaf]
         if len(part.torch) > 1:
             raise MatchError(
                 f"{leaf} is made of {', '.join(part.torch)}: torch's optimizer has a state for each of them, "
@@ -242,9 +246,9 @@ def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
         def to_torch(array: npt.ArrayLike) -> np.ndarray:
             array = np.asarray(array)
             # Flax may hold a torch parameter in several leaves; the state of one is known here.
-            whole = [np.zeros(shape, array.dtype) for shape in shapes]
-            whole[i] = array
-            return part.back(whole)[0]
+            leaf_values = [np.zeros(shape, array.dtype) for shape in shapes]
+            leaf_values[i] = array
+            return part.back(leaf_values)[0]
 
         return jaxpar.optim.TorchParam(part.torch[0], to_flax, to_torch)
 

@@ -19,20 +19,20 @@ import numpy as np
 
 from ..errors import LeafError, MaskError, NotDeterministicError
 from . import _levels
-from ._calls import Inputs, Outputs
 from ._comparison import Comparison, require_same
-from ._conditioned import conditioned
 from ._ctrl_c import between_steps
 from ._divergence import find
 from ._exactness import environment, exact
-from ._levels import Findings, Sides, Step
-from ._pair import Pair
+from ._float32_constants import explain_by_constants
+from ._levels import Findings, LevelStep, Sides
+from ._model_inputs import Inputs, Outputs
+from ._model_pair import ModelPair
 from ._request import Arrays, Request
-from ._rounded import explained
 from ._sides.flax_side import FlaxSide
 from ._sides.outputs import Returned
 from ._sides.task import Layout, Loss, Optimizer, Seen
 from ._sides.torch_kinks import counted
+from ._stochastic_arithmetic import judge_lost_digits
 from ._tensors import widened
 from ._weights.mapping import Entries
 from ._weights.tree import FlaxModule, Variables
@@ -172,7 +172,7 @@ def run(
     request: Request,
     findings: Findings,
     progress: Progress | None = None,
-    take: Callable[[Step], None] | None = None,
+    take: Callable[[LevelStep], None] | None = None,
 ) -> Comparison:
     """Takes the steps and judges what they show.
 
@@ -194,11 +194,11 @@ def run(
             findings.notes.append(f"stopped by Ctrl-C after step {findings.steps} of {request.steps}")
             raise Stopped(_result(request, findings) if findings.steps else None) from stop
         compared = _result(request, findings)
-        if request.asked is Level.SEMANTIC:
-            compared = conditioned(pair, request.batch, compared)
-            compared = explained(pair, request.batch, compared)
+        if request.parsed_level is Level.SEMANTIC:
+            compared = judge_lost_digits(pair, request.batch, compared)
+            compared = explain_by_constants(pair, request.batch, compared)
         # As they run, models may differ by rounding alone, which has no place.
-        if compared.same or request.replicas > 1 or request.asked is Level.AS_IT_RUNS:
+        if compared.same or request.replicas > 1 or request.parsed_level is Level.AS_IT_RUNS:
             return compared
         return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))
 
@@ -219,9 +219,9 @@ def _result(request: Request, findings: Findings) -> Comparison:
     )
 
 
-def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
+def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[LevelStep]:
     """Runs the level; what it finds is in `findings` after each step."""
-    level = request.asked
+    level = request.parsed_level
     sides = pair.sides(level, request.dtype)
     if pair.weights == "own":
         weights = sides.candidate.weights(), sides.reference.weights()
@@ -230,11 +230,11 @@ def _steps(pair: Pair, request: Request, findings: Findings) -> Iterator[Step]:
         if step.number == 1:
             _check_determinism(pair, sides, request, step, findings)
             findings.notes += [*pair.links.left_out(), *_said(request.mapping), *sides.candidate.net.notes]
-            findings.notes += request.calls.notes()
+            findings.notes += request.model_inputs.notes()
         yield step
 
 
-def _loop(level: Level, resync: bool) -> Callable[..., Iterator[Step]]:
+def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:
     """The steps of a level."""
     if level is Level.TRAJECTORY:
         return _levels.resynchronised if resync else _levels.free
@@ -242,11 +242,11 @@ def _loop(level: Level, resync: bool) -> Callable[..., Iterator[Step]]:
     return loops.get(level, _levels.numeric)
 
 
-def _start(pair: Pair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, FlaxSide]:
+def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, FlaxSide]:
     """Both sides as they were before the first step."""
     reference = pair.reference(sides.reference.dtype)
     candidate = pair.candidate(reference)
-    if request.asked is Level.TRAJECTORY and request.resync:
+    if request.parsed_level is Level.TRAJECTORY and request.resync:
         candidate.load(reference.weights(), reference.state())
     return reference, candidate
 
@@ -257,43 +257,50 @@ def _said(mapping: Entries | None) -> list[str]:
 
 
 def _check_determinism(
-    pair: Pair, sides: Sides[TorchSide], request: Request, first: Step, findings: Findings
+    pair: ModelPair, sides: Sides[TorchSide], request: Request, first: LevelStep, findings: Findings
 ) -> None:
     """The same batch twice must give the same bits, or every verdict is an accident.
 
     On the way the elements at a kink are counted.
     """
-    theirs, ours = _start(pair, sides, request)
-    again = theirs.step(first.batch, counted(findings.notes))
+    torch_side, flax_side = _start(pair, sides, request)
+    again = torch_side.step(first.batch, counted(findings.notes))
     _require_equal("the torch module", first.reference, again)
-    seen = first.candidate
-    if not again.outputs and not seen.outputs and not seen.loss:
+    candidate = first.candidate
+    if not again.outputs and not candidate.outputs and not candidate.loss:
         raise LeafError(
             "parity.compare: neither module returned an array, so there is nothing to compare. Return what "
             "they compute, or give loss=."
         )
-    returned = theirs.returned
-    del theirs, again  # of a large model there is no room for both sides twice
+    returned = torch_side.returned
+    del torch_side, again  # of a large model there is no room for both sides twice
     masks = first.reference.masks
-    _require_equal("the Flax module", seen, ours.step(first.batch, masks, keep=False))
-    if ours.draws(first.batch):
-        other = ours.step(first.batch, masks, keep=False, reseeded=True)
-        _require_own_draws_without_effect(seen, other)
-    findings.notes += _forms(returned, ours.returned)
+    _require_equal("the Flax module", candidate, flax_side.step(first.batch, masks, keep=False))
+    if flax_side.draws(first.batch):
+        other = flax_side.step(first.batch, masks, keep=False, reseeded=True)
+        _require_own_draws_without_effect(candidate, other)
+    findings.notes += _forms(returned, flax_side.returned)
 
 
-def _forms(theirs: Returned, ours: Returned) -> list[str]:
+def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
     """A sentence if the only array comes out of other containers, and one on outputs that were not chosen."""
-    said = []
-    if theirs.sole is not None and ours.sole is not None and theirs.sole != ours.sole:
-        words = [f"as outputs{path}" if path else "alone" for path in (theirs.sole, ours.sole)]
-        said.append(
-            f"torch returns its only output {words[0]} and Flax {words[1]}; they are compared with each other"
+    notes = []
+    if (
+        torch_returned.sole is not None
+        and flax_returned.sole is not None
+        and torch_returned.sole != flax_returned.sole
+    ):
+        locations = [
+            f"as outputs{path}" if path else "alone" for path in (torch_returned.sole, flax_returned.sole)
+        ]
+        notes.append(
+            f"torch returns its only output {locations[0]} and Flax {locations[1]}; "
+            "they are compared with each other"
         )
-    for name, side in (("torch", theirs), ("Flax", ours)):
+    for name, side in (("torch", torch_returned), ("Flax", flax_returned)):
         if side.left_out:
-            said.append(f"outputs of {name} that were not compared: {', '.join(side.left_out)}")
-    return said
+            notes.append(f"outputs of {name} that were not compared: {', '.join(side.left_out)}")
+    return notes
 
 
 def _require_own_draws_without_effect(first: Seen, other: Seen) -> None:
@@ -315,9 +322,9 @@ def _require_equal(what: str, first: Seen, second: Seen) -> None:
             y = getattr(second, part)[name]
             if x.tobytes() != y.tobytes():
                 spread = np.nanmax(np.abs(widened(x) - widened(y)))
-                place = f"{part} {name}".strip()
+                label = f"{part} {name}".strip()
                 raise NotDeterministicError(
-                    f"parity.compare: {what} gives two results for the same batch, {place}: {spread:.2g} "
+                    f"parity.compare: {what} gives two results for the same batch, {label}: {spread:.2g} "
                     "apart. Compare in evaluation mode, or take out what draws random numbers (masks of "
                     "torch's dropout are passed on by themselves)."
                 )

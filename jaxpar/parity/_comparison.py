@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ParityError
+from ._comparison_data import ComparisonData
 from ._render import document, html, junit, text
-from ._result import Result
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Path = str | os.PathLike[str]
 
 
-class Comparison(Result):
+class Comparison(ComparisonData):
     """Whether a Flax model is the same as a torch model, and where it is not.
 
     It has no truth value: `if compare(...)` would read as "if they are the same" and as "if there is a

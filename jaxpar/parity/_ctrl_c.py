@@ -17,15 +17,15 @@ from types import FrameType
 class _Remember:
     """A handler of SIGINT: the first is kept until `check`, the second raises at once."""
 
-    asked = False
+    pending = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.pending:
             signal.default_int_handler(number, frame)
-        self.asked = True
+        self.pending = True
 
     def check(self) -> None:
-        if self.asked:
+        if self.pending:
             raise KeyboardInterrupt
 
 
@@ -37,10 +37,10 @@ def between_steps() -> Iterator[Callable[[], None]]:
     one, so that both end. Outside the main thread, and where SIGINT is ignored or has another handler,
     nothing is changed.
     """
-    ours = threading.current_thread() is threading.main_thread()
+    in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    if not ours or before is not signal.default_int_handler:
-        yield getattr(before, "check", lambda: None) if ours else lambda: None
+    if not in_main_thread or before is not signal.default_int_handler:
+        yield getattr(before, "check", lambda: None) if in_main_thread else lambda: None
         return
     remember = _Remember()
     signal.signal(signal.SIGINT, remember)

@@ -47,7 +47,7 @@ def _settings() -> tuple[bool, str | None]:
 
 def environment(task: Task, dtype: str) -> dict[str, str]:
     """What the numbers depend on."""
-    found = {
+    values = {
         "date": _stamp.when(),
         "command": _stamp.command(),
         "dtype": dtype,
@@ -61,7 +61,7 @@ def environment(task: Task, dtype: str) -> dict[str, str]:
     }
     torch = sys.modules.get("torch")
     if torch is not None:
-        found["torch"] = torch.__version__
-        found["torch threads"] = str(torch.get_num_threads())
-        found["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
-    return found
+        values["torch"] = torch.__version__
+        values["torch threads"] = str(torch.get_num_threads())
+        values["torch cpu capability"] = torch.backends.cpu.get_cpu_capability()
+    return values

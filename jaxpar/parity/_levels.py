@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ._result import Curve
+from ._comparison_data import Curve
 from ._sides.flax_side import FlaxSide
 from ._sides.task import Batch, Named, Seen
 from ._tensors import widened
@@ -76,7 +76,7 @@ class Sides(Generic[R]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class LevelStep:
     """What one step showed. `reference` is float64 at the semantic level, where there is no oracle."""
 
     number: int
@@ -104,7 +104,7 @@ class Findings:
             self.noise_elements[name] = mask | self.noise_elements.get(name, False)
 
 
-def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[Step]:
+def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
     """Both in float64, each going on from its own last step."""
     before = (sides.candidate.weights(), sides.reference.weights())
     for number in range(1, steps + 1):
@@ -120,10 +120,10 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         # Adam makes steps of the learning rate even of noise. Statistics behind such a parameter would drift.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
         before = (sides.candidate.weights(), reference.weights)
-        yield Step(number, batch, candidate, reference)
+        yield LevelStep(number, batch, candidate, reference)
 
 
-def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[Step]:
+def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
     """One step in a lower precision, held against the reference's own error there."""
     assert sides.oracle
     for number in range(1, steps + 1):
@@ -132,33 +132,35 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
         findings.add_noise(oracle.gradients, reference.gradients)
         candidate = sides.candidate.step(batch, reference.masks)
         findings.differences += step_differences(candidate, reference, number, oracle)
-        yield Step(number, batch, candidate, reference, oracle)
+        yield LevelStep(number, batch, candidate, reference, oracle)
 
 
-def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[Step]:
+def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
     """The numeric step, and how far each side is from exact arithmetic."""
     for step in numeric(sides, batches, steps, findings):
         assert step.oracle
         for part in ("outputs", "gradients"):
             true = getattr(step.oracle, part)
-            torchs, flaxs = (_error(getattr(seen, part), true) for seen in (step.reference, step.candidate))
+            torchs, flaxs = (
+                _error(getattr(results, part), true) for results in (step.reference, step.candidate)
+            )
             findings.notes.append(f"torch's {part} are {torchs:.1g} from exact ones, and Flax's {flaxs:.1g}")
         yield step
 
 
-def _error(seen: Named, true: Named) -> float:
+def _error(results: Named, true: Named) -> float:
     """The largest max|x - o| / max|o|."""
-    found = [0.0]
+    errors = [0.0]
     for name, o in true.items():
-        x = seen.get(name)
+        x = results.get(name)
         if x is not None and x.shape == o.shape and o.dtype.kind in "fc" and _top(o):
-            found.append(_top(widened(x) - o) / _top(o))
-    return max(found)
+            errors.append(_top(widened(x) - o) / _top(o))
+    return max(errors)
 
 
 def resynchronised(
     sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findings
-) -> Iterator[Step]:
+) -> Iterator[LevelStep]:
     """Every step starts from the reference's weights, statistics and optimizer state.
 
     The optimizer state of the candidate follows from its own gradients at the reference's weights: it
@@ -175,16 +177,16 @@ def resynchronised(
         candidate = sides.candidate.step(batch, reference.masks)
         findings.add_noise(oracle.gradients, reference.gradients)
         findings.differences += step_differences(candidate, reference, number, oracle)
-        moves = [_moved(before, seen.weights) for seen in (candidate, reference, oracle)]
+        moves = [_moved(before, results.weights) for results in (candidate, reference, oracle)]
         findings.differences += _updates(moves, reference.weights, number, findings.noise_elements)
-        error, own = (_distance(each, moves[2], findings) for each in moves[:2])
-        errors.append((error, own, own))
-        ours, low, high = zip(*errors, strict=True)
-        findings.curve = Curve(tuple(range(1, number + 1)), ours, low, high, resync=True)
-        yield Step(number, batch, candidate, reference, oracle)
+        error, reference_error = (_distance(move, moves[2], findings) for move in moves[:2])
+        errors.append((error, reference_error, reference_error))
+        candidate_errors, low, high = zip(*errors, strict=True)
+        findings.curve = Curve(tuple(range(1, number + 1)), candidate_errors, low, high, resync=True)
+        yield LevelStep(number, batch, candidate, reference, oracle)
 
 
-def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findings) -> Iterator[Step]:
+def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
     """Nobody is set back. Distances from the oracle, beside those of runs on inputs one ulp off."""
     assert sides.oracle
     start = sides.oracle.weights()
@@ -193,26 +195,30 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
     for number in range(1, steps + 1):
         batch = batches(number)
         oracle = sides.oracle.step(batch)
-        seen = [member.step(_nudged(batch, i)) for i, member in enumerate(members)]
-        candidate = sides.candidate.step(batch, seen[0].masks)
+        runs = [member.step(_nudged(batch, i)) for i, member in enumerate(members)]
+        candidate = sides.candidate.step(batch, runs[0].masks)
         if number == 1:
-            findings.add_noise(oracle.gradients, seen[0].gradients)
-            findings.differences += step_differences(candidate, seen[0], number, oracle)
-        way = _moved(start, oracle.weights)
-        error, *own = (_distance(_moved(start, each.weights), way, findings) for each in (candidate, *seen))
-        errors.append((error, min(own), max(own)))
-        ours, low, high = zip(*errors, strict=True)
+            findings.add_noise(oracle.gradients, runs[0].gradients)
+            findings.differences += step_differences(candidate, runs[0], number, oracle)
+        oracle_move = _moved(start, oracle.weights)
+        error, *run_errors = (
+            _distance(_moved(start, run.weights), oracle_move, findings) for run in (candidate, *runs)
+        )
+        errors.append((error, min(run_errors), max(run_errors)))
+        candidate_errors, low, high = zip(*errors, strict=True)
         outside = _first_outside(errors, candidate)
-        findings.curve = Curve(tuple(range(1, number + 1)), ours, low, high, outside, resync=False)
-        yield Step(number, batch, candidate, seen[0], oracle)
+        findings.curve = Curve(
+            tuple(range(1, number + 1)), candidate_errors, low, high, outside, resync=False
+        )
+        yield LevelStep(number, batch, candidate, runs[0], oracle)
 
 
 def _distance(moved: Named, oracle: Named, findings: Findings) -> float:
     """|moved - oracle| / |oracle| over all parameters but the noise, as one long vector."""
     names = [name for name in oracle if name in moved and name not in findings.noise]
     error = sum(float(np.square(moved[name] - oracle[name]).sum()) for name in names)
-    way = sum(float(np.square(oracle[name]).sum()) for name in names)
-    return (error / way) ** 0.5 if way else error**0.5
+    squared_norm = sum(float(np.square(oracle[name]).sum()) for name in names)
+    return (error / squared_norm) ** 0.5 if squared_norm else error**0.5
 
 
 def _nudged(batch: Batch, member: int) -> Batch:
@@ -231,8 +237,8 @@ def _nudged(batch: Batch, member: int) -> Batch:
     return dataclasses.replace(batch, theirs=batch.theirs.map(nudge))
 
 
-def _first_outside(errors: list[tuple[float, float, float]], seen: Seen) -> int | None:
-    types = {x.dtype for x in seen.weights.values() if x.dtype.kind not in "biu"}
+def _first_outside(errors: list[tuple[float, float, float]], results: Seen) -> int | None:
+    types = {x.dtype for x in results.weights.values() if x.dtype.kind not in "biu"}
     # An envelope of 0, where every run takes the same path, must not make rounding a difference.
     floor = 16 * max((float(np.finfo(t).eps) if t.kind == "f" else 2.0**-8 for t in types), default=0.0)
     outside = (n for n, (error, _, top) in enumerate(errors, start=1) if error > OUTSIDE * top + floor)
@@ -243,11 +249,11 @@ def step_differences(
     candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None
 ) -> list[Difference]:
     """All that one step shows before the update, in the order of computation."""
-    found = []
+    differences = []
     for kind, part in PARTS.items():
         true = getattr(oracle, part) if oracle else None
-        found += measure(getattr(candidate, part), getattr(reference, part), kind, step, oracle=true)
-    return found
+        differences += measure(getattr(candidate, part), getattr(reference, part), kind, step, oracle=true)
+    return differences
 
 
 def resolved_updates(
@@ -259,10 +265,10 @@ def resolved_updates(
       before, after: the weights of candidate and reference.
     """
     c, r = (_Moves(b, a, tuple(_moving(b, a))) for b, a in zip(before, after, strict=True))
-    kept = tuple(name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name]))
-    ours, theirs = (dataclasses.replace(side, names=kept) for side in (c, r))
-    found = measure(ours, theirs, Kind.UPDATE, step, left_out=left_out)
-    return found + measure(*after, Kind.WEIGHT, step, left_out=left_out)
+    resolved = tuple(name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name]))
+    candidate_moves, reference_moves = (dataclasses.replace(side, names=resolved) for side in (c, r))
+    differences = measure(candidate_moves, reference_moves, Kind.UPDATE, step, left_out=left_out)
+    return differences + measure(*after, Kind.WEIGHT, step, left_out=left_out)
 
 
 def _updates(moves: list[Named], weights: Named, step: int, left_out: Named) -> list[Difference]:

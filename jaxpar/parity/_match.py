@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ._weights.guesses import Guesses
 from ._weights.mapping import Entries
-from ._weights.mapping import Mapping as Found
+from ._weights.mapping import Mapping as GuessedMapping
 from ._weights.source import TorchWeights, source_of
 from ._weights.tree import FlaxModule, tree_of
 
 if TYPE_CHECKING:
-    from ._calls import Inputs, Outputs
+    from ._model_inputs import Inputs, Outputs
     from ._sides.task import Layout
 
 
@@ -31,7 +31,7 @@ def match(
     outputs: Outputs | None = None,
     layout: str | tuple[str, str] | Layout = "same",
     torch_kwargs: Mapping[str, Any] | None = None,
-) -> Found:
+) -> GuessedMapping:
     """A mapping to start from, where torch's names and Flax's paths disagree.
 
     Names that agree are not in it. Leftovers of both sides are paired by the order of layers of the same
@@ -58,13 +58,15 @@ def match(
     Raises:
       TypeError: an example without a torch module, or a Flax module without values.
     """
-    known: dict[str, Any] = {"known": mapping, "ignore_torch": ignore_torch, "ignore_flax": ignore_flax}
+    ignoring = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     examples = example, torch_inputs, flax_inputs
-    if all(each is None for each in examples):
-        return Guesses(tree_of(flax_module, inputs, kwargs), source_of(torch_module), **known).mapping()
-    from ._evidence import Trial, tried  # torch, which guessing does without
+    if all(argument is None for argument in examples):
+        tree = tree_of(flax_module, inputs, kwargs)
+        return Guesses(tree, source_of(torch_module), mapping, **ignoring).mapping()
+    from ._mapping_trial import MappingTrial  # torch, which guessing does without
 
-    ignore_torch = tuple(ignore_torch)
-    known["ignore_torch"] = ignore_torch
-    trial = Trial(flax_module, torch_module, examples, layout, outputs, (torch_kwargs, kwargs), ignore_torch)
-    return tried(trial, **known)
+    kwargs_pair = torch_kwargs, kwargs
+    trial = MappingTrial(
+        flax_module, torch_module, examples, layout, outputs, kwargs_pair, ignoring["ignore_torch"]
+    )
+    return tried_mapping(trial, mapping, **ignoring)

@@ -26,7 +26,7 @@ from . import _levels
 from ._comparison import Comparison, require_same
 from ._exactness import environment, exact
 from ._files import read_weights, write_weights
-from ._levels import Findings, Sides, Step
+from ._levels import Findings, LevelStep, Sides
 from ._sides.call import Arguments, Call, read, written
 from ._sides.flax_mode import in_mode
 from ._sides.flax_side import FlaxSide
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     import optax
     import torch
 
-    from ._calls import Inputs
-    from ._pair import Pair
+    from ._model_inputs import Inputs
+    from ._model_pair import ModelPair
     from ._request import Request
 
 FORMAT = "jaxpar parity record"
@@ -87,14 +87,14 @@ def record(
     bound.apply_defaults()
     progress = bound.arguments.pop("progress")
     request = Request(**bound.arguments)
-    if request.asked not in (Level.SEMANTIC, Level.NUMERIC):
+    if request.parsed_level not in (Level.SEMANTIC, Level.NUMERIC):
         raise ValueError(
-            f"parity.record: level={request.asked.value!r} has no fixed values; record level='semantic' or "
+            f"parity.record: level={request.parsed_level.value!r} has no fixed values; record level='semantic' or "
             "'numeric'."
         )
     target = _target(path)
     findings = Findings()
-    steps: list[Step] = []
+    steps: list[LevelStep] = []
     comparison = run(request, findings, progress, steps.append)
     require_same(comparison)
     with exact():
@@ -145,8 +145,8 @@ def check(
     level = policy.level
     for name, what in (("loss", loss), ("optimizer", optimizer)):
         if manifest[name] != (what is not None):
-            made = "with" if manifest[name] else "without"
-            raise ValueError(f"parity.check: {target} was made {made} {name}=...; call check likewise.")
+            condition = "with" if manifest[name] else "without"
+            raise ValueError(f"parity.check: {target} was made {condition} {name}=...; call check likewise.")
     task = Task(
         training=manifest["training"],
         replicas=manifest["replicas"],
@@ -187,7 +187,7 @@ def check(
     )
 
 
-def _start(pair: Pair, dtype: str, first: Step) -> Named:
+def _start(pair: ModelPair, dtype: str, first: LevelStep) -> Named:
     """What both sides start from, and the factors of the default loss."""
     reference = pair.reference(dtype)
     arrays = {f"start/{name}": x for name, x in {**reference.weights(), **reference.state()}.items()}
@@ -197,7 +197,7 @@ def _start(pair: Pair, dtype: str, first: Step) -> Named:
     return arrays
 
 
-def _tape(request: Request, findings: Findings, steps: list[Step]) -> Named:
+def _tape(request: Request, findings: Findings, steps: list[LevelStep]) -> Named:
     """What was seen of torch, step by step. `expected` is in float64, `reference` its run in another type."""
     arrays = {f"noise/{name}": mask for name, mask in findings.noise_elements.items()}
     move = request.task.layout.inputs
@@ -212,8 +212,8 @@ def _tape(request: Request, findings: Findings, steps: list[Step]) -> Named:
     return arrays
 
 
-def _named(prefix: str, seen: Seen) -> Named:
-    return {f"{prefix}{part}/{name}": x for part in PARTS for name, x in getattr(seen, part).items()}
+def _named(prefix: str, results: Seen) -> Named:
+    return {f"{prefix}{part}/{name}": x for part in PARTS for name, x in getattr(results, part).items()}
 
 
 class _Played:
@@ -224,38 +224,40 @@ class _Played:
 
     def step(self, batch: Batch) -> Seen:
         self.steps += 1
-        here = _below(self.arrays, f"{self.steps}/")
-        seen = _below(here, f"{self.which}/")
-        outputs, loss, of_inputs, gradients, state, weights = (_below(seen, f"{part}/") for part in PARTS)
-        return Seen(outputs, loss, of_inputs, gradients, state, weights, _row(here, "masks/"))
+        step_arrays = _below(self.arrays, f"{self.steps}/")
+        recorded = _below(step_arrays, f"{self.which}/")
+        outputs, loss, of_inputs, gradients, state, weights = (_below(recorded, f"{part}/") for part in PARTS)
+        return Seen(outputs, loss, of_inputs, gradients, state, weights, _row(step_arrays, "masks/"))
 
     def weights(self) -> Named:
         return self.start
 
 
 def _batch(arrays: Named, calls: list[Calls], in_its_mode: Callable[[Call], Call], step: int) -> Batch:
-    here = _below(arrays, f"{step}/")
-    form, given = calls[step - 1]
-    call = in_its_mode(Call(_below(here, "inputs/"), form).with_kwargs(given))
-    common = {name: (name, same) for name in _below(here, "expected/input_gradients/")}
-    return Batch(ours=call, targets=_row(here, "targets/"), common=common)
+    step_arrays = _below(arrays, f"{step}/")
+    form, replacements = calls[step - 1]
+    call = in_its_mode(Call(_below(step_arrays, "inputs/"), form).with_kwargs(replacements))
+    common = {name: (name, same) for name in _below(step_arrays, "expected/input_gradients/")}
+    return Batch(ours=call, targets=_row(step_arrays, "targets/"), common=common)
 
 
 def _calls(manifest: Mapping[str, Any], target: Path, flax_kwargs: Mapping[str, Any] | None) -> list[Calls]:
     """The form of each step's call, and the keyword arguments that come in the place of recorded ones."""
-    given = Call.of((), flax_kwargs)
+    replacements = Call.of((), flax_kwargs)
     try:
-        forms = [read(said) for said in manifest["calls"]]
-        missing = {name: kind for form in forms for name, kind in Call({}, form).with_kwargs(given).missing()}
+        forms = [read(call) for call in manifest["calls"]]
+        unrecorded = {
+            name: kind for form in forms for name, kind in Call({}, form).with_kwargs(replacements).missing()
+        }
     except (ValueError, AttributeError) as error:
         raise FileError(f"{target.with_suffix('.json')}: its calls make no sense: {error}.") from None
-    if missing:
-        said = ", ".join(f"{name} ({kind})" for name, kind in missing.items())
+    if unrecorded:
+        names = ", ".join(f"{name} ({kind})" for name, kind in unrecorded.items())
         raise ValueError(
-            f"parity.check: {target} was made with {said}, which a record cannot hold. Give it again, as "
+            f"parity.check: {target} was made with {names}, which a record cannot hold. Give it again, as "
             "flax_kwargs={...}."
         )
-    return [(form, given) for form in forms]
+    return [(form, replacements) for form in forms]
 
 
 def _below(arrays: Mapping[str, Any], prefix: str) -> Named:
@@ -263,16 +265,24 @@ def _below(arrays: Mapping[str, Any], prefix: str) -> Named:
 
 
 def _row(arrays: Named, prefix: str) -> tuple[np.ndarray, ...]:
-    found = _below(arrays, prefix)
-    return tuple(found[str(i)] for i in range(len(found)))
+    numbered = _below(arrays, prefix)
+    return tuple(numbered[str(i)] for i in range(len(numbered)))
 
 
 def _load(side: FlaxSide, start: Named, target: Path) -> None:
     leaves = {**side.weights(), **side.state()}
-    here, there = ({name: x.shape for name, x in arrays.items()} for arrays in (leaves, start))
-    if here != there:
-        apart = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
-        only = [f"{name} {here.get(name, '-')} / {there.get(name, '-')}" for name in apart]
+    model_shapes, record_shapes = (
+        {name: x.shape for name, x in arrays.items()} for arrays in (leaves, start)
+    )
+    if model_shapes != record_shapes:
+        different = [
+            name
+            for name in sorted(model_shapes.keys() | record_shapes.keys())
+            if model_shapes.get(name) != record_shapes.get(name)
+        ]
+        only = [
+            f"{name} {model_shapes.get(name, '-')} / {record_shapes.get(name, '-')}" for name in different
+        ]
         raise MatchError(
             f"parity.check: {len(only)} leaves of the model and of {target} do not agree (model / record): "
             f"{'; '.join(only[:8])}{' ...' if len(only) > 8 else ''}"
@@ -321,47 +331,51 @@ def _bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
         policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
         return policy, {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
     except (ValueError, TypeError) as error:
-        beside = target.with_suffix(".json")
-        raise FileError(f"{beside}: its level, policy or ratios make no sense: {error}.") from None
+        manifest_path = target.with_suffix(".json")
+        raise FileError(f"{manifest_path}: its level, policy or ratios make no sense: {error}.") from None
 
 
 def _read_manifest(target: Path) -> dict[str, Any]:
     """Raises FileError for whatever is wrong with the two files."""
-    beside = target.with_suffix(".json")
+    manifest_path = target.with_suffix(".json")
     try:
-        manifest = json.loads(beside.read_text(encoding="utf-8"))
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileError(f"{beside}: there is no such file; make the record with parity.record.") from None
+        raise FileError(
+            f"{manifest_path}: there is no such file; make the record with parity.record."
+        ) from None
     except (ValueError, OSError, RecursionError) as error:
-        raise FileError(f"{beside}: it cannot be read: {error}.") from None
+        raise FileError(f"{manifest_path}: it cannot be read: {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FileError(f"{beside}: it is not a record of parity.record.")
+        raise FileError(f"{manifest_path}: it is not a record of parity.record.")
     if manifest.get("version") != VERSION:
         raise FileError(
-            f"{beside}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
+            f"{manifest_path}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
         )
-    if missing := FIELDS.keys() - manifest.keys():
-        raise FileError(f"{beside}: {', '.join(sorted(missing))} is missing.")
+    if absent := FIELDS.keys() - manifest.keys():
+        raise FileError(f"{manifest_path}: {', '.join(sorted(absent))} is missing.")
     for name, kind in FIELDS.items():
         if type(manifest[name]) is not kind:
-            found = type(manifest[name]).__name__
-            raise FileError(f"{beside}: its {name} is {found}, not {kind.__name__}.")
+            actual = type(manifest[name]).__name__
+            raise FileError(f"{manifest_path}: its {name} is {actual}, not {kind.__name__}.")
     if manifest["seal"] != _seal(manifest):
         raise FileError(
-            f"{beside}: it was changed after parity.record wrote it. A record's bounds are those of the "
-            "comparison that made it; to get others, make it again with policy=... ."
+            f"{manifest_path}: it was changed after parity.record wrote it. A record's bounds are those of "
+            "the comparison that made it; to get others, make it again with policy=... ."
         )
     if manifest["policy"].keys() != {field.name for field in dataclasses.fields(Policy)}:
-        raise FileError(f"{beside}: its policy has other bounds: {sorted(manifest['policy'])}.")
+        raise FileError(f"{manifest_path}: its policy has other bounds: {sorted(manifest['policy'])}.")
     if not target.is_file() or _digest(target) != manifest["sha256"]:
-        raise FileError(f"{target}: it is missing, or not the file that {beside.name} was written for.")
+        raise FileError(
+            f"{target}: it is missing, or not the file that {manifest_path.name} was written for."
+        )
     return manifest
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
     """A digest of what the .json says, not of its bytes: spaces and the order of keys are free."""
-    said = {name: value for name, value in manifest.items() if name != "seal"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    content = {name: value for name, value in manifest.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _target(path: str | os.PathLike[str]) -> Path:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from flax import linen
 
-from ._calls import Calls, Inputs, Outputs, as_written, pairs_of, zeros
 from ._exactness import as_it_runs
-from ._pair import Pair
+from ._model_inputs import Inputs, ModelInputs, Outputs, in_float32, output_pairs, zero_variables
+from ._model_pair import ModelPair
 from ._sides.call import to_array
 from ._sides.flax_mode import of_init
 from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
@@ -63,7 +63,7 @@ class Request:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        level = self.asked
+        level = self.parsed_level
         if self.steps < 1 or self.replicas < 1:
             raise ValueError(
                 f"parity.compare: steps={self.steps} and replicas={self.replicas} must be at least 1."
@@ -101,23 +101,23 @@ class Request:
             replicas=self.replicas,
             layout=layout,
             seed=self.seed,
-            outputs=pairs_of(self.outputs),
+            outputs=output_pairs(self.outputs),
             channels_first=layout.in_torchs_axes,
         )
 
     @functools.cached_property
-    def asked(self) -> Level:
+    def parsed_level(self) -> Level:
         return Level.parse(self.level)
 
     @functools.cached_property
     def bounds(self) -> Policy:
-        return self.policy or Policy(self.asked)
+        return self.policy or Policy(self.parsed_level)
 
     @property
     def compute_dtype(self) -> str:
-        return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.asked, self.dtype)
+        return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.parsed_level, self.dtype)
 
-    def pair(self) -> Pair:
+    def pair(self) -> ModelPair:
         """Both modules, their leaves paired."""
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
@@ -130,8 +130,8 @@ class Request:
                     "module has none; give variables=module.init(...)."
                 )
             with as_it_runs(), noting_layout(task.layout, call):
-                variables = zeros(module, call)
-        call = as_written(call)
+                variables = zero_variables(module, call)
+        call = in_float32(call)
         with as_it_runs(), noting_layout(task.layout, call):
             links = links_of(
                 module,
@@ -144,11 +144,11 @@ class Request:
                 variables=variables,
                 function="parity.compare",
             )
-        return Pair(self.torch_module, module, variables, task, links, self.weights)
+        return ModelPair(self.torch_module, module, variables, task, links, self.weights)
 
     @functools.cached_property
-    def calls(self) -> Calls:
-        return Calls(
+    def model_inputs(self) -> ModelInputs:
+        return ModelInputs(
             self.flax_module,
             self.task,
             (self.inputs, self.torch_inputs, self.flax_inputs),
@@ -158,10 +158,10 @@ class Request:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step. All sides get the values rounded to the type that is asked about."""
-        given = self.targets(step) if callable(self.targets) else self.targets
-        several = given if isinstance(given, tuple | list) else (given,)
+        step_targets = self.targets(step) if callable(self.targets) else self.targets
+        several = step_targets if isinstance(step_targets, tuple | list) else (step_targets,)
         targets = tuple(self._array(x, f"targets[{i}]") for i, x in enumerate(several))
-        return dataclasses.replace(self.calls.batch(step), targets=targets)
+        return dataclasses.replace(self.model_inputs.batch(step), targets=targets)
 
     def _array(self, x: Any, name: str) -> np.ndarray:
         array = to_array(x, name)

@@ -52,9 +52,11 @@ class Conversion:
         Raises:
           MatchError: the weights are not the model's.
         """
-        here, there = self._tree(), source_of(tensors)
-        links = complete_links(here, there, self.mapping, self.ignore_torch, self.ignore_flax, self.label)
-        return {here.files[path]: leaf for path, leaf in converted(links, there).items()}
+        tree, torch_weights = self._tree(), source_of(tensors)
+        links = complete_links(
+            tree, torch_weights, self.mapping, self.ignore_torch, self.ignore_flax, self.label
+        )
+        return {tree.files[path]: leaf for path, leaf in converted(links, torch_weights).items()}
 
     def to_torch(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The way back, to a state_dict of arrays.
@@ -62,25 +64,27 @@ class Conversion:
         Raises:
           MatchError: the arrays are not the model's.
         """
-        here = self._tree()
-        there = implied_source(here, self.mapping, self.ignore_flax)
-        links = complete_links(here, there, self.mapping, self.ignore_torch, self.ignore_flax, self.label)
-        wanted = {here.files[path]: path for part in links.parts for path in part.flax}
-        if wanted.keys() != arrays.keys():
+        tree = self._tree()
+        torch_source = implied_source(tree, self.mapping, self.ignore_flax)
+        links = complete_links(
+            tree, torch_source, self.mapping, self.ignore_torch, self.ignore_flax, self.label
+        )
+        leaf_paths = {tree.files[path]: path for part in links.parts for path in part.flax}
+        if leaf_paths.keys() != arrays.keys():
             raise MatchError(
                 f"{self.label}: it is not this model's file in Flax's layout. Only in the file: "
-                f"{_some(arrays.keys() - wanted.keys())}; only in the model: "
-                f"{_some(wanted.keys() - arrays.keys())}."
+                f"{_some(arrays.keys() - leaf_paths.keys())}; only in the model: "
+                f"{_some(leaf_paths.keys() - arrays.keys())}."
             )
-        given = source_of(arrays)
-        leaves = {path: given[name] for name, path in wanted.items()}
+        file_arrays = source_of(arrays)
+        leaves = {path: file_arrays[name] for name, path in leaf_paths.items()}
         for path, leaf in leaves.items():
-            shape = here.leaves[path].shape
+            shape = tree.leaves[path].shape
             if leaf.shape != shape:
                 raise MatchError(
                     f"{self.label}: {path} is {leaf.shape} in the file and {shape} in the model."
                 )
-        return state_dict(links, leaves, there)
+        return state_dict(links, leaves, torch_source)
 
     def _tree(self) -> Tree:
         return tree_of(self.flax_module, self.inputs, self.kwargs, self.variables)

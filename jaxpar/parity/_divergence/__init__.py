@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 
+from .._comparison_data import ComparisonData, Divergence
 from .._levels import Batches
-from .._pair import Pair
-from .._result import Divergence, Result
+from .._model_pair import ModelPair
 from ..measuring import Difference, Kind, Outcome
 from . import gradients, optimizers, weights
 from .forward import Forward
 from .losses import loss_divergence
-from .places import Places, in_order
+from .sites import SiteSearch, in_order
 
 
-def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
+def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Divergence | None:
     """The places where the models differ, those first that change the outputs; None if float64 shows none.
 
     Weights come first, if each model has its own; then layers and the code between them; the loss;
@@ -39,20 +39,20 @@ def find(pair: Pair, batches: Batches, compared: Result) -> Divergence | None:
         return weights.divergence(pair, different)
     # In the order of computation: every later place inherits what an earlier one got wrong.
     forward = Forward(pair, batches, step)
-    places = list(Places(forward))
-    found = list(in_order(places))
+    sites = list(SiteSearch(forward))
+    divergences = list(in_order(sites))
     later: Divergence | None = None
-    if not any(place.moved for place in places):
+    if not any(site.moved for site in sites):
         if Kind.LOSS in kinds:
             later = loss_divergence(forward)
         elif kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:
             later = _backward(forward, different)
         elif kinds & {Kind.UPDATE, Kind.WEIGHT}:
             later = optimizers.divergence(pair, batches, min(compared.steps, step + 2), noise)
-    found = [later, *found] if later else found
-    if not found:
+    divergences = [later, *divergences] if later else divergences
+    if not divergences:
         return None
-    return dataclasses.replace(found[0], layers=forward.layers, others=tuple(found[1:]))
+    return dataclasses.replace(divergences[0], layers=forward.layers, others=tuple(divergences[1:]))
 
 
 def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
@@ -69,5 +69,5 @@ def _backward(forward: Forward, different: list[Difference]) -> Divergence | Non
         f"All outputs agree. In the backward pass the gradient of {last.candidate} is the first to differ: "
         "look for stop_gradient, padding_idx, and functions with another derivative where they have a kink."
     )
-    found = gradients.causes(forward, last.reference, last.candidate)
-    return Divergence(last.reference, last.candidate, last.kind, where, found)
+    causes = gradients.causes(forward, last.reference, last.candidate)
+    return Divergence(last.reference, last.candidate, last.kind, where, causes)

@@ -15,7 +15,7 @@ from .._tensors import tensor_of
 from .torch_trace import Departure, LayerCall, Op, Trace, storage, tensors
 
 
-class Unknown(Exception):
+class NotRecomputable(Exception):
     """A function works in place or draws random numbers, or the place is further on: only a run can tell."""
 
 
@@ -26,39 +26,40 @@ class Dataflow:
       inside: of this layer's call the functions instead.
     """
 
-    def __init__(self, trace: Trace, end: int, inside: LayerCall | None = None):
+    def __init__(self, trace: Trace, end: int, layer_call: LayerCall | None = None):
         self.trace, self.end = trace, end
         skipped = trace.inside
-        within = range(inside.first, inside.last) if inside else ()
+        within = range(layer_call.first, layer_call.last) if layer_call else ()
         self.ops = [
-            op for op in trace.ops[:end] if (op.index in within if inside else op.index not in skipped)
+            op for op in trace.ops[:end] if (op.index in within if layer_call else op.index not in skipped)
         ]
         self._reads = [[id(x) for x in tensors((op.args, op.kwargs))] for op in self.ops]
         self._last_written = {address: op.index for op in trace.ops for address in op.written}
 
-    def after(self, departure: Departure, wanted: torch.Tensor) -> torch.Tensor | None:
+    def after(self, departure: Departure, target: torch.Tensor) -> torch.Tensor | None:
         """A tensor of the run as it is with the departure; None if that does not reach it.
 
         Raises:
-          Unknown: a function on the way works in place, reads what is written to later, or draws numbers.
+          NotRecomputable: a function on the path works in place, reads a tensor that is written to
+            later, or draws random numbers.
         """
-        if departure.given:
-            raise Unknown
+        if departure.inputs:
+            raise NotRecomputable
         instead = dict(self._returned(departure))
         for op, reads in zip(self.ops, self._reads, strict=True):
             change = departure.changes.get(op.index)
-            if change is None and not any(each in instead for each in reads):
+            if change is None and not any(tensor_id in instead for tensor_id in reads):
                 continue
             if self._is_lost(op):
-                raise Unknown
+                raise NotRecomputable
             args, kwargs = with_tensors((op.args, op.kwargs), instead)
             before = torch.random.get_rng_state()
             result = change(op.function, args, kwargs) if change else op.function(*args, **kwargs)
             if not torch.equal(before, torch.random.get_rng_state()):
-                raise Unknown  # it would draw other numbers than in the model's own order
+                raise NotRecomputable  # it would draw other numbers than in the model's own order
             old, new = tensors(op.result), tensors(result)
             instead |= {id(x): y for x, y in zip(old, new, strict=False)}
-        return instead.get(id(wanted))
+        return instead.get(id(target))
 
     def _is_lost(self, op: Op) -> bool:
         """Whether the function cannot be called again on what it was given."""
@@ -73,8 +74,8 @@ class Dataflow:
         for call in self.trace.calls:
             other = departure.exchanged.get(call.path)
             partner = self.trace.call((other, call.nth)) if other else None
-            arrays = partner.outputs if partner else departure.returned.get(call.key, ())
-            for tensor, array in zip(call.returned, arrays, strict=False):
+            arrays = partner.outputs if partner else departure.outputs.get(call.key, ())
+            for tensor, array in zip(call.output_tensors, arrays, strict=False):
                 yield id(tensor), tensor_of(array.copy()).to(tensor.dtype)
 
 
@@ -92,7 +93,7 @@ def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
 
 
 def quick(
-    flow: Dataflow, call: LayerCall, place: int, which: str, departure: Departure
+    flow: Dataflow, call: LayerCall, index: int, which: str, departure: Departure
 ) -> Sequence[torch.Tensor]:
     """The array of a layer's call with the departure, without a run; empty if it is not reached."""
     path = departure.exchanged.get(call.path, call.path)
@@ -100,8 +101,8 @@ def quick(
     if same is None:
         return []
     if same.first > flow.end:
-        raise Unknown
-    wanted = (same.given if which == "inputs" else same.returned)[place]
-    found = flow.after(departure, wanted)
+        raise NotRecomputable
+    target = (same.input_tensors if which == "inputs" else same.output_tensors)[index]
+    recomputed = flow.after(departure, target)
     # An exchanged layer is given what arrives at its partner, changed or not.
-    return [found] if found is not None else [wanted] if path != call.path else []
+    return [recomputed] if recomputed is not None else [target] if path != call.path else []

@@ -43,7 +43,7 @@ class Replay:
       outputs: of the model.
       state: after the call.
       misfits: the first array of calls that return other shapes than the reference's.
-      missing: calls that Flax did not make, or whose arrays do not fit; each with the reason.
+      unreplayed: calls that Flax did not make, or whose arrays do not fit; each with the reason.
     """
 
     inputs: dict[Key, dict[int, Both]]
@@ -51,7 +51,7 @@ class Replay:
     outputs: Named
     state: Named
     misfits: dict[Key, np.ndarray]
-    missing: dict[Key, str]
+    unreplayed: dict[Key, str]
 
 
 def replay(
@@ -65,25 +65,27 @@ def replay(
     # Arguments of the compiled run and not its constants, which XLA would spend its time folding.
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
-    missing = dict.fromkeys(calls, "not called in Flax")
+    unreplayed = dict.fromkeys(calls, "not called in Flax")
 
-    def run(parameters: PyTree, rest: PyTree, call: Call, masks: tuple, references: PyTree) -> tuple:
-        forcing = _Forcing(references, channels_last, missing)
-        outputs, after = side.net.apply(parameters, rest, call, masks, forcing)
-        found = forcing.inputs, forcing.results, forcing.misfits
-        return *found, side.leaves(outputs), side.net.named_rest(after)
+    def run(
+        parameters: PyTree, other_variables: PyTree, call: Call, masks: tuple, references: PyTree
+    ) -> tuple:
+        forcing = _Forcing(references, channels_last, unreplayed)
+        outputs, after = side.net.apply(parameters, other_variables, call, masks, forcing)
+        records = forcing.inputs, forcing.results, forcing.misfits
+        return *records, side.leaves(outputs), side.net.named_rest(after)
 
     compiled = jax.jit(in_float64(run))
-    seen = compiled(side.parameters, side.rest, side.call(batch), masks, references)
-    given, returned, misfits, outputs, state = jax.tree.map(np.asarray, seen)
-    return Replay(given, returned, outputs, state, misfits, missing)
+    arrays = compiled(side.parameters, side.rest, side.call(batch), masks, references)
+    inputs, returned, misfits, outputs, state = jax.tree.map(np.asarray, arrays)
+    return Replay(inputs, returned, outputs, state, misfits, unreplayed)
 
 
 class _Forcing:
     """A handler that gives every known call the reference's arrays, and notes the layer's own."""
 
-    def __init__(self, references: Mapping, channels_last: Mapping[Key, bool], missing: dict[Key, str]):
-        self.references, self.channels_last, self.missing = references, channels_last, missing
+    def __init__(self, references: Mapping, channels_last: Mapping[Key, bool], unreplayed: dict[Key, str]):
+        self.references, self.channels_last, self.unreplayed = references, channels_last, unreplayed
         self.trace = get_opaque_trace_state(convention="nnx")
         self.counts: dict[str, int] = {}
         self.inputs: dict[Key, dict[int, tuple]] = {}
@@ -99,29 +101,29 @@ class _Forcing:
             return call(*args, **kwargs)
         if get_opaque_trace_state(convention="nnx") != self.trace:
             # What is seen there is one row, or belongs to a program of its own, and must not leave it.
-            self.missing[key] = "called inside of vmap, scan, remat or another transformation"
+            self.unreplayed[key] = "called inside of vmap, scan, remat or another transformation"
             return call(*args, **kwargs)
-        given, returned = self.references[key]
+        reference_inputs, reference_outputs = self.references[key]
         last = self.channels_last[key]
         names = _by_keyword(layer, kwargs)
         arrays = (*args, *(kwargs[name] for name in names))
-        forced = _replaced(arrays, given, last)
+        forced = _replaced(arrays, reference_inputs, last)
         if forced is None:
-            self.missing[key] = _misfit("is given", arrays, given)
+            self.unreplayed[key] = _misfit("is given", arrays, reference_inputs)
             return call(*args, **kwargs)
-        self.missing.pop(key, None)
-        self.inputs[key] = _pairs(arrays, given, last)
+        self.unreplayed.pop(key, None)
+        self.inputs[key] = _pairs(arrays, reference_inputs, last)
         named = dict(zip(names, forced[len(args) :], strict=True))
         outputs = call(*forced[: len(args)], **{**kwargs, **named})
         leaves, structure = jax.tree.flatten(outputs)
         rows = _is_whole(arrays[0])
-        replaced = _replaced(leaves, returned, last, rows)
+        replaced = _replaced(leaves, reference_outputs, last, rows)
         if replaced is None:
-            self.missing[key] = _misfit("returns", leaves, returned)
+            self.unreplayed[key] = _misfit("returns", leaves, reference_outputs)
             if leaves and hasattr(leaves[0], "shape"):
                 self.misfits[key] = leaves[0]
             return outputs
-        both = together(leaves[0], returned[0], last, rows)
+        both = together(leaves[0], reference_outputs[0], last, rows)
         assert both, "what was replaced fits"
         self.results[key] = both
         return jax.tree.unflatten(structure, replaced)
@@ -130,8 +132,8 @@ class _Forcing:
 def _by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
     """Keyword arguments that are numbers and no masks, in the order of the signature, which is torch's."""
     order = inspect.signature(type(layer).__call__).parameters
-    known = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
-    return [name for name in known if _is_number(kwargs[name])]
+    names = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
+    return [name for name in names if _is_number(kwargs[name])]
 
 
 def _is_number(x: Any) -> bool:
@@ -139,47 +141,49 @@ def _is_number(x: Any) -> bool:
 
 
 def _replaced(
-    ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool, rows: bool = False
+    flax_arrays: Sequence[Any], torch_arrays: Sequence[Any], channels_last: bool, rows: bool = False
 ) -> list[Any] | None:
     """Our arrays with theirs in their places; None if the first does not fit."""
-    placed = list(ours)  # what the reference has not, such as a flag, stays Flax's own
-    for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        if hasattr(mine, "shape"):
-            fitting = fit(other, mine.shape, channels_last, rows or _is_whole(mine))
+    placed = list(flax_arrays)  # what the reference has not, such as a flag, stays Flax's own
+    for i, (flax_array, torch_array) in enumerate(zip(flax_arrays, torch_arrays, strict=False)):
+        if hasattr(flax_array, "shape"):
+            fitting = fit(torch_array, flax_array.shape, channels_last, rows or _is_whole(flax_array))
             if fitting is not None:
-                placed[i] = jnp.asarray(fitting, mine.dtype)
+                placed[i] = jnp.asarray(fitting, flax_array.dtype)
             elif i == 0:
                 return None
-    return placed if theirs and ours and hasattr(ours[0], "shape") else None
+    return placed if torch_arrays and flax_arrays and hasattr(flax_arrays[0], "shape") else None
 
 
-def _pairs(ours: Sequence[Any], theirs: Sequence[Any], channels_last: bool) -> dict[int, tuple]:
+def _pairs(flax_arrays: Sequence[Any], torch_arrays: Sequence[Any], channels_last: bool) -> dict[int, tuple]:
     """Our arrays and theirs, by number. Behind the first, masks of the frameworks mean different things."""
-    found = {}
-    for i, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        if hasattr(mine, "shape") and (i == 0 or jnp.issubdtype(mine.dtype, jnp.floating)):
-            both = together(mine, other, channels_last, rows=i == 0 and _is_whole(mine))
+    pairs = {}
+    for i, (flax_array, torch_array) in enumerate(zip(flax_arrays, torch_arrays, strict=False)):
+        if hasattr(flax_array, "shape") and (i == 0 or jnp.issubdtype(flax_array.dtype, jnp.floating)):
+            both = together(flax_array, torch_array, channels_last, rows=i == 0 and _is_whole(flax_array))
             if both is not None:
-                found[i] = both
-    return found
+                pairs[i] = both
+    return pairs
 
 
 def _is_whole(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.integer)
 
 
-def together(mine: Array, other: Array, channels_last: bool, rows: bool) -> tuple[Array, Array] | None:
+def together(
+    flax_array: Array, torch_array: Array, channels_last: bool, rows: bool
+) -> tuple[Array, Array] | None:
     """Our array, and theirs in its layout; where one row stands for many, both with all the rows.
 
     None if they do not fit, even so.
     """
-    exactly = fit(other, mine.shape, channels_last)
+    exactly = fit(torch_array, flax_array.shape, channels_last)
     if exactly is not None:
-        return mine, exactly
-    if not rows or fit(other, mine.shape, channels_last, rows) is None:
+        return flax_array, exactly
+    if not rows or fit(torch_array, flax_array.shape, channels_last, rows) is None:
         return None
-    mine, other = jnp.broadcast_arrays(mine, other)
-    return mine, other
+    flax_array, torch_array = jnp.broadcast_arrays(flax_array, torch_array)
+    return flax_array, torch_array
 
 
 def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> Array | None:
@@ -215,18 +219,18 @@ def _with_rows(array: Array, shape: Shape) -> Array | None:
     return array[:1] if shape[0] == 1 else jnp.broadcast_to(array, shape)
 
 
-def unfit(ours: np.ndarray, shape: Shape, channels_last: bool) -> np.ndarray | None:
+def unfit(flax_array: np.ndarray, shape: Shape, channels_last: bool) -> np.ndarray | None:
     """Flax's array in torch's layout, of such a shape there; the way back from `fit`."""
-    if channels_last and ours.ndim > 2:
-        ours = np.moveaxis(ours, -1, 1)
-    for array in (ours, ours.swapaxes(0, 1) if ours.ndim > 2 else ours):
+    if channels_last and flax_array.ndim > 2:
+        flax_array = np.moveaxis(flax_array, -1, 1)
+    for array in (flax_array, flax_array.swapaxes(0, 1) if flax_array.ndim > 2 else flax_array):
         if array.shape == shape:
             return array
-    if ours.ndim == len(shape) + 1 and ours.shape[1:] == shape:
-        return ours[0]
-    return ours[:1] if ours.ndim == len(shape) and (1, *ours.shape[1:]) == shape else None
+    if flax_array.ndim == len(shape) + 1 and flax_array.shape[1:] == shape:
+        return flax_array[0]
+    return flax_array[:1] if flax_array.ndim == len(shape) and (1, *flax_array.shape[1:]) == shape else None
 
 
-def _misfit(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> str:
-    shapes = [tuple(getattr(x, "shape", ())) for x in ours]
-    return f"{what} {shapes} in Flax, {[tuple(x.shape) for x in theirs]} in torch"
+def _misfit(what: str, flax_arrays: Sequence[Any], torch_arrays: Sequence[Any]) -> str:
+    shapes = [tuple(getattr(x, "shape", ())) for x in flax_arrays]
+    return f"{what} {shapes} in Flax, {[tuple(x.shape) for x in torch_arrays]} in torch"

@@ -10,16 +10,16 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
+from .._comparison_data import LayerResult
 from .._levels import Batches
-from .._pair import Pair
-from .._result import LayerResult
+from .._model_pair import ModelPair
 from .._sides.task import Named, Seen
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
 from .dataflow import Dataflow, quick
 from .flax_replay import Both, Key, Replay, replay, together, unfit
-from .overridden import plain_results
+from .forward_overrides import plain_results
 from .search import EQUAL, relative_error
 from .torch_trace import Departure, Enough, LayerCall, Nth, Op, Trace, watched
 
@@ -33,7 +33,7 @@ class Forward:
       replay: Flax's layers on the inputs that torch's had.
     """
 
-    def __init__(self, pair: Pair, batches: Batches, step: int):
+    def __init__(self, pair: ModelPair, batches: Batches, step: int):
         self.step, self.batch = step, batches(step)
         self.links, self.trace = _layers(pair), Trace()
         self.reference = pair.reference("float64")
@@ -55,33 +55,41 @@ class Forward:
         while turned := {self.key(call) for call in self.trace.calls if self._is_turned(call)}:
             self._turned |= turned
             self.replay = self._replayed()
-        if own := {self.key(call) for call in self.trace.calls if self._is_called_otherwise(call)}:
-            self.replay = self._replayed(without=own)
+        if overridden := {self.key(call) for call in self.trace.calls if self._is_called_otherwise(call)}:
+            self.replay = self._replayed(without=overridden)
         self._mark(self.trace)
         returned = {call.key: call.outputs for call in self.trace.calls if call.replayed}
-        self._forced = Departure(returned=returned)
+        self._forced = Departure(outputs=returned)
 
     def _replayed(self, without: Collection[Key] = ()) -> Replay:
         calls = {self.key(call): call for call in self.trace.calls}
-        given = {key: (call, self.channels_last(call)) for key, call in calls.items() if key not in without}
-        made = replay(self.candidate, self.batch, self.seen.masks, given)
+        calls_to_replay = {
+            key: (call, self.channels_last(call)) for key, call in calls.items() if key not in without
+        }
+        replayed = replay(self.candidate, self.batch, self.seen.masks, calls_to_replay)
         why = "has a forward of its own, and Flax's layer is the plain one"
         return dataclasses.replace(
-            made, missing=made.missing | {key: f"{self.kind(calls[key])} {why}" for key in without}
+            replayed,
+            unreplayed=replayed.unreplayed | {key: f"{self.kind(calls[key])} {why}" for key in without},
         )
 
     def _is_turned(self, call: LayerCall) -> bool:
         """Whether a layer of the user's own has its channels last in Flax, and first in torch."""
         both = self.arriving(call).get(0)
-        own = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
-        if both is None or not own or self.reference.task.layout.in_torchs_axes or self.channels_last(call):
+        is_custom = not type(self.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
+        if (
+            both is None
+            or not is_custom
+            or self.reference.task.layout.in_torchs_axes
+            or self.channels_last(call)
+        ):
             return False
-        ours, theirs = both[0], call.inputs[0]
-        last = np.moveaxis(theirs, 1, -1) if theirs.ndim > 2 else theirs
-        if ours.shape != last.shape or ours.shape != theirs.shape:
-            return ours.shape == last.shape and theirs.ndim > 2
+        flax_array, torch_array = both[0], call.inputs[0]
+        last = np.moveaxis(torch_array, 1, -1) if torch_array.ndim > 2 else torch_array
+        if flax_array.shape != last.shape or flax_array.shape != torch_array.shape:
+            return flax_array.shape == last.shape and torch_array.ndim > 2
         # Of axes of one length the values tell.
-        return relative_error(ours, theirs) > EQUAL and relative_error(ours, last) <= EQUAL
+        return relative_error(flax_array, torch_array) > EQUAL and relative_error(flax_array, last) <= EQUAL
 
     def _is_called_otherwise(self, call: LayerCall) -> bool:
         """Whether torch's layer computes for itself what Flax's is given, as the positions of a table, or
@@ -96,10 +104,10 @@ class Forward:
         plain = plain_results(self.module.get_submodule(call.path), rule, call)
         if plain is None or any(relative_error(x, call.outputs[0]) <= EQUAL for x in plain):
             return False
-        if any(relative_error(ours, theirs) > EQUAL for ours, theirs in both):
+        if any(relative_error(flax_array, torch_array) > EQUAL for flax_array, torch_array in both):
             return True
-        found = self.replay.results.get(self.key(call))
-        return found is not None and any(relative_error(found[0], x) <= EQUAL for x in plain)
+        result = self.replay.results.get(self.key(call))
+        return result is not None and any(relative_error(result[0], x) <= EQUAL for x in plain)
 
     def _mark(self, trace: Trace) -> None:
         for call in trace.calls:
@@ -157,9 +165,9 @@ class Forward:
     def gradients(self) -> Named:
         """Those of the whole step, as the module is now."""
         self._restore()
-        found = self.reference.step(self.batch).gradients
+        gradients = self.reference.step(self.batch).gradients
         self._restore()
-        return found
+        return gradients
 
     def outputs_of(self, call: LayerCall, departure: Departure) -> Named:
         """The first array that the layer returns in another run, in Flax's layout."""
@@ -173,56 +181,56 @@ class Forward:
         again = trace.call(call.key)
         return self.in_layout(call, [tensor_of(x) for x in again.outputs]) if again else {}
 
-    def in_layout(self, call: LayerCall, found: Sequence[torch.Tensor]) -> Named:
-        if not found:
+    def in_layout(self, call: LayerCall, tensors: Sequence[torch.Tensor]) -> Named:
+        if not tensors:
             return {}
-        array = to_numpy(found[0])
+        array = to_numpy(tensors[0])
         return {"": np.moveaxis(array, 1, -1) if self.channels_last(call) and array.ndim > 2 else array}
 
-    def quickly(self, flow: Dataflow, call: LayerCall, place: int, which: str, departure: Departure) -> Named:
+    def quickly(self, flow: Dataflow, call: LayerCall, index: int, which: str, departure: Departure) -> Named:
         """The same of inputs or outputs, without a run of the model, where that can be had."""
-        found = quick(flow, call, place, which, departure)
-        both = self.arriving(call)[place] if which == "inputs" else self.replay.results[self.key(call)]
-        return self._like(call, to_numpy(found[0]), both) if found else {}
+        recomputed = quick(flow, call, index, which, departure)
+        both = self.arriving(call)[index] if which == "inputs" else self.replay.results[self.key(call)]
+        return self._like(call, to_numpy(recomputed[0]), both) if recomputed else {}
 
-    def given_to(self, call: LayerCall, place: int, departure: Departure) -> Named:
+    def given_to(self, call: LayerCall, index: int, departure: Departure) -> Named:
         """An array that arrives at the layer in another run, in Flax's layout."""
         _, trace = self.rerun(departure, (call.key, "inputs"))
         again = trace.call(call.key)
-        return self.arrived(call, again, place) if again else {}
+        return self.arrived(call, again, index) if again else {}
 
-    def arrived(self, call: LayerCall, again: LayerCall, place: int) -> Named:
+    def arrived(self, call: LayerCall, again: LayerCall, index: int) -> Named:
         """An array of another run's call, in Flax's layout."""
-        return self._like(call, again.inputs[place], self.arriving(call)[place])
+        return self._like(call, again.inputs[index], self.arriving(call)[index])
 
     def _like(self, call: LayerCall, array: np.ndarray, both: Both) -> Named:
-        found = together(both[0], array, self.channels_last(call), rows=True)
-        if found is None or found[0].shape != both[0].shape:
+        aligned = together(both[0], array, self.channels_last(call), rows=True)
+        if aligned is None or aligned[0].shape != both[0].shape:
             return {}
-        return {"": np.asarray(found[1])}
+        return {"": np.asarray(aligned[1])}
 
     def moved(self, departure: Departure) -> float:
         """How far the model's outputs go, relatively, in an unforced run with this departure."""
         try:
-            seen, _ = self.rerun(departure, forced=False)
+            results, _ = self.rerun(departure, forced=False)
         except Exception:
             return math.inf  # the model cannot go on with Flax's array
-        if seen is None:
+        if results is None:
             return math.inf
-        errors = (relative_error(x, self.seen.outputs[name]) for name, x in seen.outputs.items())
+        errors = (relative_error(x, self.seen.outputs[name]) for name, x in results.outputs.items())
         return max(errors, default=0.0)
 
-    def with_flax_inputs(self, call: LayerCall, place: int) -> Departure | None:
+    def with_flax_inputs(self, call: LayerCall, index: int) -> Departure | None:
         """The layer is given Flax's array; None where that has another shape than torch's."""
-        ours = self.arriving(call)[place][0]
-        array = unfit(ours, call.inputs[place].shape, self.channels_last(call))
-        return None if array is None else Departure(given={call.key: (place, array)})
+        flax_array = self.arriving(call)[index][0]
+        array = unfit(flax_array, call.inputs[index].shape, self.channels_last(call))
+        return None if array is None else Departure(inputs={call.key: (place, array)})
 
     def with_flax_outputs(self, call: LayerCall) -> Departure | None:
         """The layer returns Flax's array; None where that has another shape than torch's."""
-        ours = self.replay.results[self.key(call)][0]
-        array = unfit(ours, call.outputs[0].shape, self.channels_last(call))
-        return None if array is None else Departure(returned={call.key: [array]})
+        flax_array = self.replay.results[self.key(call)][0]
+        array = unfit(flax_array, call.outputs[0].shape, self.channels_last(call))
+        return None if array is None else Departure(outputs={call.key: [array]})
 
     def states(self, call: LayerCall) -> Named:
         """Flax's state of the layer after the pass."""
@@ -235,15 +243,15 @@ class Forward:
 
     def _result(self, call: LayerCall) -> LayerResult:
         key = self.key(call)
-        found = partial(LayerResult, call.path, self.flax(call), self.kind(call))
+        result = partial(LayerResult, call.path, self.flax(call), self.kind(call))
         if key not in self.replay.results:
             # Nothing is known of it, and that is not the same as equal.
-            return found(math.inf, False, f"not replayed: {self.replay.missing.get(key, '')}")
+            return result(math.inf, False, f"not replayed: {self.replay.unreplayed.get(key, '')}")
         relative = relative_error(*self.replay.results[key])
         state = max(map(self.state_apart, self.states(call)), default=0.0)
         if relative <= EQUAL < state:
-            return found(state, False, STATE)
-        return found(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
+            return result(state, False, STATE)
+        return result(relative, relative <= EQUAL, f"call {call.nth + 1}" if call.nth else "")
 
     def kind(self, call: LayerCall) -> str:
         return type(self.module.get_submodule(call.path)).__name__
@@ -262,12 +270,12 @@ class Forward:
 STATE = "its state differs"
 
 
-def _layers(pair: Pair) -> dict[str, Link]:
+def _layers(pair: ModelPair) -> dict[str, Link]:
     """The outermost layers that the rulebook knows, by torch path."""
-    found: dict[str, Link] = {}
+    links: dict[str, Link] = {}
     for link in pair.links.layers:
         # A layer inside of a known one has no counterpart that could be called alone, as in attention.
-        below = any(link.flax.startswith(f"{other.flax}.") for other in found.values())
-        if link.rule and not below:
-            found[link.torch] = link
-    return found
+        is_nested = any(link.flax.startswith(f"{other.flax}.") for other in links.values())
+        if link.rule and not is_nested:
+            links[link.torch] = link
+    return links

@@ -8,70 +8,72 @@ from typing import Any
 
 import torch
 
-from .._result import Cause
+from .._comparison_data import Cause
 from .._sides.task import Named
 from .forward import Forward
 from .search import EQUAL, relative_error
 
-Way = tuple[str, Callable[[], AbstractContextManager[None]]]
-"""In words what is right and what Flax does instead, and torch doing so."""
+Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]
+"""In words what is right and what Flax does instead, and torch applied so."""
 
 
 def causes(forward: Forward, path: str, flax: str) -> tuple[Cause, ...]:
     """Why the gradients of a layer's own tensors are not torch's."""
     every = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).gradients
-    ours = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
-    theirs = forward.seen.gradients
-    found = []
-    for text, doing in _ways(forward.module.get_submodule(path), ours, theirs):
-        with doing():
+    flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
+    torch_gradients = forward.seen.gradients
+    explanations = []
+    for text, applied in _interventions(forward.module.get_submodule(path), flax_gradients, torch_gradients):
+        with applied():
             again = forward.gradients()
-        relative = max((relative_error(x, again[name]) for name, x in ours.items()), default=1.0)
+        relative = max((relative_error(x, again[name]) for name, x in flax_gradients.items()), default=1.0)
         if relative <= EQUAL:
-            found.append(Cause(text, relative))
-    return tuple(sorted(found, key=lambda cause: cause.relative))
+            explanations.append(Cause(text, relative))
+    return tuple(sorted(explanations, key=lambda cause: cause.relative))
 
 
-def _ways(layer: torch.nn.Module, ours: Named, theirs: Named) -> Iterator[Way]:
+def _interventions(
+    layer: torch.nn.Module, flax_gradients: Named, torch_gradients: Named
+) -> Iterator[Intervention]:
     if isinstance(layer, torch.nn.Embedding):
-        for index in _padded(layer, ours, theirs):
+        for index in _padded(layer, flax_gradients, torch_gradients):
             if index != layer.padding_idx:
                 text = f"padding_idx={layer.padding_idx} (it acts as {index})"
                 yield text, _setting(layer, "padding_idx", index)
     named = dict(layer.named_parameters())
     trained = [name for name, tensor in named.items() if tensor.requires_grad]
     frozen = [name for name in named if name not in trained]
-    for names in [[name] for name in named] + [each for each in (trained, frozen) if len(each) > 1]:
-        said = " and ".join(names)
-        text = f"a gradient reaches {said} (none does: it is stopped, or not used)"
+    for names in [[name] for name in named] + [group for group in (trained, frozen) if len(group) > 1]:
+        label = " and ".join(names)
+        text = f"a gradient reaches {label} (none does: it is stopped, or not used)"
         if names[0] in frozen:
-            text = f"{said} is frozen, requires_grad=False (it has a gradient: stop_gradient)"
-        yield text, _turning([named[name] for name in names])
+            text = f"{label} is frozen, requires_grad=False (it has a gradient: stop_gradient)"
+        yield text, _toggled([named[name] for name in names])
 
 
-def _padded(layer: torch.nn.Embedding, ours: Named, theirs: Named) -> Iterator[int | None]:
+def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: Named) -> Iterator[int | None]:
     """None, and the rows that have a gradient in torch and none in Flax."""
     yield None
-    for name, x in ours.items():
+    for name, x in flax_gradients.items():
         if x.ndim == 2 and len(x) == layer.num_embeddings:
-            lost = (x == 0).all(1) & (theirs[name] != 0).any(1)
+            lost = (x == 0).all(1) & (torch_gradients[name] != 0).any(1)
             yield from map(int, lost.nonzero()[0][:2])
 
 
-def _turning(parameters: list[torch.nn.Parameter]) -> Callable[[], AbstractContextManager[None]]:
+def _toggled(parameters: list[torch.nn.Parameter]) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
-    def doing() -> Iterator[None]:
+    def applied() -> Iterator[None]:
         with ExitStack() as stack:
-            for each in parameters:
-                stack.enter_context(_setting(each, "requires_grad", not each.requires_grad)())
+            for parameter in parameters:
+                stack.enter_context(_setting(parameter, "requires_grad", not parameter.requires_grad)())
             yield
 
-    return doing
+    return applied
 
 
 def _setting(holder: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
-    def doing() -> Iterator[None]:
+    def applied() -> Iterator[None]:
         before = getattr(holder, name)
         setattr(holder, name, value)
         try:
@@ -79,4 +81,4 @@ def _setting(holder: Any, name: str, value: Any) -> Callable[[], AbstractContext
         finally:
             setattr(holder, name, before)
 
-    return doing
+    return applied

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._result import Divergence
+from .._comparison_data import Divergence
 from .._sides.task import Named
 from .forward import Forward
 from .search import Search, any_mistakes, known_mistakes
@@ -13,11 +13,13 @@ def loss_divergence(forward: Forward) -> Divergence:
     """The loss, with what would make torch's equal to Flax's."""
 
     def watch(departure: Departure) -> Named:
-        seen, _ = forward.rerun(departure)
-        return seen.loss if seen else {}
+        results, _ = forward.rerun(departure)
+        return results.loss if results else {}
 
     flax = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).loss
     ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops))
-    found = search.first(known_mistakes(ops), watch, flax) or search.first(any_mistakes(ops), watch, flax)
-    causes = tuple(each.cause for each in found)
+    explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
+        any_mistakes(ops), watch, flax
+    )
+    causes = tuple(explanation.cause for explanation in explanations)
     return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", causes)

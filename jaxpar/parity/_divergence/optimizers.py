@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ..._rulebook import Part
+from .._comparison_data import Cause, Divergence
 from .._levels import Batches
-from .._pair import Pair
-from .._result import Cause, Divergence
+from .._model_pair import ModelPair
 from .._sides.task import Named
 from .search import EQUAL, relative_error
 
@@ -42,7 +42,7 @@ CONJUGATE = (
 OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "RAdam": ("Adam",)}
 
 
-def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
+def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
     """Runs both sides for `steps` steps, torch's with each variation, and compares the weights.
 
     Args:
@@ -59,22 +59,26 @@ def divergence(pair: Pair, batches: Batches, steps: int, noise: Collection[str])
     for step in range(1, steps + 1):
         candidate.step(batches(step), reference.step(batches(step)).masks)
     # torch runs from the start with each variation: an optimizer's state remembers its settings.
-    ours, found = candidate.weights(), []
+    flax_weights, causes = candidate.weights(), []
     for text, other in itertools.chain(_as_one_bias(build, pair), _variations(build, right)):
         varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))
         try:
-            theirs = _weights(varied, batches, steps)
+            torch_weights = _weights(varied, batches, steps)
         except (ValueError, TypeError, RuntimeError):
             continue  # settings that torch refuses
-        relative = max(relative_error(ours[name], theirs[name]) for name in theirs if name not in noise)
+        relative = max(
+            relative_error(flax_weights[name], torch_weights[name])
+            for name in torch_weights
+            if name not in noise
+        )
         if relative <= EQUAL:
-            found.append(Cause(text, relative))
+            causes.append(Cause(text, relative))
     where = "Gradients agree, and what the optimizer makes of them does not."
-    best = tuple(sorted(found, key=lambda cause: cause.relative))
+    best = tuple(sorted(causes, key=lambda cause: cause.relative))
     return Divergence("optimizer", "optimizer", type(right).__name__, where, best)
 
 
-def _as_one_bias(build: Build, pair: Pair) -> Iterator[tuple[str, Build]]:
+def _as_one_bias(build: Build, pair: ModelPair) -> Iterator[tuple[str, Build]]:
     """Where Flax has the sum of torch's two recurrent biases, which moves half as far as they do."""
     names = [name for name, _ in pair.torch_module.named_parameters()]
     summed = [
@@ -94,7 +98,7 @@ def _as_one_bias(build: Build, pair: Pair) -> Iterator[tuple[str, Build]]:
         yield text, partial(_summed, build, summed)
 
 
-def _weights(pair: Pair, batches: Batches, steps: int) -> Named:
+def _weights(pair: ModelPair, batches: Batches, steps: int) -> Named:
     side = pair.reference("float64")
     for step in range(1, steps + 1):
         side.step(batches(step))
@@ -145,8 +149,8 @@ def _forms(build: Build, defaults: dict[str, Any]) -> Iterator[tuple[str, Build]
         shares = {f"{decay}": decay}
         if not defaults.get("decoupled_weight_decay"):
             shares[f"the rate times {decay}"] = defaults["lr"] * decay
-        for words, share in shares.items():
-            text = f"weight_decay={decay} is torch's (each step takes {words} of the weight itself)"
+        for amount, share in shares.items():
+            text = f"weight_decay={decay} is torch's (each step takes {amount} of the weight itself)"
             yield text, partial(_decoupled, build, share)
 
 
@@ -203,14 +207,14 @@ def _root_of(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
 def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.optim.Optimizer:
     """A share of the weight as it was before the step is taken from it, and the gradient has none."""
     optimizer = _with(build, {"weight_decay": 0.0}, parameters)
-    kept: list[torch.Tensor] = []
+    old_values: list[torch.Tensor] = []
 
     def before(*_: Any) -> None:
-        kept[:] = [p.detach().clone() for p in parameters]
+        old_values[:] = [p.detach().clone() for p in parameters]
 
     def after(*_: Any) -> None:
         with torch.no_grad():
-            for p, old in zip(parameters, kept, strict=True):
+            for p, old in zip(parameters, old_values, strict=True):
                 if p.grad is not None:
                     p -= share * old
 
@@ -284,5 +288,5 @@ def _conjugate(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
 def _as(build: Build, other: type, settings: dict[str, Any], parameters: Parameters) -> torch.optim.Optimizer:
     before = build(parameters)
     common = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"} & before.defaults.keys()
-    kept = {name: before.defaults[name] for name in common} | settings
-    return other(before.param_groups[0]["params"], **kept)
+    options = {name: before.defaults[name] for name in common} | settings
+    return other(before.param_groups[0]["params"], **options)

@@ -58,7 +58,7 @@ class LayerCall:
       nth: how many calls of the same layer came before.
       inputs, outputs: its arrays in torch's layout; the outputs are the layer's own.
       first, last: the ops that it made are range(first, last).
-      given, returned: the tensors themselves, in a run that keeps its ops.
+      input_tensors, output_tensors: the tensors themselves, in a run that keeps its ops.
       arguments: what it was called with, in such a run.
       replayed: whether Flax's layer is given the same inputs in the replay. What a layer that is not calls
         is code like that between the layers.
@@ -70,8 +70,8 @@ class LayerCall:
     outputs: list[np.ndarray]
     first: int
     last: int = -1
-    given: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    returned: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    input_tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    output_tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     arguments: tuple[tuple, dict] = ((), {})
     replayed: bool = True
 
@@ -105,18 +105,18 @@ class Departure:
     Attributes:
       changes: what is done instead of a call, by index of op.
       exchanged: layers by path, each called in the place of the other.
-      given: what a layer's call is given instead, by the number of its input.
-      returned: what it returns instead, or rather its first arrays.
+      inputs: what a layer's call is given instead, by the number of its input.
+      outputs: what it returns instead, or rather its first arrays.
     """
 
     changes: Mapping[int, Change] = dataclasses.field(default_factory=dict)
     exchanged: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    given: Mapping[Nth, tuple[int, np.ndarray]] = dataclasses.field(default_factory=dict)
-    returned: Mapping[Nth, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    inputs: Mapping[Nth, tuple[int, np.ndarray]] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[Nth, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def __or__(self, other: Departure) -> Departure:
-        mine, theirs = (vars(each) for each in (self, other))
-        return Departure(**{name: {**mine[name], **theirs[name]} for name in mine})
+        fields, other_fields = (vars(departure) for departure in (self, other))
+        return Departure(**{name: {**fields[name], **other_fields[name]} for name in fields})
 
 
 class Enough(Exception):
@@ -208,29 +208,29 @@ class _Layers:
         nth = self.counts[path] = self.counts.get(path, -1) + 1
         with self.ops.pause():
             # Copies: what a layer is given may be changed in place later.
-            given = _in_order(layer, args, kwargs)
-            call = LayerCall(path, nth, [to_numpy(x) for x in given], [], self.ops.count)
+            input_tensors = _in_order(layer, args, kwargs)
+            call = LayerCall(path, nth, [to_numpy(x) for x in input_tensors], [], self.ops.count)
             if self.ops.keep:
-                call.given, call.arguments = given, (args, kwargs)
+                call.input_tensors, call.arguments = input_tensors, (args, kwargs)
             self.open.append(call)
             self.trace.calls.append(call)
             if self.until == ((path, nth), "inputs"):
                 raise Enough
-            instead = self.departure.given.get((path, nth))
-            return None if instead is None else _given((args, kwargs), given[instead[0]], instead[1])
+            instead = self.departure.inputs.get((path, nth))
+            return None if instead is None else _given((args, kwargs), input_tensors[instead[0]], instead[1])
 
     def leave(self, path: str, layer: torch.nn.Module, args: tuple, output: PyTree) -> PyTree | None:
         call = self.open.pop()
         with self.ops.pause():
             returned = list(named_leaves(output).values())
             call.outputs, call.last = [to_numpy(x) for x in returned], self.ops.count
-            call.returned = returned if self.ops.keep else []
+            call.output_tensors = returned if self.ops.keep else []
             if self.until == (call.key, "outputs"):
                 raise Enough
-            arrays = self.departure.returned.get(call.key)
+            arrays = self.departure.outputs.get(call.key)
             instead = None if arrays is None else _returned(output, call.outputs, arrays)
             if instead is not None and self.ops.keep:
-                call.returned = list(named_leaves(instead).values())
+                call.output_tensors = list(named_leaves(instead).values())
             return instead
 
 
@@ -250,8 +250,8 @@ def storage(x: torch.Tensor) -> int:
 def _in_order(layer: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that a layer is given, in the order of its signature: keywords may come in any."""
     order = list(inspect.signature(layer.forward).parameters)
-    known = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
-    return list(named_leaves((args, {name: kwargs[name] for name in known})).values())
+    ordered = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
+    return list(named_leaves((args, {name: kwargs[name] for name in ordered})).values())
 
 
 def _given(call: tuple, old: torch.Tensor, array: np.ndarray) -> tuple:
@@ -270,12 +270,14 @@ def _given(call: tuple, old: torch.Tensor, array: np.ndarray) -> tuple:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _returned(output: PyTree, own: list[np.ndarray], arrays: list[np.ndarray]) -> PyTree:
+def _returned(output: PyTree, current_arrays: list[np.ndarray], arrays: list[np.ndarray]) -> PyTree:
     """The output with these arrays in its tensors; None where that changes nothing."""
     leaves, structure = jax.tree.flatten(output, is_leaf=_is_tensor)
-    places = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
+    tensor_indices = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
     different = False
-    for i, mine, array in zip(places, own, arrays, strict=False):
-        if mine.shape == array.shape and not np.array_equal(mine, array, equal_nan=mine.dtype.kind == "f"):
+    for i, current, array in zip(tensor_indices, current_arrays, arrays, strict=False):
+        if current.shape == array.shape and not np.array_equal(
+            current, array, equal_nan=current.dtype.kind == "f"
+        ):
             leaves[i], different = tensor_of(np.array(array, order="C")).to(leaves[i].dtype), True
     return jax.tree.unflatten(structure, leaves) if different else None

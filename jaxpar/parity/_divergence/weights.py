@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from .._pair import Pair
-from .._result import Cause, Divergence
+from .._comparison_data import Cause, Divergence
+from .._model_pair import ModelPair
 from ..measuring import Difference
-from .arrays import blocks
+from .array_changes import blocks
 from .catalogue.variation import orders
 from .search import EQUAL, relative_error
 
@@ -17,22 +17,22 @@ MOST_SORTED = 128
 """Heads of a layer."""
 
 
-def divergence(pair: Pair, different: list[Difference]) -> Divergence:
+def divergence(pair: ModelPair, different: list[Difference]) -> Divergence:
     """The first leaf that differs, with weights='own'."""
     name = different[0].name
     reference = pair.reference("float64")
     every = reference.weights()
-    theirs, ours = every[name], pair.candidate(reference).weights()[name]
+    torch_leaf, flax_leaf = every[name], pair.candidate(reference).weights()[name]
     link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
     # The search is over arrangements of Flax's own elements: equal shapes hide most of them.
-    fitting = ((text, x) for text, x in _rearranged(ours) if x.shape == theirs.shape)
-    found = [Cause(text, relative_error(x, theirs)) for text, x in fitting]
-    found += [
-        Cause(f"it holds torch's {name} (it holds torch's {other})", relative_error(ours, x))
+    fitting = ((text, x) for text, x in _rearranged(flax_leaf) if x.shape == torch_leaf.shape)
+    candidates = [Cause(text, relative_error(x, torch_leaf)) for text, x in fitting]
+    candidates += [
+        Cause(f"it holds torch's {name} (it holds torch's {other})", relative_error(flax_leaf, x))
         for other, x in every.items()
         if other != name
     ]
-    causes = tuple(sorted((c for c in found if c.relative <= EQUAL), key=lambda c: c.relative))
+    causes = tuple(sorted((c for c in candidates if c.relative <= EQUAL), key=lambda c: c.relative))
     where = f"The weights of {len(different)} leaves are not torch's; the first is {name}."
     return Divergence(link.torch, link.flax, link.rule.torch if link.rule else "", where, causes)
 

@@ -1,4 +1,5 @@
 """Rendering a comparison: text for a terminal, JSON, JUnit's XML, one HTML file.
 
-Each file draws a `Result`; none of them measures or judges. `phrases` holds the words that all of them share.
+Each file draws a `ComparisonData`; none of them measures or judges. `phrases` holds the sentences that all of
+them share.
 """

@@ -16,10 +16,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from .._result import Result
+from .._comparison_data import ComparisonData
 from ..measuring import Number
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=ComparisonData)
 Json: TypeAlias = dict[str, Any] | list[Any] | str | int | float | None
 
 FORMAT = "jaxpar.parity.Comparison"
@@ -27,13 +27,13 @@ VERSION = 1
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def document(comparison: Result) -> dict[str, Any]:
+def document(comparison: ComparisonData) -> dict[str, Any]:
     """Plain values. `same` is the verdict, for readers without jaxpar."""
     head = {"format": FORMAT, "version": VERSION, "same": comparison.same}
     return head | _encoded(comparison)
 
 
-def dumps(comparison: Result) -> str:
+def dumps(comparison: ComparisonData) -> str:
     """Strict JSON in ASCII, a line for every field and every row."""
     lines = []
     for name, value in document(comparison).items():
@@ -49,27 +49,27 @@ def _line(value: Json) -> str:
 
 
 def loads(text: str, kind: type[R]) -> R:
-    """What `dumps` was given, as a Result of this class.
+    """What `dumps` was given, as a ComparisonData of this class.
 
     Raises:
       ValueError: the text is not JSON, or not of this form; the message says where.
     """
     try:
-        found = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
+        content = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("comparison: the document is nested too deeply.") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"comparison: this is no JSON: {error}.") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f'comparison: this is no comparison; its "format" is not "{FORMAT}".')
-    if found.get("version") != VERSION:
+    if content.get("version") != VERSION:
         raise ValueError(
-            f"comparison: the document has version {found.get('version')!r}, this jaxpar reads {VERSION}."
+            f"comparison: the document has version {content.get('version')!r}, this jaxpar reads {VERSION}."
         )
-    rest = {key: value for key, value in found.items() if key not in ("format", "version", "same")}
-    decoded: R = _decoded(kind, rest, "comparison")
-    if found.get("same") is not decoded.same:
-        raise ValueError(f'comparison: "same" is {found.get("same")!r}, but its rows say {decoded.same}.')
+    fields = {key: value for key, value in content.items() if key not in ("format", "version", "same")}
+    decoded: R = _decoded(kind, fields, "comparison")
+    if content.get("same") is not decoded.same:
+        raise ValueError(f'comparison: "same" is {content.get("same")!r}, but its rows say {decoded.same}.')
     return decoded
 
 
@@ -100,13 +100,13 @@ def _decoded(kind: Any, value: Json, path: str) -> Any:
     if kind == Number:
         return _number(value, path)
     if typing.get_origin(kind) in (types.UnionType, typing.Union):  # something or None
-        (some,) = (each for each in typing.get_args(kind) if each is not type(None))
+        (some,) = (option for option in typing.get_args(kind) if option is not type(None))
         return None if value is None else _decoded(some, value, path)
     if issubclass(kind, enum.Enum):
         try:
             return kind(value)
         except ValueError:
-            _wrong(path, value, " or ".join(repr(each.value) for each in kind))
+            _wrong(path, value, " or ".join(repr(member.value) for member in kind))
     if kind is float:
         return _float(value, path)
     if type(value) is not kind:
@@ -115,11 +115,11 @@ def _decoded(kind: Any, value: Json, path: str) -> Any:
 
 
 def _dataclass(kind: Any, value: Json, path: str) -> Any:
-    hints, found = _hints(kind), _object(value, path)
-    if found.keys() != hints.keys():
-        names = ", ".join(sorted(found.keys() ^ hints.keys()))
+    hints, fields = _hints(kind), _object(value, path)
+    if fields.keys() != hints.keys():
+        names = ", ".join(sorted(fields.keys() ^ hints.keys()))
         raise ValueError(f"{path}: missing or unknown: {names}.")
-    return kind(**{name: _decoded(hints[name], found[name], f"{path}.{name}") for name in hints})
+    return kind(**{name: _decoded(hints[name], fields[name], f"{path}.{name}") for name in hints})
 
 
 @functools.cache
@@ -162,11 +162,11 @@ def _number(value: Json, path: str) -> Number:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"comparison: twice in one object: {max(names, key=names.count)!r}.")
-    return found
+    return members
 
 
 def _no_such_number(text: str) -> NoReturn:

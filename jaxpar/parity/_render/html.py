@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from ... import _stamp
-from .._result import Result
+from .._comparison_data import ComparisonData
 from ..measuring import Judged, Level
 from . import pages, phrases, plots
 
@@ -16,7 +16,7 @@ ROWS = 1000
 """In the table; the ones nearest to their limit. The others are counted."""
 
 
-def dumps(comparison: Result) -> str:
+def dumps(comparison: ComparisonData) -> str:
     """The page. It is valid XML as well, so a test notices when a name becomes markup.
 
     Raises:
@@ -47,7 +47,7 @@ def dumps(comparison: Result) -> str:
     )
 
 
-def _view(comparison: Result) -> dict[str, Any]:
+def _view(comparison: ComparisonData) -> dict[str, Any]:
     rows = phrases.worst_first(comparison.rows)
     curve = comparison.curve
     scatters = plots.scatters(comparison)
@@ -65,17 +65,21 @@ def _view(comparison: Result) -> dict[str, Any]:
         "ratios": comparison.level is not Level.SEMANTIC,
         "bars": plots.bars(comparison),
         "scatters": scatters,
-        "marked": [each for each in phrases.ORDER if any(each in plot.marks for plot in scatters)],
+        "marked": [outcome for outcome in phrases.ORDER if any(outcome in plot.marks for plot in scatters)],
         "trajectory": None if curve is None or not curve.steps else plots.trajectory(curve),
         "size": plots,
     }
 
 
-def _circumstances(comparison: Result) -> list[str]:
+def _circumstances(comparison: ComparisonData) -> list[str]:
     """When, with what and by which command it was compared; without a date of its own, when it is written."""
-    found = comparison.environment
-    versions = ", ".join(f"{name} {found[name]}" for name in _stamp.SHOWN if name in found)
-    return [text for text in (found.get("date") or _stamp.when(), versions, found.get("command", "")) if text]
+    environment = comparison.environment
+    versions = ", ".join(f"{name} {environment[name]}" for name in _stamp.SHOWN if name in environment)
+    return [
+        text
+        for text in (environment.get("date") or _stamp.when(), versions, environment.get("command", ""))
+        if text
+    ]
 
 
 def _cells(row: Judged) -> dict[str, Any]:

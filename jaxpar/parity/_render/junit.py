@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from .._result import LayerResult, Result
+from .._comparison_data import ComparisonData, LayerResult
 from ..measuring import Judged, Outcome
 from . import phrases
 from .phrases import legal
@@ -13,7 +13,7 @@ STEPS = 10
 """Steps that a failure lists."""
 
 
-def dumps(comparison: Result) -> str:
+def dumps(comparison: ComparisonData) -> str:
     """One failure for each tensor that differs at any step; noise is a skipped case with its reason."""
     suite = ElementTree.Element("testsuite", name=legal(comparison.subject or "parity"))
     properties = ElementTree.SubElement(suite, "properties")
@@ -39,7 +39,7 @@ def dumps(comparison: Result) -> str:
     return f"<?xml version='1.0' encoding='UTF-8'?>\n{ElementTree.tostring(root, encoding='unicode')}\n"
 
 
-def _add_rows(suite: ElementTree.Element, comparison: Result) -> None:
+def _add_rows(suite: ElementTree.Element, comparison: ComparisonData) -> None:
     steps: dict[tuple[str, str], list[Judged]] = {}
     for row in comparison.rows:
         steps.setdefault((row.difference.kind.value, phrases.name(row.difference)), []).append(row)
@@ -52,7 +52,7 @@ def _add_rows(suite: ElementTree.Element, comparison: Result) -> None:
         _add_case(suite, kind, name, "\n".join(lines), rows[0].reason if silent else "")
 
 
-def _failure(layer: LayerResult, comparison: Result) -> str:
+def _failure(layer: LayerResult, comparison: ComparisonData) -> str:
     if layer.same:
         return ""
     lines = [f"{layer.kind}: relative {phrases.short(layer.relative)}", layer.note]

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 
-from .._result import Divergence, Result
+from .._comparison_data import ComparisonData, Divergence
 
 BY_KIND = {
     r"\w*Norm([123]d)?": "nn_norms",
@@ -38,17 +38,17 @@ class Page:
     address: str | None
 
 
-def of(comparison: Result) -> list[Page]:
+def of(comparison: ComparisonData) -> list[Page]:
     """The pages about every place that differs, each once, and the catalogue of causes."""
     d = comparison.divergence
     if d is None:
         return []
-    names = dict.fromkeys(name for place in (d, *d.others) if (name := _of_kind(place)))
+    names = dict.fromkeys(name for divergence in (d, *d.others) if (name := _of_kind(divergence)))
     return [Page(f"docs/{name}.md", _address(name)) for name in (*names, CATALOGUE)]
 
 
-def _of_kind(place: Divergence) -> str | None:
-    return next((page for kind, page in BY_KIND.items() if re.fullmatch(kind, place.kind)), None)
+def _of_kind(divergence: Divergence) -> str | None:
+    return next((page for kind, page in BY_KIND.items() if re.fullmatch(kind, divergence.kind)), None)
 
 
 def _address(name: str) -> str | None:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from .._result import Divergence, Result
+from .._comparison_data import ComparisonData, Divergence
 from ..measuring import Difference, Judged, Level, Number, Outcome
 
 QUESTIONS = {
@@ -36,18 +36,18 @@ def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
 
 
 def counts(rows: Iterable[Judged]) -> dict[Outcome, int]:
-    found = collections.Counter(row.outcome for row in rows)
-    return {each: found[each] for each in ORDER}
+    counter = collections.Counter(row.outcome for row in rows)
+    return {outcome: counter[outcome] for outcome in ORDER}
 
 
-def headline(comparison: Result) -> str:
-    found, total = counts(comparison.rows), len(comparison.rows)
-    own = comparison.level is Level.AS_IT_RUNS
-    level = comparison.level.value if own else f"at the {comparison.level.value} level"
+def headline(comparison: ComparisonData) -> str:
+    by_outcome, total = counts(comparison.rows), len(comparison.rows)
+    as_it_runs = comparison.level is Level.AS_IT_RUNS
+    level = comparison.level.value if as_it_runs else f"at the {comparison.level.value} level"
     if not total:
         return f"Nothing was compared {level}"
-    if found[Outcome.DIFFERENT]:
-        return f"Different {level}: {found[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
+    if by_outcome[Outcome.DIFFERENT]:
+        return f"Different {level}: {by_outcome[Outcome.DIFFERENT]:,} of {_count(total, 'tensor')}"
     if not comparison.same and comparison.curve is not None:
         step = comparison.curve.first_outside
         return f"Different {level}: the trajectory leaves its envelope at step {step}"
@@ -61,23 +61,23 @@ def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def summary(comparison: Result) -> str:
+def summary(comparison: ComparisonData) -> str:
     """What was compared and how, and the counts that the headline leaves out."""
-    found = counts(comparison.rows)
+    by_outcome = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
     parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
-    if found[Outcome.CONSTANTS]:
-        parts.append(f"{found[Outcome.CONSTANTS]:,} up to float32 constants")
-    if found[Outcome.WORSE]:
-        parts.append(f"{found[Outcome.WORSE]:,} within the bound but worse than the reference")
-    if found[Outcome.NOISE]:
-        parts.append(f"{found[Outcome.NOISE]:,} left out as noise")
+    if by_outcome[Outcome.CONSTANTS]:
+        parts.append(f"{by_outcome[Outcome.CONSTANTS]:,} up to float32 constants")
+    if by_outcome[Outcome.WORSE]:
+        parts.append(f"{by_outcome[Outcome.WORSE]:,} within the bound but worse than the reference")
+    if by_outcome[Outcome.NOISE]:
+        parts.append(f"{by_outcome[Outcome.NOISE]:,} left out as noise")
     if comparison.seconds:
         parts.append(f"{comparison.seconds:.1f} s")
     return ", ".join(parts)
 
 
-def divergence(comparison: Result) -> list[str]:
+def divergence(comparison: ComparisonData) -> list[str]:
     """The places that differ by themselves, and what would make them equal; empty if there is none."""
     d = comparison.divergence
     if d is None:
@@ -87,11 +87,13 @@ def divergence(comparison: Result) -> list[str]:
     alike = [other for other in d.others if named & {cause.text for cause in other.causes}]
     if alike:
         lines.append(f"The same cause {_count(len(alike), 'more time')}: {_listed(map(_pair, alike))}.")
-    rest = [other for other in d.others if other not in alike]
-    for other in rest[:PLACES]:
+    remaining = [other for other in d.others if other not in alike]
+    for other in remaining[:PLACES]:
         lines += [f"Another divergence: {_pair(other)} ({other.kind}).", other.where, *_causes(other)]
-    if len(rest) > PLACES:
-        lines.append(f"Other divergences, {len(rest) - PLACES} more: {_listed(map(_pair, rest[PLACES:]))}.")
+    if len(remaining) > PLACES:
+        lines.append(
+            f"Other divergences, {len(remaining) - PLACES} more: {_listed(map(_pair, remaining[PLACES:]))}."
+        )
     return lines
 
 

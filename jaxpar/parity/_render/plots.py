@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from .._result import Curve, LayerResult, Result
+from .._comparison_data import ComparisonData, Curve, LayerResult
 from ..measuring import Judged, Kind, Level, Outcome
 from . import phrases
 
@@ -70,7 +70,7 @@ class Scatter:
     elements: int
 
 
-def scatters(comparison: Result) -> list[Scatter]:
+def scatters(comparison: ComparisonData) -> list[Scatter]:
     """One plot for each kind of tensor that has samples."""
     sampled = [row for row in comparison.rows if row.difference.samples]
     kinds = {kind: [row for row in sampled if row.difference.kind is kind] for kind in Kind}
@@ -81,7 +81,7 @@ ON_TOP = (Outcome.NOISE, Outcome.SAME, Outcome.WORSE, Outcome.CONSTANTS, Outcome
 """Marks of later ones cover those of earlier ones."""
 
 
-def _scatter(kind: Kind, rows: Sequence[Judged], comparison: Result) -> Scatter:
+def _scatter(kind: Kind, rows: Sequence[Judged], comparison: ComparisonData) -> Scatter:
     pairs = [pair for row in rows for pair in row.difference.samples]
     x = Axis.over((a for a, _ in pairs), LEFT, RIGHT)
     y = Axis.over((b for _, b in pairs), BOTTOM, TOP)
@@ -136,7 +136,7 @@ class Bars:
     bars: list[Bar]
 
 
-def bars(comparison: Result) -> Bars:
+def bars(comparison: ComparisonData) -> Bars:
     """The replayed layers, or else the worst step of every tensor."""
     d = comparison.divergence
     return _layer_bars(d.layers, comparison.policy.relative) if d and d.layers else _tensor_bars(comparison)
@@ -144,7 +144,7 @@ def bars(comparison: Result) -> Bars:
 
 def _layer_bars(layers: Sequence[LayerResult], limit: float) -> Bars:
     axis = Axis.over([BAR_FLOOR, limit, *(layer.relative for layer in layers)], 0, 100)
-    found = [
+    layer_bars = [
         Bar(
             label=phrases.layer(layer.reference),
             kind=layer.kind,
@@ -159,16 +159,16 @@ def _layer_bars(layers: Sequence[LayerResult], limit: float) -> Bars:
         "Each layer is given the reference's own input, so an error shows in the layer that makes it. "
         "Relative difference of its output, logarithmic, in order of execution."
     )
-    return Bars("Layer by layer", text, axis.at(limit), found)
+    return Bars("Layer by layer", text, axis.at(limit), layer_bars)
 
 
-def _tensor_bars(comparison: Result) -> Bars:
+def _tensor_bars(comparison: ComparisonData) -> Bars:
     worst: dict[tuple[Kind, str], Judged] = {}
     for row in comparison.rows:
         key = row.difference.kind, row.difference.name
-        worst[key] = max(worst.get(key, row), row, key=lambda each: each.severity)
+        worst[key] = max(worst.get(key, row), row, key=lambda judged: judged.severity)
     axis = Axis.over([1e-6, 1.0, *(row.severity for row in worst.values())], 0, 100)
-    found = [
+    tensor_bars = [
         Bar(
             label=phrases.name(row.difference),
             kind=row.difference.kind.value,
@@ -180,7 +180,7 @@ def _tensor_bars(comparison: Result) -> Bars:
         for row in worst.values()
     ]
     text = "How many times its limit each tensor is at its worst step, logarithmic, in order of computation."
-    return Bars("Tensor by tensor", text, axis.at(1.0), found)
+    return Bars("Tensor by tensor", text, axis.at(1.0), tensor_bars)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,5 +219,5 @@ def _round_steps(first: int, last: int) -> range:
     """About ten steps at most: multiples of 1, 2 or 5 times a power of ten."""
     least = max(1.0, (last - first) / 10)
     power = 10 ** math.floor(math.log10(least))
-    apart = next(k * power for k in (1, 2, 5, 10) if k * power >= least)
-    return range(math.ceil(first / apart) * apart, last + 1, apart)
+    spacing = next(k * power for k in (1, 2, 5, 10) if k * power >= least)
+    return range(math.ceil(first / spacing) * spacing, last + 1, spacing)

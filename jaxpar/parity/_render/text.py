@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .._result import Result
+from .._comparison_data import ComparisonData
 from ..measuring import Judged, Level, Outcome
 from . import phrases
 
@@ -32,14 +32,14 @@ STYLES = {
 }
 
 
-def plain(comparison: Result) -> str:
+def plain(comparison: ComparisonData) -> str:
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(table(comparison, WIDTH))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def table(comparison: Result, width: int) -> Group:
+def table(comparison: ComparisonData, width: int) -> Group:
     """For rich, in so many columns; it has colours where the terminal has, unless NO_COLOR is set."""
     verdict = Outcome.SAME if comparison.same else Outcome.DIFFERENT
     parts: list[RenderableType] = [
@@ -58,12 +58,14 @@ def table(comparison: Result, width: int) -> Group:
     return Group(*parts)
 
 
-def _shown(comparison: Result) -> list[Judged]:
+def _shown(comparison: ComparisonData) -> list[Judged]:
     rows = phrases.worst_first(comparison.rows)
-    return [row for each, most in SHOWN.items() for row in [r for r in rows if r.outcome is each][:most]]
+    return [
+        row for outcome, most in SHOWN.items() for row in [r for r in rows if r.outcome is outcome][:most]
+    ]
 
 
-def _rows(comparison: Result, width: int) -> Table:
+def _rows(comparison: ComparisonData, width: int) -> Table:
     """As many columns as fit. No number is cut; a path is folded or loses its middle."""
     numeric, steps, wide = comparison.level is not Level.SEMANTIC, comparison.steps > 1, width >= 100
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
@@ -83,7 +85,9 @@ def _rows(comparison: Result, width: int) -> Table:
     for row in _shown(comparison):
         cells = _cells(row)
         path = Text(phrases.middle(phrases.name(row.difference), 120 if wide else 50))
-        grid.add_row(cells["verdict"], row.difference.kind.value, path, *(cells[each] for each in numbers))
+        grid.add_row(
+            cells["verdict"], row.difference.kind.value, path, *(cells[column] for column in numbers)
+        )
     return grid
 
 
@@ -104,13 +108,13 @@ def _cells(row: Judged) -> dict[str, Text]:
     return {"verdict": verdict} | {name: Text(cell) for name, cell in cells.items()}
 
 
-def _collapsed(comparison: Result) -> list[str]:
-    shown, found = (phrases.counts(rows) for rows in (_shown(comparison), comparison.rows))
-    more = {outcome: found[outcome] - shown[outcome] for outcome in found}
+def _collapsed(comparison: ComparisonData) -> list[str]:
+    shown, total = (phrases.counts(rows) for rows in (_shown(comparison), comparison.rows))
+    more = {outcome: total[outcome] - shown[outcome] for outcome in total}
     return [f"and {count:,} more {outcome.value}" for outcome, count in more.items() if count]
 
 
-def _reasons(comparison: Result) -> list[str]:
+def _reasons(comparison: ComparisonData) -> list[str]:
     """Reasons of the rows whose numbers do not tell: faults and noise."""
     reasons = (
         f"{row.difference.kind.value} {phrases.name(row.difference)}: {row.reason}"
@@ -120,7 +124,7 @@ def _reasons(comparison: Result) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def _curve(comparison: Result) -> list[str]:
+def _curve(comparison: ComparisonData) -> list[str]:
     curve = comparison.curve
     if curve is None or not curve.steps:
         return []

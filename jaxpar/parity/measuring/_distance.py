@@ -34,9 +34,9 @@ class Distance:
     """max|r|"""
     compared: int = 0
     """Elements in these numbers."""
-    apart: int = 0
+    disagreements: int = 0
     """NaN or infinities that do not agree; integers that are not equal."""
-    first_apart: int = 0
+    first_disagreement: int = 0
     candidate_error: tuple[float, float] = (0.0, 0.0)
     """RMS and maximum of c - o."""
     reference_error: tuple[float, float] = (0.0, 0.0)
@@ -80,7 +80,7 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
     None of the numbers includes positions where both have the same NaN or infinity, where the oracle alone
     has one, or where `left_out` is True.
     """
-    found = Distance(ulp=0)
+    measured = Distance(ulp=0)
     wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
     narrow = narrower(c, r)
     error, candidate, reference, oracle = (_Norm() for _ in range(4))
@@ -93,37 +93,37 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
                 sizes += [np.abs(a - t), np.abs(b - t), np.abs(t)]
             tops = [float(x.max(initial=0)) for x in sizes]
             if chunk.keep is not None or not all(map(math.isfinite, tops)):  # rare, and slow
-                _find_apart(found, chunk, a, b)
+                _find_apart(measured, chunk, a, b)
                 positions = _comparable(chunk, a, b, t)
                 chunk, sizes = chunk[positions], [x[positions] for x in sizes]
                 tops = [float(x.max(initial=0)) for x in sizes]
             for norm, x, top in zip((candidate, reference, oracle), sizes[2:], tops[2:], strict=False):
                 norm.add(x, top)
-            found.magnitude = max(found.magnitude, tops[1])
+            measured.magnitude = max(measured.magnitude, tops[1])
             e, scale = sizes[:2]
             if error.add(e, tops[0]):
-                found.position = chunk.at(int(e.argmax()))
+                measured.position = chunk.at(int(e.argmax()))
             if tops[0] > 0:
                 ratio = e / scale
-                found.element_wise = max(found.element_wise, float(np.fmax.reduce(ratio)))
+                measured.element_wise = max(measured.element_wise, float(np.fmax.reduce(ratio)))
                 near, far = _most_steps(chunk.c, chunk.r, ratio, scale)
-                found.ulp = max(found.ulp or 0, ulp(near.astype(narrow), far.astype(narrow)))
-    found.candidate_error = candidate.rms, candidate.largest
-    found.reference_error = reference.rms, reference.largest
-    found.oracle_size = oracle.rms, oracle.largest
-    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
-    return found
+                measured.ulp = max(measured.ulp or 0, ulp(near.astype(narrow), far.astype(narrow)))
+    measured.candidate_error = candidate.rms, candidate.largest
+    measured.reference_error = reference.rms, reference.largest
+    measured.oracle_size = oracle.rms, oracle.largest
+    measured.largest, measured.rms, measured.compared = error.largest, error.rms, error.count
+    return measured
 
 
 def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
     """Compares integers or bools of one shape; exactly, also int64 with uint64."""
-    found = Distance()
+    measured = Distance()
     error = _Norm()
     for chunk in _chunks(c, r, None, left_out):
         if chunk.keep is not None:
             chunk = chunk[np.flatnonzero(chunk.keep)]
         scale = np.abs(chunk.r.astype(np.float64))
-        found.magnitude = max(found.magnitude, float(scale.max(initial=0)))
+        measured.magnitude = max(measured.magnitude, float(scale.max(initial=0)))
         differs = chunk.c != chunk.r
         if not differs.any():
             error.add(scale, 0.0)
@@ -133,12 +133,12 @@ def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
         a, b = a.view(np.uint64), b.view(np.uint64)
         e = np.where(chunk.c > chunk.r, a - b, b - a).astype(np.float64)
         if error.add(e, float(e.max())):
-            found.position = chunk.at(int(e.argmax()))
+            measured.position = chunk.at(int(e.argmax()))
         with np.errstate(all="ignore"):
-            found.element_wise = max(found.element_wise, float(np.fmax.reduce(e / scale)))
-        _count_apart(found, differs, chunk)
-    found.largest, found.rms, found.compared = error.largest, error.rms, error.count
-    return found
+            measured.element_wise = max(measured.element_wise, float(np.fmax.reduce(e / scale)))
+        _count_apart(measured, differs, chunk)
+    measured.largest, measured.rms, measured.compared = error.largest, error.rms, error.count
+    return measured
 
 
 def ulp(c: Array, r: Array) -> int:
@@ -206,16 +206,16 @@ def _parts(arrays: list[Array]) -> Iterable[tuple[Array, ...]]:
     return np.nditer(arrays, flags, order="C", buffersize=CHUNK)
 
 
-def _find_apart(found: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
+def _find_apart(measured: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
     """Counts NaN and infinities that do not agree."""
-    apart = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
-    _count_apart(found, apart if chunk.keep is None else apart & chunk.keep, chunk)
+    disagreeing = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
+    _count_apart(measured, disagreeing if chunk.keep is None else disagreeing & chunk.keep, chunk)
 
 
-def _count_apart(found: Distance, apart: Array, chunk: _Chunk) -> None:
-    if apart.any() and not found.apart:
-        found.first_apart = chunk.at(int(apart.argmax()))
-    found.apart += int(apart.sum())
+def _count_apart(measured: Distance, disagreeing: Array, chunk: _Chunk) -> None:
+    if disagreeing.any() and not measured.disagreements:
+        measured.first_disagreement = chunk.at(int(disagreeing.argmax()))
+    measured.disagreements += int(disagreeing.sum())
 
 
 def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array:

@@ -46,7 +46,7 @@ class Level(enum.Enum):
         try:
             return cls(level if isinstance(level, Level) else re.sub("[-_]", " ", str(level).lower()))
         except ValueError:
-            names = ", ".join(each.value for each in cls)
+            names = ", ".join(member.value for member in cls)
             raise ValueError(f"compare: level={level!r} is none of {names}.") from None
 
 
@@ -149,22 +149,28 @@ def judge(
       ValueError: the level needs ratios, and the differences have none because they were measured
         without an oracle.
     """
-    found = list(differences)
+    rows = list(differences)
     largest: dict[tuple[Kind, int], float] = {}
-    for d in found:
+    for d in rows:
         largest[d.kind, d.step] = max(largest.get((d.kind, d.step), 0.0), d.magnitude)
-    equal = _equal_gradients(found)
+    equal = _equal_gradients(rows)
     excused = {name: why for name, why in (noise or {}).items() if name not in equal}
-    known = recorded or {}
+    recorded_ratios = recorded or {}
     return tuple(
-        _judged(d, policy, excused.get(d.name), largest[d.kind, d.step], known.get((d.kind, d.name, d.step)))
-        for d in found
+        _judged(
+            d,
+            policy,
+            excused.get(d.name),
+            largest[d.kind, d.step],
+            recorded_ratios.get((d.kind, d.name, d.step)),
+        )
+        for d in rows
     )
 
 
-def _equal_gradients(found: Iterable[Difference]) -> set[str]:
+def _equal_gradients(differences: Iterable[Difference]) -> set[str]:
     """The parameters whose gradients are the same on both sides at every step, bit for bit."""
-    gradients = [d for d in found if d.kind is Kind.GRADIENT]
+    gradients = [d for d in differences if d.kind is Kind.GRADIENT]
     return {d.name for d in gradients} - {d.name for d in gradients if d.fault is not None or d.max_abs > 0}
 
 

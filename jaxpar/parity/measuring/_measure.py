@@ -131,7 +131,7 @@ def measure(
     """
     names = list(dict.fromkeys([*reference, *candidate]))
     points = max(16 if step <= 1 else 1, samples // max(step, 1) // max(len(names), 1)) if samples else 0
-    found = []
+    differences = []
     for name in names:
         c, r, o = (_array(side.get(name)) for side in (candidate, reference, oracle or {}))
         out = None if left_out is None or name not in left_out else np.asarray(left_out[name], bool)
@@ -142,8 +142,8 @@ def measure(
             measured = _nothing(fault)
         shape = next((x.shape for x in (r, c) if x is not None), ())
         types = dict.fromkeys("none" if x is None else str(x.dtype) for x in (c, r))
-        found.append(Difference(kind, name, step, shape, " / ".join(types), **measured))
-    return found
+        differences.append(Difference(kind, name, step, shape, " / ".join(types), **measured))
+    return differences
 
 
 def _missing(name: str, candidate: Arrays, reference: Arrays, oracle: Arrays | None) -> str | None:
@@ -169,13 +169,13 @@ def _fault(
 
 
 def _nothing_against_something(kind: Kind, c: Array | None, r: Array | None) -> str | None:
-    there = r if c is None else c
-    if there is None:
+    present = r if c is None else c
+    if present is None:
         return None
     without, with_ = ("candidate", "reference") if c is None else ("reference", "candidate")
     if kind not in (Kind.GRADIENT, Kind.INPUT_GRADIENT):
-        return f"None in the {without}, {there.dtype}{list(there.shape)} in the {with_}"
-    return f"no gradient in the {without}, and not zero in the {with_}" if there.any() else None
+        return f"None in the {without}, {present.dtype}{list(present.shape)} in the {with_}"
+    return f"no gradient in the {without}, and not zero in the {with_}" if present.any() else None
 
 
 def _array(x: npt.ArrayLike | None) -> Array | None:
@@ -197,38 +197,46 @@ def _numbers(
 ) -> dict[str, Any]:
     """The numbers of two arrays, and a fault where exact agreement is due."""
     exact = category(r.dtype) in ("bool", "integer")
-    found = integers(c, r, left_out) if exact else distance(c, r, o, left_out)
-    numbers = _plain(found, c, r)
-    if found.apart:
-        numbers |= _disagreement(found, c, r, "values differ" if exact else "NaN or infinities do not agree")
+    measured = integers(c, r, left_out) if exact else distance(c, r, o, left_out)
+    numbers = _plain(measured, c, r)
+    if measured.disagreements:
+        numbers |= _disagreement(
+            measured, c, r, "values differ" if exact else "NaN or infinities do not agree"
+        )
     elif not exact and o is not None:
-        numbers |= _ratios(found, unit or unit_roundoff(narrower(c, r)), carrier)
+        numbers |= _ratios(measured, unit or unit_roundoff(narrower(c, r)), carrier)
     if left_out is not None:
         numbers["left_out"] = int(left_out.sum())
-    return numbers | {"samples": () if exact else _samples(c, r, found.position, points)}
+    return numbers | {"samples": () if exact else _samples(c, r, measured.position, points)}
 
 
-def _plain(found: Distance, c: Array, r: Array) -> dict[str, Any]:
-    at = found.position if found.compared else None
+def _plain(measured: Distance, c: Array, r: Array) -> dict[str, Any]:
+    at = measured.position if measured.compared else None
     return {
-        "max_abs": found.largest,
-        "max_rel": found.element_wise,
-        "relative": _over(found.largest, found.magnitude),
-        "rms": found.rms,
-        "ulp": found.ulp,
+        "max_abs": measured.largest,
+        "max_rel": measured.element_wise,
+        "relative": _over(measured.largest, measured.magnitude),
+        "rms": measured.rms,
+        "ulp": measured.ulp,
         "index": () if at is None else tuple(int(i) for i in np.unravel_index(at, r.shape)),
         "candidate": None if at is None else c.flat[at].item(),
         "reference": None if at is None else r.flat[at].item(),
-        "magnitude": found.magnitude,
+        "magnitude": measured.magnitude,
     }
 
 
-def _disagreement(found: Distance, c: Array, r: Array, what: str) -> dict[str, Any]:
-    where = tuple(int(i) for i in np.unravel_index(found.first_apart, r.shape))
-    here, there = (x.flat[found.first_apart].item() for x in (c, r))
-    count = f"{found.apart:,} of {r.size:,} {what}"
-    fault = f"{count}, first at {list(where)}: {here} in the candidate, {there} in the reference"
-    return {"fault": fault, "relative": math.inf, "index": where, "candidate": here, "reference": there}
+def _disagreement(measured: Distance, c: Array, r: Array, what: str) -> dict[str, Any]:
+    where = tuple(int(i) for i in np.unravel_index(measured.first_disagreement, r.shape))
+    c_value, r_value = (x.flat[measured.first_disagreement].item() for x in (c, r))
+    count = f"{measured.disagreements:,} of {r.size:,} {what}"
+    fault = f"{count}, first at {list(where)}: {c_value} in the candidate, {r_value} in the reference"
+    return {
+        "fault": fault,
+        "relative": math.inf,
+        "index": where,
+        "candidate": c_value,
+        "reference": r_value,
+    }
 
 
 def _nothing(fault: str | None) -> dict[str, Any]:
@@ -239,10 +247,10 @@ def _nothing(fault: str | None) -> dict[str, Any]:
     return numbers | empty | {"fault": fault}
 
 
-def _ratios(found: Distance, unit: float, carrier: npt.ArrayLike | None) -> dict[str, float]:
+def _ratios(measured: Distance, unit: float, carrier: npt.ArrayLike | None) -> dict[str, float]:
     """The candidate's error over the reference's own, or over the rounding of the result if larger."""
-    (rms_c, max_c), (rms_r, max_r) = found.candidate_error, found.reference_error
-    rms_o, max_o = found.oracle_size
+    (rms_c, max_c), (rms_r, max_r) = measured.candidate_error, measured.reference_error
+    rms_o, max_o = measured.oracle_size
     if carrier is not None:
         carried = np.asarray(carrier)
         rms_w, max_w = distance(carried, carried, carried).oracle_size

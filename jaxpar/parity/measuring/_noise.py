@@ -39,23 +39,23 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
     of against itself, and leaves out the parameter's updates and weights unless the candidate has the very
     same gradient.
     """
-    found = {}
+    reasons = {}
     sizes = {name: _size(g) for name, g in gradient64.items() if _is_there(g)}
     largest = max((top for _, top in sizes.values()), default=0.0)
     for name, (rms, top) in sizes.items():
         single = None if gradient32 is None else gradient32.get(name)
         if top == 0:
-            found[name] = "its gradient is exactly 0 in the reference"
+            reasons[name] = "its gradient is exactly 0 in the reference"
         elif _is_there(single):
             error = distance(np.asarray(single), np.asarray(gradient64[name])).rms
             if error > NOISE * rms:
-                found[name] = (
+                reasons[name] = (
                     f"its gradient is noise in the reference: RMS {rms:.2g} in float64, "
                     f"and float32 is {error:.2g} away"
                 )
         elif top <= ROUNDING * largest:
-            found[name] = f"its gradient is rounding: {top:.2g} at most, beside {largest:.2g} in the model"
-    return found
+            reasons[name] = f"its gradient is rounding: {top:.2g} at most, beside {largest:.2g} in the model"
+    return reasons
 
 
 def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -64,16 +64,16 @@ def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any])
     For `measure(left_out=...)` of updates and weights, as of the key third of a fused query-key-value bias.
     Only tensors with such elements that are not noise as a whole are in the result.
     """
-    whole = noise(gradient64, gradient32)
-    found = {}
+    noisy = noise(gradient64, gradient32)
+    masks = {}
     for name, g in gradient64.items():
-        if not _is_there(g) or name in whole or not _is_there(gradient32.get(name)):
+        if not _is_there(g) or name in noisy or not _is_there(gradient32.get(name)):
             continue
         double, single = np.asarray(g), np.asarray(gradient32[name])
         mask = np.abs(single.astype(double.dtype) - double) > NOISE * np.abs(double)
         if mask.any():
-            found[name] = mask
-    return found
+            masks[name] = mask
+    return masks
 
 
 def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float = 1e-6) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from ..torch_trace import Op
 from . import axes, layers, losses, masks, positions, scales, sequences, shapes
-from .anything import anything
+from .any_call import anything
+from .handwritten import by_hand
 from .variation import Entry, Variation
-from .written import by_hand
 
 __all__ = ["Variation", "anything_wrong", "variations"]
 
@@ -91,16 +91,16 @@ REMOVABLE = {"softmax", "layer_norm", "batch_norm", *ACTIVATIONS}
 """Functions that a port may leave out without a change of shapes."""
 
 
-def variations(ops: Sequence[Op], place: int) -> Iterator[Variation]:
+def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
     """All known wrong ways to make the call ops[place]; none for a function that is not in the catalogue."""
-    op = ops[place]
+    op = ops[index]
     for entry in ENTRIES.get(op.name, ()):
         yield from entry(op)
     if op.name in REMOVABLE:
         yield from layers.identity(op)
-    yield from by_hand(ops, place, frozenset(ACTIVATIONS))
+    yield from by_hand(ops, index, frozenset(ACTIVATIONS))
 
 
-def anything_wrong(ops: Sequence[Op], place: int) -> Iterator[Variation]:
+def anything_wrong(ops: Sequence[Op], index: int) -> Iterator[Variation]:
     """What may be wrong with the result of any call."""
-    yield from anything(ops[place])
+    yield from anything(ops[index])

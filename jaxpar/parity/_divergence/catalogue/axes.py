@@ -11,7 +11,7 @@ import torch
 
 from ...._typing import PyTree
 from ..torch_trace import Function, Op
-from .variation import Given, Variation, afterwards, applying
+from .variation import Kwargs, Variation, afterwards, applying
 
 
 def equal(x: object) -> Iterator[tuple[int, int]]:
@@ -23,8 +23,8 @@ def equal(x: object) -> Iterator[tuple[int, int]]:
 
 def moved(op: Op) -> Iterator[Variation]:
     """transpose, permute, movedim: left out, or other axes."""
-    given = op.args[0]
-    if isinstance(given, torch.Tensor) and given.shape == op.result.shape:
+    operand = op.args[0]
+    if isinstance(operand, torch.Tensor) and operand.shape == op.result.shape:
         yield applying(f"{op.name} is done (it is left out)", lambda x, *args, **kwargs: x)
     for a, b in equal(op.result):
         text = f"the axes after {op.name} are torch's (axes {a} and {b} are swapped)"
@@ -57,15 +57,15 @@ def _split_crosswise(axis: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def _joined_crosswise(
-    a: int, b: int, shape: tuple[int, ...], function: Function, args: tuple, kwargs: Given
+    a: int, b: int, shape: tuple[int, ...], function: Function, args: tuple, kwargs: Kwargs
 ) -> PyTree:
     return args[0].transpose(a, b).reshape(shape)
 
 
 def reduced(op: Op) -> Iterator[Variation]:
     """mean, sum, amax, norm, cumsum: over other axes."""
-    given = _arguments(op)
-    dim, x = given.get("dim"), op.args[0]
+    bound = _arguments(op)
+    dim, x = bound.get("dim"), op.args[0]
     if dim is None or not isinstance(x, torch.Tensor):
         return
     right = tuple(d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim))
@@ -75,7 +75,7 @@ def reduced(op: Op) -> Iterator[Variation]:
             yield Variation(f"{op.name} over axis {dim} (it acts on axis {value})", partial(_over, value))
 
 
-def _arguments(op: Op) -> Given:
+def _arguments(op: Op) -> Kwargs:
     names = ("input", "p", "dim", "keepdim") if op.name == "norm" else ("input", "dim", "keepdim")
     if (
         op.name in ("max", "min", "amax", "amin")
@@ -90,18 +90,18 @@ def _arguments(op: Op) -> Given:
         return dict(zip(names, op.args, strict=False)) | op.kwargs
 
 
-def _over(axis: int | tuple[int, ...], function: Function, args: tuple, kwargs: Given) -> PyTree:
+def _over(axis: int | tuple[int, ...], function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
     if "dim" in kwargs:
         return function(*args, **{**kwargs, "dim": axis})
-    place = 2 if getattr(function, "__name__", "") == "norm" else 1
-    return function(*args[:place], axis, *args[place + 1 :], **kwargs)
+    dim_index = 2 if getattr(function, "__name__", "") == "norm" else 1
+    return function(*args[:dim_index], axis, *args[dim_index + 1 :], **kwargs)
 
 
 def spread(op: Op) -> Iterator[Variation]:
     """var and std: torch divides by n - 1, and jax.numpy by n."""
     yield from reduced(op)
-    given = _arguments(op)
-    dim, keep = given.get("dim"), bool(op.kwargs.get("keepdim", False))
+    bound = _arguments(op)
+    dim, keep = bound.get("dim"), bool(op.kwargs.get("keepdim", False))
     unbiased = op.kwargs.get("unbiased", op.kwargs.get("correction", 1) != 0)
     right, wrong = ("n - 1", "n") if unbiased else ("n", "n - 1")
     function = torch.var if "var" in op.name else torch.std
@@ -138,5 +138,5 @@ def norm_axis(op: Op) -> Iterator[Variation]:
             yield Variation(text, partial(_with_last, a))
 
 
-def _with_last(axis: int, function: Function, args: tuple, kwargs: Given) -> PyTree:
+def _with_last(axis: int, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
     return function(args[0].transpose(axis, -1), *args[1:], **kwargs).transpose(axis, -1)

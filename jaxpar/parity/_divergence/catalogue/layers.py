@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 from .variation import (
-    Given,
+    Kwargs,
     Variation,
     acting_as,
     afterwards,
@@ -42,19 +42,19 @@ def epsilons(op: Op) -> Iterator[Variation]:
 
 def added_epsilon(op: Op) -> Iterator[Variation]:
     """x + 1e-6, in a norm that is written by hand."""
-    for place, right in enumerate(op.args[:2]):
+    for index, right in enumerate(op.args[:2]):
         if isinstance(right, float) and 0 < right <= LARGEST:
             for value in EPSILONS:
                 if value != right:
                     text = f"epsilon={right:g} (it acts as {value:g})"
-                    yield Variation(text, partial(with_argument, place, value))
+                    yield Variation(text, partial(with_argument, index, value))
 
 
 def batch_norm(op: Op) -> Iterator[Variation]:
     yield from epsilons(op)
-    given = arguments_of(op)
-    momentum, training = given["momentum"], given["training"]
-    if given["running_mean"] is None:
+    bound = arguments_of(op)
+    momentum, training = bound["momentum"], bound["training"]
+    if bound["running_mean"] is None:
         return
     if training:
         # Flax's momentum is the share of the old value, torch's that of the new one.
@@ -75,12 +75,12 @@ def batch_norm(op: Op) -> Iterator[Variation]:
 def _biased(momentum: float | None) -> Change:
     """Flax's running variance divides by n, torch's by n - 1."""
 
-    def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
-        given = arguments(function, args, kwargs)
-        share = given["momentum"] if momentum is None else momentum
-        x, var = given["input"], given["running_var"]
+    def change(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+        bound = arguments(function, args, kwargs)
+        share = bound["momentum"] if momentum is None else momentum
+        x, var = bound["input"], bound["running_var"]
         before = var.clone()
-        result = function(**{**given, "momentum": share})
+        result = function(**{**bound, "momentum": share})
         biased = x.detach().var([0, *range(2, x.ndim)], unbiased=False)
         var.copy_((1 - share) * before + share * biased)
         return result
@@ -179,26 +179,26 @@ def dropout(op: Op) -> Iterator[Variation]:
 
 
 def linear(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    weight = given["weight"]
+    bound = arguments_of(op)
+    weight = bound["weight"]
     if weight.shape[0] == weight.shape[1]:  # of any other shape it would not have been loaded
         yield calling("the kernel is the transpose of torch's weight (it is not transposed)", weight=weight.T)
-    if given.get("bias") is not None:
+    if bound.get("bias") is not None:
         yield calling("the bias is added (it is not)", bias=None)
-        yield calling("the bias is added once (it is added twice)", bias=2 * given["bias"])
+        yield calling("the bias is added once (it is added twice)", bias=2 * bound["bias"])
     for count in (2, 3, 4):
         for order in orders(count) if weight.shape[0] % count == 0 else ():
             text = f"the {count} blocks of the kernel are in torch's order (they are in order {order})"
             yield recalling(text, partial(_blocks, order))
 
 
-def _blocks(order: tuple[int, ...], given: Given) -> Given:
-    return {name: reordered(given.get(name), order) for name in ("weight", "bias")}
+def _blocks(order: tuple[int, ...], bound: Kwargs) -> Kwargs:
+    return {name: reordered(bound.get(name), order) for name in ("weight", "bias")}
 
 
 def embedding(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    weight = given["weight"]
+    bound = arguments_of(op)
+    weight = bound["weight"]
     yield afterwards(
         "the embedding is not scaled (it is multiplied by the root of its size)",
         lambda y: y * weight.shape[1] ** 0.5,
@@ -207,5 +207,5 @@ def embedding(op: Op) -> Iterator[Variation]:
     last = weight.shape[0] - 1
     for shift in (1, -1):
         yield calling(
-            f"indices start at 0 (they are shifted by {shift})", input=(given["input"] + shift).clamp(0, last)
+            f"indices start at 0 (they are shifted by {shift})", input=(bound["input"] + shift).clamp(0, last)
         )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from ..torch_trace import Function, Op
-from .variation import Given, Variation, afterwards, applying, arguments_of, calling
+from .variation import Kwargs, Variation, afterwards, applying, arguments_of, calling
 
 Mask: TypeAlias = torch.Tensor
 
@@ -26,7 +26,7 @@ def triangle(op: Op) -> Iterator[Variation]:
     yield applying(f"{op.name} is done (it is left out: nothing is causal)", lambda x, *args, **kwargs: x)
 
 
-def _with_diagonal(diagonal: int, function: Function, args: tuple, kwargs: Given) -> Mask:
+def _with_diagonal(diagonal: int, function: Function, args: tuple, kwargs: Kwargs) -> Mask:
     return function(args[0], diagonal)
 
 
@@ -45,15 +45,15 @@ def comparison(op: Op) -> Iterator[Variation]:
         text = f"the mask compares by {SIGNS[name]} (it compares by {SIGNS[other]})"
         yield applying(text, getattr(torch, other))
     first, second = op.args[:2]
-    whole = all(not isinstance(x, torch.Tensor) or not x.is_floating_point() for x in (first, second))
-    for shift in (1, -1) if whole else ():
+    all_integers = all(not isinstance(x, torch.Tensor) or not x.is_floating_point() for x in (first, second))
+    for shift in (1, -1) if all_integers else ():
         text = f"the mask compares with torch's bound (with one that is {shift:+d}: a window off by one)"
         yield Variation(text, partial(_against, shift))
     yield afterwards("the condition is part of the mask (it is always met)", torch.ones_like)
     yield afterwards("the condition is part of the mask (it is never met)", torch.zeros_like)
 
 
-def _against(shift: int, function: Function, args: tuple, kwargs: Given) -> Mask:
+def _against(shift: int, function: Function, args: tuple, kwargs: Kwargs) -> Mask:
     return function(args[0], args[1] + shift)
 
 
@@ -92,12 +92,12 @@ def filled(op: Op) -> Iterator[Variation]:
 
 
 def _with_mask(
-    change: Callable[[Mask], Mask], function: Function, args: tuple, kwargs: Given
+    change: Callable[[Mask], Mask], function: Function, args: tuple, kwargs: Kwargs
 ) -> torch.Tensor:
     return function(args[0], ~change(~args[1]), *args[2:], **kwargs)
 
 
-def _with_value(value: float, function: Function, args: tuple, kwargs: Given) -> torch.Tensor:
+def _with_value(value: float, function: Function, args: tuple, kwargs: Kwargs) -> torch.Tensor:
     return function(args[0], args[1], value)
 
 
@@ -118,7 +118,7 @@ def chosen(op: Op) -> Iterator[Variation]:
 
 
 def _with_condition(
-    change: Callable[[Mask], Mask], function: Function, args: tuple, kwargs: Given
+    change: Callable[[Mask], Mask], function: Function, args: tuple, kwargs: Kwargs
 ) -> torch.Tensor:
     return function(change(args[0]), *args[1:], **kwargs)
 
@@ -135,8 +135,8 @@ def changes(mask: Mask) -> Iterator[tuple[str, Callable[[Mask], Mask]]]:
             "one key fewer than torch's, the earliest": lambda m: m & _moved(m, 1),
             "one key fewer than torch's, the latest": lambda m: m & _moved(m, -1),
         }
-        for words, change in more.items():
-            yield f"a query sees torch's keys (it sees {words}: a window off by one)", change
+        for description, change in more.items():
+            yield f"a query sees torch's keys (it sees {description}: a window off by one)", change
         causal = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
         yield "the mask is not causal (it is)", lambda m: m & causal
         yield "the mask is causal (later keys are seen)", lambda m: m | ~causal
@@ -156,14 +156,14 @@ def of_attention(name: str, op: Op) -> Iterator[Variation]:
     mask = arguments_of(op).get(name)
     if not isinstance(mask, torch.Tensor):
         return
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    if mask.dtype != torch.bool and not (seen | (mask < -1e3)).all():
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not (visible | (mask < -1e3)).all():
         return
-    for text, change in changes(seen):
-        other = change(seen)
-        if not torch.equal(other, seen):
+    for text, change in changes(visible):
+        other = change(visible)
+        if not torch.equal(other, visible):
             yield calling(text, **{name: other if mask.dtype == torch.bool else _added(other, mask)})
 
 
-def _added(seen: Mask, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(like).masked_fill(~seen, float(like.min()) or -torch.inf)
+def _added(visible: Mask, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like).masked_fill(~visible, float(like.min()) or -torch.inf)

@@ -16,28 +16,28 @@ from .variation import Variation, afterwards, with_argument
 
 def roots(sizes: Iterable[int]) -> dict[str, float]:
     """What people scale by, in words, the likely ones first."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     sizes = [n for n in dict.fromkeys(sizes) if n > 1]
     for n in sizes:
-        found |= {f"1 / the root of {n}": n**-0.5, f"the root of {n}": n**0.5}
+        by_name |= {f"1 / the root of {n}": n**-0.5, f"the root of {n}": n**0.5}
     for n in sizes:
-        found |= {f"1 / {n}": 1 / n, str(n): float(n)}
-    return found | {"2": 2.0, "1 / 2": 0.5, "-1": -1.0}
+        by_name |= {f"1 / {n}": 1 / n, str(n): float(n)}
+    return by_name | {"2": 2.0, "1 / 2": 0.5, "-1": -1.0}
 
 
-def in_words(scale: float, sizes: Iterable[int]) -> str:
+def described(scale: float, sizes: Iterable[int]) -> str:
     """A scale as a number, and as people write it: `0.125, 1 / the root of 64`."""
-    for words, value in roots(sizes).items():
-        if "root" in words and math.isclose(scale, value, rel_tol=1e-12):
-            return f"{scale:.6g}, {words}"
+    for name, value in roots(sizes).items():
+        if "root" in name and math.isclose(scale, value, rel_tol=1e-12):
+            return f"{scale:.6g}, {name}"
     return f"{scale:.6g}"
 
 
 def sizes_of(*tensors: object) -> list[int]:
     """The lengths of axes from the last to the first, then the products of two, as heads x size."""
-    found = [n for x in tensors if isinstance(x, torch.Tensor) for n in reversed(x.shape)]
-    found = list(dict.fromkeys(found))
-    return found + [a * b for a, b in itertools.combinations(found, 2)]
+    lengths = [n for x in tensors if isinstance(x, torch.Tensor) for n in reversed(x.shape)]
+    lengths = list(dict.fromkeys(lengths))
+    return lengths + [a * b for a, b in itertools.combinations(lengths, 2)]
 
 
 def product(op: Op) -> Iterator[Variation]:
@@ -46,8 +46,8 @@ def product(op: Op) -> Iterator[Variation]:
         return
     tensors = [x for x in op.args if isinstance(x, torch.Tensor)]
     width = [n for x in tensors[:2] for n in (x.shape[-1], x.shape[-1] * x.shape[-3] if x.ndim > 2 else 0)]
-    for words, scale in roots(width).items():
-        text = f"the product is not scaled (it is multiplied by {words})"
+    for scale_name, scale in roots(width).items():
+        text = f"the product is not scaled (it is multiplied by {scale_name})"
         yield afterwards(text, partial(torch.mul, torch.tensor(scale, dtype=op.result.dtype)))
 
 
@@ -56,21 +56,21 @@ def factor(op: Op) -> Iterator[Variation]:
     numbers = [i for i, x in enumerate(op.args[:2]) if isinstance(x, Real) or _is_number(x)]
     if len(numbers) != 1 or len(op.args) < 2:
         return
-    (place,) = numbers
+    (index,) = numbers
     divided = "div" in op.name
-    if divided and place == 0:
+    if divided and index == 0:
         return
-    right = float(op.args[place])
-    other = op.args[1 - place]
+    right = float(op.args[index])
+    other = op.args[1 - index]
     shown = f"1 / {right:.6g}" if divided else f"{right:.6g}"
     squares = [right * right, 1 / (right * right or math.inf)]  # infinite for what masks are made of
-    for words, scale in roots([*sizes_of(other), *map(round, filter(math.isfinite, squares))]).items():
+    for scale_name, scale in roots([*sizes_of(other), *map(round, filter(math.isfinite, squares))]).items():
         value = 1 / scale if divided else scale
         if not math.isclose(value, right):
-            text = f"the scale is {shown} (it is {words})"
-            yield Variation(text, partial(with_argument, place, value))
+            text = f"the scale is {shown} (it is {scale_name})"
+            yield Variation(text, partial(with_argument, index, value))
     if right not in (0.0, 1.0):
-        yield Variation(f"the scale is {shown} (it is left out)", partial(with_argument, place, 1.0))
+        yield Variation(f"the scale is {shown} (it is left out)", partial(with_argument, index, 1.0))
 
 
 def _is_number(x: object) -> bool:

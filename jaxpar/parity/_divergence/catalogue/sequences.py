@@ -11,30 +11,30 @@ from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 from . import masks
 from .scales import roots
-from .variation import Given, Variation, acting_as, applying, arguments_of, calling, orders, reordered
+from .variation import Kwargs, Variation, acting_as, applying, arguments_of, calling, orders, reordered
 
 
 def attention(op: Op) -> Iterator[Variation]:
     """scaled_dot_product_attention."""
-    given = arguments_of(op)
-    query, key = given["query"], given["key"]
-    causal, mask, size = given.get("is_causal", False), given.get("attn_mask"), query.shape[-1]
+    bound = arguments_of(op)
+    query, key = bound["query"], bound["key"]
+    causal, mask, size = bound.get("is_causal", False), bound.get("attn_mask"), query.shape[-1]
     yield from acting_as("is_causal", causal, [not causal], attn_mask=None)
     yield from _masks("attn_mask", mask)
-    right = given.get("scale") or size**-0.5
+    right = bound.get("scale") or size**-0.5
     width = size * query.shape[1]
     scales = {"1": 1.0, "1 / size": 1 / size, "the root of the size": size**0.5}
     for name, scale in {**scales, **roots((size, width, key.shape[-2]))}.items():
         if scale != right:
             yield calling(f"scores are scaled by {right:.4g} (they are scaled by {name})", scale=scale)
-    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
+    visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool)
     if causal:
-        for text, change in masks.changes(seen.tril()):
-            yield calling(text, is_causal=False, attn_mask=change(seen.tril()))
+        for text, change in masks.changes(visible.tril()):
+            yield calling(text, is_causal=False, attn_mask=change(visible.tril()))
     yield from masks.of_attention("attn_mask", op)
     yield applying(
         "softmax runs over the keys (it runs over the queries)",
-        partial(_over_queries, right, seen.tril() if causal else mask),
+        partial(_over_queries, right, visible.tril() if causal else mask),
     )
 
 
@@ -55,23 +55,23 @@ def _over_queries(
 
 
 def multi_head_attention(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    yield from _masks("attn_mask", given["attn_mask"])
+    bound = arguments_of(op)
+    yield from _masks("attn_mask", bound["attn_mask"])
     yield from masks.of_attention("attn_mask", op)
-    yield from _masks("key_padding_mask", given["key_padding_mask"])
-    if given["in_proj_weight"] is not None:
+    yield from _masks("key_padding_mask", bound["key_padding_mask"])
+    if bound["in_proj_weight"] is not None:
         for order in orders(3):
-            words = ", ".join(("query", "key", "value")[i] for i in order)
+            wrong_order = ", ".join(("query", "key", "value")[i] for i in order)
             yield calling(
-                f"in_proj's thirds are query, key, value (they are {words})",
-                in_proj_weight=reordered(given["in_proj_weight"], order),
-                in_proj_bias=reordered(given["in_proj_bias"], order),
+                f"in_proj's thirds are query, key, value (they are {wrong_order})",
+                in_proj_weight=reordered(bound["in_proj_weight"], order),
+                in_proj_bias=reordered(bound["in_proj_bias"], order),
             )
     yield calling(
         "out_proj's kernel is (heads, size, out) (it is transposed)",
-        out_proj_weight=given["out_proj_weight"].T,
+        out_proj_weight=bound["out_proj_weight"].T,
     )
-    if given["in_proj_bias"] is not None:
+    if bound["in_proj_bias"] is not None:
         yield calling("the biases of query, key and value are added (they are not)", in_proj_bias=None)
 
 
@@ -97,15 +97,15 @@ def recurrent(op: Op) -> Iterator[Variation]:
     # Four weights for each layer and direction: two kernels, then two biases.
     plain = tuple(range(gates))
     for skipped, name in ((2, "bias_ih"), (3, "bias_hh")):
-        kept = lambda i, skipped=skipped: i % 4 != skipped  # noqa: E731
-        yield Variation(f"{name} is added (it is left out)", _with_weights(plain, kept))
+        is_used = lambda i, skipped=skipped: i % 4 != skipped  # noqa: E731
+        yield Variation(f"{name} is added (it is left out)", _with_weights(plain, is_used))
 
 
-def _with_weights(order: tuple[int, ...], kept: Callable[[int], bool] = lambda i: True) -> Change:
+def _with_weights(order: tuple[int, ...], is_used: Callable[[int], bool] = lambda i: True) -> Change:
     """All weights with their gates in another order; zeros for those that are not kept."""
 
-    def change(function: Function, args: tuple, kwargs: Given) -> PyTree:
-        moved = [reordered(w, order) if kept(i) else torch.zeros_like(w) for i, w in enumerate(args[2])]
+    def change(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+        moved = [reordered(w, order) if is_used(i) else torch.zeros_like(w) for i, w in enumerate(args[2])]
         return function(*args[:2], moved, *args[3:], **kwargs)
 
     return change

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ...._typing import PyTree
 from ..torch_trace import Function, Op
 from .variation import (
-    Given,
+    Kwargs,
     Variation,
     acting_as,
     afterwards,
@@ -26,10 +26,10 @@ from .variation import (
 
 
 def convolution(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    weight = given["weight"]
+    bound = arguments_of(op)
+    weight = bound["weight"]
     space = tuple(range(2, weight.ndim))
-    if given.get("bias") is not None:
+    if bound.get("bias") is not None:
         yield calling("the bias is added (it is not)", bias=None)
     yield calling("the kernel is not flipped (it is, in space)", weight=weight.flip(space))
     if len(space) == 2 and weight.shape[2] == weight.shape[3]:
@@ -37,55 +37,55 @@ def convolution(op: Op) -> Iterator[Variation]:
         yield calling("the kernel's axes are (height, width) (they are swapped)", weight=swapped)
     if weight.shape[0] == weight.shape[1]:
         yield calling("the kernel's axes are (in, out) (they are swapped)", weight=weight.transpose(0, 1))
-    yield from _transposed(given) if op.name.startswith("conv_transpose") else _padded(given)
+    yield from _transposed(bound) if op.name.startswith("conv_transpose") else _padded(bound)
 
 
-def _padded(given: Given) -> Iterator[Variation]:
+def _padded(bound: Kwargs) -> Iterator[Variation]:
     """Flax's default, SAME: ceil(n / stride) outputs, with the odd element of padding at the end."""
-    x, weight = given["input"], given["weight"]
+    x, weight = bound["input"], bound["weight"]
     n = weight.ndim - 2
     defaults = {"stride": 1, "padding": 0, "dilation": 1}
-    stride, padding, dilation = (_each(given.get(name, value), n) for name, value in defaults.items())
+    stride, padding, dilation = (_per_axis(bound.get(name, value), n) for name, value in defaults.items())
     same: list[int] = []
     for size, k, s, d in zip(x.shape[2:], weight.shape[2:], stride, dilation, strict=True):
         total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
         same = [total // 2, total - total // 2, *same]  # F.pad begins with the last axis
-    right = given["padding"] if isinstance(given.get("padding"), str) else [(p, p) for p in padding]
+    right = bound["padding"] if isinstance(bound.get("padding"), str) else [(p, p) for p in padding]
     yield recalling(
         f"padding={right} (it acts as 'SAME')", lambda now: {"input": F.pad(now["input"], same), "padding": 0}
     )
     yield calling(f"padding={right} (it acts as 'VALID')", padding=0)
 
 
-def _transposed(given: Given) -> Iterator[Variation]:
+def _transposed(bound: Kwargs) -> Iterator[Variation]:
     """Flax's paddings of a transposed convolution: of the spread input, so k - 1 - p where torch has p."""
-    space = given["weight"].shape[2:]
-    right = _each(given.get("padding", 0), len(space))[0]
+    space = bound["weight"].shape[2:]
+    right = _per_axis(bound.get("padding", 0), len(space))[0]
     for p in range(max(space)):
         if p != right:
             yield calling(f"padding for torch's {right} (it acts as {p})", padding=p)
     for p in (0, 1):
-        yield calling(f"output_padding={given.get('output_padding', 0)} (it acts as {p})", output_padding=p)
+        yield calling(f"output_padding={bound.get('output_padding', 0)} (it acts as {p})", output_padding=p)
     settings = [
-        _each(given.get(name, default), len(space))
+        _per_axis(bound.get(name, default), len(space))
         for name, default in {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1}.items()
     ]
-    each = [*zip(space, *settings, strict=True)]
-    full = [d * (k - 1) for k, _, _, _, d in each]
-    wanted = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, each, strict=True)]
+    dimensions = [*zip(space, *settings, strict=True)]
+    full = [d * (k - 1) for k, _, _, _, d in dimensions]
+    in_torch = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, dimensions, strict=True)]
     others = {
-        "'SAME'": [_same(n + 1, s) for n, (_, s, *_) in zip(full, each, strict=True)],
-        "'VALID'": [(n, n + max(s - 1 - n, 0)) for n, (_, s, *_) in zip(full, each, strict=True)],
-        "torch's own number": [(p, p) for _, _, p, _, _ in each],
-        "output_padding at the beginning": [(b, a) for a, b in wanted],
+        "'SAME'": [_same(n + 1, s) for n, (_, s, *_) in zip(full, dimensions, strict=True)],
+        "'VALID'": [(n, n + max(s - 1 - n, 0)) for n, (_, s, *_) in zip(full, dimensions, strict=True)],
+        "torch's own number": [(p, p) for _, _, p, _, _ in dimensions],
+        "output_padding at the beginning": [(b, a) for a, b in in_torch],
     }
-    for words, pads in others.items():
-        if pads != wanted:
+    for convention, pads in others.items():
+        if pads != in_torch:
             moved = [(a - n, b - n) for n, (a, b) in zip(full, pads, strict=True)]
             yield recalling_then(
-                f"padding={wanted} for torch's padding and output_padding (it acts as {words}, {pads})",
+                f"padding={in_torch} for torch's padding and output_padding (it acts as {convention}, {pads})",
                 {"padding": 0, "output_padding": 0, "bias": None},
-                partial(_cut_or_filled, moved, given.get("bias")),
+                partial(_cut_or_filled, moved, bound.get("bias")),
             )
 
 
@@ -101,7 +101,7 @@ def _cut_or_filled(moved: list[tuple[int, int]], bias: torch.Tensor | None, y: t
     return y if bias is None else y + bias.view(-1, *[1] * len(moved))
 
 
-def _each(value: int | str | Sequence[int], n: int) -> tuple:
+def _per_axis(value: int | str | Sequence[int], n: int) -> tuple:
     return (value,) * n if isinstance(value, int | str) else tuple(value) * (n // len(value))
 
 
@@ -113,13 +113,13 @@ def average_pool(op: Op) -> Iterator[Variation]:
 
 
 def max_pool(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    kernel, ceil = given["kernel_size"], given.get("ceil_mode", False)
-    stride = given.get("stride") or kernel
+    bound = arguments_of(op)
+    kernel, ceil = bound["kernel_size"], bound.get("ceil_mode", False)
+    stride = bound.get("stride") or kernel
     yield calling(f"strides={stride} (it acts as 1)", stride=1)
     yield calling(f"ceil_mode={ceil}", ceil_mode=not ceil)
     name = op.name.replace("max", "avg") if "max" in op.name else op.name.replace("avg", "max")
-    other, padding = getattr(F, name), given.get("padding", 0)
+    other, padding = getattr(F, name), bound.get("padding", 0)
     yield applying(
         f"{op.name} (it acts as {name})", lambda x, *args, **kwargs: other(x, kernel, stride, padding)
     )
@@ -131,23 +131,23 @@ def pixel_shuffle(op: Op) -> Iterator[Variation]:
     # Where C, rows and columns stand then.
     axes = {"(C, columns, rows)": (0, 2, 1), "(rows, columns, C)": (2, 0, 1), "(columns, rows, C)": (2, 1, 0)}
 
-    def read(words: str, function: Function, args: tuple, kwargs: Given) -> PyTree:
-        given = arguments(function, args, kwargs)
-        x, order = given["input"], axes[words]
+    def read(layout: str, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+        bound = arguments(function, args, kwargs)
+        x, order = bound["input"], axes[layout]
         sizes = [r, r, r]
         sizes[order[0]] = x.shape[-3] // r**2
-        blocks = x.unflatten(-3, sizes).movedim([-5 + place for place in order], [-5, -4, -3])
+        blocks = x.unflatten(-3, sizes).movedim([-5 + offset for offset in order], [-5, -4, -3])
         return function(blocks.flatten(-5, -3), r)
 
-    for words in axes:
+    for layout in axes:
         yield Variation(
-            f"channels are read as (C, rows, columns) (they are read as {words})", partial(read, words)
+            f"channels are read as (C, rows, columns) (they are read as {layout})", partial(read, layout)
         )
 
 
 def roll(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    shifts = given["shifts"]
+    bound = arguments_of(op)
+    shifts = bound["shifts"]
     several = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
     back = tuple(-n for n in several)
     yield calling(f"shifts={shifts} (it acts as {back})", shifts=back)
@@ -155,8 +155,8 @@ def roll(op: Op) -> Iterator[Variation]:
 
 
 def interpolate(op: Op) -> Iterator[Variation]:
-    given = arguments_of(op)
-    mode, corners, antialias = given["mode"], bool(given["align_corners"]), given["antialias"]
+    bound = arguments_of(op)
+    mode, corners, antialias = bound["mode"], bool(bound["align_corners"]), bound["antialias"]
     if mode in ("linear", "bilinear", "bicubic", "trilinear"):
         yield from acting_as("align_corners", corners, [not corners])
     # jax.image.resize smooths when it makes smaller, and its cubic kernel has another parameter.
@@ -196,10 +196,10 @@ def reshape(op: Op) -> Iterator[Variation]:
 
 def pieces(op: Op) -> Iterator[Variation]:
     """chunk, split and unbind: query, key and value, or gates, in another order."""
-    found = op.function(*op.args, **op.kwargs)
-    if not isinstance(found, tuple | list) or len(found) > 4 or len({x.shape for x in found}) != 1:
+    parts = op.function(*op.args, **op.kwargs)
+    if not isinstance(parts, tuple | list) or len(parts) > 4 or len({x.shape for x in parts}) != 1:
         return
-    for order in orders(len(found)):
+    for order in orders(len(parts)):
         text = f"the pieces of {op.name} are in torch's order (they are in order {order})"
         yield afterwards(text, partial(_taken, order))
 
@@ -228,7 +228,7 @@ def binary(op: Op) -> Iterator[Variation]:
                 yield Variation(f"the other operand is {verb} (it is left out)", partial(_operand, i))
 
 
-def _operand(i: int, function: Function, args: tuple, kwargs: Given) -> PyTree:
+def _operand(i: int, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
     return args[i]
 
 

@@ -13,7 +13,7 @@ import torch
 from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 
-Given = dict[str, Any]
+Kwargs = dict[str, Any]
 """The arguments of a call by name."""
 
 
@@ -58,7 +58,7 @@ BUILTIN = {
 """The parameters of functions that are written in C++ and cannot be asked."""
 
 
-def arguments(function: Function, args: tuple, kwargs: Given) -> Given:
+def arguments(function: Function, args: tuple, kwargs: Kwargs) -> Kwargs:
     """The arguments by name, defaults included where they are known."""
     names = BUILTIN.get(getattr(function, "__name__", ""))
     if names:
@@ -68,33 +68,33 @@ def arguments(function: Function, args: tuple, kwargs: Given) -> Given:
     return dict(bound.arguments)
 
 
-def arguments_of(op: Op) -> Given:
+def arguments_of(op: Op) -> Kwargs:
     return arguments(op.function, op.args, op.kwargs)
 
 
 def calling(text: str, **other: Any) -> Variation:
     """The same function with other values for some arguments."""
-    return recalling(text, lambda given: other)
+    return recalling(text, lambda bound: other)
 
 
-def recalling(text: str, change: Callable[[Given], Given]) -> Variation:
+def recalling(text: str, change: Callable[[Kwargs], Kwargs]) -> Variation:
     """The same function with some arguments computed from the given ones.
 
     The given ones are those of the new run, in which earlier values may differ.
     """
 
-    def again(function: Function, args: tuple, kwargs: Given) -> PyTree:
-        given = arguments(function, args, kwargs)
+    def again(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
+        bound = arguments(function, args, kwargs)
         # The first by its place: a method of a tensor takes it in no other way.
-        first, *others = {**given, **change(given)}.items()
+        first, *others = {**bound, **change(bound)}.items()
         return function(first[1], **dict(others))
 
     return Variation(text, again)
 
 
-def recalling_then(text: str, other: Given, then: Callable[[Any], Any]) -> Variation:
+def recalling_then(text: str, other: Kwargs, then: Callable[[Any], Any]) -> Variation:
     """The same function with other values for some arguments, and its result changed."""
-    again = recalling(text, lambda given: other).change
+    again = recalling(text, lambda bound: other).change
     return Variation(text, lambda function, args, kwargs: then(again(function, args, kwargs)))
 
 
@@ -108,9 +108,9 @@ def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
     return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
 
 
-def with_argument(place: int, value: Any, function: Function, args: tuple, kwargs: Given) -> PyTree:
+def with_argument(index: int, value: Any, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
     """The function with another value for the argument at a place."""
-    return function(*(value if i == place else x for i, x in enumerate(args)), **kwargs)
+    return function(*(value if i == index else x for i, x in enumerate(args)), **kwargs)
 
 
 def acting_as(

@@ -30,15 +30,15 @@ def plain_results(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> list[n
     plain = _plain_forward(layer, rule)
     if plain is None or not call.outputs:
         return None
-    found = []
+    results = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_float64():
-        for args, kwargs in _ways(call):
+        for args, kwargs in _ways_to_call(call):
             try:
                 again = tensors(plain(layer, *args, **kwargs))
             except Exception:
                 continue  # the plain forward has other arguments, or refuses what it is given
-            found += [to_numpy(x) for x in again[:1]]
-    return found
+            results += [to_numpy(x) for x in again[:1]]
+    return results
 
 
 def _plain_forward(layer: torch.nn.Module, rule: Rule) -> Callable[..., Any] | None:
@@ -46,8 +46,8 @@ def _plain_forward(layer: torch.nn.Module, rule: Rule) -> Callable[..., Any] | N
     for kind in rule.kinds:
         base = getattr(torch.nn, kind, None)
         if base is not None and isinstance(layer, base):
-            own = getattr(layer.forward, "__func__", None)
-            return None if own is base.forward else base.forward
+            layer_forward = getattr(layer.forward, "__func__", None)
+            return None if layer_forward is base.forward else base.forward
     return _looked_up if "Embedding" in rule.kinds else None
 
 
@@ -57,10 +57,10 @@ def _looked_up(layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:
     return F.embedding(index, weight)
 
 
-def _ways(call: LayerCall) -> Iterator[tuple[tuple, dict[str, Any]]]:
+def _ways_to_call(call: LayerCall) -> Iterator[tuple[tuple, dict[str, Any]]]:
     """As it was called, with the arrays alone, and with the first array alone."""
     arrays = [tensor_of(x.copy()) for x in call.inputs]
-    instead = {id(old): new for old, new in zip(call.given, arrays, strict=True)}
+    instead = {id(old): new for old, new in zip(call.input_tensors, arrays, strict=True)}
     yield with_tensors(call.arguments, instead)
     yield tuple(arrays), {}
     yield tuple(arrays[:1]), {}

@@ -9,7 +9,7 @@ import torch
 
 from ..torch_trace import Function, Op
 from .layers import ACTIVATIONS
-from .variation import Given, Variation
+from .variation import Kwargs, Variation
 
 REACH = 16
 """Calls back to where the argument may be; the tanh form of gelu takes eight."""
@@ -26,11 +26,11 @@ def by_hand(ops: Sequence[Op], end: int, direct: frozenset[str]) -> Iterator[Var
     y = op.result
     if op.name in direct or not _is_real(y):
         return
-    seen: set[int] = set()
+    tried: set[int] = set()
     for earlier in reversed(ops[max(0, end - REACH) : end + 1]):
         for x in (*earlier.args, earlier.result if earlier is not op else None):
-            if _is_real(x) and x.shape == y.shape and x is not y and id(x) not in seen:
-                seen.add(id(x))
+            if _is_real(x) and x.shape == y.shape and x is not y and id(x) not in tried:
+                tried.add(id(x))
                 yield from _others(x.detach(), y.detach())
 
 
@@ -40,23 +40,23 @@ def _is_real(x: object) -> bool:
 
 def _others(x: torch.Tensor, y: torch.Tensor) -> Iterator[Variation]:
     sample = slice(None, None, max(1, x.numel() // SAMPLE))
-    given, wanted = x.flatten()[sample], y.flatten()[sample]
+    x_sample, y_sample = x.flatten()[sample], y.flatten()[sample]
     for name, function in ACTIVATIONS.items():
         # Of the identity every function would be one by hand.
-        if name == "no activation" or not _close(function(given), wanted):
+        if name == "no activation" or not _close(function(x_sample), y_sample):
             continue
         if not _close(function(x), y):
             continue
-        kept = x.clone()
+        argument = x.clone()
         for other, wrong in ACTIVATIONS.items():
-            if other != name and not _close(wrong(kept), y):
+            if other != name and not _close(wrong(argument), y):
                 text = f"{name}, written by hand (it acts as {other})"
-                yield Variation(text, partial(_instead, wrong, kept))
+                yield Variation(text, partial(_instead, wrong, argument))
         return
 
 
 def _instead(
-    wrong: Function, x: torch.Tensor, function: Function, args: tuple, kwargs: Given
+    wrong: Function, x: torch.Tensor, function: Function, args: tuple, kwargs: Kwargs
 ) -> torch.Tensor:
     return wrong(x)
 

@@ -1,4 +1,4 @@
-"""Places: where the forward passes differ by themselves, and why.
+"""SiteSearch: where the forward passes differ by themselves, and why.
 
 A layer whose result differs although it is given the reference's inputs is such a place, and so is the code
 in front of a layer. What differs there also reaches later layers through a residual. So torch is made wrong
@@ -15,14 +15,24 @@ from functools import partial
 
 import numpy as np
 
-from .._result import Divergence
+from .._comparison_data import Divergence
 from .._sides.task import Named
 from .._sides.torch_side import to_numpy
-from .arrays import made_of
+from .array_changes import made_of
 from .dataflow import Dataflow, quick
-from .exchanges import beside_the_sum, exchanges
 from .forward import STATE, Forward
-from .search import EQUAL, Found, Quick, Search, Trial, Watch, any_mistakes, known_mistakes, relative_error
+from .layer_exchanges import beside_the_sum, exchanges
+from .search import (
+    EQUAL,
+    Explanation,
+    Hypothesis,
+    Quick,
+    Search,
+    Watch,
+    any_mistakes,
+    known_mistakes,
+    relative_error,
+)
 from .torch_trace import Departure, LayerCall, Trace
 
 SHARE = 1e-2
@@ -32,22 +42,22 @@ CLOSE = 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Site:
     """A place that differs by itself; `moved` is how far it moves torch's outputs, relatively."""
 
     divergence: Divergence
     moved: float
 
 
-def in_order(places: list[Place]) -> tuple[Divergence, ...]:
+def in_order(sites: list[Site]) -> tuple[Divergence, ...]:
     """In the order of computation, those first that change the outputs."""
     # Infinite is what could not be measured, or is NaN; it must not make all others small.
-    most = max((place.moved for place in places if math.isfinite(place.moved)), default=0.0)
-    large = [place.divergence for place in places if place.moved > 0 and place.moved >= SHARE * most]
-    return (*large, *(place.divergence for place in places if place.divergence not in large))
+    most = max((site.moved for site in sites if math.isfinite(site.moved)), default=0.0)
+    large = [site.divergence for site in sites if site.moved > 0 and site.moved >= SHARE * most]
+    return (*large, *(site.divergence for site in sites if site.divergence not in large))
 
 
-class Places:
+class SiteSearch:
     """The places of one forward pass; iterate over it once.
 
     Attributes:
@@ -61,17 +71,17 @@ class Places:
         self.first, self.departure = True, Departure()
         self.expected, self.outputs = forward.trace, forward.seen.outputs
 
-    def __iter__(self) -> Iterator[Place]:
-        for place in self._all():
+    def __iter__(self) -> Iterator[Site]:
+        for site in self._all():
             self.first = False
-            yield place
+            yield site
 
-    def _all(self) -> Iterator[Place]:
+    def _all(self) -> Iterator[Site]:
         previous: LayerCall | None = None
         for call, result in zip(self.forward.trace.calls, self.forward.layers, strict=True):
             different = self._arriving_apart(call)
             if different:
-                yield self._between(previous, call, max(different, key=lambda place: different[place]))
+                yield self._between(previous, call, max(different, key=lambda index: different[index]))
             # Its own result is from the reference's inputs in any case.
             if self.forward.key(call) in self.forward.replay.results and not result.same:
                 yield self._inside(call, result.relative, result.note == STATE)
@@ -84,108 +94,121 @@ class Places:
 
     # ------------------------------------------------------------------------------------- a layer itself
 
-    def _inside(self, call: LayerCall, relative: float, of_state: bool) -> Place:
+    def _inside(self, call: LayerCall, relative: float, of_state: bool) -> Site:
         forward, flax = self.forward, self.forward.flax(call)
         kind = type(forward.module.get_submodule(call.path)).__name__
         if of_state:
-            wanted = forward.states(call)
-            words = [name.rpartition(".")[2] for name in wanted if forward.state_apart(name) > EQUAL]
-            found = self.search.first(
-                known_mistakes(forward.ops(call)), self._states, wanted, before=relative
+            states = forward.states(call)
+            names = [name.rpartition(".")[2] for name in states if forward.state_apart(name) > EQUAL]
+            explanations = self.search.first(
+                known_mistakes(forward.ops(call)), self._states, states, before=relative
             )
-            what, moved = f"gives the same outputs, and its {' and '.join(words)} differs afterwards", 0.0
+            what, moved = f"gives the same outputs, and its {' and '.join(names)} differs afterwards", 0.0
         else:
-            ours, theirs = forward.replay.results[forward.key(call)]
-            found = self._causes_inside(call, ours, theirs)
+            flax_array, torch_array = forward.replay.results[forward.key(call)]
+            explanations = self._causes_inside(call, flax_array, torch_array)
             what = "differs although it is given the same inputs"
             moved = self._moved(forward.with_flax_outputs(call))
         where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
-        return Place(Divergence(call.path, flax, kind, where, tuple(each.cause for each in found)), moved)
+        return Site(
+            Divergence(
+                call.path, flax, kind, where, tuple(explanation.cause for explanation in explanations)
+            ),
+            moved,
+        )
 
-    def _of_another_shape(self, call: LayerCall) -> Iterator[Place]:
+    def _of_another_shape(self, call: LayerCall) -> Iterator[Site]:
         """A layer that returns another shape, if a cause is known; it may mean the same nevertheless."""
         forward, flax = self.forward, self.forward.flax(call)
-        ours = forward.replay.misfits.get(forward.key(call))
-        if ours is None or not forward.arriving(call):
+        flax_array = forward.replay.misfits.get(forward.key(call))
+        if flax_array is None or not forward.arriving(call):
             return
-        flow = Dataflow(forward.trace, call.last, inside=call)
+        flow = Dataflow(forward.trace, call.last, layer_call=call)
         watch = partial(forward.outputs_as_flax, call)
-        found = self.search.first(
+        explanations = self.search.first(
             known_mistakes(forward.ops(call)),
             watch,
-            {"": ours},
+            {"": flax_array},
             lambda departure: forward.in_layout(call, quick(flow, call, 0, "outputs", departure)),
         )
-        if found:
-            self._depart(found, None)
+        if explanations:
+            self._depart(explanations, None)
             kind, shape = forward.kind(call), watch(Departure())[""].shape
-            where = f"{flax} ({kind}) returns an array of shape {ours.shape}, and torch's is {shape}."
-            causes = tuple(each.cause for each in found)
-            yield Place(Divergence(call.path, flax, kind, where, causes), math.inf)
+            where = f"{flax} ({kind}) returns an array of shape {flax_array.shape}, and torch's is {shape}."
+            causes = tuple(explanation.cause for explanation in explanations)
+            yield Site(Divergence(call.path, flax, kind, where, causes), math.inf)
 
-    def _causes_inside(self, call: LayerCall, ours: np.ndarray, theirs: np.ndarray) -> list[Found]:
-        ops, flax, before = self.forward.ops(call), {"": ours}, relative_error(ours, theirs)
+    def _causes_inside(
+        self, call: LayerCall, flax_array: np.ndarray, torch_array: np.ndarray
+    ) -> list[Explanation]:
+        ops, flax, before = self.forward.ops(call), {"": flax_array}, relative_error(flax_array, torch_array)
         watch = partial(self.forward.outputs_of, call)
-        flow = Dataflow(self.forward.trace, call.last, inside=call)
+        flow = Dataflow(self.forward.trace, call.last, layer_call=call)
         quick = partial(self.forward.quickly, flow, call, 0, "outputs")
         return (
             self.search.first(known_mistakes(ops), watch, flax, quick, before)
-            or self.search.first(exchanges(self.forward, call, inside=True), watch, flax, quick, before)
-            or made_of(ours, theirs)
+            or self.search.first(
+                exchanges(self.forward, call, layer_differs=True), watch, flax, quick, before
+            )
+            or made_of(flax_array, torch_array)
             or self.search.first(any_mistakes(ops), watch, flax, quick, before)
         )
 
     def _states(self, departure: Departure) -> Named:
-        seen, _ = self.forward.rerun(departure)
-        return seen.state if seen else {}
+        results, _ = self.forward.rerun(departure)
+        return results.state if results else {}
 
     # --------------------------------------------------------------------------------- between the layers
 
-    def _between(self, previous: LayerCall | None, call: LayerCall, place: int) -> Place:
+    def _between(self, previous: LayerCall | None, call: LayerCall, index: int) -> Site:
         forward, flax = self.forward, self.forward.flax(call)
-        ours, _ = forward.arriving(call)[place]
-        theirs = forward.arrived(call, self._again(call), place).get("", ours)
-        relative = relative_error(ours, theirs)
+        flax_array, _ = forward.arriving(call)[index]
+        torch_array = forward.arrived(call, self._again(call), index).get("", flax_array)
+        relative = relative_error(flax_array, torch_array)
 
         def watch(departure: Departure) -> Named:
-            return forward.given_to(call, place, self.departure | departure)
+            return forward.given_to(call, index, self.departure | departure)
 
         flow = Dataflow(self.expected, self._again(call).first)
-        quick = partial(forward.quickly, flow, call, place, "inputs")
-        found = self._causes_between(previous, call, watch, quick, ours, theirs)
-        instead = forward.with_flax_inputs(call, place)
-        self._depart(found, instead)
+        quick = partial(forward.quickly, flow, call, index, "inputs")
+        explanations = self._causes_between(previous, call, watch, quick, flax_array, torch_array)
+        instead = forward.with_flax_inputs(call, index)
+        self._depart(explanations, instead)
         after = forward.flax(previous) if previous else "the model's inputs"
         what = f"What arrives at {flax} is wrong by itself ({relative:.2g})"
         if self.first:
             what = f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g})"
         where = f"{what}: look between {after} and {flax}.{self._unseen(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
-        causes = tuple(each.cause for each in found)
-        return Place(Divergence(call.path, flax, kind, where, causes), self._moved(instead))
+        causes = tuple(explanation.cause for explanation in explanations)
+        return Site(Divergence(call.path, flax, kind, where, causes), self._moved(instead))
 
-    def _after_all(self, previous: LayerCall | None, name: str) -> Place:
+    def _after_all(self, previous: LayerCall | None, name: str) -> Site:
         forward = self.forward
-        ours, theirs, apart = (
+        flax_array, torch_array, error = (
             forward.replay.outputs.get(name),
             self.outputs.get(name),
             self._output_apart(name),
         )
-        found: list[Found] = []
-        if ours is not None and theirs is not None:
+        explanations: list[Explanation] = []
+        if flax_array is not None and torch_array is not None:
 
             def watch(departure: Departure) -> Named:
-                seen, _ = forward.rerun(self.departure | departure)
-                return {"": seen.outputs[name]} if seen else {}
+                results, _ = forward.rerun(self.departure | departure)
+                return {"": results.outputs[name]} if results else {}
 
             flow = Dataflow(self.expected, self.expected.model_ops)
 
             def quick(departure: Departure) -> Named:
-                seen = flow.after(departure, self.expected.outputs[name])
-                return {} if seen is None else {"": forward.reference.task.layout.outputs(to_numpy(seen))}
+                recomputed = flow.after(departure, self.expected.outputs[name])
+                return (
+                    {}
+                    if recomputed is None
+                    else {"": forward.reference.task.layout.outputs(to_numpy(recomputed))}
+                )
 
-            found = self._causes_between(previous, None, watch, quick, ours, theirs)
-            self._depart(found, None)
+            explanations = self._causes_between(previous, None, watch, quick, flax_array, torch_array)
+            self._depart(explanations, None)
         last = forward.flax(previous) if previous else "the inputs"
         what = (
             f"Every layer agrees, and the output {name} does not"
@@ -193,9 +216,9 @@ class Places:
             else (f"The output {name} is wrong by itself")
         )
         where = f"{what}: look after {last}."
-        causes = tuple(each.cause for each in found)
+        causes = tuple(explanation.cause for explanation in explanations)
         path = previous.path if previous else ""
-        return Place(Divergence(path, last, "after the last layer", where, causes), apart)
+        return Site(Divergence(path, last, "after the last layer", where, causes), error)
 
     def _causes_between(
         self,
@@ -203,28 +226,28 @@ class Places:
         call: LayerCall | None,
         watch: Watch,
         quick: Quick,
-        ours: np.ndarray,
-        theirs: np.ndarray,
-    ) -> list[Found]:
+        flax_array: np.ndarray,
+        torch_array: np.ndarray,
+    ) -> list[Explanation]:
         """In the ops since the previous layer, or else in all before it that no layer made.
 
         What arrives through a residual was made before the layer in between.
         """
-        trace, flax = self.expected, {"": ours}
+        trace, flax = self.expected, {"": flax_array}
         end = self._again(call).first if call else trace.model_ops
         near = trace.ops[self._again(previous).last if previous else 0 : end]
         far = [op for op in trace.ops[:end] if op.index not in trace.inside]
 
-        def first(stages: Iterator[list[Trial]]) -> list[Found]:
-            return self.search.first(stages, watch, flax, quick, relative_error(ours, theirs))
+        def first(stages: Iterator[list[Hypothesis]]) -> list[Explanation]:
+            return self.search.first(stages, watch, flax, quick, relative_error(flax_array, torch_array))
 
         return (
             first(known_mistakes(near))
             or first(known_mistakes(far[-CLOSE:]))
-            or beside_the_sum(self.forward, call, ours)
+            or beside_the_sum(self.forward, call, flax_array)
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
-            or made_of(ours, theirs)
+            or made_of(flax_array, torch_array)
             or first(any_mistakes(near))
             or first(any_mistakes(far))
         )
@@ -232,19 +255,21 @@ class Places:
     def _again(self, call: LayerCall) -> LayerCall:
         return self.expected.call(call.key) or call
 
-    def _depart(self, found: list[Found], instead: Departure | None) -> None:
+    def _depart(self, explanations: list[Explanation], instead: Departure | None) -> None:
         """Goes on with what leaves the fewest places: one of the causes, or Flax's own array."""
-        ways = [each.departure for each in found if each.departure != Departure()]
-        ways += [instead] if instead is not None else []
+        departures = [
+            explanation.departure for explanation in explanations if explanation.departure != Departure()
+        ]
+        departures += [instead] if instead is not None else []
         runs = []
-        for way in ways:
-            departure = self.departure | way
+        for candidate in departures:
+            departure = self.departure | candidate
             try:
-                seen, trace = self.forward.rerun(departure, keep=True)
+                results, trace = self.forward.rerun(departure, keep=True)
             except Exception:
                 continue  # torch cannot go on so, as with an index behind the end of its table
-            if seen is not None:
-                runs.append((departure, trace, seen.outputs))
+            if results is not None:
+                runs.append((departure, trace, results.outputs))
         if runs:
             best = min(runs, key=lambda run: self._places_left(run[1], run[2]))
             self.departure, self.expected, self.outputs = best
@@ -261,13 +286,13 @@ class Places:
     def _arriving_apart(self, call: LayerCall) -> dict[int, float]:
         """The arrays that arrive at a layer of Flax and are not those of torch's run, with how far."""
         again = self.expected.call(call.key)
-        found = {}
-        for place, (ours, _) in self.forward.arriving(call).items():
-            theirs = self.forward.arrived(call, again, place).get("") if again else None
-            error = math.inf if theirs is None else relative_error(ours, theirs)
+        errors = {}
+        for index, (flax_array, _) in self.forward.arriving(call).items():
+            torch_array = self.forward.arrived(call, again, index).get("") if again else None
+            error = math.inf if torch_array is None else relative_error(flax_array, torch_array)
             if error > EQUAL:
-                found[place] = error
-        return found
+                errors[index] = error
+        return errors
 
     def _output_apart(self, name: str) -> float:
         if name not in self.outputs:
@@ -282,9 +307,9 @@ class Places:
         calls = self.forward.trace.calls
         before = calls[: calls.index(call)]
         unknown: list[str] = []
-        for each in reversed(before):
-            note = self.forward.replay.missing.get(self.forward.key(each))
+        for earlier in reversed(before):
+            note = self.forward.replay.unreplayed.get(self.forward.key(earlier))
             if note is None:
                 break
-            unknown.insert(0, f" {self.forward.flax(each)} is on the way and was not replayed: {note}.")
+            unknown.insert(0, f" {self.forward.flax(earlier)} is on the way and was not replayed: {note}.")
         return "".join(unknown)

@@ -10,25 +10,27 @@ import numpy as np
 import torch
 
 from ..._typing import PyTree
-from .._result import Cause
+from .._comparison_data import Cause
 from .._tensors import tensor_of
-from .arrays import blocks
+from .array_changes import blocks
 from .forward import Forward
-from .search import EQUAL, Found, Trial, relative_error
+from .search import EQUAL, Explanation, Hypothesis, relative_error
 from .torch_trace import Change, Departure, Function, LayerCall, Op
 
 RECENT = 6
 """Calls of layers in front of a place that may be in each other's."""
 
 
-def exchanges(forward: Forward, call: LayerCall | None, inside: bool = False) -> Iterator[list[Trial]]:
+def exchanges(
+    forward: Forward, call: LayerCall | None, layer_differs: bool = False
+) -> Iterator[list[Hypothesis]]:
     """What may be wrong with which layer is called.
 
     Args:
       call: of the layer in front of which something differs; None for the model's outputs.
       inside: whether the layer itself differs.
     """
-    if inside and call is not None:
+    if layer_differs and call is not None:
         yield [*_weights_of_others(forward, call)]
         return
     calls = forward.trace.calls
@@ -42,27 +44,27 @@ def exchanges(forward: Forward, call: LayerCall | None, inside: bool = False) ->
     yield [*_other_operands(forward, forward.trace.ops[start:end], recent)]
 
 
-def beside_the_sum(forward: Forward, call: LayerCall | None, ours: np.ndarray) -> list[Found]:
+def beside_the_sum(forward: Forward, call: LayerCall | None, flax_array: np.ndarray) -> list[Explanation]:
     """A norm in front of a residual's branch and not behind the sum, or the other way: read off the arrays.
 
     Args:
       ours: what Flax gives the layer.
     """
-    found = []
+    explanations = []
     for other in forward.trace.calls if call is not None else []:
         assert call is not None
         if _is_norm(forward, call) == _is_norm(forward, other):
             continue
-        for arrays, words in ((other.outputs, "returns"), (other.inputs, "is given")):
-            theirs = forward.in_layout(other, [tensor_of(x) for x in arrays[:1]])
-            relative = relative_error(ours, theirs[""]) if theirs else np.inf
+        for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
+            torch_arrays = forward.in_layout(other, [tensor_of(x) for x in arrays[:1]])
+            relative = relative_error(flax_array, torch_arrays[""]) if torch_arrays else np.inf
             if relative <= EQUAL:
                 text = (
                     f"{forward.flax(call)} is given what torch's is (it is given what {forward.flax(other)} "
-                    f"{words}: is the norm in front of the branch, or behind the sum?)"
+                    f"{verb}: is the norm in front of the branch, or behind the sum?)"
                 )
-                found.append(Found(Cause(text, relative)))
-    return found[:1]
+                explanations.append(Explanation(Cause(text, relative)))
+    return explanations[:1]
 
 
 def _is_norm(forward: Forward, call: LayerCall) -> bool:
@@ -71,20 +73,20 @@ def _is_norm(forward: Forward, call: LayerCall) -> bool:
 
 def _in_the_place_of_another(
     forward: Forward, recent: list[LayerCall], call: LayerCall | None
-) -> Iterator[Trial]:
+) -> Iterator[Hypothesis]:
     pairs = [*itertools.combinations(recent, 2)]
     if call is not None:
         pairs += [(call, other) for other in forward.trace.calls]
-    seen: set[frozenset[str]] = set()
+    tried: set[frozenset[str]] = set()
     for a, b in pairs:
         names = frozenset((a.path, b.path))
-        if len(names) == 2 and names not in seen and _alike(forward, a, b):
-            seen.add(names)
+        if len(names) == 2 and names not in tried and _alike(forward, a, b):
+            tried.add(names)
             text = (
                 f"{forward.flax(a)} and {forward.flax(b)} are where torch has them (they are exchanged, "
                 "in the calls or in the mapping)"
             )
-            yield Trial(text, Departure(exchanged={a.path: b.path, b.path: a.path}))
+            yield Hypothesis(text, Departure(exchanged={a.path: b.path, b.path: a.path}))
 
 
 def _alike(forward: Forward, a: LayerCall, b: LayerCall) -> bool:
@@ -99,15 +101,15 @@ def _parameters(forward: Forward, call: LayerCall) -> dict[str, torch.Tensor]:
     return dict(forward.module.get_submodule(call.path).named_parameters())
 
 
-def _weights_of_others(forward: Forward, call: LayerCall) -> Iterator[Trial]:
-    mine = _parameters(forward, call)
+def _weights_of_others(forward: Forward, call: LayerCall) -> Iterator[Hypothesis]:
+    own_parameters = _parameters(forward, call)
     for path, link in forward.links.items():
-        theirs = dict(forward.module.get_submodule(path).named_parameters())
-        shapes = {name: x.shape for name, x in theirs.items()}
-        if path != call.path and shapes and shapes == {name: x.shape for name, x in mine.items()}:
-            instead = {id(mine[name]): theirs[name] for name in mine}
+        other_parameters = dict(forward.module.get_submodule(path).named_parameters())
+        shapes = {name: x.shape for name, x in other_parameters.items()}
+        if path != call.path and shapes and shapes == {name: x.shape for name, x in own_parameters.items()}:
+            instead = {id(own_parameters[name]): other_parameters[name] for name in own_parameters}
             changes: dict[int, Change] = {op.index: partial(_with, instead) for op in forward.ops(call)}
-            yield Trial(f"it has its own weights (it has those of {link.flax})", Departure(changes))
+            yield Hypothesis(f"it has its own weights (it has those of {link.flax})", Departure(changes))
 
 
 def _with(instead: dict[int, torch.Tensor], function: Function, args: tuple, kwargs: dict) -> PyTree:
@@ -117,26 +119,26 @@ def _with(instead: dict[int, torch.Tensor], function: Function, args: tuple, kwa
     return function(*map(other, args), **{name: other(x) for name, x in kwargs.items()})
 
 
-def _left_out(forward: Forward, recent: list[LayerCall]) -> Iterator[Trial]:
+def _left_out(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
     for call in recent:
         if call.inputs and call.outputs and call.inputs[0].shape == call.outputs[0].shape:
             text = f"{forward.flax(call)} is applied (what it is given is used as it is)"
-            yield Trial(text, Departure(returned={call.key: [call.inputs[0]]}))
+            yield Hypothesis(text, Departure(outputs={call.key: [call.inputs[0]]}))
 
 
-def _rearranged(forward: Forward, recent: list[LayerCall]) -> Iterator[Trial]:
+def _rearranged(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
     """What a layer returns, read in another order: heads and their size, parts and heads."""
     for call in recent:
         if call.outputs and call.outputs[0].ndim > 1:
             for text, array in blocks(call.outputs[0], call.outputs[0].ndim - 1):
-                words = f"what {forward.flax(call)} returns: {text}"
-                yield Trial(words, Departure(returned={call.key: [array]}))
+                label = f"what {forward.flax(call)} returns: {text}"
+                yield Hypothesis(label, Departure(outputs={call.key: [array]}))
 
 
 SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 
 
-def _other_operands(forward: Forward, ops: list[Op], recent: list[LayerCall]) -> Iterator[Trial]:
+def _other_operands(forward: Forward, ops: list[Op], recent: list[LayerCall]) -> Iterator[Hypothesis]:
     """A residual that is taken from elsewhere, as behind the norm instead of in front of it."""
     for op in ops:
         if op.name not in SUMS or not isinstance(op.result, torch.Tensor):
@@ -145,15 +147,15 @@ def _other_operands(forward: Forward, ops: list[Op], recent: list[LayerCall]) ->
             for array, what in ((call.inputs[:1], "is given"), (call.outputs[:1], "returns")):
                 if array and array[0].shape == tuple(op.result.shape) and array[0].dtype.kind == "f":
                     text = f"the sum has torch's operands (one is what {forward.flax(call)} {what})"
-                    for place in (0, 1):
-                        change = partial(_operand, place, array[0])
-                        yield Trial(text, Departure({op.index: change}))
-        yield Trial(
+                    for index in (0, 1):
+                        change = partial(_operand, index, array[0])
+                        yield Hypothesis(text, Departure({op.index: change}))
+        yield Hypothesis(
             "the second operand is added once (it is added twice)",
             Departure({op.index: lambda function, args, kwargs: args[0] + 2 * args[1]}),
         )
 
 
-def _operand(place: int, array: np.ndarray, function: Function, args: tuple, kwargs: dict) -> PyTree:
+def _operand(index: int, array: np.ndarray, function: Function, args: tuple, kwargs: dict) -> PyTree:
     other = tensor_of(np.array(array, order="C")).to(args[0].dtype)
-    return args[1 - place] + other
+    return args[1 - index] + other

@@ -35,8 +35,8 @@ def anything(op: Op) -> Iterator[Variation]:
 
 
 def _of_floats(op: Op, x: torch.Tensor) -> Iterator[Variation]:
-    for words, scale in scales.roots(x.shape[-1:]).items():
-        text = f"the result of {op.name} is not scaled (it is multiplied by {words})"
+    for scale_name, scale in scales.roots(x.shape[-1:]).items():
+        text = f"the result of {op.name} is not scaled (it is multiplied by {scale_name})"
         yield afterwards(text, partial(operator.mul, scale))
     for axis in range(x.ndim):
         if x.shape[axis] > 1:

@@ -20,10 +20,17 @@ import torch
 from flax import nnx
 
 from ..errors import MatchError
-from ._calls import Calls as Given
-from ._calls import Inputs, Outputs, as_written, pairs_of, shapes, zeros
 from ._divergence.search import relative_error
 from ._exactness import exact
+from ._model_inputs import (
+    Inputs,
+    ModelInputs,
+    Outputs,
+    in_float32,
+    output_pairs,
+    variable_shapes,
+    zero_variables,
+)
 from ._sides.call import Call
 from ._sides.flax_float64 import in_float64
 from ._sides.flax_mode import of_init
@@ -31,7 +38,7 @@ from ._sides.flax_side import FlaxSide
 from ._sides.task import Layout, Task, noting_layout
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
-from ._weights import Mapping as Found
+from ._weights import Mapping as GuessedMapping
 from ._weights.guesses import Guesses
 from ._weights.mapping import Entries
 from ._weights.source import source_of
@@ -48,7 +55,7 @@ SMALL = 4
 """Layers of which all orders are tried; of more only neighbours are exchanged."""
 
 
-class Trial:
+class MappingTrial:
     """Both models on one example in float64, torch's with random weights.
 
     Attributes:
@@ -74,26 +81,26 @@ class Trial:
         self.task = Task(
             training=False,
             layout=Layout.parse(layout),
-            outputs=pairs_of(outputs),
+            outputs=output_pairs(outputs),
         )
-        calls = Given(flax_module, self.task, examples, kwargs, function="match")
+        calls = ModelInputs(flax_module, self.task, examples, kwargs, function="match")
         self.batch = calls.batch(1)
-        call = as_written(self.batch.ours)
+        call = in_float32(self.batch.ours)
         self.call: dict[str, Any] = {"inputs": call.args, "kwargs": of_init(flax_module, call.kwargs)}
         with noting_layout(self.task.layout, call):
-            variables = None if isinstance(flax_module, nnx.Module) else shapes(flax_module, call)
+            variables = None if isinstance(flax_module, nnx.Module) else variable_shapes(flax_module, call)
             self.tree = tree_of(flax_module, **self.call, variables=variables)
             variables = self._variables()
         with exact():
             self.side = FlaxSide(flax_module, self.task, "float64", variables)
-            theirs = self._run_torch()
+            torch_outputs = self._run_torch()
             with noting_layout(self.task.layout, call):
-                self.outputs, self.calls = theirs, self._flax_calls()
+                self.outputs, self.calls = torch_outputs, self._flax_calls()
 
     def orders(self, bare: Any) -> Calls:
         """The calls by the names that guesses are made by."""
-        there, here = self.calls
-        return {bare(path): i for path, i in there.items()}, here
+        torch_calls, flax_calls = self.calls
+        return {bare(path): i for path, i in torch_calls.items()}, flax_calls
 
     def error(self, entries: Entries, ignore_torch: Iterable[str], ignore_flax: Iterable[str]) -> float:
         """How far the outputs are apart with this mapping; infinite where it is none."""
@@ -113,14 +120,16 @@ class Trial:
             reference = TorchSide(self.torch_module, links, self.task, "float64")
             side = self.side.restarted()
             side.load(reference.weights(), reference.state())
-            ours = side.step(self.batch, keep=False).outputs
-        common = [name for name in self.outputs if name in ours]
-        return max((relative_error(ours[name], self.outputs[name]) for name in common), default=np.inf)
+            flax_outputs = side.step(self.batch, keep=False).outputs
+        common = [name for name in self.outputs if name in flax_outputs]
+        return max(
+            (relative_error(flax_outputs[name], self.outputs[name]) for name in common), default=np.inf
+        )
 
     def _variables(self) -> Variables | None:
         """Of a Linen module: zeros in the types that the user's own settings give."""
         if not isinstance(self.flax_module, nnx.Module):
-            return zeros(self.flax_module, self.batch.ours)
+            return zero_variables(self.flax_module, self.batch.ours)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
             raise TypeError("parity.match: an example is for a Flax module with values; this one has shapes.")
         return None
@@ -139,21 +148,21 @@ class Trial:
 
         side = self.side
 
-        def outputs(parameters: Any, rest: Any, call: Call) -> Any:
-            return side.leaves(side.net.apply(parameters, rest, call, (), note)[0])
+        def outputs(parameters: Any, other_variables: Any, call: Call) -> Any:
+            return side.leaves(side.net.apply(parameters, other_variables, call, (), note)[0])
 
         jax.eval_shape(in_float64(outputs), side.parameters, side.rest, side.call(self.batch))
         return self._order, order
 
 
-def tried(
-    trial: Trial, known: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
-) -> Found:
+def tried_mapping(
+    trial: MappingTrial, mapping: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
+) -> GuessedMapping:
     """The mapping whose outputs agree, with notes on what was tried."""
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
-    there = source_of(trial.torch_module)
-    plain = Guesses(trial.tree, there, known, **ignoring)
-    guesses = Guesses(trial.tree, there, known, **ignoring, calls=trial.orders(plain.bare))
+    torch_source = source_of(trial.torch_module)
+    plain = Guesses(trial.tree, torch_source, mapping, **ignoring)
+    guesses = Guesses(trial.tree, torch_source, mapping, **ignoring, calls=trial.orders(plain.bare))
     first = guesses.mapping()
     if first.unmatched:
         return guesses.mapping(notes=("the guesses were not tried, because some names are unmatched",))
@@ -167,15 +176,15 @@ def tried(
         if errors[-1] <= FITS:
             notes = tuple(_notes(guesses, attempt, errors, error))
             return guesses.mapping(attempt[0], notes, attempt[1])
-    said = f"tried in {len(errors)} ways, and none fits: the outputs are {min(errors):.2g} apart or more"
-    return guesses.mapping(notes=(f"{said}. The models differ, or a guess is wrong",))
+    text = f"tried in {len(errors)} ways, and none fits: the outputs are {min(errors):.2g} apart or more"
+    return guesses.mapping(notes=(f"{text}. The models differ, or a guess is wrong",))
 
 
 def _attempts(named: Sequence[Group], guesses: Guesses) -> Iterator[Attempt]:
     """Each order, with each way in which single arrays may lie."""
     for groups in _orders(named, guesses.groups):
-        ways = [range(len(turn.axes)) for turn in guesses.turns(groups)]
-        yield from ((groups, choices) for choices in itertools.product(*ways))
+        axis_choices = [range(len(turn.axes)) for turn in guesses.turns(groups)]
+        yield from ((groups, choices) for choices in itertools.product(*axis_choices))
 
 
 def _notes(
@@ -212,8 +221,8 @@ def _orders(named: Sequence[Group], called: Sequence[Group]) -> Iterator[Sequenc
 
 def _exchanges(groups: Sequence[Group]) -> Iterator[tuple[tuple[str, str], Sequence[Group]]]:
     for i, group in enumerate(groups):
-        for place, other in _neighbours(group.flax):
-            yield group.torch[place : place + 2], [*groups[:i], _with(group, other), *groups[i + 1 :]]  # type: ignore[misc]
+        for index, other in _neighbours(group.flax):
+            yield group.torch[index : index + 2], [*groups[:i], _with(group, other), *groups[i + 1 :]]  # type: ignore[misc]
 
 
 def _neighbours(paths: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -230,16 +239,16 @@ def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
 
     What is ignored keeps its values: Flax computes them, as a table of sines that is a parameter in torch.
     """
-    mine = copy.deepcopy(module).to("cpu")
-    kept, _ = ignored(mine.state_dict(), ignore, "ignore_torch")
+    shaken = copy.deepcopy(module).to("cpu")
+    ignored_names, _ = ignored(shaken.state_dict(), ignore, "ignore_torch")
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, tensor in mine.named_parameters():
-            if name not in kept and tensor.is_floating_point() and tensor.numel():
+        for name, tensor in shaken.named_parameters():
+            if name not in ignored_names and tensor.is_floating_point() and tensor.numel():
                 size = tensor.square().mean().sqrt().clamp(0.05, 1.0)
                 noise = torch.randn(tensor.shape, generator=random, dtype=torch.float64)
                 tensor.add_((0.5 * size * noise).to(tensor.dtype))
-    return mine
+    return shaken
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The values that a comparison consists of. They know nothing of how they are drawn or saved.
 
-`Comparison`, which users see, is a Result that can show itself.
+`Comparison`, which users see, is a ComparisonData that can show itself.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Curve:
     GATED_ENVELOPE = 1e-4
 
     def __post_init__(self) -> None:
-        lengths = {len(each) for each in (self.steps, self.candidate, self.low, self.high)}
+        lengths = {len(series) for series in (self.steps, self.candidate, self.low, self.high)}
         if len(lengths) != 1:
             raise ValueError(
                 f"Curve: {len(self.steps)} steps, {len(self.candidate)} errors, {len(self.low)} and "
@@ -118,7 +118,7 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Result:
+class ComparisonData:
     """Every row with its verdict, the first divergence and the circumstances; see `Comparison`."""
 
     level: Level

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ._comparison import Comparison
 from ._levels import Batches, Findings, Sides, resolved_updates, semantic, step_differences
-from ._pair import Pair
+from ._model_pair import ModelPair
 from .measuring import Judged, Key, Kind, Outcome, judge
 
 SEEDS = (1, 2, 3)
@@ -32,7 +32,7 @@ OUTPUTS = 1e-6
 """The highest bound of an output or a loss, which are what a model is for."""
 
 
-def conditioned(pair: Pair, batches: Batches, compared: Comparison) -> Comparison:
+def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
     """The comparison, with other outcomes where its own numbers say that digits are lost."""
     lost = [row for row in compared.different if row.difference.fault is None]
     if not lost:
@@ -58,15 +58,15 @@ def _most(row: Judged) -> float:
     return OUTPUTS if row.difference.kind in (Kind.OUTPUT, Kind.LOSS) else NOTHING
 
 
-class Move(NamedTuple):
+class Perturbation(NamedTuple):
     """How far a tensor goes when the results of torch's operations are moved by a unit."""
 
     relative: float = 0.0
     max_abs: float = 0.0
 
 
-def _moves(pair: Pair, batches: Batches, steps: int) -> dict[Key, Move]:
-    found: dict[Key, Move] = {}
+def _moves(pair: ModelPair, batches: Batches, steps: int) -> dict[Key, Perturbation]:
+    farthest: dict[Key, Perturbation] = {}
     for seed in SEEDS:
         reference, moved = pair.reference("float64"), pair.reference("float64")
         moved.rounding = seed
@@ -74,19 +74,19 @@ def _moves(pair: Pair, batches: Batches, steps: int) -> dict[Key, Move]:
             moved.continue_from(reference)
             before = moved.weights(), reference.weights()
             true = reference.step(batches(number))
-            seen = moved.step(batches(number))
-            measured = step_differences(seen, true, number)
-            measured += resolved_updates(before, (seen.weights, true.weights), number, {})
+            perturbed_results = moved.step(batches(number))
+            measured = step_differences(perturbed_results, true, number)
+            measured += resolved_updates(before, (perturbed_results.weights, true.weights), number, {})
             for d in measured:
                 key = d.kind, d.name, d.step
-                last = found.get(key, Move())
-                found[key] = Move(max(d.relative, last.relative), max(d.max_abs, last.max_abs))
-    return found
+                last = farthest.get(key, Perturbation())
+                farthest[key] = Perturbation(max(d.relative, last.relative), max(d.max_abs, last.max_abs))
+    return farthest
 
 
-def _judged(row: Judged, moves: dict[Key, Move]) -> Judged:
+def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
     d = row.difference
-    moved, far = moves.get(_key(row), Move())
+    moved, far = moves.get(_key(row), Perturbation())
     if d.magnitude == 0 and d.max_abs <= FACTOR * far and d.kind not in (Kind.OUTPUT, Kind.LOSS):
         reason = f"it is exactly 0 in the reference, and roundings in torch move it by {far:.2g}"
         return dataclasses.replace(row, outcome=Outcome.NOISE, limit=math.inf, reason=reason)
@@ -100,7 +100,7 @@ def _judged(row: Judged, moves: dict[Key, Move]) -> Judged:
     return dataclasses.replace(row, outcome=outcome, limit=limit, reason=reason)
 
 
-def _unoptimised(pair: Pair, batches: Batches, compared: Comparison) -> tuple[Judged, ...]:
+def _unoptimised(pair: ModelPair, batches: Batches, compared: Comparison) -> tuple[Judged, ...]:
     """The comparison once more, of Flax's program without the compiler's optimisations."""
     reference, findings = pair.reference("float64"), Findings()
     candidate = pair.candidate(reference).unoptimised()

@@ -30,7 +30,7 @@ Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
 Kwargs = Mapping[str, Any] | None
 
 
-class Calls:
+class ModelInputs:
     """The calls of all steps.
 
     Args:
@@ -51,11 +51,11 @@ class Calls:
         as_array: AsArray = to_array,
         function: str = "compare",
     ):
-        both, theirs, ours = (x is not None for x in inputs)
-        if both == (theirs and ours):
-            said = "all three" if both else "none"
+        has_common, has_torch, has_flax = (x is not None for x in inputs)
+        if has_common == (has_torch and has_flax):
+            which = "all three" if has_common else "none"
             raise TypeError(
-                f"parity.{function}: {said} of inputs, torch_inputs and flax_inputs are given. Give inputs "
+                f"parity.{function}: {which} of inputs, torch_inputs and flax_inputs are given. Give inputs "
                 "where both sides take the same, else torch_inputs and flax_inputs."
             )
         self.module, self.task, self.inputs, self.kwargs = module, task, inputs, kwargs
@@ -64,62 +64,67 @@ class Calls:
     def batch(self, step: int) -> Batch:
         """The calls of a step; without targets."""
         both, torchs, flaxs = (x(step) if callable(x) else x for x in self.inputs)
-        theirs = self._call(both if torchs is None else torchs, self.kwargs[0])
+        torch_call = self._call(both if torchs is None else torchs, self.kwargs[0])
         layout = self.task.layout.inputs
         if flaxs is None:
-            own, moved = self._call(both, None), self._call(both, None).map(layout)
-            ours = moved.with_kwargs(self._call((), self.kwargs[1]))
+            common_call, moved = self._call(both, None), self._call(both, None).map(layout)
+            flax_call = moved.with_kwargs(self._call((), self.kwargs[1]))
         else:
-            own, ours = None, self._call(flaxs, self.kwargs[1])
-        common = _common(theirs, ours, layout, set(own.arrays) if own and torchs is None else set())
-        return Batch(theirs, in_mode(self.module, ours, self.task), common=common)
+            common_call, flax_call = None, self._call(flaxs, self.kwargs[1])
+        common = _common(
+            torch_call,
+            flax_call,
+            layout,
+            set(common_call.arrays) if common_call and torchs is None else set(),
+        )
+        return Batch(torch_call, in_mode(self.module, flax_call, self.task), common=common)
 
     def notes(self) -> list[str]:
         """What was decided for the user."""
         batch = self.batch(1)
-        given = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
-        told = flags(self.module, given[-1], self.task.training)
-        said = [f"Flax is called with {name}={value}, as the mode is" for name, value in told.items()]
+        calls = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
+        mode_flags = flags(self.module, calls[-1], self.task.training)
+        notes = [f"Flax is called with {name}={value}, as the mode is" for name, value in mode_flags.items()]
         floating = [name for name, x in batch.theirs.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)]
         alone = [name for name in floating if name not in batch.common]
         if alone:
-            said.append(
+            notes.append(
                 f"the gradient of torch's {', '.join(alone)} is not compared: Flax is given no such numbers"
             )
-        return said
+        return notes
 
     def _call(self, inputs: Any, kwargs: Kwargs) -> Call:
         return Call.of(inputs, kwargs, self.as_array)
 
 
-def _common(theirs: Call, ours: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
+def _common(torch_call: Call, flax_call: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
     """torch's floating arrays that Flax has: those that came from one argument, or hold the same numbers."""
-    found: dict[str, tuple[str, Move]] = {}
-    left = {name: x for name, x in ours.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    for name, x in theirs.arrays.items():
+    counterparts: dict[str, tuple[str, Move]] = {}
+    unpaired = {name: x for name, x in flax_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    for name, x in torch_call.arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             continue
         moves = [layout] if name in shared else [layout, same, to_channels_last]
         # The same name first: two arrays may hold the same numbers, as zeros do.
-        for other in sorted(left, key=lambda each: each != name):
-            move = next((move for move in moves if _equal(move(x), left[other])), None)
+        for other in sorted(unpaired, key=lambda candidate: candidate != name):
+            move = next((move for move in moves if _equal(move(x), unpaired[other])), None)
             if move is not None:
-                found[name] = other, move
-                del left[other]
+                counterparts[name] = other, move
+                del unpaired[other]
                 break
-    return found
+    return counterparts
 
 
 def _equal(x: np.ndarray, y: np.ndarray) -> bool:
     return x.shape == y.shape and np.array_equal(x.astype(np.float64), y.astype(np.float64), equal_nan=True)
 
 
-def pairs_of(outputs: Outputs | None) -> dict[str, str] | None:
+def output_pairs(outputs: Outputs | None) -> dict[str, str] | None:
     """Names of outputs in torch, with Flax's."""
     if outputs is None:
         return None
     if isinstance(outputs, Mapping):
-        pairs = {str(theirs): str(ours) for theirs, ours in outputs.items()}
+        pairs = {str(torch_name): str(flax_name) for torch_name, flax_name in outputs.items()}
     else:
         names = [outputs] if isinstance(outputs, (str, int)) else outputs
         pairs = {str(name): str(name) for name in names}
@@ -131,12 +136,12 @@ def pairs_of(outputs: Outputs | None) -> dict[str, str] | None:
     return pairs
 
 
-def zeros(module: linen.Module, call: Call) -> Variables:
+def zero_variables(module: linen.Module, call: Call) -> Variables:
     """The variables of a Linen module, without the work of drawing them."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes(module, call))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), variable_shapes(module, call))
 
 
-def shapes(module: linen.Module, call: Call) -> Any:
+def variable_shapes(module: linen.Module, call: Call) -> Any:
     """The same with shapes alone."""
 
     def init(call: Call) -> Variables:  # arrays of JAX, for models that ask
@@ -145,10 +150,10 @@ def shapes(module: linen.Module, call: Call) -> Any:
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0), **streams}
         return module.init(rngs, *call.args, **of_init(module, call.kwargs))
 
-    return jax.eval_shape(init, as_written(call))
+    return jax.eval_shape(init, in_float32(call))
 
 
-def as_written(call: Call) -> Call:
+def in_float32(call: Call) -> Call:
     """The call for a trace that looks for shapes: NumPy's float64 is nobody's choice.
 
     A model that starts a loop from zeros in float32 could not even be initialised with it.

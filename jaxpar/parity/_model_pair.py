@@ -1,4 +1,4 @@
-"""Pair: the two modules that should be the same, which leaf is which, and sides of them in any type."""
+"""ModelPair: the two modules that should be the same, which leaf is which, and sides of them in any type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .measuring import Level
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """Two modules and their task.
 
     Attributes:
@@ -33,7 +33,7 @@ class Pair:
     task: Task
     links: Links
     weights: str
-    _made: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
+    _candidates: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
     """One side of each type: its compiled step serves all that follow."""
 
     def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
@@ -45,9 +45,9 @@ class Pair:
         if constants is not None:
             side = self._candidate(dtype, constants)
         else:
-            if dtype not in self._made:
-                self._made[dtype] = self._candidate(dtype)
-            side = self._made[dtype].restarted()
+            if dtype not in self._candidates:
+                self._candidates[dtype] = self._candidate(dtype)
+            side = self._candidates[dtype].restarted()
         if self.weights == "torch":
             side.load(reference.weights(), reference.state())
         return side

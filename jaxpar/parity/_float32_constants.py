@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ._comparison import Comparison
-from ._levels import Batches, Findings, Sides, Step, resolved_updates, semantic, step_differences
-from ._pair import Pair
+from ._levels import Batches, Findings, LevelStep, Sides, resolved_updates, semantic, step_differences
+from ._model_pair import ModelPair
 from ._sides.constants import Constants
 from ._sides.task import Named
 from ._tensors import widened
@@ -36,7 +36,7 @@ CLOSE = 1e-4
 Key = tuple[Kind, str, int]
 
 
-def explained(pair: Pair, batches: Batches, compared: Comparison) -> Comparison:
+def explain_by_constants(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
     """The comparison with CONSTANTS for DIFFERENT, if constants explain every difference; else as it is."""
     different = compared.different
     if not different or any(row.difference.fault is not None for row in different):
@@ -46,26 +46,26 @@ def explained(pair: Pair, batches: Batches, compared: Comparison) -> Comparison:
     base = _Run.of(pair, batches, steps, torchs, flaxs)
     if not torchs.seen and not flaxs.seen:
         return compared
-    found = _moved(pair, batches, compared, base, torchs, flaxs)
-    if found is None:
-        found = _exchanged(pair, batches, compared, torchs, flaxs)
-    return compared if found is None else found
+    explanation = _moved(pair, batches, compared, base, torchs, flaxs)
+    if explanation is None:
+        explanation = _exchanged(pair, batches, compared, torchs, flaxs)
+    return compared if explanation is None else explanation
 
 
 def _moved(
-    pair: Pair, batches: Batches, compared: Comparison, base: _Run, torchs: Constants, flaxs: Constants
+    pair: ModelPair, batches: Batches, compared: Comparison, base: _Run, torchs: Constants, flaxs: Constants
 ) -> Comparison | None:
     """All constants are moved at once, and if that is enough, one by one for their names."""
-    steps, found = len(base.steps), compared.different
+    steps, different = len(base.steps), compared.different
     moves: dict[Key, float] = {}
     for seed in SEEDS:
         moved = _Run.of(pair, batches, steps, Constants(seed), Constants(seed))
         _largest(moves, _moves(moved, base))
-    if not all(_within(row.difference, moves) for row in found):
+    if not all(_within(row.difference, moves) for row in different):
         return None
     names = [("torch", name) for name in torchs.seen] + [("Flax", name) for name in flaxs.seen]
-    alone = {each: _alone(pair, batches, base, *each) for each in names[:SINGLY]}
-    worst = max(found, key=lambda row: row.severity).difference
+    alone = {side_and_name: _alone(pair, batches, base, *side_and_name) for side_and_name in names[:SINGLY]}
+    worst = max(different, key=lambda row: row.severity).difference
     enough = SHARE * moves.get(_key(worst), 0.0)
     guilty = [f"{side}'s {name}" for (side, name), by in alone.items() if by.get(_key(worst), 0.0) > enough]
     guilty += [f"{len(names) - SINGLY} others"] * (len(names) > SINGLY)
@@ -77,14 +77,14 @@ def _moved(
     return _with(compared, tuple(guilty), note)
 
 
-def _alone(pair: Pair, batches: Batches, base: _Run, side: str, name: str) -> dict[Key, float]:
+def _alone(pair: ModelPair, batches: Batches, base: _Run, side: str, name: str) -> dict[Key, float]:
     moved, still = Constants(SEEDS[0], only=frozenset({name})), Constants()
     both = (moved, still) if side == "torch" else (still, moved)
     return _moves(_Run.of(pair, batches, len(base.steps), *both), base)
 
 
 def _exchanged(
-    pair: Pair, batches: Batches, compared: Comparison, torchs: Constants, flaxs: Constants
+    pair: ModelPair, batches: Batches, compared: Comparison, torchs: Constants, flaxs: Constants
 ) -> Comparison | None:
     """torch with Flax's tables in the place of its own."""
     instead = dict(_alike(torchs.seen, [*flaxs.seen.values(), *flaxs.exact]))
@@ -103,10 +103,10 @@ def _exchanged(
         for row in judge(findings.differences, compared.policy, findings.noise)
     ):
         return None
-    apart = max(_apart(torchs.seen[name], x) for name, x in instead.items())
+    error = max(_apart(torchs.seen[name], x) for name, x in instead.items())
     names = tuple(f"torch's {name}" for name in instead)
     note = (
-        f"float32 constants: {', '.join(names)} and Flax's own are {apart:.1g} apart, and with Flax's in "
+        f"float32 constants: {', '.join(names)} and Flax's own are {error:.1g} apart, and with Flax's in "
         "torch everything agrees"
     )
     return _with(compared, names, note)
@@ -114,14 +114,16 @@ def _exchanged(
 
 def _alike(torchs: Named, flaxs: Iterable[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Constants of torch, and those of Flax that may be the same."""
-    for name, theirs in torchs.items():
-        fitting = [x for x in flaxs if x.size == theirs.size and 0 < _apart(theirs, x) < CLOSE]
+    for name, torch_constant in torchs.items():
+        fitting = [
+            x for x in flaxs if x.size == torch_constant.size and 0 < _apart(torch_constant, x) < CLOSE
+        ]
         if fitting:
-            yield name, min(fitting, key=lambda x: _apart(theirs, x))
+            yield name, min(fitting, key=lambda x: _apart(torch_constant, x))
 
 
-def _apart(theirs: np.ndarray, ours: np.ndarray) -> float:
-    a, b = widened(theirs).ravel(), widened(ours).ravel()
+def _apart(torch_constant: np.ndarray, flax_constant: np.ndarray) -> float:
+    a, b = widened(torch_constant).ravel(), widened(flax_constant).ravel()
     size = float(np.abs(a).max(initial=0))
     return float(np.abs(a - b).max(initial=0)) / size if size else float("inf")
 
@@ -131,10 +133,10 @@ class _Run:
     """Both models' steps, with such constants, and the weights that they started from."""
 
     start: dict[str, Named]
-    steps: list[Step]
+    steps: list[LevelStep]
 
     @classmethod
-    def of(cls, pair: Pair, batches: Batches, steps: int, torchs: Constants, flaxs: Constants) -> _Run:
+    def of(cls, pair: ModelPair, batches: Batches, steps: int, torchs: Constants, flaxs: Constants) -> _Run:
         reference = pair.reference("float64", torchs)
         candidate = pair.candidate(reference, flaxs)
         start = {"reference": reference.weights(), "candidate": candidate.weights()}
@@ -143,19 +145,19 @@ class _Run:
 
 def _moves(moved: _Run, base: _Run) -> dict[Key, float]:
     """How far each tensor of either model went: max|difference|, the sum of both."""
-    found: dict[Key, float] = {}
+    distances: dict[Key, float] = {}
     for side, start in base.start.items():
         # Both start from the weights that the models were given.
         before = (start, start)
-        for here, there in zip(moved.steps, base.steps, strict=True):
-            seen = getattr(here, side), getattr(there, side)
-            measured = step_differences(*seen, here.number)
-            after = seen[0].weights, seen[1].weights
-            measured += resolved_updates(before, after, here.number, {})
+        for moved_step, base_step in zip(moved.steps, base.steps, strict=True):
+            results = getattr(moved_step, side), getattr(base_step, side)
+            measured = step_differences(*results, moved_step.number)
+            after = results[0].weights, results[1].weights
+            measured += resolved_updates(before, after, moved_step.number, {})
             before = after
             for d in measured:
-                found[_key(d)] = found.get(_key(d), 0.0) + d.max_abs
-    return found
+                distances[_key(d)] = distances.get(_key(d), 0.0) + d.max_abs
+    return distances
 
 
 def _largest(into: dict[Key, float], moves: dict[Key, float]) -> None:

@@ -1,0 +1,82 @@
+"""Arrays: what was made of torch's array to get Flax's, where it can be read off both."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from .._comparison_data import Cause
+from .._tensors import widened
+from .catalogue.scales import described
+from .search import EQUAL, SINGLE, Explanation, relative_error
+
+FEWEST = 4
+"""Elements of an array that is said to be a multiple: of fewer, chance may say so."""
+
+
+def made_of(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Explanation]:
+    """Changes of torch's array, of no elements or axes in particular, that make it Flax's."""
+    if (
+        flax_array.shape != torch_array.shape
+        or flax_array.size < 2
+        or not np.isfinite(widened(torch_array)).all()
+    ):
+        return []
+    candidates = (Cause(text, relative_error(flax_array, x)) for text, x in _changes(flax_array, torch_array))
+    causes = sorted((c for c in candidates if c.relative <= EQUAL), key=lambda c: c.relative)
+    return [Explanation(cause) for cause in causes or _rounded(flax_array, torch_array)]
+
+
+def _changes(flax_array: np.ndarray, torch_array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    if torch_array.dtype.kind in "iu":
+        shift = int(flax_array.flat[0]) - int(torch_array.flat[0])
+        yield f"positions are torch's (they are shifted by {shift})", torch_array + shift
+    elif torch_array.dtype.kind == "f" and flax_array.size >= FEWEST:
+        # The smallest elements have the fewest digits of the ratio.
+        largest = np.unravel_index(np.abs(torch_array).argmax(), torch_array.shape)
+        scale = float(flax_array[largest] / torch_array[largest]) if torch_array[largest] else 0.0
+        text = f"there is no factor (it is multiplied by {described(scale, reversed(torch_array.shape))})"
+        yield text, torch_array * scale
+    for axis, length in enumerate(torch_array.shape):
+        if length > 1:
+            yield f"axis {axis} has torch's order (it is reversed)", np.flip(torch_array, axis)
+            for by in (1, -1):
+                yield (
+                    f"axis {axis} has torch's places (rows are rolled by {by})",
+                    np.roll(torch_array, by, axis),
+                )
+            yield from blocks(torch_array, axis)
+    for a, b in itertools.combinations(range(torch_array.ndim), 2):
+        if torch_array.shape[a] == torch_array.shape[b] > 1:
+            yield f"axes are torch's (axes {a} and {b} are swapped)", torch_array.swapaxes(a, b)
+
+
+def blocks(x: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
+    """An axis of (heads, size) read as (size, heads), or of (3, heads, size) as (heads, 3, size)."""
+    x = np.moveaxis(x, axis, -1)
+    length = x.shape[-1]
+    divisors = [n for n in range(2, length) if length % n == 0]
+    for first, second in itertools.product(divisors, divisors):
+        last = length // (first * second)
+        # With something behind them, one of both is the number of parts: real and imaginary, q, k and v.
+        if length % (first * second) or (last > 1 and min(first, second) > 3):
+            continue
+        split = x.reshape(*x.shape[:-1], first, second, last)
+        turned = split.swapaxes(-2, -3).reshape(x.shape)
+        right, wrong = ((*pair, last)[: 2 + (last > 1)] for pair in ((second, first), (first, second)))
+        yield f"axis {axis} is read as {right} (it is read as {wrong})", np.moveaxis(turned, -1, axis)
+
+
+def _rounded(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Cause]:
+    """All values of one side are values of float32, and are torch's but for that."""
+    error = relative_error(flax_array, torch_array)
+    if torch_array.dtype.kind != "f" or error > SINGLE:
+        return []
+    narrow = [np.array_equal(x.astype(np.float32).astype(x.dtype), x) for x in (flax_array, torch_array)]
+    if narrow == [True, False]:
+        return [Cause("it is in float64, as torch's is (its values are those of float32)", error)]
+    if narrow == [False, True]:
+        return [Cause("it is a float32 table, as torch's is (its values are those of float64)", error)]
+    return []
