@@ -63,7 +63,7 @@ def match(
     if all(argument is None for argument in examples):
         tree = tree_of(flax_module, inputs, kwargs)
         return Guesses(tree, source_of(torch_module), mapping, **ignoring).mapping()
-    from ._mapping_trial import MappingTrial  # torch, which guessing does without
+    from ._mapping_trial import MappingTrial, tried_mapping  # torch, which guessing does without
 
     kwargs_pair = torch_kwargs, kwargs
     trial = MappingTrial(

@@ -89,8 +89,8 @@ def record(
     request = Request(**bound.arguments)
     if request.parsed_level not in (Level.SEMANTIC, Level.NUMERIC):
         raise ValueError(
-            f"parity.record: level={request.parsed_level.value!r} has no fixed values; record level='semantic' or "
-            "'numeric'."
+            f"parity.record: level={request.parsed_level.value!r} has no fixed values; record "
+            "level='semantic' or 'numeric'."
         )
     target = _target(path)
     findings = Findings()

@@ -224,7 +224,7 @@ class Forward:
         """The layer is given Flax's array; None where that has another shape than torch's."""
         flax_array = self.arriving(call)[index][0]
         array = unfit(flax_array, call.inputs[index].shape, self.channels_last(call))
-        return None if array is None else Departure(inputs={call.key: (place, array)})
+        return None if array is None else Departure(inputs={call.key: (index, array)})
 
     def with_flax_outputs(self, call: LayerCall) -> Departure | None:
         """The layer returns Flax's array; None where that has another shape than torch's."""

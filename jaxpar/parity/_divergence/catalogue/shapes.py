@@ -72,18 +72,18 @@ def _transposed(bound: Kwargs) -> Iterator[Variation]:
     ]
     dimensions = [*zip(space, *settings, strict=True)]
     full = [d * (k - 1) for k, _, _, _, d in dimensions]
-    in_torch = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, dimensions, strict=True)]
+    right = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, dimensions, strict=True)]
     others = {
         "'SAME'": [_same(n + 1, s) for n, (_, s, *_) in zip(full, dimensions, strict=True)],
         "'VALID'": [(n, n + max(s - 1 - n, 0)) for n, (_, s, *_) in zip(full, dimensions, strict=True)],
         "torch's own number": [(p, p) for _, _, p, _, _ in dimensions],
-        "output_padding at the beginning": [(b, a) for a, b in in_torch],
+        "output_padding at the beginning": [(b, a) for a, b in right],
     }
     for convention, pads in others.items():
-        if pads != in_torch:
+        if pads != right:
             moved = [(a - n, b - n) for n, (a, b) in zip(full, pads, strict=True)]
             yield recalling_then(
-                f"padding={in_torch} for torch's padding and output_padding (it acts as {convention}, {pads})",
+                f"padding={right} for torch's padding and output_padding (it acts as {convention}, {pads})",
                 {"padding": 0, "output_padding": 0, "bias": None},
                 partial(_cut_or_filled, moved, bound.get("bias")),
             )
