@@ -58,7 +58,7 @@ def match(
     Raises:
       TypeError: an example without a torch module, or a Flax module without values.
     """
-    ignoring = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
+    ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     examples = example, torch_inputs, flax_inputs
     if all(argument is None for argument in examples):
         tree = tree_of(flax_module, inputs, kwargs)

@@ -72,18 +72,18 @@ def _transposed(bound: Kwargs) -> Iterator[Variation]:
     ]
     dimensions = [*zip(space, *settings, strict=True)]
     full = [d * (k - 1) for k, _, _, _, d in dimensions]
-    right = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, dimensions, strict=True)]
+    exact = [(n - p, n - p + o) for n, (_, _, p, o, _) in zip(full, dimensions, strict=True)]
     others = {
         "'SAME'": [_same(n + 1, s) for n, (_, s, *_) in zip(full, dimensions, strict=True)],
         "'VALID'": [(n, n + max(s - 1 - n, 0)) for n, (_, s, *_) in zip(full, dimensions, strict=True)],
         "torch's own number": [(p, p) for _, _, p, _, _ in dimensions],
-        "output_padding at the beginning": [(b, a) for a, b in right],
+        "output_padding at the beginning": [(b, a) for a, b in exact],
     }
     for convention, pads in others.items():
-        if pads != right:
+        if pads != exact:
             moved = [(a - n, b - n) for n, (a, b) in zip(full, pads, strict=True)]
             yield recalling_then(
-                f"padding={right} for torch's padding and output_padding (it acts as {convention}, {pads})",
+                f"padding={exact} for torch's padding and output_padding (it acts as {convention}, {pads})",
                 {"padding": 0, "output_padding": 0, "bias": None},
                 partial(_cut_or_filled, moved, bound.get("bias")),
             )
