@@ -19,7 +19,7 @@ from jaxpar.parity._levels import (
     resolved_updates,
     resynchronised,
 )
-from jaxpar.parity._sides.task import Seen
+from jaxpar.parity._sides.step_data import Observation
 
 SEEN = SimpleNamespace(weights={"w": np.zeros(2, np.float32), "n": np.zeros((), np.int32)})
 EPS = float(np.finfo(np.float32).eps)
@@ -82,7 +82,7 @@ class Walker:
 
     def step(self, batch, masks=()):
         self.weight += self.move
-        return Seen({}, {}, {}, {}, {}, self.weights())
+        return Observation({}, {}, {}, {}, {}, self.weights())
 
 
 def test_every_step_starts_where_the_reference_is():

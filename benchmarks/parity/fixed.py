@@ -11,7 +11,7 @@ import torch
 from jaxpar.parity import Level, compare
 from jaxpar.parity._exactness import exact
 from jaxpar.parity._request import Request
-from jaxpar.parity._sides.task import Batch, Named
+from jaxpar.parity._sides.step_data import Batch, Named
 
 from .case import Case
 from .proof import pair
@@ -54,7 +54,10 @@ def tensors(case: Case, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     request = Request(**bound.arguments)
     batch = request.batch(1)
     batch = Batch(
-        batch.theirs.map(single), batch.ours.map(single), tuple(map(single, batch.targets)), batch.common
+        batch.torch_call.map(single),
+        batch.flax_call.map(single),
+        tuple(map(single, batch.targets)),
+        batch.common,
     )
     with exact():
         sides = request.pair().sides(Level.NUMERIC, "float32")

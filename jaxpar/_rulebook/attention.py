@@ -69,7 +69,7 @@ def _differ(shapes: Shapes) -> bool:
     return len({shapes[leaf][0] for leaf in KERNELS}) > 1
 
 
-OWN = Rule(
+JAXPAR_ATTENTION = Rule(
     "MultiheadAttention",
     (
         *(kernel(name, name) for name in ("in_proj_weight", *(f"{letter}_proj_weight" for letter in "qkv"))),
@@ -80,7 +80,7 @@ OWN = Rule(
 """jaxpar.nn's layer has torch's tensors, matrices transposed."""
 
 ROWS = {
-    "jaxpar.nn.MultiheadAttention": OWN,
+    "jaxpar.nn.MultiheadAttention": JAXPAR_ATTENTION,
     "nnx.MultiHeadAttention": attention,
     "linen.MultiHeadAttention": attention,
     "linen.MultiHeadDotProductAttention": attention,

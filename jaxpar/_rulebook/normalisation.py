@@ -10,7 +10,7 @@ from .rule import Layer, Part, Rule, Shapes, same
 
 AFFINE = (same("weight", "scale"), same("bias"))
 RUNNING = (same("running_mean", "mean"), same("running_var", "var"))
-SEEN = "num_batches_tracked"
+BATCH_COUNT = "num_batches_tracked"
 BATCH_NORMS = tuple(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
 INSTANCE_NORMS = tuple(f"{lazy}InstanceNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
 
@@ -20,9 +20,9 @@ BATCH_NORM = Rule(
     AFFINE + RUNNING,
     "last",
     also=(*BATCH_NORMS[1:], "SyncBatchNorm"),
-    surplus={SEEN: np.zeros((), np.int64)},
+    surplus={BATCH_COUNT: np.zeros((), np.int64)},
 )
-COUNT = Part((SEEN,), (SEEN,), lambda n: (n,), lambda n: (n.astype(np.int64),))
+COUNT = Part((BATCH_COUNT,), (BATCH_COUNT,), lambda n: (n,), lambda n: (n.astype(np.int64),))
 COUNTING_BATCH_NORM = Rule(BATCH_NORM.torch, (*BATCH_NORM.parts, COUNT), "last", also=BATCH_NORM.also)
 LAYER_NORM = Rule("LayerNorm", AFFINE)
 GROUP_NORM = Rule("GroupNorm", AFFINE, "last")

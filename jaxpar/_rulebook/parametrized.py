@@ -12,26 +12,26 @@ from .rule import Layer, Part, Rule, Shape, same
 
 def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
     """original0, or weight_g, (O, 1, ..) to scale (O,); original1, or weight_v, to the layer's kernel."""
-    part, rest = _split(layer, inner)
+    part, other_parts = _split(layer, inner)
     if part is None:
         return None
     shape = _kernel_shape(layer)
-    place = None if layer.dim is None else layer.dim % len(shape)
-    line = tuple(shape[a] if a == place else 1 for a in range(len(shape)))
+    axis = None if layer.dim is None else layer.dim % len(shape)
+    line = tuple(shape[a] if a == axis else 1 for a in range(len(shape)))
     name = part.torch[0]
     originals = f"parametrizations.{name}.original"
     forth, back = part.to_flax, part.to_torch
 
     def scale_forth(g: np.ndarray) -> tuple[np.ndarray]:
-        return (g if place is None else forth(g)[0].reshape(-1),)
+        return (g if axis is None else forth(g)[0].reshape(-1),)
 
     def scale_back(scale: np.ndarray) -> tuple[np.ndarray]:
-        return (scale if place is None else back(scale.reshape(line))[0],)
+        return (scale if axis is None else back(scale.reshape(line))[0],)
 
     scale = Part((originals + "0",), ("scale",), scale_forth, scale_back)
     direction = dataclasses.replace(part, torch=(originals + "1",), flax=(f"layer.{layer.name}",))
     parts = (scale, direction, _older(scale, f"{name}_g"), _older(direction, f"{name}_v"))
-    rule = _around(inner, rest, parts)
+    rule = _around(inner, other_parts, parts)
     return dataclasses.replace(
         rule, also=(*rule.also, *inner.kinds)
     )  # the older form keeps the layer's class
@@ -39,20 +39,20 @@ def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
 
 def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
     """original to the layer's kernel, _u to u, and _v, flat in the order of torch's weight, to v."""
-    part, rest = _split(layer, inner)
+    part, other_parts = _split(layer, inner)
     if part is None:
         return None
     shape = _kernel_shape(layer)
-    place = layer.dim % len(shape)
-    torch_shape, torch_place = _in_torch(part.to_torch, shape, place)
-    others = tuple(n for a, n in enumerate(torch_shape) if a != torch_place)
+    axis = layer.dim % len(shape)
+    torch_shape, torch_axis = _in_torch(part.to_torch, shape, axis)
+    others = tuple(n for a, n in enumerate(torch_shape) if a != torch_axis)
     forth, back = part.to_flax, part.to_torch
 
     def v_forth(v: np.ndarray) -> tuple[np.ndarray]:
-        return (forth(np.expand_dims(v.reshape(others), torch_place))[0].squeeze(place),)
+        return (forth(np.expand_dims(v.reshape(others), torch_axis))[0].squeeze(axis),)
 
     def v_back(v: np.ndarray) -> tuple[np.ndarray]:
-        return (back(np.expand_dims(v, place))[0].reshape(-1),)
+        return (back(np.expand_dims(v, axis))[0].reshape(-1),)
 
     names = f"parametrizations.{part.torch[0]}."
     parts = (
@@ -60,7 +60,7 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
         same(names + "0._u", "u"),
         Part((names + "0._v",), ("v",), v_forth, v_back),
     )
-    return _around(inner, rest, parts)
+    return _around(inner, other_parts, parts)
 
 
 def _older(part: Part, name: str) -> Part:
@@ -70,30 +70,30 @@ def _older(part: Part, name: str) -> Part:
 
 def _split(layer: Layer, inner: Rule) -> tuple[Part | None, tuple[Part, ...]]:
     """The part of the inner layer's row that holds the kernel, and the others."""
-    mine = [part for part in inner.parts if layer.name in part.flax]
-    if len(mine) != 1 or len(mine[0].torch) != 1 or len(mine[0].flax) != 1:
+    kernel_parts = [part for part in inner.parts if layer.name in part.flax]
+    if len(kernel_parts) != 1 or len(kernel_parts[0].torch) != 1 or len(kernel_parts[0].flax) != 1:
         return None, ()
-    return mine[0], tuple(part for part in inner.parts if part is not mine[0])
+    return kernel_parts[0], tuple(part for part in inner.parts if part is not kernel_parts[0])
 
 
-def _around(inner: Rule, rest: tuple[Part, ...], parts: tuple[Part, ...]) -> Rule:
+def _around(inner: Rule, other_parts: tuple[Part, ...], parts: tuple[Part, ...]) -> Rule:
     kinds = tuple(f"Parametrized{kind}" for kind in inner.kinds)
-    kept = dataclasses.replace(inner, parts=rest).inside("layer").parts
-    return dataclasses.replace(inner, torch=kinds[0], also=kinds[1:], parts=(*parts, *kept))
+    inner_parts = dataclasses.replace(inner, parts=other_parts).inside("layer").parts
+    return dataclasses.replace(inner, torch=kinds[0], also=kinds[1:], parts=(*parts, *inner_parts))
 
 
 def _kernel_shape(layer: Layer) -> Shape:
     return tuple(getattr(layer.layer, layer.name).shape)
 
 
-def _in_torch(back: Callable[..., tuple[np.ndarray, ...]], shape: Shape, place: int) -> tuple[Shape, int]:
+def _in_torch(back: Callable[..., tuple[np.ndarray, ...]], shape: Shape, axis: int) -> tuple[Shape, int]:
     """The shape of a kernel in torch, and which of its axes is the kernel's `place`."""
     # `back` may permute the axes in any way. The one sought has the length of the kernel's in `line`, where
     # all others have 1, and 1 in `rest`.
-    numbers = np.arange(shape[place]).reshape([-1 if a == place else 1 for a in range(len(shape))])
+    numbers = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     (line,) = back(numbers)
-    (whole,) = back(np.broadcast_to(np.zeros((), np.bool_), shape))
-    ones = [n if a != place else 1 for a, n in enumerate(shape)]
-    (rest,) = back(np.broadcast_to(np.zeros((), np.bool_), ones))
-    candidates = [a for a in range(len(shape)) if line.shape[a] == shape[place] and rest.shape[a] == 1]
-    return whole.shape, candidates[0]
+    (full,) = back(np.broadcast_to(np.zeros((), np.bool_), shape))
+    ones = [n if a != axis else 1 for a, n in enumerate(shape)]
+    (without_axis,) = back(np.broadcast_to(np.zeros((), np.bool_), ones))
+    candidates = [a for a in range(len(shape)) if line.shape[a] == shape[axis] and without_axis.shape[a] == 1]
+    return full.shape, candidates[0]

@@ -134,19 +134,19 @@ def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
     return dense("RNNCell", i, h, merged(f"{i}.bias"))
 
 
-def _own(kind: str, end: str = "") -> Rule:
+def _jaxpar_cell(kind: str, end: str = "") -> Rule:
     """A cell of jaxpar.nn, or a layer and direction: torch's tensors and names, matrices transposed."""
     weights = (kernel(f"{name}{end}", f"{name}{end}") for name in ("weight_ih", "weight_hh", "weight_hr"))
     return Rule(kind, (*weights, *(same(f"{name}{end}") for name in BOTH)))
 
 
-def _own_stack(kind: str) -> Callable[[Layer, Shapes | None], Rule]:
+def _jaxpar_stack(kind: str) -> Callable[[Layer, Shapes | None], Rule]:
     """All layers and directions of jaxpar.nn's RNN, LSTM or GRU."""
 
     def row(layer: Layer, shapes: Shapes | None) -> Rule:
         directions = ("", "_reverse") if layer.bidirectional else ("",)
         ends = [f"_l{k}{end}" for k in range(layer.num_layers) for end in directions]
-        return Rule(kind, tuple(part for end in ends for part in _own(kind, end).parts))
+        return Rule(kind, tuple(part for end in ends for part in _jaxpar_cell(kind, end).parts))
 
     return row
 
@@ -160,10 +160,10 @@ ROWS = {
     "linen.GRUCell": LINEN_GRU,
     "nnx.SimpleCell": simple,
     "linen.SimpleCell": simple,
-    "jaxpar.nn.LSTMCell": _own("LSTMCell"),
-    "jaxpar.nn.GRUCell": _own("GRUCell"),
-    "jaxpar.nn.RNNCell": _own("RNNCell"),
-    "jaxpar.nn.LSTM": _own_stack("LSTM"),
-    "jaxpar.nn.GRU": _own_stack("GRU"),
-    "jaxpar.nn.RNN": _own_stack("RNN"),
+    "jaxpar.nn.LSTMCell": _jaxpar_cell("LSTMCell"),
+    "jaxpar.nn.GRUCell": _jaxpar_cell("GRUCell"),
+    "jaxpar.nn.RNNCell": _jaxpar_cell("RNNCell"),
+    "jaxpar.nn.LSTM": _jaxpar_stack("LSTM"),
+    "jaxpar.nn.GRU": _jaxpar_stack("GRU"),
+    "jaxpar.nn.RNN": _jaxpar_stack("RNN"),
 }

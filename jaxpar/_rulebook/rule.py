@@ -12,7 +12,7 @@ Layer: TypeAlias = Any
 """A layer of flax.nnx, flax.linen or jaxpar.nn. Only its attributes are read, so none of them is imported."""
 Shape = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
-Step = Callable[..., Arrays]
+Conversion = Callable[..., Arrays]
 Shapes = Mapping[str, Shape]
 
 
@@ -37,10 +37,10 @@ class Part:
 
     torch: tuple[str, ...]
     flax: tuple[str, ...]
-    to_flax: Step
-    to_torch: Step
-    gradient_to_flax: Step | None = None
-    gradient_to_torch: Step | None = None
+    to_flax: Conversion
+    to_torch: Conversion
+    gradient_to_flax: Conversion | None = None
+    gradient_to_torch: Conversion | None = None
     when: Callable[[Shapes], bool] = always
 
     @property
@@ -83,8 +83,8 @@ class Rule:
 
     def parts_of_torch(self, names: Iterable[str]) -> tuple[Part, ...]:
         """The parts whose torch names are all there."""
-        there = set(names)
-        return tuple(part for part in self.parts if there.issuperset(part.torch))
+        available = set(names)
+        return tuple(part for part in self.parts if available.issuperset(part.torch))
 
     def parts_of_flax(self, shapes: Shapes) -> tuple[Part, ...]:
         """The parts whose leaves are all there, in the form that torch has for these shapes."""
@@ -92,19 +92,19 @@ class Rule:
 
     def to_flax(self, tensors: Mapping[str, np.ndarray], gradient: bool = False) -> dict[str, np.ndarray]:
         """Flax leaves from torch arrays, both by their names inside the layer."""
-        found: dict[str, np.ndarray] = {}
+        converted: dict[str, np.ndarray] = {}
         for part in self.parts_of_torch(tensors):
             arrays = part.forth((tensors[name] for name in part.torch), gradient)
-            found.update(zip(part.flax, arrays, strict=True))
-        return found
+            converted.update(zip(part.flax, arrays, strict=True))
+        return converted
 
     def to_torch(self, leaves: Mapping[str, np.ndarray], gradient: bool = False) -> dict[str, np.ndarray]:
         """Torch arrays from Flax leaves; without what is in `surplus`."""
-        found: dict[str, np.ndarray] = {}
+        converted: dict[str, np.ndarray] = {}
         for part in self.parts_of_flax({name: leaf.shape for name, leaf in leaves.items()}):
             arrays = part.back((leaves[name] for name in part.flax), gradient)
-            found.update(zip(part.torch, arrays, strict=True))
-        return found
+            converted.update(zip(part.torch, arrays, strict=True))
+        return converted
 
     def torch_shapes(self, shapes: Shapes) -> dict[str, Shape]:
         """The shapes of the torch arrays that Flax leaves of these shapes become."""

@@ -18,7 +18,7 @@ from ._port.port import port as port
 from ._port.training.lines import Lines as Lines
 from ._record import check as check
 from ._record import record as record
-from ._sides.task import Layout as Layout
+from ._sides.step_data import Layout as Layout
 from ._weights import Mapping as Mapping
 from ._weights import concatenated as concatenated
 from ._weights import flattened as flattened

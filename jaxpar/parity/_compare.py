@@ -30,7 +30,7 @@ from ._model_pair import ModelPair
 from ._request import Arrays, Request
 from ._sides.flax_side import FlaxSide
 from ._sides.outputs import Returned
-from ._sides.task import Layout, Loss, Optimizer, Seen
+from ._sides.step_data import Layout, Loss, Observation, Optimizer
 from ._sides.torch_kinks import counted
 from ._stochastic_arithmetic import judge_lost_digits
 from ._tensors import widened
@@ -303,7 +303,7 @@ def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
     return notes
 
 
-def _require_own_draws_without_effect(first: Seen, other: Seen) -> None:
+def _require_own_draws_without_effect(first: Observation, other: Observation) -> None:
     """Dropout's masks are torch's; what Flax draws beside them would be a difference that means nothing."""
     for part in ("outputs", "loss", "state", "gradients"):
         for name, x in getattr(first, part).items():
@@ -316,7 +316,7 @@ def _require_own_draws_without_effect(first: Seen, other: Seen) -> None:
                 )
 
 
-def _require_equal(what: str, first: Seen, second: Seen) -> None:
+def _require_equal(what: str, first: Observation, second: Observation) -> None:
     for part in ("outputs", "state", "gradients"):
         for name, x in getattr(first, part).items():
             y = getattr(second, part)[name]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from .. import _stamp
-from ._sides.task import OWN, Task
+from ._sides.step_data import OWN, Task
 
 _users: ContextVar[tuple[bool, str | None]] = ContextVar("users")
 """Whether the user has float64, and the precision of matrix products, outside of `exact`."""

@@ -19,7 +19,7 @@ from ._comparison import Comparison
 from ._levels import Batches, Findings, LevelStep, Sides, resolved_updates, semantic, step_differences
 from ._model_pair import ModelPair
 from ._sides.constants import Constants
-from ._sides.task import Named
+from ._sides.step_data import Named
 from ._tensors import widened
 from .measuring import Difference, Judged, Kind, Outcome, judge
 
@@ -44,7 +44,7 @@ def explain_by_constants(pair: ModelPair, batches: Batches, compared: Comparison
     steps = max(row.difference.step for row in different)
     torchs, flaxs = Constants(), Constants()
     base = _Run.of(pair, batches, steps, torchs, flaxs)
-    if not torchs.seen and not flaxs.seen:
+    if not torchs.originals and not flaxs.originals:
         return compared
     explanation = _moved(pair, batches, compared, base, torchs, flaxs)
     if explanation is None:
@@ -63,7 +63,7 @@ def _moved(
         _largest(moves, _moves(moved, base))
     if not all(_within(row.difference, moves) for row in different):
         return None
-    names = [("torch", name) for name in torchs.seen] + [("Flax", name) for name in flaxs.seen]
+    names = [("torch", name) for name in torchs.originals] + [("Flax", name) for name in flaxs.originals]
     alone = {side_and_name: _alone(pair, batches, base, *side_and_name) for side_and_name in names[:SINGLY]}
     worst = max(different, key=lambda row: row.severity).difference
     enough = SHARE * moves.get(_key(worst), 0.0)
@@ -87,7 +87,7 @@ def _exchanged(
     pair: ModelPair, batches: Batches, compared: Comparison, torchs: Constants, flaxs: Constants
 ) -> Comparison | None:
     """torch with Flax's tables in the place of its own."""
-    instead = dict(_alike(torchs.seen, [*flaxs.seen.values(), *flaxs.exact]))
+    instead = dict(_alike(torchs.originals, [*flaxs.originals.values(), *flaxs.exact]))
     if not instead:
         return None
     findings = Findings(
@@ -103,7 +103,7 @@ def _exchanged(
         for row in judge(findings.differences, compared.policy, findings.noise)
     ):
         return None
-    error = max(_apart(torchs.seen[name], x) for name, x in instead.items())
+    error = max(_apart(torchs.originals[name], x) for name, x in instead.items())
     names = tuple(f"torch's {name}" for name in instead)
     note = (
         f"float32 constants: {', '.join(names)} and Flax's own are {error:.1g} apart, and with Flax's in "

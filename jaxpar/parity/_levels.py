@@ -22,7 +22,7 @@ import numpy as np
 
 from ._comparison_data import Curve
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Batch, Named, Seen
+from ._sides.step_data import Batch, Named, Observation
 from ._tensors import widened
 from .measuring import Difference, Kind, measure, noise, noise_elements, unit_roundoff
 
@@ -43,7 +43,7 @@ PARTS = {
     Kind.INPUT_GRADIENT: "input_gradients",
     Kind.GRADIENT: "gradients",
 }
-"""Parts of Seen, in the order of computation."""
+"""Parts of Observation, in the order of computation."""
 
 Batches = Callable[[int], Batch]
 
@@ -51,7 +51,7 @@ Batches = Callable[[int], Batch]
 class Reference(Protocol):
     """torch's side, at work or from a record."""
 
-    def step(self, batch: Batch) -> Seen: ...
+    def step(self, batch: Batch) -> Observation: ...
 
     def weights(self) -> Named: ...
 
@@ -81,9 +81,9 @@ class LevelStep:
 
     number: int
     batch: Batch
-    candidate: Seen
-    reference: Seen
-    oracle: Seen | None = None
+    candidate: Observation
+    reference: Observation
+    oracle: Observation | None = None
 
 
 @dataclasses.dataclass
@@ -234,10 +234,10 @@ def _nudged(batch: Batch, member: int) -> Batch:
         up = random.random_sample(x.shape) < 0.5
         return np.nextafter(single, np.where(up, np.float32(np.inf), np.float32(-np.inf)))
 
-    return dataclasses.replace(batch, theirs=batch.theirs.map(nudge))
+    return dataclasses.replace(batch, torch_call=batch.torch_call.map(nudge))
 
 
-def _first_outside(errors: list[tuple[float, float, float]], results: Seen) -> int | None:
+def _first_outside(errors: list[tuple[float, float, float]], results: Observation) -> int | None:
     types = {x.dtype for x in results.weights.values() if x.dtype.kind not in "biu"}
     # An envelope of 0, where every run takes the same path, must not make rounding a difference.
     floor = 16 * max((float(np.finfo(t).eps) if t.kind == "f" else 2.0**-8 for t in types), default=0.0)
@@ -246,7 +246,7 @@ def _first_outside(errors: list[tuple[float, float, float]], results: Seen) -> i
 
 
 def step_differences(
-    candidate: Seen, reference: Seen, step: int, oracle: Seen | None = None
+    candidate: Observation, reference: Observation, step: int, oracle: Observation | None = None
 ) -> list[Difference]:
     """All that one step shows before the update, in the order of computation."""
     differences = []

@@ -31,22 +31,22 @@ from ._model_inputs import (
     variable_shapes,
     zero_variables,
 )
-from ._sides.call import Call
+from ._sides.call_arguments import Call
 from ._sides.flax_float64 import in_float64
 from ._sides.flax_mode import of_init
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Layout, Task, noting_layout
+from ._sides.step_data import Layout, Task, noting_layout
 from ._sides.torch_side import TorchSide
 from ._weights import Links, links_of
 from ._weights import Mapping as GuessedMapping
 from ._weights.guesses import Guesses
 from ._weights.mapping import Entries
 from ._weights.source import source_of
-from ._weights.suggest import Calls, Group
+from ._weights.suggest import Calls, LayerGroup
 from ._weights.tree import FlaxModule, Variables, tree_of
 from ._weights.unmatched import ignored
 
-Attempt = tuple[Sequence[Group], tuple[int, ...]]
+Attempt = tuple[Sequence[LayerGroup], tuple[int, ...]]
 """Groups, and for each array that may lie in several ways the number of one."""
 FITS = 1e-6
 """Outputs that are nearer than this agree. Another order of random weights moves them by far more."""
@@ -85,7 +85,7 @@ class MappingTrial:
         )
         calls = ModelInputs(flax_module, self.task, examples, kwargs, function="match")
         self.batch = calls.batch(1)
-        call = in_float32(self.batch.ours)
+        call = in_float32(self.batch.flax_call)
         self.call: dict[str, Any] = {"inputs": call.args, "kwargs": of_init(flax_module, call.kwargs)}
         with noting_layout(self.task.layout, call):
             variables = None if isinstance(flax_module, nnx.Module) else variable_shapes(flax_module, call)
@@ -129,7 +129,7 @@ class MappingTrial:
     def _variables(self) -> Variables | None:
         """Of a Linen module: zeros in the types that the user's own settings give."""
         if not isinstance(self.flax_module, nnx.Module):
-            return zero_variables(self.flax_module, self.batch.ours)
+            return zero_variables(self.flax_module, self.batch.flax_call)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
             raise TypeError("parity.match: an example is for a Flax module with values; this one has shapes.")
         return None
@@ -151,7 +151,7 @@ class MappingTrial:
         def outputs(parameters: Any, other_variables: Any, call: Call) -> Any:
             return side.leaves(side.net.apply(parameters, other_variables, call, (), note)[0])
 
-        jax.eval_shape(in_float64(outputs), side.parameters, side.rest, side.call(self.batch))
+        jax.eval_shape(in_float64(outputs), side.parameters, side.extra_state, side.call(self.batch))
         return self._order, order
 
 
@@ -180,7 +180,7 @@ def tried_mapping(
     return guesses.mapping(notes=(f"{text}. The models differ, or a guess is wrong",))
 
 
-def _attempts(named: Sequence[Group], guesses: Guesses) -> Iterator[Attempt]:
+def _attempts(named: Sequence[LayerGroup], guesses: Guesses) -> Iterator[Attempt]:
     """Each order, with each way in which single arrays may lie."""
     for groups in _orders(named, guesses.groups):
         axis_choices = [range(len(turn.axes)) for turn in guesses.turns(groups)]
@@ -205,7 +205,7 @@ def _notes(
             yield f"ambiguous: {turn.pairs[0][0]} may lie as {turn.axes[1 - choices[i]]} as well"
 
 
-def _orders(named: Sequence[Group], called: Sequence[Group]) -> Iterator[Sequence[Group]]:
+def _orders(named: Sequence[LayerGroup], called: Sequence[LayerGroup]) -> Iterator[Sequence[LayerGroup]]:
     """In the order of calls, in the order of definition, and then with one group in another order."""
     yield called
     if named != called:
@@ -219,7 +219,7 @@ def _orders(named: Sequence[Group], called: Sequence[Group]) -> Iterator[Sequenc
             yield [*called[:i], _with(group, other), *called[i + 1 :]]
 
 
-def _exchanges(groups: Sequence[Group]) -> Iterator[tuple[tuple[str, str], Sequence[Group]]]:
+def _exchanges(groups: Sequence[LayerGroup]) -> Iterator[tuple[tuple[str, str], Sequence[LayerGroup]]]:
     for i, group in enumerate(groups):
         for index, other in _neighbours(group.flax):
             yield group.torch[index : index + 2], [*groups[:i], _with(group, other), *groups[i + 1 :]]  # type: ignore[misc]
@@ -230,8 +230,8 @@ def _neighbours(paths: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         yield i, [*paths[:i], paths[i + 1], paths[i], *paths[i + 2 :]]
 
 
-def _with(group: Group, flax: Iterable[str]) -> Group:
-    return Group(group.torch, tuple(flax), group.reasons)
+def _with(group: LayerGroup, flax: Iterable[str]) -> LayerGroup:
+    return LayerGroup(group.torch, tuple(flax), group.reasons)
 
 
 def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from ._weights.tree import FlaxModule, tree_of
 
 if TYPE_CHECKING:
     from ._model_inputs import Inputs, Outputs
-    from ._sides.task import Layout
+    from ._sides.step_data import Layout
 
 
 def match(

@@ -1,7 +1,7 @@
 """Calls: what each side is called with, from the arguments of `compare` and `match`.
 
-inputs ───────► torch's call ──────────────────────────────► Batch.theirs
-       └layout► Flax's call ──mode, dropout's stream───────► Batch.ours
+inputs ───────► torch's call ──────────────────────────────► Batch.torch_call
+       └layout► Flax's call ──mode, dropout's stream───────► Batch.flax_call
 torch_inputs, flax_inputs instead, where the two take different things
 """
 
@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
-from ._sides.call import AsArray, Call, to_array
+from ._sides.call_arguments import AsArray, Call, to_array
 from ._sides.flax_mode import flags, in_mode, of_init
-from ._sides.task import Batch, Move, Task, same, to_channels_last
+from ._sides.step_data import Batch, Move, Task, same, to_channels_last
 from ._weights.tree import FlaxModule, Variables
 
 Inputs = Any
@@ -85,7 +85,9 @@ class ModelInputs:
         calls = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
         mode_flags = flags(self.module, calls[-1], self.task.training)
         notes = [f"Flax is called with {name}={value}, as the mode is" for name, value in mode_flags.items()]
-        floating = [name for name, x in batch.theirs.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)]
+        floating = [
+            name for name, x in batch.torch_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
         alone = [name for name in floating if name not in batch.common]
         if alone:
             notes.append(

@@ -10,7 +10,7 @@ import torch
 from ._levels import Sides
 from ._sides.constants import Constants
 from ._sides.flax_side import FlaxSide
-from ._sides.task import OWN, Task
+from ._sides.step_data import OWN, Task
 from ._sides.torch_side import TorchSide
 from ._weights import Links
 from ._weights.tree import FlaxModule, Variables

@@ -27,10 +27,10 @@ from ._comparison import Comparison, require_same
 from ._exactness import environment, exact
 from ._files import read_weights, write_weights
 from ._levels import Findings, LevelStep, Sides
-from ._sides.call import Arguments, Call, read, written
+from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
 from ._sides.flax_mode import in_mode
 from ._sides.flax_side import FlaxSide
-from ._sides.task import Batch, Named, Seen, Task, same
+from ._sides.step_data import Batch, Named, Observation, Task, same
 from ._weights.tree import FlaxModule, Variables
 from .measuring import Kind, Level, Policy, judge
 
@@ -48,7 +48,7 @@ VERSION = 3
 Calls = tuple[Arguments, Call]
 Ratios = dict[tuple[Kind, str, int], float | None]
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
-"""The attributes of Seen that are kept, in its order."""
+"""The attributes of Observation that are kept, in its order."""
 FIELDS = {
     **dict.fromkeys(("level", "dtype", "subject", "sha256", "seal"), str),
     **dict.fromkeys(("steps", "replicas", "seed"), int),
@@ -103,7 +103,7 @@ def record(
     contiguous = {name: np.array(x, order="C") for name, x in arrays.items()}
     write_weights(target, contiguous, metadata={"format": FORMAT})
     manifest = _manifest(comparison, request, findings.noise, _digest(target))
-    manifest["calls"] = [written(step.batch.ours.form) for step in steps]
+    manifest["calls"] = [form_to_json(step.batch.flax_call.form) for step in steps]
     manifest["ignored"] = sorted(pair.links.ignored)
     manifest["seal"] = _seal(manifest)
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
@@ -203,7 +203,7 @@ def _tape(request: Request, findings: Findings, steps: list[LevelStep]) -> Named
     move = request.task.layout.inputs
     for step in steps:
         prefix, expected = f"{step.number}/", step.oracle or step.reference
-        arrays |= {f"{prefix}inputs/{name}": x for name, x in step.batch.ours.arrays.items()}
+        arrays |= {f"{prefix}inputs/{name}": x for name, x in step.batch.flax_call.arrays.items()}
         arrays |= {f"{prefix}targets/{i}": move(x) for i, x in enumerate(step.batch.targets)}
         arrays |= {f"{prefix}masks/{i}": x for i, x in enumerate(expected.masks)}
         arrays |= _named(f"{prefix}expected/", expected)
@@ -212,7 +212,7 @@ def _tape(request: Request, findings: Findings, steps: list[LevelStep]) -> Named
     return arrays
 
 
-def _named(prefix: str, results: Seen) -> Named:
+def _named(prefix: str, results: Observation) -> Named:
     return {f"{prefix}{part}/{name}": x for part in PARTS for name, x in getattr(results, part).items()}
 
 
@@ -222,12 +222,12 @@ class _Played:
     def __init__(self, arrays: Named, which: str, candidate: FlaxSide):
         self.arrays, self.which, self.start, self.steps = arrays, which, candidate.weights(), 0
 
-    def step(self, batch: Batch) -> Seen:
+    def step(self, batch: Batch) -> Observation:
         self.steps += 1
         step_arrays = _below(self.arrays, f"{self.steps}/")
         recorded = _below(step_arrays, f"{self.which}/")
         outputs, loss, of_inputs, gradients, state, weights = (_below(recorded, f"{part}/") for part in PARTS)
-        return Seen(outputs, loss, of_inputs, gradients, state, weights, _row(step_arrays, "masks/"))
+        return Observation(outputs, loss, of_inputs, gradients, state, weights, _row(step_arrays, "masks/"))
 
     def weights(self) -> Named:
         return self.start
@@ -238,14 +238,14 @@ def _batch(arrays: Named, calls: list[Calls], in_its_mode: Callable[[Call], Call
     form, replacements = calls[step - 1]
     call = in_its_mode(Call(_below(step_arrays, "inputs/"), form).with_kwargs(replacements))
     common = {name: (name, same) for name in _below(step_arrays, "expected/input_gradients/")}
-    return Batch(ours=call, targets=_row(step_arrays, "targets/"), common=common)
+    return Batch(flax_call=call, targets=_row(step_arrays, "targets/"), common=common)
 
 
 def _calls(manifest: Mapping[str, Any], target: Path, flax_kwargs: Mapping[str, Any] | None) -> list[Calls]:
     """The form of each step's call, and the keyword arguments that come in the place of recorded ones."""
     replacements = Call.of((), flax_kwargs)
     try:
-        forms = [read(call) for call in manifest["calls"]]
+        forms = [form_from_json(call) for call in manifest["calls"]]
         unrecorded = {
             name: kind for form in forms for name, kind in Call({}, form).with_kwargs(replacements).missing()
         }

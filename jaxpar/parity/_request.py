@@ -16,9 +16,9 @@ from flax import linen
 from ._exactness import as_it_runs
 from ._model_inputs import Inputs, ModelInputs, Outputs, in_float32, output_pairs, zero_variables
 from ._model_pair import ModelPair
-from ._sides.call import to_array
+from ._sides.call_arguments import to_array
 from ._sides.flax_mode import of_init
-from ._sides.task import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
+from ._sides.step_data import OWN, Batch, Layout, Loss, Optimizer, Task, noting_layout
 from ._sides.torch_dropout import refuse_unwatchable
 from ._weights import links_of
 from ._weights.mapping import Entries
@@ -122,7 +122,7 @@ class Request:
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)
-        call = self.batch(1).ours
+        call = self.batch(1).flax_call
         if isinstance(module, linen.Module) and variables is None and self.weights == "torch":
             if self.ignore_flax:
                 raise ValueError(

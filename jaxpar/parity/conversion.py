@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MatchError
-from ._sides.call import Call
-from ._sides.task import Layout
+from ._sides.call_arguments import Call
+from ._sides.step_data import Layout
 from ._weights.load_torch import converted
 from ._weights.mapping import Entries
 from ._weights.source import source_of

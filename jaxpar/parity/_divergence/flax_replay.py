@@ -18,10 +18,10 @@ import numpy as np
 
 from ..._typing import PyTree, Shape
 from ..._upstream import get_opaque_trace_state
-from .._sides.call import Call
+from .._sides.call_arguments import Call
 from .._sides.flax_float64 import in_float64
 from .._sides.flax_side import FlaxSide
-from .._sides.task import Batch, Named
+from .._sides.step_data import Batch, Named
 from .._weights.tree import FlaxModule
 from .torch_trace import LayerCall
 
@@ -73,10 +73,10 @@ def replay(
         forcing = _Forcing(references, channels_last, unreplayed)
         outputs, after = side.net.apply(parameters, other_variables, call, masks, forcing)
         records = forcing.inputs, forcing.results, forcing.misfits
-        return *records, side.leaves(outputs), side.net.named_rest(after)
+        return *records, side.leaves(outputs), side.net.named_extra_state(after)
 
     compiled = jax.jit(in_float64(run))
-    arrays = compiled(side.parameters, side.rest, side.call(batch), masks, references)
+    arrays = compiled(side.parameters, side.extra_state, side.call(batch), masks, references)
     inputs, returned, misfits, outputs, state = jax.tree.map(np.asarray, arrays)
     return Replay(inputs, returned, outputs, state, misfits, unreplayed)
 

@@ -13,7 +13,7 @@ import torch
 from .._comparison_data import LayerResult
 from .._levels import Batches
 from .._model_pair import ModelPair
-from .._sides.task import Named, Seen
+from .._sides.step_data import Named, Observation
 from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .._weights import Link
@@ -142,7 +142,7 @@ class Forward:
         until: tuple[Nth, str] | None = None,
         forced: bool = True,
         keep: bool = False,
-    ) -> tuple[Seen | None, Trace]:
+    ) -> tuple[Observation | None, Trace]:
         """Forward and loss once more from the same start, without a backward pass.
 
         Args:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._comparison_data import Cause
-from .._sides.task import Named
+from .._sides.step_data import Named
 from .forward import Forward
 from .search import EQUAL, relative_error
 

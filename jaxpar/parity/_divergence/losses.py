@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._comparison_data import Divergence
-from .._sides.task import Named
+from .._sides.step_data import Named
 from .forward import Forward
 from .search import Search, any_mistakes, known_mistakes
 from .torch_trace import Departure

@@ -15,7 +15,7 @@ from ..._rulebook import Part
 from .._comparison_data import Cause, Divergence
 from .._levels import Batches
 from .._model_pair import ModelPair
-from .._sides.task import Named
+from .._sides.step_data import Named
 from .search import EQUAL, relative_error
 
 Parameters = list[torch.nn.Parameter]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .._comparison_data import Cause
-from .._sides.task import Named
+from .._sides.step_data import Named
 from .._tensors import widened
 from .catalogue import Variation, anything_wrong, variations
 from .dataflow import NotRecomputable

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from .._comparison_data import Divergence
-from .._sides.task import Named
+from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
 from .array_changes import made_of
 from .dataflow import Dataflow, quick

@@ -41,15 +41,15 @@ def read_weights(path: str | os.PathLike[str], *, key: str | None = None) -> dic
     torch counterpart: `torch.load(path, map_location="cpu", weights_only=True)`.
     """
     name = os.fspath(path)
-    found: Any = READERS[_kind(name)](checked_path(name))
-    for word in key.split(".") if key else ():
-        if not isinstance(found, Mapping) or word not in found:
-            held = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else "no names"
-            raise FileError(f"{name}: there is no {key!r} in it; where {word!r} was looked for is {held}.")
-        found = found[word]
-    if not isinstance(found, Mapping):
-        raise FileError(f"{name}: it holds a {type(found).__name__}, not tensors by name.")
-    return dict(found)
+    content: Any = READERS[_kind(name)](checked_path(name))
+    for part in key.split(".") if key else ():
+        if not isinstance(content, Mapping) or part not in content:
+            names = ", ".join(map(str, list(content)[:8])) if isinstance(content, Mapping) else "no names"
+            raise FileError(f"{name}: there is no {key!r} in it; where {part!r} was looked for is {names}.")
+        content = content[part]
+    if not isinstance(content, Mapping):
+        raise FileError(f"{name}: it holds a {type(content).__name__}, not tensors by name.")
+    return dict(content)
 
 
 def write_weights(

@@ -18,14 +18,14 @@ def checked_path(name: str) -> str:
       FileError: missing, a folder, a device or pipe, empty, or not readable.
     """
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except (OSError, ValueError) as error:
         raise FileError(f"{name}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise FileError(f"{name}: it is a folder; give the file in it.")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise FileError(f"{name}: it is no plain file.")
-    if not found.st_size:
+    if not status.st_size:
         raise FileError(f"{name}: it is empty.")
     return name
 

@@ -68,12 +68,12 @@ def _header(path: str) -> tuple[dict[str, Any], int]:
 
 
 def _once(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise FileError(f"{path}: {twice!r} is in its header twice; which one is meant cannot be known.")
-    return found
+    return entries
 
 
 def _library_agrees(path: str) -> None:

@@ -22,7 +22,7 @@ def read(path: str) -> Any:
     torch = _torch(path)
     _check_archive(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         # torch's own text is an advice to switch the protection off.
         raise FileError(
@@ -35,19 +35,19 @@ def read(path: str) -> Any:
             f"{path}: torch cannot read it ({os.path.getsize(path)} bytes): {type(error).__name__}: "
             f"{_first(error)}"
         ) from error
-    for name, tensor in _tensors(found, torch):
-        claimed, held = tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()
-        if claimed > held and tensor.layout is torch.strided:
-            raise FileError(f"{path}: {name} claims {claimed} bytes, and the file has {held} for it.")
-    return found
+    for name, tensor in _tensors(content, torch):
+        claimed, available = tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()
+        if claimed > available and tensor.layout is torch.strided:
+            raise FileError(f"{path}: {name} claims {claimed} bytes, and the file has {available} for it.")
+    return content
 
 
 def write(temporary: str, path: str, tensors: Mapping[str, Any]) -> None:
     torch = _torch(path)
-    given = {name: tensor_from(path, name, tensor) for name, tensor in tensors.items()}
+    converted = {name: tensor_from(path, name, tensor) for name, tensor in tensors.items()}
     with open(temporary, "xb") as file:
         try:
-            torch.save(given, file)
+            torch.save(converted, file)
         except RuntimeError as error:
             # torch closes an archive that it could not write, and raises what comes of that instead.
             if isinstance(error.__context__, OSError):
@@ -91,21 +91,21 @@ def _check_archive(path: str) -> None:
         raise FileError(f"{path}: its entries claim more bytes than the {size} of the file.")
 
 
-def _tensors(found: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(found, torch.Tensor):
-        yield path, found
-    elif isinstance(found, Mapping):
-        for key, value in found.items():
+def _tensors(content: Any, torch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(content, torch.Tensor):
+        yield path, content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
             yield from _tensors(value, torch, f"{path}.{key}".lstrip("."))
-    elif isinstance(found, (list, tuple)):
-        for i, value in enumerate(found):
+    elif isinstance(content, (list, tuple)):
+        for i, value in enumerate(content):
             yield from _tensors(value, torch, f"{path}[{i}]")
 
 
 def _refused(error: Exception) -> str:
     """The class or function that torch met and does not call."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return f", {found[1]} for one" if found else ""
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    return f", {match[1]} for one" if match else ""
 
 
 def _first(error: Exception) -> str:

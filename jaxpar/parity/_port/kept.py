@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from .._record import record
-from .._sides.task import Layout
+from .._sides.step_data import Layout
 from .proof import array
 
 TEST = '''"""{name} computes what torch computed when it was ported; torch is not needed."""

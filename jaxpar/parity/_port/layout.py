@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._sides.task import Layout, to_channels_first, to_channels_last
+from .._sides.step_data import Layout, to_channels_first, to_channels_last
 from .._sides.torch_side import named_leaves
 from .images.axes import Unsafe
 from .images.flow import AXES, Flow

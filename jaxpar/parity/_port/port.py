@@ -18,7 +18,7 @@ from torch import nn
 
 from ...errors import PortError
 from .._comparison import Comparison
-from .._sides.task import Layout
+from .._sides.step_data import Layout
 from .changes import require_no_other_state
 from .images.flow import Flow
 from .kept import keep

@@ -20,7 +20,7 @@ from torch import nn
 
 from .._compare import compare
 from .._comparison import Comparison
-from .._sides.task import Layout, factors, real_parts
+from .._sides.step_data import Layout, factors, real_parts
 from .._sides.torch_side import named_leaves
 
 STEPS, RATE = 5, 1e-4

@@ -31,14 +31,14 @@ class Constants:
       instead: other values, by name.
 
     Attributes:
-      seen: their values, as they were.
+      originals: their values, as they were.
       exact: arrays of float64 that a model brings along: they may be what the other side had rounded.
     """
 
     seed: int | None = None
     only: frozenset[str] | None = None
     instead: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    seen: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    originals: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     exact: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def __call__(self, values: np.ndarray, name: str | None = None) -> np.ndarray:
@@ -51,7 +51,7 @@ class Constants:
         if values.dtype.kind == "c" or _is_exact(values):
             return wide
         name = name or f"{values.dtype}{list(values.shape)} in {_line()}"
-        self.seen.setdefault(name, values)
+        self.originals.setdefault(name, values)
         if name in self.instead:
             return self.instead[name].astype(np.float64).reshape(wide.shape)
         if self.seed is None or (self.only is not None and name not in self.only):

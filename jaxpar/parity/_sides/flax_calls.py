@@ -59,7 +59,7 @@ _current: ContextVar[tuple[Handler, Mapping[int, str]] | None] = ContextVar("wat
 
 @contextmanager
 def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
-    layers = [(path, each) for path, each in nnx.iter_graph(root, graph=True) if _can_be_watched(each)]
+    layers = [(path, node) for path, node in nnx.iter_graph(root, graph=True) if _can_be_watched(node)]
     paths = {id(layer): ".".join(map(str, path)) for path, layer in layers}
     classes: list[tuple[nnx.Module, Any]] = [(layer, type(layer)) for _, layer in layers]
     token = _current.set((handler, paths))
@@ -132,18 +132,19 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
     return watched
 
 
-def _subclass(own: Any, members: dict[str, Any]) -> Any:
+def _subclass(layer_class: Any, members: dict[str, Any]) -> Any:
     """A subclass that instances can change to: Python refuses a class of another layout."""
-    names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made = (
-        type(own)(own.__name__, (silent, own), {**members, **names}) for silent in (_Silent, _SilentMixin)
+    names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    subclasses = (
+        type(layer_class)(layer_class.__name__, (silent, layer_class), {**members, **names})
+        for silent in (_Silent, _SilentMixin)
     )
-    return next(each for each in made if _same_layout(own, each))
+    return next(subclass for subclass in subclasses if _same_layout(layer_class, subclass))
 
 
-def _same_layout(own: type, other: type) -> bool:
+def _same_layout(layer_class: type, other: type) -> bool:
     try:
-        object.__setattr__(object.__new__(own), "__class__", other)
+        object.__setattr__(object.__new__(layer_class), "__class__", other)
     except TypeError:
         return False
     return True

@@ -52,30 +52,32 @@ class Injection:
     @contextmanager
     def _inside(self, path: str, layer: FlaxModule, kwargs: Mapping[str, Any]) -> Iterator[None]:
         """The layer with another `attention_fn` for its call, if it is an attention that would drop."""
-        own = getattr(layer, "attention_fn", None)
-        if not _drops_inside(layer, kwargs) or own is None or hasattr(own, MASKED):
+        attention_fn = getattr(layer, "attention_fn", None)
+        if not _drops_inside(layer, kwargs) or attention_fn is None or hasattr(attention_fn, MASKED):
             yield
             return
         # Past NNX's and Linen's own __setattr__: the layer is one of the compared copy's, and of this call.
-        object.__setattr__(layer, "attention_fn", self._attention(path, layer, own))
+        object.__setattr__(layer, "attention_fn", self._attention(path, layer, attention_fn))
         try:
             yield
         finally:
-            object.__setattr__(layer, "attention_fn", own)
+            object.__setattr__(layer, "attention_fn", attention_fn)
 
-    def _attention(self, path: str, layer: FlaxModule, own: Callable[..., jax.Array]) -> Callable[..., Any]:
+    def _attention(
+        self, path: str, layer: FlaxModule, attention_fn: Callable[..., jax.Array]
+    ) -> Callable[..., Any]:
         """The layer's attention function with torch's mask on its weights.
 
         The weights are what it gives for values that are the unit matrix, so that any function that is linear
         in its values will do, with groups of heads and causal ones.
         """
 
-        @functools.wraps(own)
+        @functools.wraps(attention_fn)
         def attention(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> Any:
             kwargs |= {"deterministic": True, "dropout_rng": None}
             units = jnp.eye(value.shape[-3], dtype=value.dtype)[:, None]
             units = jnp.broadcast_to(units, (*value.shape[:-1], value.shape[-3]))
-            weights = jnp.swapaxes(own(query, key, units, *args, **kwargs), -3, -2)
+            weights = jnp.swapaxes(attention_fn(query, key, units, *args, **kwargs), -3, -2)
             rate = layer.dropout_rate
             mask = _of_attention(path, self._taken(path), weights.shape, layer)
             weights = weights * jnp.where(mask != 0, 1 / (1 - rate) if rate < 1 else 0.0, 0)
@@ -128,8 +130,8 @@ def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple 
     if not type(layer).__name__.startswith("Dropout"):
         return False
     # Linen's takes the flag by position as well.
-    told = {"deterministic": args[1], **kwargs} if args[1:] else kwargs
-    return not _is_deterministic(layer, told) and rate_of(layer) > 0
+    options = {"deterministic": args[1], **kwargs} if args[1:] else kwargs
+    return not _is_deterministic(layer, options) and rate_of(layer) > 0
 
 
 def _drops_inside(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
@@ -140,8 +142,8 @@ def _drops_inside(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_deterministic(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
-    told = kwargs.get("deterministic")
-    return bool(getattr(layer, "deterministic", False) if told is None else told)
+    deterministic = kwargs.get("deterministic")
+    return bool(getattr(layer, "deterministic", False) if deterministic is None else deterministic)
 
 
 def rate_of(layer: FlaxModule) -> float:

@@ -139,20 +139,20 @@ class _Widening:
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
-        self.known: dict[int, tuple[Any, Any]] = {}
+        self.widened: dict[int, tuple[Any, Any]] = {}
         """The programs that have been met, by id, and what became of them: JAX compiles each once."""
 
     def program(self, program: Any) -> Any:
-        if id(program) not in self.known:
-            self.known[id(program)] = program, self._changed(program)
-        return self.known[id(program)][1]
+        if id(program) not in self.widened:
+            self.widened[id(program)] = program, self._changed(program)
+        return self.widened[id(program)][1]
 
     def _changed(self, program: Any) -> Any:
         jaxpr, consts = opened(program)
         self._note(consts)
         body = _Body(self)
         fields = {name: [body.wide(x) for x in getattr(jaxpr, name)] for name in ("constvars", "invars")}
-        equations = [each for equation in jaxpr.eqns for each in body.equation(equation)]
+        equations = [widened for equation in jaxpr.eqns for widened in body.equation(equation)]
         if not body.changed:
             return program
         consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
@@ -168,7 +168,7 @@ class _Widening:
     def _constant(self, x: Any, var: Var, jaxpr: Jaxpr) -> Any:
         if _dtype(x) not in WIDE or isinstance(x, jax.core.Tracer):
             return _wide_tracer(x)
-        first = next((each for each in jaxpr.eqns if var in each.invars), None)
+        first = next((user for user in jaxpr.eqns if var in user.invars), None)
         return self.constants(np.asarray(x), f"{_dtype(x)}{list(np.shape(x))} in {_line(first)}")
 
 
@@ -197,35 +197,35 @@ class _Body:
         return Literal(wide.type(_written(x.val)), x.aval.update(dtype=wide))
 
     def equation(self, equation: JaxprEqn) -> Iterator[JaxprEqn]:
-        given = [self.wide(x) for x in equation.invars]
+        inputs = [self.wide(x) for x in equation.invars]
         if equation.primitive.name in (*BITS, *OPAQUE):
-            yield from self._in_its_own_types(equation, given)
+            yield from self._in_its_own_types(equation, inputs)
             return
         if equation.primitive.name == "convert_element_type":
             to = WIDE.get(equation.params["new_dtype"]) if equation.params["sharding"] is None else None
-            if to is not None and to == _dtype(given[0]) and isinstance(given[0], Var):
+            if to is not None and to == _dtype(inputs[0]) and isinstance(inputs[0], Var):
                 self.changed = True
-                self.instead[equation.outvars[0]] = given[0]  # it is that already
+                self.instead[equation.outvars[0]] = inputs[0]  # it is that already
                 return
         params = {name: self._param(name, value) for name, value in equation.params.items()}
-        made = [cast(Var, self.wide(x)) for x in equation.outvars]
+        outputs = [cast(Var, self.wide(x)) for x in equation.outvars]
         same = all(params[name] is value for name, value in equation.params.items())
         self.changed |= not same
-        yield equation.replace(invars=given, outvars=made, params=params)
+        yield equation.replace(invars=inputs, outvars=outputs, params=params)
 
-    def _in_its_own_types(self, equation: JaxprEqn, given: list[Atom]) -> Iterator[JaxprEqn]:
+    def _in_its_own_types(self, equation: JaxprEqn, inputs: list[Atom]) -> Iterator[JaxprEqn]:
         """The equation as it is, between casts."""
         arguments = list(equation.invars)
-        for i, (own, wide) in enumerate(zip(equation.invars, given, strict=True)):
-            if isinstance(own, Var):
-                arguments[i] = wide if _dtype(own) == _dtype(wide) else Var(own.aval)
+        for i, (narrow, wide) in enumerate(zip(equation.invars, inputs, strict=True)):
+            if isinstance(narrow, Var):
+                arguments[i] = wide if _dtype(narrow) == _dtype(wide) else Var(narrow.aval)
                 if arguments[i] is not wide:
                     yield _converted(equation, wide, cast(Var, arguments[i]))
         results = [Var(x.aval) if _dtype(x) in WIDE else x for x in equation.outvars]
         yield equation.replace(invars=arguments, outvars=results)
-        for own, result in zip(equation.outvars, results, strict=True):
-            if own is not result:
-                yield _converted(equation, result, cast(Var, self.wide(own)))
+        for narrow, result in zip(equation.outvars, results, strict=True):
+            if narrow is not result:
+                yield _converted(equation, result, cast(Var, self.wide(narrow)))
 
     def _param(self, name: str, value: Any) -> Any:
         if name == "jvp_jaxpr_fun":

@@ -15,8 +15,8 @@ import numpy as np
 from flax import linen
 
 from .._weights.tree import FlaxModule
-from .call import Call
-from .task import Task
+from .call_arguments import Call
+from .step_data import Task
 
 IN_TRAINING = ("train", "training", "is_training")
 IN_EVALUATION = ("deterministic", "use_running_average")
@@ -31,11 +31,11 @@ RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermedi
 
 def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
     """The call with the flags of the mode that it does not give, and dropout's stream for Linen."""
-    told: dict[str, Any] = {**flags(module, call, task.training)}
+    options: dict[str, Any] = {**flags(module, call, task.training)}
     # In DataParallel replicas have streams of their own; dropout is refused there.
     if task.replicas == 1:
-        told |= _stream(module, call, task.training)
-    return call.with_kwargs(Call.of((), told))
+        options |= _stream(module, call, task.training)
+    return call.with_kwargs(Call.of((), options))
 
 
 def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
@@ -74,13 +74,13 @@ def _missing(module: FlaxModule, args: tuple, kwargs: Mapping[str, Any], trainin
     function = getattr(type(module), method or "__call__") if not callable(method) else method
     signature = inspect.signature(function)
     named = _without(module, kwargs, (RNGS, MUTABLE, METHOD, CAPTURE))
-    given = signature.bind_partial(module, *args, **named).arguments
-    found = {}
+    passed = signature.bind_partial(module, *args, **named).arguments
+    values = {}
     for name, parameter in signature.parameters.items():
-        if name in given or name not in (*IN_TRAINING, *IN_EVALUATION):
+        if name in passed or name not in (*IN_TRAINING, *IN_EVALUATION):
             continue
         # A layer whose own attribute decides does not want to be told at the call as well.
         if parameter.default is None and getattr(module, name, None) is not None:
             continue
-        found[name] = training if name in IN_TRAINING else not training
-    return found
+        values[name] = training if name in IN_TRAINING else not training
+    return values

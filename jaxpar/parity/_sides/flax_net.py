@@ -1,7 +1,7 @@
 """FlaxNet: a Flax model as pure functions over named leaves, the same for NNX and Linen.
 
-`parameters` and `rest` are the model's own trees, which optax and jit know; `named_parameters`, `named_rest`
-and `filled` translate between them and the flat dicts by path in which models are compared.
+`parameters` and `extra_state` are the model's own pytrees, as optax and jit use them. `named_parameters`,
+`named_extra_state` and `filled` convert between them and the flat dicts by path in which models are compared.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import jaxpar
 from ..._typing import PyTree
 from ...errors import MaskError
 from .._weights.tree import FlaxModule, Variables
-from .call import Call
+from .call_arguments import Call
 from .flax_calls import Handler, watch
 from .flax_dropout import Injection, is_active_dropout
 from .flax_mode import DROPOUT
-from .task import Task
+from .step_data import Task
 
 Arrays = dict[str, jax.Array]
 Trees = tuple[PyTree, PyTree]
@@ -41,18 +41,23 @@ class FlaxNet(abc.ABC):
     """
 
     parameters: PyTree
-    rest: PyTree
+    extra_state: PyTree
 
     def __init__(self, task: Task):
         self.task = task
         self.notes: list[str] = []
 
     def apply(
-        self, parameters: PyTree, rest: PyTree, call: Call, masks: tuple, handler: Handler | None = None
+        self,
+        parameters: PyTree,
+        extra_state: PyTree,
+        call: Call,
+        masks: tuple,
+        handler: Handler | None = None,
     ) -> Trees:
         """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler, not self.task.channels_first)
-        after = self._call(parameters, rest, call, injection)
+        after = self._call(parameters, extra_state, call, injection)
         injection.finish()
         return after
 
@@ -61,15 +66,15 @@ class FlaxNet(abc.ABC):
         return watch(root, handler) if self.task.replicas == 1 else nullcontext()
 
     @abc.abstractmethod
-    def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
+    def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
         """The outputs, and `rest` after the call."""
 
     @abc.abstractmethod
-    def draws(self, rest: PyTree, call: Call) -> bool:
+    def draws(self, extra_state: PyTree, call: Call) -> bool:
         """Whether there are random streams that the model may draw from."""
 
     @abc.abstractmethod
-    def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
+    def reseeded(self, extra_state: PyTree, call: Call) -> tuple[PyTree, Call]:
         """The same with other random streams."""
 
     @abc.abstractmethod
@@ -77,7 +82,7 @@ class FlaxNet(abc.ABC):
         """The leaves of a tree like `parameters` (gradients, too) by path."""
 
     @abc.abstractmethod
-    def named_rest(self, tree: PyTree) -> Arrays:
+    def named_extra_state(self, tree: PyTree) -> Arrays:
         """The leaves of a tree like `rest` by path, without random streams and constants."""
 
     def named_constants(self) -> Arrays:
@@ -85,7 +90,7 @@ class FlaxNet(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
+    def filled(self, parameters: PyTree, extra_state: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
         """Both trees with the leaves that are in `named` replaced, in the trees' own element types."""
 
 
@@ -105,10 +110,10 @@ def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
     """Floating leaves in `dtype`, complex ones in its complex type, all others as they are."""
 
     def leaf(x: jax.Array) -> jax.Array:
-        own = jnp.result_type(x)
-        if jnp.issubdtype(own, jnp.complexfloating):
+        leaf_dtype = jnp.result_type(x)
+        if jnp.issubdtype(leaf_dtype, jnp.complexfloating):
             return x.astype(jnp.promote_types(dtype, jnp.complex64))
-        return x.astype(dtype) if jnp.issubdtype(own, jnp.floating) else x
+        return x.astype(dtype) if jnp.issubdtype(leaf_dtype, jnp.floating) else x
 
     return jax.tree.map(leaf, tree)
 
@@ -125,7 +130,7 @@ class _NNXNet(FlaxNet):
         if task.replicas > 1:
             _refuse_dropout(module)
             module, self.prefix = jaxpar.DataParallel(module, range(task.replicas)), 1
-        self.definition, self.parameters, self.rest = nnx.split(module, nnx.Param, ..., graph=True)
+        self.definition, self.parameters, self.extra_state = nnx.split(module, nnx.Param, ..., graph=True)
 
     def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
         """Layers that were told to compute in one type would do so whatever their weights are."""
@@ -136,21 +141,23 @@ class _NNXNet(FlaxNet):
                 layer.dtype = dtype
                 self.notes.append(f"{'.'.join(map(str, path))}: dtype={jnp.dtype(fixed)} was set to {dtype}")
 
-    def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
-        net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, rest, copy=True)
+    def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
+        net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, extra_state, copy=True)
         with self._watching(net, handler):
             # Streams that are given with the call count what is drawn; the user's own are left as they are.
-            call = call.map_kept(lambda x: nnx.clone(x, graph=True) if isinstance(x, nnx.Rngs) else x)
+            call = call.map_objects(lambda x: nnx.clone(x, graph=True) if isinstance(x, nnx.Rngs) else x)
             outputs = net(*call.args, **call.kwargs)
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param), graph=True))
-        known = {path for path, _ in nnx.to_flat_state(rest)}  # what sow added is not the model's state
-        return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in known])
+        model_paths = {
+            path for path, _ in nnx.to_flat_state(extra_state)
+        }  # what sow added is not the model's state
+        return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in model_paths])
 
-    def draws(self, rest: PyTree, call: Call) -> bool:
-        own = any(_is_kind(leaf, nnx.RngKey) for _, leaf in nnx.to_flat_state(rest))
-        return own or _has_streams((call.args, call.kwargs))
+    def draws(self, extra_state: PyTree, call: Call) -> bool:
+        has_keys = any(_is_kind(leaf, nnx.RngKey) for _, leaf in nnx.to_flat_state(extra_state))
+        return has_keys or _has_streams((call.args, call.kwargs))
 
-    def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
+    def reseeded(self, extra_state: PyTree, call: Call) -> tuple[PyTree, Call]:
         def leaf(x: Any) -> Any:
             return x.replace(_other_key(x[...])) if _is_kind(x, nnx.RngKey) else x
 
@@ -163,7 +170,7 @@ class _NNXNet(FlaxNet):
             definition, state = nnx.split(x, graph=True)
             return nnx.merge(definition, reseeded(state))
 
-        return reseeded(rest), call.map_kept(other)
+        return reseeded(extra_state), call.map_objects(other)
 
     def named_parameters(self, tree: PyTree) -> Arrays:
         return {
@@ -172,14 +179,14 @@ class _NNXNet(FlaxNet):
             if _is_kind(variable, nnx.Variable) and not _is_kind(variable, nnx.RngState)
         }
 
-    named_rest = named_parameters
+    named_extra_state = named_parameters
 
     def named_constants(self) -> Arrays:
         # A bare array is an attribute of the module, as a plain tensor is one of a torch module.
-        flat = nnx.to_flat_state(self.rest)
+        flat = nnx.to_flat_state(self.extra_state)
         return {self._name(path): leaf for path, leaf in flat if not isinstance(leaf, nnx.Variable)}
 
-    def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
+    def filled(self, parameters: PyTree, extra_state: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
         def leaf(path: tuple, variable: Any) -> Any:
             value = named.get(self._name(path))
             if value is None:
@@ -194,7 +201,7 @@ class _NNXNet(FlaxNet):
         def filled(tree: PyTree) -> PyTree:
             return nnx.from_flat_state([(path, leaf(path, x)) for path, x in nnx.to_flat_state(tree)])
 
-        return filled(parameters), filled(rest)
+        return filled(parameters), filled(extra_state)
 
     def _name(self, path: tuple) -> str:
         return ".".join(map(str, path[self.prefix :]))
@@ -226,12 +233,12 @@ def _refuse_dropout(module: nnx.Module) -> None:
             )
 
 
-def _mutable(given: Any, own: list[str]) -> Any:
+def _mutable(requested: Any, of_mode: list[str]) -> Any:
     """Collections that may be written: those of the mode, and those that the user names."""
-    if given is True or isinstance(given, linen.DenyList):
-        return given
-    more = [given] if isinstance(given, str) else given or []
-    return [*own, *(name for name in more if name not in own)]
+    if requested is True or isinstance(requested, linen.DenyList):
+        return requested
+    more = [requested] if isinstance(requested, str) else requested or []
+    return [*of_mode, *(name for name in more if name not in of_mode)]
 
 
 def _known(before: PyTree, after: PyTree) -> PyTree:
@@ -256,33 +263,33 @@ class _LinenNet(FlaxNet):
         self.net = jaxpar.DataParallel(module, range(task.replicas)) if task.replicas > 1 else module
         # Boxes of partitioning metadata have no counterpart in torch.
         bare = linen.meta.unbox(dict(variables))
-        self.rest: dict[str, PyTree] = bare if dtype is None else cast(bare, dtype)
-        self.parameters = self.rest.pop("params", {})
+        self.extra_state: dict[str, PyTree] = bare if dtype is None else cast(bare, dtype)
+        self.parameters = self.extra_state.pop("params", {})
 
-    def _call(self, parameters: PyTree, rest: PyTree, call: Call, handler: Handler) -> Trees:
+    def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
         kwargs = dict(call.kwargs)
         # In evaluation a collection that the module writes to is a mistake, and Flax says so.
-        mutable = _mutable(kwargs.pop("mutable", False), list(rest) if self.task.training else [])
+        mutable = _mutable(kwargs.pop("mutable", False), list(extra_state) if self.task.training else [])
         try:
-            outputs, changed = self._apply(parameters, rest, handler, call.args, kwargs, mutable)
+            outputs, changed = self._apply(parameters, extra_state, handler, call.args, kwargs, mutable)
         except InvalidRngError as error:
             raise MaskError(
                 "parity.compare: the Linen module draws random numbers from a stream that it was not given, "
                 "and torch's masks reach Dropout layers only. Compare with training=False, set that rate to "
                 f"0, or give flax_kwargs={{'rngs': {{...}}}}. Flax says: {error}"
             ) from error
-        return outputs, {name: _known(tree, changed.get(name, tree)) for name, tree in rest.items()}
+        return outputs, {name: _known(tree, changed.get(name, tree)) for name, tree in extra_state.items()}
 
     def _apply(
         self,
         parameters: PyTree,
-        rest: PyTree,
+        extra_state: PyTree,
         handler: Handler,
         args: tuple,
         kwargs: dict[str, Any],
         mutable: Any,
     ) -> Trees:
-        variables = {"params": parameters, **rest}
+        variables = {"params": parameters, **extra_state}
         if self.net is self.module:
             with self._watching(self.module, handler):
                 return self.net.apply(variables, *args, mutable=mutable, **kwargs)
@@ -296,24 +303,24 @@ class _LinenNet(FlaxNet):
         outputs, changed = self.net.apply(nested, *args, mutable=mutable, **kwargs)
         return outputs, {name: tree["module"] for name, tree in changed.items() if "module" in tree}
 
-    def draws(self, rest: PyTree, call: Call) -> bool:
+    def draws(self, extra_state: PyTree, call: Call) -> bool:
         return DROPOUT in call.arrays
 
-    def reseeded(self, rest: PyTree, call: Call) -> tuple[PyTree, Call]:
-        return rest, call.with_arrays({DROPOUT: call.arrays[DROPOUT] ^ 1})
+    def reseeded(self, extra_state: PyTree, call: Call) -> tuple[PyTree, Call]:
+        return extra_state, call.with_arrays({DROPOUT: call.arrays[DROPOUT] ^ 1})
 
     def named_parameters(self, tree: PyTree) -> Arrays:
         return {".".join(path): x for path, x in traverse_util.flatten_dict(tree).items()}
 
-    def named_rest(self, tree: PyTree) -> Arrays:
+    def named_extra_state(self, tree: PyTree) -> Arrays:
         # Paths tell leaves apart without the collection.
         return {".".join(path[1:]): x for path, x in traverse_util.flatten_dict(tree).items()}
 
-    def filled(self, parameters: PyTree, rest: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
+    def filled(self, parameters: PyTree, extra_state: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
         def fill(tree: PyTree, skip: int) -> PyTree:
             flat = traverse_util.flatten_dict(tree)
             return traverse_util.unflatten_dict(
                 {path: jnp.asarray(named.get(".".join(path[skip:]), x), x.dtype) for path, x in flat.items()}
             )
 
-        return fill(parameters, 0), fill(rest, 1)
+        return fill(parameters, 0), fill(extra_state, 1)

@@ -14,12 +14,12 @@ import numpy as np
 from ..._typing import PyTree
 from .._exactness import as_it_runs
 from .._weights.tree import FlaxModule, Variables
-from .call import Call
+from .call_arguments import Call
 from .constants import Constants
 from .flax_float64 import in_float64
 from .flax_net import Arrays, cast, flax_net
 from .outputs import Returned, outputs_of
-from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of, noting_layout, real_parts
+from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, noting_layout, real_parts
 
 R = TypeVar("R")
 
@@ -63,15 +63,17 @@ class FlaxSide:
     def _take(self, constants: Constants) -> None:
         """Leaves that keep their own values are constants, if they are float32's."""
         net = self.net
-        named = {**net.named_parameters(net.parameters), **net.named_rest(net.rest)}
-        kept = {path: named[path] for path in self.ignored if path in named} | net.named_constants()
-        own = {path: np.asarray(x) for path, x in kept.items()}
-        narrow = {path: x.astype(np.float32) for path, x in own.items() if x.dtype == np.float64}
-        values = {path: constants(x, path) for path, x in narrow.items() if np.array_equal(x, own[path])}
-        net.parameters, net.rest = net.filled(net.parameters, net.rest, values)
+        named = {**net.named_parameters(net.parameters), **net.named_extra_state(net.extra_state)}
+        constant_leaves = {
+            path: named[path] for path in self.ignored if path in named
+        } | net.named_constants()
+        arrays = {path: np.asarray(x) for path, x in constant_leaves.items()}
+        narrow = {path: x.astype(np.float32) for path, x in arrays.items() if x.dtype == np.float64}
+        values = {path: constants(x, path) for path, x in narrow.items() if np.array_equal(x, arrays[path])}
+        net.parameters, net.extra_state = net.filled(net.parameters, net.extra_state, values)
 
     def _start(self) -> None:
-        self.parameters, self.rest = self.net.parameters, self.net.rest
+        self.parameters, self.extra_state = self.net.parameters, self.net.extra_state
         with self._settings():
             state = self.tx.init(self.parameters) if self.tx else ()
         # A state that the optimizer keeps in another type would change its type with the first step.
@@ -93,26 +95,28 @@ class FlaxSide:
 
     def step(
         self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True, reseeded: bool = False
-    ) -> Seen:
+    ) -> Observation:
         """Forward, backward, and the optimizer's step if there is one.
 
         Without `keep` the side stays as it was. `reseeded`, all random streams are others.
         """
-        with self._settings(), noting_layout(self.task.layout, batch.ours):
-            call, rest = self.call(batch), self.rest
+        with self._settings(), noting_layout(self.task.layout, batch.flax_call):
+            call, extra_state = self.call(batch), self.extra_state
             if reseeded:
-                rest, call = self.net.reseeded(rest, call)
+                extra_state, call = self.net.reseeded(extra_state, call)
             targets = self._arrays(batch.targets) if self.task.loss else self.loss_factors(batch, masks)
-            before = self.parameters, rest, self.opt_state
+            before = self.parameters, extra_state, self.opt_state
             loss, outputs, (gradients, of_inputs), *after = self._step(*before, call, targets, masks)
         if keep:
-            self.parameters, self.rest, self.opt_state = after
-        return Seen(
+            self.parameters, self.extra_state, self.opt_state = after
+        return Observation(
             outputs=_numpy(outputs),
             loss={"": np.asarray(loss)} if self.task.loss else {},
-            input_gradients={ours: np.asarray(of_inputs[ours]) for ours, _ in batch.common.values()},
+            input_gradients={
+                flax_name: np.asarray(of_inputs[flax_name]) for flax_name, _ in batch.common.values()
+            },
             gradients=self._shown(self.net.named_parameters(gradients)),
-            state=self._shown(self.net.named_rest(after[1])),
+            state=self._shown(self.net.named_extra_state(after[1])),
             weights=self._shown(self.net.named_parameters(after[0])),
         )
 
@@ -120,20 +124,28 @@ class FlaxSide:
         return self._shown(self.net.named_parameters(self.parameters))
 
     def state(self) -> Named:
-        return self._shown(self.net.named_rest(self.rest))
+        return self._shown(self.net.named_extra_state(self.extra_state))
 
     def load(self, weights: Named, state: Named) -> None:
         """Takes over weights and state, by the paths of the leaves."""
-        self.parameters, self.rest = self.net.filled(self.parameters, self.rest, {**weights, **state})
+        self.parameters, self.extra_state = self.net.filled(
+            self.parameters, self.extra_state, {**weights, **state}
+        )
 
     def _shown(self, named: Arrays) -> Named:
         return _numpy({path: x for path, x in named.items() if path not in self.ignored})
 
     def _compute(
-        self, parameters: PyTree, rest: PyTree, opt_state: PyTree, call: Call, targets: Any, masks: tuple
+        self,
+        parameters: PyTree,
+        extra_state: PyTree,
+        opt_state: PyTree,
+        call: Call,
+        targets: Any,
+        masks: tuple,
     ) -> tuple:
         def objective(parameters: PyTree, floating: Arrays) -> tuple:
-            outputs, after = self.net.apply(parameters, rest, call.with_arrays(floating), masks)
+            outputs, after = self.net.apply(parameters, extra_state, call.with_arrays(floating), masks)
             leaves = self.leaves(outputs)
             return self._loss(outputs, leaves, targets), (leaves, after)
 
@@ -158,9 +170,9 @@ class FlaxSide:
         """The outputs that are compared, by name, while the step is traced: they need not be a pytree."""
         names = self.task.outputs
         chosen = None if names is None else {flax: torch for torch, flax in names.items()}
-        found = outputs_of("the Flax module", outputs, is_array, chosen)
-        self.returned.sole, self.returned.left_out = found.sole, found.left_out
-        return found.arrays
+        compared = outputs_of("the Flax module", outputs, is_array, chosen)
+        self.returned.sole, self.returned.left_out = compared.sole, compared.left_out
+        return compared.arrays
 
     def _loss(self, outputs: PyTree, leaves: Arrays, targets: PyTree) -> jax.Array:
         if self.task.loss:
@@ -175,26 +187,26 @@ class FlaxSide:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
         # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
-        outputs = self._traced.eval_shape(self.parameters, self.rest, call, masks)
+        outputs = self._traced.eval_shape(self.parameters, self.extra_state, call, masks)
         back = self.task.layout.outputs_back
         shapes = {
             name: back(np.broadcast_to(np.zeros((), np.float32), x.shape)).shape
             for name, x in outputs.items()
         }
-        made = factors(shapes, self.task.seed)
-        made = {name: in_type_of(self.dtype, x) for name, x in made.items()}
-        return {name: self.array(self.task.layout.outputs(x)) for name, x in made.items()}
+        projection = factors(shapes, self.task.seed)
+        projection = {name: in_type_of(self.dtype, x) for name, x in projection.items()}
+        return {name: self.array(self.task.layout.outputs(x)) for name, x in projection.items()}
 
     def _real_outputs(self, *arguments: Any) -> Arrays:
         return real_parts(self.leaves(self.net.apply(*arguments)[0]))
 
     def draws(self, batch: Batch) -> bool:
         """Whether the model has random streams of its own."""
-        return self.net.draws(self.rest, batch.ours)
+        return self.net.draws(self.extra_state, batch.flax_call)
 
     def call(self, batch: Batch) -> Call:
         """Flax's call, in the side's type."""
-        return batch.ours.map(self.array)
+        return batch.flax_call.map(self.array)
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
         return tuple(self.array(self.task.layout.inputs(x)) for x in arrays)

@@ -57,36 +57,39 @@ def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str
       LeafError: an object that holds arrays and is no container.
       ValueError: a name that is not there.
     """
-    found = named(tree, is_array)
+    arrays = named(tree, is_array)
     if chosen is not None:
-        return _chosen(side, found, chosen)
+        return _chosen(side, arrays, chosen)
     _check_all_seen(side, tree, is_array)
-    if len(found) != 1:
-        return Outputs(found)
-    ((path, array),) = found.items()
+    if len(arrays) != 1:
+        return Outputs(arrays)
+    ((path, array),) = arrays.items()
     return Outputs({"": array}, path)
 
 
-def _chosen(side: str, found: dict[str, Any], chosen: Mapping[str, str]) -> Outputs:
+def _chosen(side: str, available: dict[str, Any], chosen: Mapping[str, str]) -> Outputs:
     arrays: dict[str, Any] = {}
-    left_out = set(found)
+    left_out = set(available)
     for name, common in chosen.items():
-        exact = next((each for each in (name, f"[{name!r}]", f"[{name}]") if _below(found, each)), None)
+        exact = next(
+            (candidate for candidate in (name, f"[{name!r}]", f"[{name}]") if _below(available, candidate)),
+            None,
+        )
         if exact is None:
-            there = ", ".join(repr(each) for each in found) or "none"
+            names = ", ".join(repr(path) for path in available) or "none"
             raise ValueError(
-                f"parity.compare: {name!r} in outputs= is no output of {side}. It returns {there}; '' is an "
+                f"parity.compare: {name!r} in outputs= is no output of {side}. It returns {names}; '' is an "
                 "array that stands alone."
             )
-        below = _below(found, exact)
-        left_out -= set(below)
-        arrays |= {common + path.removeprefix(exact): found[path] for path in below}
-    return Outputs(arrays, left_out=tuple(path for path in found if path in left_out))
+        nested = _below(available, exact)
+        left_out -= set(nested)
+        arrays |= {common + path.removeprefix(exact): available[path] for path in nested}
+    return Outputs(arrays, left_out=tuple(path for path in available if path in left_out))
 
 
-def _below(found: Mapping[str, Any], name: str) -> list[str]:
+def _below(arrays: Mapping[str, Any], name: str) -> list[str]:
     """A name, and those of the arrays inside of it."""
-    return [path for path in found if path == name or (name and path.startswith(f"{name}["))]
+    return [path for path in arrays if path == name or (name and path.startswith(f"{name}["))]
 
 
 def named(tree: Any, is_array: IsArray) -> dict[str, Any]:
@@ -135,20 +138,23 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 
 def _key(path: tuple[Any, ...]) -> Any:
     entry = path[0]
-    return next((getattr(entry, word) for word in ("key", "name", "idx") if hasattr(entry, word)), str(entry))
+    return next(
+        (getattr(entry, attribute) for attribute in ("key", "name", "idx") if hasattr(entry, attribute)),
+        str(entry),
+    )
 
 
-def _hidden(value: Any, is_array: IsArray, depth: int, seen: set[int]) -> str | None:
+def _hidden(value: Any, is_array: IsArray, depth: int, visited: set[int]) -> str | None:
     """The path of an array somewhere inside of an object; None if there is none."""
     if is_array(value):
         return ""
-    if not depth or id(value) in seen or isinstance(value, (*NUMBERS, type)) or callable(value):
+    if not depth or id(value) in visited or isinstance(value, (*NUMBERS, type)) or callable(value):
         return None
-    seen.add(id(value))
+    visited.add(id(value))
     for path, child in _parts(value):
-        inside = _hidden(child, is_array, depth - 1, seen)
-        if inside is not None:
-            return path + inside
+        inner_path = _hidden(child, is_array, depth - 1, visited)
+        if inner_path is not None:
+            return path + inner_path
     return None
 
 

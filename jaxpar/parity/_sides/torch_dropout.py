@@ -63,12 +63,12 @@ class Capture(TorchFunctionMode):
         call would reach every thread that drops at the time.
         """
         attention = functional.scaled_dot_product_attention
-        own = {
+        watched = {
             "dropout": partial(self._dropout, functional.dropout),
             "scaled_dot_product_attention": partial(self._attention, attention),
             "has_torch_function": lambda tensors: False,  # it has been dispatched: to here
         }
-        copy = FunctionType(function.__code__, function.__globals__ | own, function.__name__)
+        copy = FunctionType(function.__code__, function.__globals__ | watched, function.__name__)
         copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         return copy
 
@@ -88,12 +88,12 @@ class Capture(TorchFunctionMode):
         self, function: Callable[..., Any], input: torch.Tensor, p: Any = None, **kwargs: Any
     ) -> torch.Tensor:
         """Zeros and ones of a model that drops by itself; kept as the factors of dropout are."""
-        given = {} if p is None else {"p": p}
+        options = {} if p is None else {"p": p}
         in_place = function is torch.Tensor.bernoulli_
         chance = torch.as_tensor((0.5 if in_place else input) if p is None else p)
-        drawn = function(input, **given, **kwargs)
-        kept = drawn.detach() != 0
-        self.masks.append(torch.where(kept, 1 / chance.detach().double(), 0.0))
+        drawn = function(input, **options, **kwargs)
+        nonzero = drawn.detach() != 0
+        self.masks.append(torch.where(nonzero, 1 / chance.detach().double(), 0.0))
         return drawn
 
     def _attention(

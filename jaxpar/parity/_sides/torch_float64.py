@@ -75,8 +75,8 @@ def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]
     """
     named: dict[str, torch.Tensor] = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     named |= {f"{path}.{name}".lstrip("."): x for path, name, x in _attributes(module)}
-    own = {name: x for name, x in named.items() if name not in linked and x.dtype in WIDE}
-    values = {name: constants(array_of(x), name) for name, x in own.items()}
+    narrow = {name: x for name, x in named.items() if name not in linked and x.dtype in WIDE}
+    values = {name: constants(array_of(x), name) for name, x in narrow.items()}
     module.double()
     for x in (*module.parameters(), *module.buffers()):
         x.data = wide(x.data)  # complex ones, which `double` leaves as they are
@@ -114,9 +114,9 @@ class Rounding(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> PyTree:
-        made = operation(*args, **(kwargs or {}))
-        shares = any(each.alias_info is not None for each in operation._schema.returns)
-        return made if shares else jax.tree.map(self._moved, made)
+        result = operation(*args, **(kwargs or {}))
+        shares = any(returned.alias_info is not None for returned in operation._schema.returns)
+        return result if shares else jax.tree.map(self._moved, result)
 
     def _moved(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.dtype != torch.float64 or not x.numel():
@@ -156,19 +156,19 @@ class _Operations(TorchDispatchMode):
         args, kwargs = self._widened(operation, args, kwargs)
         if _in_default_type(operation, args, kwargs) and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float64
-        made = EXACT.get(operation, operation)(*args, **kwargs)
-        if operation._schema.is_mutable or not _is_narrow(made):
-            return made
-        return _again(operation, args, kwargs, made)
+        result = EXACT.get(operation, operation)(*args, **kwargs)
+        if operation._schema.is_mutable or not _is_narrow(result):
+            return result
+        return _again(operation, args, kwargs, result)
 
     def _widened(self, operation: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments in float64, and types that are asked for; but not what the operation writes to."""
         infos = operation._schema.arguments
-        written = [each.alias_info is not None and each.alias_info.is_write for each in infos]
-        names = {each.name for each, own in zip(infos, written, strict=True) if own}
-        places = zip(args, written, strict=False)
+        written = [info.alias_info is not None and info.alias_info.is_write for info in infos]
+        names = {info.name for info, is_written in zip(infos, written, strict=True) if is_written}
+        arguments = zip(args, written, strict=False)
         return (
-            tuple(x if own else jax.tree.map(self._given, x) for x, own in places),
+            tuple(x if is_written else jax.tree.map(self._given, x) for x, is_written in arguments),
             {name: x if name in names else jax.tree.map(self._given, x) for name, x in kwargs.items()},
         )
 
@@ -195,22 +195,25 @@ def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
     return name in DEFAULT
 
 
-def _again(operation: Any, args: tuple, kwargs: dict, made: PyTree) -> PyTree:
+def _again(operation: Any, args: tuple, kwargs: dict, result: PyTree) -> PyTree:
     """What came out in torch's default type, once more in float64."""
-    if any(each.name == "dtype" for each in operation._schema.arguments) and kwargs.get("dtype") is None:
+    if (
+        any(argument.name == "dtype" for argument in operation._schema.arguments)
+        and kwargs.get("dtype") is None
+    ):
         return operation(*args, **{**kwargs, "dtype": torch.float64})
     try:
         again = operation(*jax.tree.map(_real, args), **jax.tree.map(_real, kwargs))
     except (RuntimeError, TypeError, IndexError):  # it wants integers
-        again = made
+        again = result
     return jax.tree.map(lambda x: wide(x) if isinstance(x, torch.Tensor) else x, again)
 
 
 def _real(x: Any) -> Any:
     """Integers that an operation makes real numbers of."""
-    whole = isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex()
-    return x.to(torch.float64) if whole else x
+    is_integer = isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex()
+    return x.to(torch.float64) if is_integer else x
 
 
-def _is_narrow(made: PyTree) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.dtype in WIDE for x in jax.tree.leaves(made))
+def _is_narrow(result: PyTree) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.dtype in WIDE for x in jax.tree.leaves(result))

@@ -19,7 +19,7 @@ from .._tensors import array_of, is_tensor, tensor_of
 from .._weights import Links
 from .constants import Constants
 from .outputs import Returned, named, outputs_of
-from .task import OWN, Batch, Named, Seen, Task, factors, in_type_of, real_parts
+from .step_data import OWN, Batch, Named, Observation, Task, factors, in_type_of, real_parts
 from .torch_dropout import Capture
 from .torch_float64 import Rounding, Within, in_float64, widen
 
@@ -63,7 +63,7 @@ class TorchSide:
 
     def step(
         self, batch: Batch, observe: AbstractContextManager | None = None, forward_only: bool = False
-    ) -> Seen:
+    ) -> Observation:
         """Forward, backward, and the optimizer's step if there is one.
 
         Args:
@@ -73,7 +73,7 @@ class TorchSide:
         # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
         self.module.zero_grad(set_to_none=True)
         with self._wrapped() as net, seeded(self.task.seed + self.steps), self._wide(), Capture() as dropout:
-            call = batch.theirs.map(self._input)
+            call = batch.torch_call.map(self._input)
             with observe or nullcontext():
                 outputs = net(*call.args, **call.kwargs)
                 leaves = self.leaves(outputs)
@@ -85,12 +85,12 @@ class TorchSide:
                 self.optimizer.step()
         self.steps += 1
         arrays = self._arrays()
-        return Seen(
+        return Observation(
             outputs={name: self.task.layout.outputs(to_numpy(x)) for name, x in leaves.items()},
             loss={"": to_numpy(loss)} if self.task.loss else {},
             input_gradients={
-                ours: move(to_numpy(_gradient(call.arrays[name])))
-                for name, (ours, move) in batch.common.items()
+                flax_name: move(to_numpy(_gradient(call.arrays[name])))
+                for name, (flax_name, move) in batch.common.items()
             },
             gradients=gradients,
             state=self.links.state(arrays),
@@ -102,9 +102,9 @@ class TorchSide:
         """The outputs that are compared, by name."""
         # A mapping of every name in torch to the name that both sides have: torch's own.
         chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
-        found = outputs_of("the torch module", outputs, is_tensor, chosen)
-        self.returned = Returned(found.sole, found.left_out)
-        return found.arrays
+        compared = outputs_of("the torch module", outputs, is_tensor, chosen)
+        self.returned = Returned(compared.sole, compared.left_out)
+        return compared.arrays
 
     def weights(self) -> Named:
         """The parameters as Flax has them."""
@@ -171,8 +171,10 @@ class TorchSide:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
         # Integers, as an argmax among the outputs, have no gradient.
         real = real_parts(leaves)
-        made = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
-        terms = [(x * self._tensor(in_type_of(self.dtype, made[name]))).sum() for name, x in real.items()]
+        projection = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
+        terms = [
+            (x * self._tensor(in_type_of(self.dtype, projection[name]))).sum() for name, x in real.items()
+        ]
         return sum(terms, torch.zeros((), dtype=self.torch_dtype, device=self.device))
 
     def _gradients(self) -> Named:

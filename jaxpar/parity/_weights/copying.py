@@ -27,7 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def place(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str, jax.Array]:
+def placed_like(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Copies of host arrays on the devices of the old ones, spread as these are."""
     # JAX on a CPU would share the memory with torch, whose optimizer would then change JAX's array.
     copies = on_all_cores(aligned_copy, arrays.values())
@@ -39,8 +39,8 @@ def place(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str,
 
 def _sharding(old: Any) -> Any:
     """None leaves an array free to move, if JAX was free to move the old one."""
-    known = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
-    return old.sharding if known else None
+    committed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
+    return old.sharding if committed else None
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Pairing pairs a torch layer with a Flax layer. So `split`, `concatenated` and `stacked` are not its business:
 before it, what they name is replaced by what the other side has (`view`), and afterwards the parts that were
-found are put together to parts of the arrays that are really there (`View.links`).
+found are put together to parts of the arrays that are really there (`PairingView.links`).
 
     torch qkv.weight  ──►  qkv[0].weight, qkv[1].weight, qkv[2].weight  ──►  pairing
     torch gate.weight, up.weight  ──►  gate+up.weight                   ──►  pairing
@@ -19,7 +19,7 @@ import numpy as np
 from ..._rulebook import Part
 from ..._typing import Shape
 from .cuts import Cut, Fusion, joined
-from .mapping import Concatenated, Entries, Place, Split, Stacked, path_of
+from .mapping import Concatenated, Entries, Split, Stacked, Target, path_of
 from .names import unwrapped
 from .pairing import Link, Links, leaf_part
 from .paths import inside, join, last, owner
@@ -29,7 +29,7 @@ from .tree import Outline, Tree
 from .unstacked import unstacked
 
 
-class View:
+class PairingView:
     """What pairing sees of two models.
 
     Attributes:
@@ -41,7 +41,7 @@ class View:
     def __init__(self, here: Tree, there: Source, mapping: Entries):
         self.here, self.there = here, there
         self.tree: Outline = here
-        self.entries: dict[str, Place] = {}
+        self.entries: dict[str, Target] = {}
         self.torch: list[Fusion] = []
         self.flax: list[Fusion] = []
         self.faults: list[str] = []
@@ -90,10 +90,10 @@ class View:
         if not found:
             self.faults.append(f"mapping: torch has no {key!r}")
         for raw, rest in found.items():
-            seen = piece_names(raw.removesuffix(rest).rstrip(".") if rest else raw, rest, len(place.places))
+            seen = piece_names(raw.removesuffix(rest).rstrip(".") if rest else raw, rest, len(place.targets))
             sizes = place.sizes or self._sizes(self.there.shapes[raw], place, rest or last(seen[0]))
             self._add(Fusion((raw,), seen, Cut(place.axis, sizes, place.groups), True), key)
-            for i, each in enumerate(place.places):
+            for i, each in enumerate(place.targets):
                 self._name_path(seen[i], raw, rest)
                 self.entries[seen[i] if not rest else seen[i].removesuffix("." + rest)] = each
 
@@ -122,7 +122,7 @@ class View:
                 self.faults.append(f"mapping: {', '.join(real)} are {sizes} long, and not {place.sizes}")
             self._add(Fusion(real, (seen,), Cut(axis, sizes, place.groups), False), key[0])
             self._name_path(seen, real[0], rest)
-            self.entries[seen if not rest else seen.removesuffix("." + rest)] = place.place
+            self.entries[seen if not rest else seen.removesuffix("." + rest)] = place.target
 
     def _below(self, key: str) -> dict[str, str]:
         """torch's names at or below a key, which may have wrappers' words, each with its rest."""
@@ -136,9 +136,9 @@ class View:
 
     def _sizes(self, shape: Shape, place: Split, rest: str) -> tuple[int, ...]:
         """As the Flax layers have them; equal where they have no rule."""
-        count = len(place.places)
+        count = len(place.targets)
         try:
-            wanted = [self._wanted(each, rest) for each in place.places]
+            wanted = [self._wanted(each, rest) for each in place.targets]
         except ValueError:
             wanted = [None]  # leaves that are not as the layer's own class makes them
         axis = place.axis
@@ -149,7 +149,7 @@ class View:
                 return tuple(sizes)
         return (shape[axis] // count if -len(shape) <= axis < len(shape) else 0,) * count
 
-    def _wanted(self, place: Place, rest: str) -> Shape | None:
+    def _wanted(self, place: Target, rest: str) -> Shape | None:
         """The shape that torch would have of what a Flax place holds under a name."""
         path = path_of(place)
         if path is None:

@@ -11,7 +11,7 @@ from ..._typing import Shape
 from ...errors import MatchError
 from .cuts import Cut
 from .fusion import piece_names, whole_name
-from .mapping import Concatenated, Entries, Place, Plain, Split, Stacked, path_of
+from .mapping import Concatenated, Entries, Plain, Split, Stacked, Target, path_of
 from .paths import inside, join
 from .patterns import Key, expanded
 from .tree import Outline, Tree
@@ -34,7 +34,7 @@ def names(
       MatchError: pieces that fit nothing.
     """
     tree: Outline = here
-    entries: dict[str, Place] = {}
+    entries: dict[str, Target] = {}
     stacks = {key: place for key, place in mapping.items() if isinstance(place, Stacked)}
     for key, place in _expanded(tree, stacks):
         assert isinstance(place, Stacked)
@@ -59,20 +59,20 @@ def names(
     return found
 
 
-def _expanded(tree: Outline, mapping: Entries) -> list[tuple[Key, Place]]:
+def _expanded(tree: Outline, mapping: Entries) -> list[tuple[Key, Target]]:
     return list(expanded(mapping, None, [*tree.names, *tree.leaves]))
 
 
-def _seen_entries(tree: Outline, key: Key, place: Split | Concatenated) -> dict[str, Place]:
+def _seen_entries(tree: Outline, key: Key, place: Split | Concatenated) -> dict[str, Target]:
     """Entries for the names that pairing sees."""
     if isinstance(place, Concatenated):
-        return {whole_name(key, ""): place.place}
-    rest = "" if _is_leaf(tree, place.places[0]) else "*"
-    seen = piece_names(str(key), rest, len(place.places))
-    return {name.removesuffix(".*"): each for name, each in zip(seen, place.places, strict=True)}
+        return {whole_name(key, ""): place.target}
+    rest = "" if _is_leaf(tree, place.targets[0]) else "*"
+    seen = piece_names(str(key), rest, len(place.targets))
+    return {name.removesuffix(".*"): each for name, each in zip(seen, place.targets, strict=True)}
 
 
-def _is_leaf(tree: Outline, place: Place) -> bool:
+def _is_leaf(tree: Outline, place: Target) -> bool:
     return tree.real_path(path_of(place) or "") in tree.leaves
 
 
@@ -94,10 +94,10 @@ def _real(found: Names, key: Key, place: Split | Concatenated) -> Iterator[tuple
             for each, piece in zip(key, cut.pieces(empty), strict=True):
                 yield join(each, rest), (piece.shape, dtype)
             continue
-        rests = [rest for i in range(len(place.places)) if (rest := _rest(name, str(key), i)) is not None]
+        rests = [rest for i in range(len(place.targets)) if (rest := _rest(name, str(key), i)) is not None]
         if not rests:
             yield name, (shape, dtype)
-        elif name == (pieces := piece_names(str(key), rests[0], len(place.places)))[0]:
+        elif name == (pieces := piece_names(str(key), rests[0], len(place.targets)))[0]:
             shapes = [found[other][0] for other in pieces]
             whole = list(shape)
             whole[place.axis] = sum(each[place.axis] for each in shapes)

@@ -23,7 +23,7 @@ DIRECTIONS = {
 """What torch's weight_norm makes of a weight, today and in older forms: direction, magnitude."""
 
 
-def normed(parts: Iterable[Part], there: Mapping[str, str], tree: Outline, path: str) -> list[Part]:
+def normed(parts: Iterable[Part], torch_names: Mapping[str, str], tree: Outline, path: str) -> list[Part]:
     """The parts of a layer with weight norm in torch, and Linen's WeightNorm around it in Flax.
 
     Args:
@@ -31,7 +31,7 @@ def normed(parts: Iterable[Part], there: Mapping[str, str], tree: Outline, path:
       there: torch's names in the layer.
       path: of the Flax layer.
     """
-    direction = next((name for name in DIRECTIONS if name in there), None)
+    direction = next((name for name in DIRECTIONS if name in torch_names), None)
     weight = next((part for part in parts if part.torch == ("weight",)), None)
     scale = scale_of(tree, path)
     if direction is None or weight is None or scale is None:
@@ -71,15 +71,15 @@ def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
     """The rule of a layer as torch would have it, with weight norm where Linen's WeightNorm is around it."""
     today = next(iter(DIRECTIONS))
     parts = normed(rule.parts, {today: today}, tree, path)
-    rest = tuple(part for part in rule.parts if part.torch != ("weight",))
-    return dataclasses.replace(rule, parts=(*rest, *parts)) if parts else rule
+    other_parts = tuple(part for part in rule.parts if part.torch != ("weight",))
+    return dataclasses.replace(rule, parts=(*other_parts, *parts)) if parts else rule
 
 
 def turned(part: Part) -> Part:
     """The part of a weight (out, in), for one that lies (in, out)."""
-    place = Transposed("", (1, 0))
+    transposition = Transposed("", (1, 0))
     return dataclasses.replace(
         part,
-        to_flax=lambda w: part.to_flax(place.to_flax(w)),
-        to_torch=lambda k: tuple(place.to_torch(w) for w in part.to_torch(k)),
+        to_flax=lambda w: part.to_flax(transposition.to_flax(w)),
+        to_torch=lambda k: tuple(transposition.to_torch(w) for w in part.to_torch(k)),
     )

@@ -53,11 +53,11 @@ def load_torch(
 
     torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
     """
-    there = source_of(torch_module)
-    here = tree_of(flax_module, inputs, kwargs, variables)
-    links = complete_links(here, there, mapping, ignore_torch, ignore_flax)
-    leaves = converted(links, there)
-    return here.write({path: _fitted(path, array, here, lossy) for path, array in leaves.items()})
+    source = source_of(torch_module)
+    tree = tree_of(flax_module, inputs, kwargs, variables)
+    links = complete_links(tree, source, mapping, ignore_torch, ignore_flax)
+    leaves = converted(links, source)
+    return tree.write({path: _fitted(path, array, tree, lossy) for path, array in leaves.items()})
 
 
 def links_of(
@@ -76,15 +76,15 @@ def links_of(
 
     `function` is what errors begin with.
     """
-    here = tree_of(flax_module, inputs, kwargs, variables)
-    return complete_links(here, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
+    tree = tree_of(flax_module, inputs, kwargs, variables)
+    return complete_links(tree, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
 
 
-def converted(links: Links, there: Source) -> Arrays:
+def converted(links: Links, source: Source) -> Arrays:
     """All leaves in Flax's layout and torch's element types."""
-    leaves = links.to_flax(there)
+    leaves = links.to_flax(source)
     for part in links.repeats:
-        for path, array in zip(part.flax, part.forth([there[name] for name in part.torch]), strict=True):
+        for path, array in zip(part.flax, part.forth([source[name] for name in part.torch]), strict=True):
             if not np.array_equal(array, leaves[path], equal_nan=array.dtype.kind == "f"):
                 raise MatchError(
                     f"load_torch: {', '.join(part.torch)} is one more tensor for {path}, which Flax has "
@@ -94,8 +94,8 @@ def converted(links: Links, there: Source) -> Arrays:
     return leaves
 
 
-def _fitted(path: str, array: np.ndarray, here: Tree, lossy: bool) -> np.ndarray:
-    dtype = here.leaves[path].dtype
+def _fitted(path: str, array: np.ndarray, tree: Tree, lossy: bool) -> np.ndarray:
+    dtype = tree.leaves[path].dtype
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore", invalid="ignore"):

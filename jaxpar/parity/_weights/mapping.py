@@ -67,12 +67,12 @@ class Split:
     """See `split`."""
 
     axis: int
-    places: tuple[Place, ...]
+    targets: tuple[Target, ...]
     sizes: tuple[int, ...] | None = None
     groups: int = 1
 
     def __repr__(self) -> str:
-        return f"parity.split({self.axis}, {self.places}{_options(self)})"
+        return f"parity.split({self.axis}, {self.targets}{_options(self)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Concatenated:
     """See `concatenated`."""
 
     axis: int
-    place: Place
+    target: Target
     sizes: tuple[int, ...] | None = None
     groups: int = 1
 
     def __repr__(self) -> str:
-        return f"parity.concatenated({self.axis}, {self.place!r}{_options(self)})"
+        return f"parity.concatenated({self.axis}, {self.target!r}{_options(self)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def transposed(path: str, axes: collections.abc.Sequence[int]) -> Transposed:
 
 def split(
     axis: int,
-    names: collections.abc.Sequence[Place],
+    names: collections.abc.Sequence[Target],
     *,
     sizes: collections.abc.Sequence[int] | None = None,
     groups: int = 1,
@@ -158,14 +158,14 @@ def split(
 
     torch counterpart: `weight.split(sizes, dim=axis)`.
     """
-    places = (names,) if isinstance(names, str) else tuple(names)
-    if len(places) < 2:
+    targets = (names,) if isinstance(names, str) else tuple(names)
+    if len(targets) < 2:
         raise ValueError(f"split: {names!r} is one place; give two or more, or the plain path.")
-    return Split(int(axis), places, _sizes("split", sizes, len(places), groups), int(groups))
+    return Split(int(axis), targets, _sizes("split", sizes, len(targets), groups), int(groups))
 
 
 def concatenated(
-    axis: int, name: Place, *, sizes: collections.abc.Sequence[int] | None = None, groups: int = 1
+    axis: int, name: Target, *, sizes: collections.abc.Sequence[int] | None = None, groups: int = 1
 ) -> Concatenated:
     """In a mapping, the one Flax place of several torch layers (or arrays), whose key is a tuple.
 
@@ -201,29 +201,29 @@ def _sizes(
     function: str, sizes: collections.abc.Sequence[int] | None, count: int | None, groups: int
 ) -> tuple[int, ...] | None:
     """Checked."""
-    found = None if sizes is None else tuple(int(size) for size in sizes)
+    lengths = None if sizes is None else tuple(int(size) for size in sizes)
     if groups < 1:
         raise ValueError(f"{function}: groups={groups} is below 1.")
-    if found is None:
+    if lengths is None:
         return None
-    if min(found, default=0) < 1 or any(size % groups for size in found):
-        raise ValueError(f"{function}: sizes={found} are to be above 0, and multiples of groups={groups}.")
-    if count is not None and len(found) != count:
-        raise ValueError(f"{function}: sizes={found} are {len(found)}, and there are {count} places.")
-    return found
+    if min(lengths, default=0) < 1 or any(size % groups for size in lengths):
+        raise ValueError(f"{function}: sizes={lengths} are to be above 0, and multiples of groups={groups}.")
+    if count is not None and len(lengths) != count:
+        raise ValueError(f"{function}: sizes={lengths} are {len(lengths)}, and there are {count} places.")
+    return lengths
 
 
-Place = str | Flattened | Transposed | collections.abc.Sequence[str] | Split | Concatenated | Stacked
+Target = str | Flattened | Transposed | collections.abc.Sequence[str] | Split | Concatenated | Stacked
 """A value of a mapping."""
-Entries = collections.abc.Mapping[Any, Place]
+Entries = collections.abc.Mapping[Any, Target]
 """By torch names; by tuples of them for `concatenated` and `stacked`."""
-Plain = collections.abc.Mapping[str, Place]
+Plain = collections.abc.Mapping[str, Target]
 """Entries without patterns and fusions: what pairing reads."""
 
 
-def path_of(place: Place) -> str | None:
+def path_of(target: Target) -> str | None:
     """The Flax path that an entry leads to; None for a stack, which leads to several."""
-    path = place.path if isinstance(place, (Flattened, Transposed)) else place
+    path = target.path if isinstance(target, (Flattened, Transposed)) else target
     return path if isinstance(path, str) else None
 
 
@@ -249,7 +249,7 @@ class Mapping(collections.abc.Mapping):
         self.entries, self.reasons = dict(entries), dict(reasons or {})
         self.unmatched, self.notes = unmatched, notes
 
-    def __getitem__(self, name: str | tuple[str, ...]) -> Place:
+    def __getitem__(self, name: str | tuple[str, ...]) -> Target:
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str | tuple[str, ...]]:
@@ -260,8 +260,8 @@ class Mapping(collections.abc.Mapping):
 
     def __repr__(self) -> str:
         lines = [
-            f"    {key!r}: {place!r}," + (f"  # {self.reasons[key]}" if key in self.reasons else "")
-            for key, place in self.entries.items()
+            f"    {key!r}: {target!r}," + (f"  # {self.reasons[key]}" if key in self.reasons else "")
+            for key, target in self.entries.items()
         ]
-        left = [f"    # {line}" for line in (*self.unmatched, *self.notes)]
-        return "\n".join(["{", *lines, *left, "}"]) if lines or left else "{}"
+        comments = [f"    # {line}" for line in (*self.unmatched, *self.notes)]
+        return "\n".join(["{", *lines, *comments, "}"]) if lines or comments else "{}"

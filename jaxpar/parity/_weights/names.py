@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from .mapping import Place, Plain, path_of
+from .mapping import Plain, Target, path_of
 from .paths import inside, join, prefixes, torch_like
 from .source import Source
 from .tree import Outline
@@ -23,7 +23,7 @@ class Names:
     Attributes:
       bare: raw name or path to the one without `module.` and `_orig_mod.`
       raw: the way back.
-      below: for each bare path, the bare names in it.
+      descendants: for each bare path, the bare names in it.
       kinds: class names by bare path.
       entries: the mapping, with bare keys.
     """
@@ -34,41 +34,41 @@ class Names:
         self.kinds = {self.bare[path]: kinds for path, kinds in source.kinds.items()}
         self.tree = tree
         self._flax = set(tree.names.values())
-        self.entries = {self._bare_key(key): place for key, place in entries.items()}
-        self._targets = {key: self._named(place) for key, place in self.entries.items()}
-        self.below: dict[str, list[str]] = {path: [] for path in self.kinds}
+        self.entries = {self._bare_key(key): target for key, target in entries.items()}
+        self._targets = {key: self._named(target) for key, target in self.entries.items()}
+        self.descendants: dict[str, list[str]] = {path: [] for path in self.kinds}
         for name in (self.bare[raw] for raw in source.tensors):
             for path in prefixes(name):
-                self.below.setdefault(path, []).append(name)
+                self.descendants.setdefault(path, []).append(name)
         # A path needs its raw form too: Link.torch is for torch's get_submodule.
-        for path in list(self.below):
+        for path in list(self.descendants):
             self.raw.setdefault(path, self._raw_path(path))
         self._leading: dict[str, list[tuple[bool, str]]] = {}
-        for path in self.below:
+        for path in self.descendants:
             target, explicit = self.target(path)
             self._leading.setdefault(target, []).append((explicit, path))
 
-    def entry(self, name: str) -> tuple[str, Place] | None:
+    def entry(self, name: str) -> tuple[str, Target] | None:
         """The mapping's entry for a name: the longest key that fits."""
         key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
         return None if key is None else (key, self.entries[key])
 
     def target(self, name: str) -> tuple[str, bool]:
         """The Flax name that a bare name leads to, and whether the mapping says so."""
-        found = self.entry(name)
-        if found is None:
+        entry = self.entry(name)
+        if entry is None:
             return self._weight_norm(torch_like(name)), False
-        key = found[0]
+        key = entry[0]
         return self._weight_norm(torch_like(join(self._targets[key], inside(name, key) or ""))), True
 
     def leading_to(self, path: str) -> list[str]:
         """The bare names and paths that lead to a Flax path: those that the mapping names, or those of
         the same name, exact ones first."""
         name = self.tree.names[path]
-        found = self._leading.get(torch_like(name), [])
+        leading = self._leading.get(torch_like(name), [])
         # What the mapping names is meant; a torch module that happens to have the same name is not.
-        explicit = [bare for said, bare in found if said]
-        return explicit or sorted((bare for _, bare in found), key=lambda bare: bare != name)
+        explicit = [bare for by_mapping, bare in leading if by_mapping]
+        return explicit or sorted((bare for _, bare in leading), key=lambda bare: bare != name)
 
     def follows(self, name: str, above: str) -> bool:
         """Whether a name leads where the path above it does, and not somewhere of its own."""
@@ -77,14 +77,14 @@ class Names:
 
     def _weight_norm(self, target: str) -> str:
         """torch's older names of a magnitude and a direction, where Flax has these."""
-        older = PARAMETRIZED.sub(lambda found: found[1] + ("_g", "_v")[int(found[2])], target)
+        older = PARAMETRIZED.sub(lambda match: match[1] + ("_g", "_v")[int(match[2])], target)
         return older if older in self._flax else target
 
-    def _named(self, place: Place) -> str:
+    def _named(self, target: Target) -> str:
         """What the Flax path of an entry is called without wrappers."""
-        path = path_of(place)
+        path = path_of(target)
         if path is None:  # a stack leads to several layers at once, and to none of them by name
-            return f"a stack: {place}"
+            return f"a stack: {target}"
         return self.tree.names.get(self.tree.real_path(path), path)
 
     def _bare_key(self, key: str) -> str:
@@ -95,14 +95,14 @@ class Names:
         raw = next((raw for raw in self.bare if raw.startswith(key + ".")), None)
         if raw is None:
             return key
-        rest = raw[len(key) :]
-        return self.bare[raw].removesuffix(rest) if self.bare[raw].endswith(rest) else key
+        suffix = raw[len(key) :]
+        return self.bare[raw].removesuffix(suffix) if self.bare[raw].endswith(suffix) else key
 
     def _raw_path(self, path: str) -> str:
         """A path as torch has it, from the first name below it."""
-        if not self.below[path]:
+        if not self.descendants[path]:
             return path
-        name = self.below[path][0]
+        name = self.descendants[path][0]
         return self.raw[name].removesuffix(name[len(path) :]).rstrip(".")
 
 
@@ -122,13 +122,13 @@ def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dic
 
 
 def _without_wrappers(name: str, kinds: Mapping[str, tuple[str, ...]]) -> str:
-    words = name.split(".") if name else []
-    kept = [
-        word
-        for i, word in enumerate(words)
-        if not (word == "module" and WRAPPERS & set(kinds.get(".".join(words[:i]), ())))
+    parts = name.split(".") if name else []
+    remaining = [
+        part
+        for i, part in enumerate(parts)
+        if not (part == "module" and WRAPPERS & set(kinds.get(".".join(parts[:i]), ())))
     ]
-    return COMPILED.sub("", ".".join(kept)).rstrip(".")
+    return COMPILED.sub("", ".".join(remaining)).rstrip(".")
 
 
 def _strip(name: str, levels: int) -> str:

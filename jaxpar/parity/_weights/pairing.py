@@ -18,7 +18,7 @@ import numpy as np
 
 from ..._rulebook import Part, Rule, same
 from . import layouts, stacks
-from .mapping import Flattened, Place, Plain, Transposed
+from .mapping import Flattened, Plain, Target, Transposed
 from .names import Names
 from .paths import inside, join, last, owner
 from .probe import linear_layout
@@ -79,25 +79,27 @@ class Links:
 
         With `gradient`, merged biases take torch's gradient once instead of the sum of two.
         """
-        found: Arrays = {}
+        converted: Arrays = {}
         for part in self.parts:
             arrays = [self._find(name, tensors) for name in part.torch]
             # Of a part with some of its tensors nothing can be made: query, key and value are one kernel.
             if all(array is not None for array in arrays):
-                found.update(zip(part.flax, part.forth(arrays, gradient), strict=True))  # type: ignore[arg-type]
-        return found
+                converted.update(zip(part.flax, part.forth(arrays, gradient), strict=True))  # type: ignore[arg-type]
+        return converted
 
     def to_torch(self, leaves: Mapping[str, np.ndarray], gradient: bool = False) -> Arrays:
         """Torch arrays from Flax leaves; all names of tied tensors, no surplus."""
-        found: Arrays = {}
+        converted: Arrays = {}
         for part in (*self.parts, *self.repeats):
             if leaves.keys() >= set(part.flax):
                 arrays = part.back((leaves[leaf] for leaf in part.flax), gradient)
-                found.update(zip(part.torch, arrays, strict=True))
+                converted.update(zip(part.torch, arrays, strict=True))
         # torch's state_dict lists a tied tensor under each of its names.
-        for name in list(found):
-            found |= {other: found[name] for other in self.tied.get(name, ()) if other not in found}
-        return found
+        for name in list(converted):
+            converted |= {
+                other: converted[name] for other in self.tied.get(name, ()) if other not in converted
+            }
+        return converted
 
     def left_out(self) -> list[str]:
         """A sentence for each side of which something is ignored."""
@@ -159,8 +161,8 @@ class Pairing:
 
     def link(self, path: str, bare: str, rule: Rule | None, *parts: Part) -> None:
         """Adds parts to a layer. The first torch path that leads to a Flax layer is its partner."""
-        known = self.layers.get(path) or Link(self.names.raw.get(bare, bare), path, rule)
-        self.layers[path] = dataclasses.replace(known, rule=rule, parts=(*known.parts, *parts))
+        link = self.layers.get(path) or Link(self.names.raw.get(bare, bare), path, rule)
+        self.layers[path] = dataclasses.replace(link, rule=rule, parts=(*link.parts, *parts))
 
     def claim(self, path: str, bare: str, rule: Rule | None, part: Part) -> None:
         """Takes a part with full names, unless its shapes do not fit or its leaves are taken."""
@@ -177,19 +179,19 @@ class Pairing:
 
     def _claim_again(self, part: Part) -> None:
         """Two torch tensors for one leaf: right if torch shares them as well."""
-        known = [p for link in self.layers.values() for p in link.parts if set(p.flax) & set(part.flax)]
-        if not known:
+        earlier = [p for link in self.layers.values() for p in link.parts if set(p.flax) & set(part.flax)]
+        if not earlier:
             return  # the first one did not fit, and has its sentence already
-        first, ours = known[0], ", ".join(part.torch)
+        first, names = earlier[0], ", ".join(part.torch)
         if first.flax != part.flax:
             both = ", ".join(sorted(set(part.flax) & set(first.flax)))
-            self.faults.append(f"{ours} and {', '.join(first.torch)} both make {both}")
+            self.faults.append(f"{names} and {', '.join(first.torch)} both make {both}")
             return
         groups = [set(group) for group in self.source.tied]
         shared = all(any({a, b} <= g for g in groups) for a, b in zip(part.torch, first.torch, strict=False))
         if self.source.shares and not shared:
             self.faults.append(
-                f"{ours} and {', '.join(first.torch)} are two tensors in torch and one variable in Flax "
+                f"{names} and {', '.join(first.torch)} are two tensors in torch and one variable in Flax "
                 f"({', '.join(part.flax)}): torch would train them apart"
             )
         self.repeats.append(part)
@@ -217,24 +219,24 @@ def _pair_modules(pairing: Pairing) -> None:
     """Modules of the same name, whether they hold weights of their own or not."""
     # The search for a divergence replays layers without weights as well: dropout, activations, pooling.
     for path in pairing.tree.layers:
-        found = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
-        if found:
-            pairing.link(path, found[0], pairing.tree.rule(path))
+        modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
+        if modules:
+            pairing.link(path, modules[0], pairing.tree.rule(path))
 
 
 def _pair_stacks(pairing: Pairing) -> None:
     """torch's nn.LSTM of several layers and directions: one module there, several in Flax."""
     # Before single layers, because a Flax cell would claim the names of torch's first layer for itself.
     names, tree = pairing.names, pairing.tree
-    for bare, below in names.below.items():
-        own = {inside(name, bare) or "": names.raw[name] for name in stacks.members(bare, below)}
-        place = names.entries.get(bare)
-        if not isinstance(place, (tuple, list)):
-            place = stacks.listed(tree, names.target(bare)[0]) if own else ()
-        both = any(name.endswith("_reverse") for name in own)
-        for path, rule in stacks.units(tree, place, both):
-            for part in rule.parts_of_torch(own):
-                full = _with_full_names(part, own, path, pairing)
+    for bare, descendants in names.descendants.items():
+        members = {inside(name, bare) or "": names.raw[name] for name in stacks.members(bare, descendants)}
+        target = names.entries.get(bare)
+        if not isinstance(target, (tuple, list)):
+            target = stacks.listed(tree, names.target(bare)[0]) if members else ()
+        both = any(name.endswith("_reverse") for name in members)
+        for path, rule in stacks.units(tree, target, both):
+            for part in rule.parts_of_torch(members):
+                full = _with_full_names(part, members, path, pairing)
                 if full:
                     pairing.claim(path, bare, rule, full)
 
@@ -244,30 +246,35 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
     if rule is None:
         return
     # Names that an inner entry of the mapping sends elsewhere are not this layer's.
-    there = {
+    torch_names = {
         inside(name, bare) or "": names.raw[name]
-        for name in names.below[bare]
+        for name in names.descendants[bare]
         if names.raw[name] not in pairing.tensors and names.follows(name, bare)
     }
-    rule = stacks.alone(rule, there)
-    place, used = names.entries.get(bare), False
-    for known in (*rule.parts_of_torch(there), *layouts.normed(rule.parts, there, pairing.tree, path)):
-        part = _in_torchs_layout(pairing, bare, rule, known, there)
+    rule = stacks.alone(rule, torch_names)
+    target, used = names.entries.get(bare), False
+    for rule_part in (
+        *rule.parts_of_torch(torch_names),
+        *layouts.normed(rule.parts, torch_names, pairing.tree, path),
+    ):
+        part = _in_torchs_layout(pairing, bare, rule, rule_part, torch_names)
         if part is None:
             continue
-        full = _with_full_names(part, there, path, pairing)
-        if full and isinstance(place, Flattened) and part.torch == ("weight",):
-            full = _rearranged(place, full)
+        full = _with_full_names(part, torch_names, path, pairing)
+        if full and isinstance(target, Flattened) and part.torch == ("weight",):
+            full = _rearranged(target, full)
         if full:
             pairing.claim(path, bare, rule, full)
             used = True
     # Only where the layer is paired: num_batches_tracked of a BatchNorm without partner is a name left over.
     if used:
-        pairing.surplus |= {there[name]: value for name, value in rule.surplus.items() if name in there}
+        pairing.surplus |= {
+            torch_names[name]: value for name, value in rule.surplus.items() if name in torch_names
+        }
 
 
 def _in_torchs_layout(
-    pairing: Pairing, bare: str, rule: Rule, part: Part, there: Mapping[str, str]
+    pairing: Pairing, bare: str, rule: Rule, part: Part, torch_names: Mapping[str, str]
 ) -> Part | None:
     """The part as torch's class, where it is known, lays it out; None if that cannot be known.
 
@@ -290,31 +297,31 @@ def _in_torchs_layout(
         if layout := pairing.probed[bare]:
             turn = layout == "in, out" and part.torch == ("weight",)
             return layouts.turned(part) if turn else part
-    names = ", ".join(there[name] for name in part.torch)
+    names = ", ".join(torch_names[name] for name in part.torch)
     pairing.faults.append(
         f"{names} belongs to torch's {kinds[0]}, which is no {rule.torch}, so how its axes lie is not known; "
-        'say it in the mapping: {"' + there[part.torch[0]] + '": parity.transposed(path, axes)}'
+        'say it in the mapping: {"' + torch_names[part.torch[0]] + '": parity.transposed(path, axes)}'
     )
-    pairing.tensors |= {there[name] for name in part.torch}
+    pairing.tensors |= {torch_names[name] for name in part.torch}
     return None
 
 
-def _with_full_names(part: Part, there: Mapping[str, str], path: str, pairing: Pairing) -> Part | None:
+def _with_full_names(part: Part, torch_names: Mapping[str, str], path: str, pairing: Pairing) -> Part | None:
     """The part with full names; None if the Flax layer lacks such leaves, or they are ignored."""
     tree = pairing.tree
     # The scale of Linen's WeightNorm is the wrapper's, and stands there with its full path.
     leaves = tuple(tree.first(leaf if "/" in leaf else join(path, leaf)) for leaf in part.flax)
     if not all(leaf in tree.leaves for leaf in leaves) or pairing.ignored & set(leaves):
         return None
-    return dataclasses.replace(part, torch=tuple(there[name] for name in part.torch), flax=leaves)
+    return dataclasses.replace(part, torch=tuple(torch_names[name] for name in part.torch), flax=leaves)
 
 
-def _rearranged(place: Flattened | Transposed, part: Part) -> Part:
+def _rearranged(target: Flattened | Transposed, part: Part) -> Part:
     """The part, with the mapping's own rearrangement on torch's side."""
     return dataclasses.replace(
         part,
-        to_flax=lambda w: part.to_flax(place.to_flax(w)),
-        to_torch=lambda k: tuple(place.to_torch(w) for w in part.to_torch(k)),
+        to_flax=lambda w: part.to_flax(target.to_flax(w)),
+        to_torch=lambda k: tuple(target.to_torch(w) for w in part.to_torch(k)),
     )
 
 
@@ -322,13 +329,13 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
     names, tree, real = pairing.names, pairing.tree, pairing.tree.first(leaf)
     rule = tree.rule(owner(leaf))
     for bare in names.leading_to(leaf):
-        raw, place = names.raw[bare], names.entries.get(bare)
+        raw, target = names.raw[bare], names.entries.get(bare)
         if raw not in pairing.source.tensors or raw in pairing.tensors:
             continue
         # A leaf in use may be named again only on purpose: by the mapping, or by an alias of a tied weight.
-        if real in pairing.leaves and place is None and leaf == real:
+        if real in pairing.leaves and target is None and leaf == real:
             continue
-        part = leaf_part(tree, leaf, bare, place)
+        part = leaf_part(tree, leaf, bare, target)
         if part is None:
             pairing.faults.append(
                 f"{leaf} lies as a {rule.torch if rule else 'layer'}'s weights do in Flax, and how torch's "
@@ -341,19 +348,19 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
             pairing.claim(owner(leaf), owner(bare), rule, full)
 
 
-def leaf_part(tree: Outline, leaf: str, bare: str, place: Place | None) -> Part | None:
+def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Part | None:
     """How one array is laid out: as the mapping says, else as the layer's rule says, else as it is.
 
     None where the layer has a rule, and the torch name is not the rule's.
     """
-    if isinstance(place, Transposed):
-        return Part((bare,), (leaf,), lambda w: (place.to_flax(w),), lambda k: (place.to_torch(k),))
+    if isinstance(target, Transposed):
+        return Part((bare,), (leaf,), lambda w: (target.to_flax(w),), lambda k: (target.to_torch(k),))
     rule = tree.rule(owner(leaf))
     for part in rule.parts if rule else ():
         if part.flax == (last(leaf),) and len(part.torch) == 1:
             # Another name says nothing of the layout, unless the layout is the same anyway.
             if f".{bare}".endswith("." + part.torch[0]) or part.plain:
-                return _rearranged(place, part) if isinstance(place, Flattened) else part
+                return _rearranged(target, part) if isinstance(target, Flattened) else part
             return None
     return same(bare, leaf)
 
@@ -363,27 +370,27 @@ def misfit(part: Part, source: Source, tree: Outline) -> str | None:
     shapes = source.shapes
     # One byte seen everywhere: the rules' own functions say what comes out, and nothing is copied.
     dummies = [np.broadcast_to(np.zeros((), np.bool_), shapes[name]) for name in part.torch]
-    said = ", ".join(f"{name} {shapes[name]}" for name in part.torch)
-    wanted = ", ".join(f"{leaf} is {tree.leaves[leaf].shape}" for leaf in part.flax)
+    sources = ", ".join(f"{name} {shapes[name]}" for name in part.torch)
+    expected = ", ".join(f"{leaf} is {tree.leaves[leaf].shape}" for leaf in part.flax)
     try:
-        made = [array.shape for array in part.to_flax(*dummies)]
+        converted = [array.shape for array in part.to_flax(*dummies)]
     except (ValueError, IndexError):
-        return f"{said} cannot become what Flax has: {wanted}"
-    if made == [tree.leaves[leaf].shape for leaf in part.flax]:
+        return f"{sources} cannot become what Flax has: {expected}"
+    if converted == [tree.leaves[leaf].shape for leaf in part.flax]:
         return None
-    became = ", ".join(map(str, made))
-    return f"{said} becomes {became} in Flax's layout, and {wanted}"
+    became = ", ".join(map(str, converted))
+    return f"{sources} becomes {became} in Flax's layout, and {expected}"
 
 
 def _check_ties(pairing: Pairing) -> None:
     """One tensor in torch and two variables in Flax would be trained apart."""
-    made = {name: part for link in pairing.layers.values() for part in link.parts for name in part.torch}
+    part_of = {name: part for link in pairing.layers.values() for part in link.parts for name in part.torch}
     for group in pairing.source.tied:
-        places = {made[name].flax for name in group if name in made}
+        partners = {part_of[name].flax for name in group if name in part_of}
         # Whoever names one of them in the mapping knows that they are apart in Flax.
-        said = any(pairing.names.entry(pairing.names.bare[name]) for name in group)
-        if len(places) > 1 and not said:
-            flax = " and ".join(", ".join(leaves) for leaves in sorted(places))
+        in_mapping = any(pairing.names.entry(pairing.names.bare[name]) for name in group)
+        if len(partners) > 1 and not in_mapping:
+            flax = " and ".join(", ".join(leaves) for leaves in sorted(partners))
             pairing.faults.append(
                 f"{' and '.join(group)} are one tensor in torch, and {flax} are several variables in Flax: "
                 "training would part them. Share one nnx.Variable, or name both in the mapping"

@@ -27,8 +27,8 @@ def inside(path: str, prefix: str) -> str | None:
 
 def prefixes(name: str) -> list[str]:
     """ "a.b.c": "", "a", "a.b", "a.b.c"."""
-    words = name.split(".") if name else []
-    return [".".join(words[:n]) for n in range(len(words) + 1)]
+    parts = name.split(".") if name else []
+    return [".".join(parts[:n]) for n in range(len(parts) + 1)]
 
 
 def torch_like(path: str) -> str:

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .mapping import Concatenated, Entries, Place, Split
+from .mapping import Concatenated, Entries, Split, Target
 
 Key = str | tuple[str, ...]
 
 
 def expanded(
     mapping: Entries, torch: Iterable[str] | None, flax: Iterable[str]
-) -> Iterator[tuple[Key, Place]]:
+) -> Iterator[tuple[Key, Target]]:
     """The entries with words for every `*`, each once.
 
     Args:
@@ -23,28 +23,28 @@ def expanded(
     """
     # What is written out comes first, and a pattern does not replace it.
     written = {key for key in mapping if "*" not in str(key)}
-    yield from ((key, place) for key, place in mapping.items() if key in written)
-    for key, place in mapping.items():
+    yield from ((key, target) for key, target in mapping.items() if key in written)
+    for key, target in mapping.items():
         if key in written:
             continue
-        pattern = (key if isinstance(key, str) else key[0]) if torch is not None else _first(place)
-        found = list(dict.fromkeys(_matches(pattern, flax if torch is None else torch)))
-        if not found:
-            yield key, place  # for the error, which shows it as it was written
-        for words in found:
-            filled = _filled(key, words)
+        pattern = (key if isinstance(key, str) else key[0]) if torch is not None else _first(target)
+        matches = list(dict.fromkeys(_matches(pattern, flax if torch is None else torch)))
+        if not matches:
+            yield key, target  # for the error, which shows it as it was written
+        for fillings in matches:
+            filled = _filled(key, fillings)
             if filled not in written:
-                yield filled, _filled(place, words)
+                yield filled, _filled(target, fillings)
 
 
-def _first(place: Place) -> str:
+def _first(target: Target) -> str:
     """One Flax path of a place."""
-    inner: Any = place
+    inner: Any = target
     while not isinstance(inner, str):
         if isinstance(inner, Split):
-            inner = inner.places[0]
+            inner = inner.targets[0]
         elif isinstance(inner, Concatenated):
-            inner = inner.place
+            inner = inner.target
         elif isinstance(inner, (tuple, list)):
             inner = inner[0]
         else:
@@ -53,50 +53,50 @@ def _first(place: Place) -> str:
 
 
 def _matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    found = re.compile("([^.]+)".join(map(re.escape, pattern.split("*"))))
+    expression = re.compile("([^.]+)".join(map(re.escape, pattern.split("*"))))
     for name in names:
-        match = found.match(name)
+        match = expression.match(name)
         if match and name[match.end() :][:1] in ("", "."):
             yield match.groups()
 
 
-def _filled(value: Any, words: tuple[str, ...]) -> Any:
+def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
     """A key or a place with the words in the places of its `*`, in order."""
     if isinstance(value, str):
-        left = iter(words)
-        return re.sub(r"\*", lambda _: next(left, "*"), value)
+        remaining = iter(fillings)
+        return re.sub(r"\*", lambda _: next(remaining, "*"), value)
     if isinstance(value, (tuple, list)):
-        return tuple(_filled(each, words) for each in value)
+        return tuple(_filled(child, fillings) for child in value)
     if isinstance(value, Split):
-        return dataclasses.replace(value, places=_filled(value.places, words))
+        return dataclasses.replace(value, targets=_filled(value.targets, fillings))
     if isinstance(value, Concatenated):
-        return dataclasses.replace(value, place=_filled(value.place, words))
-    return dataclasses.replace(value, path=_filled(value.path, words))
+        return dataclasses.replace(value, target=_filled(value.target, fillings))
+    return dataclasses.replace(value, path=_filled(value.path, fillings))
 
 
-def shortened(entries: Mapping[str, Place], torch: Iterable[str]) -> dict[str, Place]:
+def shortened(entries: Mapping[str, Target], torch: Iterable[str]) -> dict[str, Target]:
     """Entries that are one but for the numbers in them as one pattern, where it means them and nothing else.
 
     Args:
       torch: torch's names and paths.
     """
-    groups: dict[tuple[str, str], dict[str, Place]] = {}
-    for key, place in entries.items():
+    groups: dict[tuple[str, str], dict[str, Target]] = {}
+    for key, target in entries.items():
         numbers = re.findall(r"\d+", key)
-        same = numbers and re.findall(r"\d+", _first(place)) == numbers
-        group = (re.sub(r"\d+", "*", key), repr(_starred(place))) if same else (key, repr(place))
-        groups.setdefault(group, {})[key] = place
+        same = numbers and re.findall(r"\d+", _first(target)) == numbers
+        group = (re.sub(r"\d+", "*", key), repr(_starred(target))) if same else (key, repr(target))
+        groups.setdefault(group, {})[key] = target
     names = list(torch)
-    short: dict[str, Place] = {}
+    short: dict[str, Target] = {}
     for (pattern, _), alike in groups.items():
-        place = _starred(next(iter(alike.values())))
-        meant = len(alike) > 1 and dict(expanded({pattern: place}, names, ())) == alike
-        short |= {pattern: place} if meant else alike
+        target = _starred(next(iter(alike.values())))
+        meant = len(alike) > 1 and dict(expanded({pattern: target}, names, ())) == alike
+        short |= {pattern: target} if meant else alike
     return short
 
 
-def _starred(place: Any) -> Any:
+def _starred(target: Any) -> Any:
     """A path, or what holds one, with a `*` for every number."""
-    if isinstance(place, str):
-        return re.sub(r"\d+", "*", place)
-    return dataclasses.replace(place, path=re.sub(r"\d+", "*", place.path))
+    if isinstance(target, str):
+        return re.sub(r"\d+", "*", target)
+    return dataclasses.replace(target, path=re.sub(r"\d+", "*", target.path))

@@ -17,15 +17,15 @@ def linear_layout(layer: Any) -> str | None:
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
         return None
     try:
-        mine = copy.deepcopy(layer).to("cpu", torch.float64).eval()
+        layer_copy = copy.deepcopy(layer).to("cpu", torch.float64).eval()
         random = torch.Generator().manual_seed(0)
         with torch.no_grad():
             # Weights of its own: both layouts are the same for an identity, or for zeros.
-            for tensor in mine.parameters():
+            for tensor in layer_copy.parameters():
                 tensor.copy_(torch.rand(tensor.shape, generator=random, dtype=torch.float64) + 0.5)
             rows, columns = weight.shape
-            forms = {"in, out": (rows, mine.weight), "out, in": (columns, mine.weight.T)}
-            fitting = [name for name, form in forms.items() if _is(mine, *form, random)]
+            forms = {"in, out": (rows, layer_copy.weight), "out, in": (columns, layer_copy.weight.T)}
+            fitting = [name for name, form in forms.items() if _is(layer_copy, *form, random)]
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None
     return fitting[0] if len(fitting) == 1 else None
@@ -38,11 +38,11 @@ def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
     x = torch.randn((2, 3, width), generator=random, dtype=torch.float64)
     bias = getattr(layer, "bias", None)
     try:
-        wanted, got = x @ matrix + (bias if isinstance(bias, torch.Tensor) else 0), layer(x)
+        expected, got = x @ matrix + (bias if isinstance(bias, torch.Tensor) else 0), layer(x)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError):
         return False
     return (
         isinstance(got, torch.Tensor)
-        and got.shape == wanted.shape
-        and torch.allclose(got, wanted, 1e-9, 1e-9)
+        and got.shape == expected.shape
+        and torch.allclose(got, expected, 1e-9, 1e-9)
     )

@@ -73,7 +73,7 @@ class Source(Mapping):
             raise MatchError(f"{self.label}: {name} cannot be read: {error}.") from error
 
 
-def source_of(given: TorchWeights) -> Source:
+def source_of(weights: TorchWeights) -> Source:
     """From a torch module, a state_dict of tensors or arrays, or a path.
 
     Raises:
@@ -81,20 +81,20 @@ def source_of(given: TorchWeights) -> Source:
       TypeError: none of these.
     """
     loaded: Any = sys.modules.get("torch")
-    if loaded is not None and isinstance(given, loaded.nn.Module):
-        modules = dict(given.named_modules(remove_duplicate=False))
+    if loaded is not None and isinstance(weights, loaded.nn.Module):
+        modules = dict(weights.named_modules(remove_duplicate=False))
         kinds = {
             path: tuple(kind.__name__ for kind in type(module).__mro__[:-1])
             for path, module in modules.items()
         }
-        source = _checked(given.state_dict(), kinds, type(given).__name__)
+        source = _checked(weights.state_dict(), kinds, type(weights).__name__)
         return dataclasses.replace(source, modules=modules)
-    if isinstance(given, (str, os.PathLike)):
-        return _checked(read_weights(given), {}, os.fspath(given))
-    if isinstance(given, Mapping):
-        return _checked(given, {}, "the state_dict")
+    if isinstance(weights, (str, os.PathLike)):
+        return _checked(read_weights(weights), {}, os.fspath(weights))
+    if isinstance(weights, Mapping):
+        return _checked(weights, {}, "the state_dict")
     raise TypeError(
-        f"{type(given).__module__}.{type(given).__qualname__} is no torch module, state_dict or path."
+        f"{type(weights).__module__}.{type(weights).__qualname__} is no torch module, state_dict or path."
     )
 
 
@@ -113,10 +113,10 @@ def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], l
 
 def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Names that are the same elements of the same memory."""
-    places: dict[Any, list[str]] = {}
+    by_memory: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if is_tensor(tensor) and tensor.numel() and str(tensor.layout) == "torch.strided":
             # Not the pointer alone: a view of the first rows begins where the whole does.
-            place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-            places.setdefault(place, []).append(name)
-    return (tuple(names) for names in places.values() if len(names) > 1)
+            memory = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+            by_memory.setdefault(memory, []).append(name)
+    return (tuple(names) for names in by_memory.values() if len(names) > 1)

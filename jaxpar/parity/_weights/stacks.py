@@ -16,9 +16,9 @@ from .tree import Outline
 DEEP = re.compile(r"_l\d+(_reverse)?$")
 
 
-def members(bare: str, below: Iterable[str]) -> list[str]:
+def members(bare: str, names: Iterable[str]) -> list[str]:
     """The names right below a path that are tensors of a stack."""
-    return [name for name in below if owner(name) == bare and DEEP.search(name)]
+    return [name for name in names if owner(name) == bare and DEEP.search(name)]
 
 
 def listed(tree: Outline, target: str) -> list[str]:
@@ -35,8 +35,8 @@ def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str
     Args:
       both: whether torch's stack has two directions, so that every second cell is the reversed one.
     """
-    found = [cell for path in paths for cell in cells(tree, tree.real_path(path))]
-    for i, (path, rule) in enumerate(found):
+    rules = [cell for path in paths for cell in cells(tree, tree.real_path(path))]
+    for i, (path, rule) in enumerate(rules):
         yield path, rule.at_depth(i // 2, i % 2 == 1) if both else rule.at_depth(i)
 
 

@@ -55,40 +55,40 @@ def to_torch(
 
     torch counterpart: `module.state_dict()`.
     """
-    here = tree_of(flax_module, inputs, kwargs, variables)
-    there = implied_source(here, mapping, ignore_flax) if like is None else source_of(like)
-    links = complete_links(here, there, mapping, ignore_torch, ignore_flax, "to_torch")
+    tree = tree_of(flax_module, inputs, kwargs, variables)
+    source = implied_source(tree, mapping, ignore_flax) if like is None else source_of(like)
+    links = complete_links(tree, source, mapping, ignore_torch, ignore_flax, "to_torch")
     leaves = {}
-    for path, value in here.values().items():
+    for path, value in tree.values().items():
         if isinstance(value, jax.ShapeDtypeStruct):
             raise UninitializedError(
                 f"to_torch: {path} is a shape without values; give variables= for a Linen module, or build "
                 "the NNX module."
             )
         leaves[path] = np.asarray(value)
-    tensors = state_dict(links, leaves, there)
+    tensors = state_dict(links, leaves, source)
     if numpy:
         return dict(tensors)
     owned = {id(array): tensor_of(array) for array in tensors.values()}
     return {name: owned[id(array)] for name, array in tensors.items()}
 
 
-def state_dict(links: Links, leaves: Mapping[str, np.ndarray], there: Source) -> dict[str, np.ndarray]:
+def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: Source) -> dict[str, np.ndarray]:
     """Copies in torch's layout, in the order of `there`; what torch ties is one array again."""
-    given = {**links.to_torch(leaves), **links.surplus}
-    order = [name for name in there.tensors if name in given]
+    converted = {**links.to_torch(leaves), **links.surplus}
+    order = [name for name in source.tensors if name in converted]
     first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
     owners = list(dict.fromkeys(first.values()))
-    arrays = dict(zip(owners, on_all_cores(aligned_copy, (given[name] for name in owners)), strict=True))
+    arrays = dict(zip(owners, on_all_cores(aligned_copy, (converted[name] for name in owners)), strict=True))
     return {name: arrays[first[name]] for name in order}
 
 
-def implied_source(here: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
+def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
     """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
-    left_out = {name for each in ignored for name in (each, here.real_path(each))}
-    found = implied.names(here, mapping or {}, left_out, _torch_names)
+    left_out = {name for path in ignored for name in (path, tree.real_path(path))}
+    found = implied.names(tree, mapping or {}, left_out, _torch_names)
     tensors = {
-        ("module." if here.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
+        ("module." if tree.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
         for name, (shape, dtype) in found.items()
     }
     return Source(tensors, {}, (), False, "to_torch")
@@ -131,28 +131,28 @@ def _torch_names(here: Outline, mapping: Plain, ignored: set[str]) -> dict[str, 
     return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
 
 
-def _layers(here: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
+def _layers(tree: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
     """(Flax path, torch path, rule) of all layers that have a rule, stacks first."""
     stacked = set()
-    for key, place in mapping.items():
-        if isinstance(place, (tuple, list)):
-            both = sum(len(stacks.cells(here, here.real_path(path))) for path in place) == 2 * len(place)
-            for path, rule in stacks.units(here, place, both):
+    for key, target in mapping.items():
+        if isinstance(target, (tuple, list)):
+            both = sum(len(stacks.cells(tree, tree.real_path(path))) for path in target) == 2 * len(target)
+            for path, rule in stacks.units(tree, target, both):
                 stacked.add(path)
                 yield path, key, rule
-    for path in here.layers:
-        found = here.rule(path)
-        if found and path not in stacked:
-            yield path, torch_path(here, path, mapping), found
+    for path in tree.layers:
+        layer_rule = tree.rule(path)
+        if layer_rule and path not in stacked:
+            yield path, torch_path(tree, path, mapping), layer_rule
 
 
-def torch_path(here: Outline, path: str, mapping: Plain) -> str:
+def torch_path(tree: Outline, path: str, mapping: Plain) -> str:
     """The torch name of a Flax path: by the most specific entry of the mapping, else its own."""
-    best = (-1, here.names[path])
-    for key, place in mapping.items():
+    best = (-1, tree.names[path])
+    for key, entry in mapping.items():
         # A transposed entry is about one array, and not about what is below it.
-        target = None if isinstance(place, Transposed) else path_of(place)
-        rest = None if target is None else inside(path, here.real_path(target))
-        if target is not None and rest is not None and len(target) > best[0]:
-            best = (len(target), join(key, rest))
+        target = None if isinstance(entry, Transposed) else path_of(entry)
+        suffix = None if target is None else inside(path, tree.real_path(target))
+        if target is not None and suffix is not None and len(target) > best[0]:
+            best = (len(target), join(key, suffix))
     return best[1]

@@ -23,7 +23,7 @@ import jaxpar
 from ..._rulebook import Rule, rule_for
 from ..._typing import PyTree, Shape
 from ...errors import MatchError
-from .copying import place
+from .copying import placed_like
 from .paths import join, last, owner
 
 FlaxModule: TypeAlias = "nnx.Module | linen.Module"
@@ -106,10 +106,10 @@ class Outline:
     @functools.cached_property
     def _shapes(self) -> dict[str, dict[str, Shape]]:
         """The shapes of each layer's own leaves, by their names in it."""
-        found: dict[str, dict[str, Shape]] = {}
+        shapes: dict[str, dict[str, Shape]] = {}
         for path, leaf in self.leaves.items():
-            found.setdefault(owner(path), {})[last(path)] = leaf.shape
-        return found
+            shapes.setdefault(owner(path), {})[last(path)] = leaf.shape
+        return shapes
 
 
 class Tree(Outline, abc.ABC):
@@ -163,7 +163,7 @@ class NNXTree(Tree):
 
     def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module:
         # All arrays are made before the first is stored: what fails on the way changes nothing.
-        for path, array in place(values, self.values()).items():
+        for path, array in placed_like(values, self.values()).items():
             self._variables[path].set_raw_value(array)
         return self.module
 
@@ -188,8 +188,8 @@ def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[t
         yield path, name, node
     silent = "layers" if isinstance(node, nnx.Sequential) else "module" if _is_wrapper(node) else None
     for key, child in _children(node):
-        below = name if key == silent else join(name, key)
-        yield from _walk(child, join(path, key), below, (*above, node))
+        child_name = name if key == silent else join(name, key)
+        yield from _walk(child, join(path, key), child_name, (*above, node))
 
 
 def _is_wrapper(node: Any) -> bool:
@@ -220,17 +220,17 @@ class LinenTree(Tree):
         self.names = {path: self._name(path.split(".")) for path in self.layers}
         self._keys: dict[str, tuple[str, ...]] = {}
         for key, value in _flat(self.variables).items():
-            collection, *words = key
+            collection, *parts = key
             if collection in PASSING_COLLECTIONS:
                 continue
-            path = ".".join(words)
+            path = ".".join(parts)
             if path in self._keys:
                 raise MatchError(
                     f"{type(module).__name__}: {path} is in the collections {self._keys[path][0]} and "
                     f"{collection}; jaxpar tells leaves apart by their path alone. Rename one of them."
                 )
             self._keys[path] = key
-            self.names[path] = self._name(words)
+            self.names[path] = self._name(parts)
             shape = np.shape(_bare(value))
             self.leaves[path] = Leaf(shape, np.dtype(_bare(value).dtype), collection == "params")
         self.files = {path: ".".join(key) for path, key in self._keys.items()}
@@ -241,7 +241,7 @@ class LinenTree(Tree):
 
     def write(self, values: Mapping[str, np.ndarray]) -> Variables:
         flat = _flat(self.variables)
-        for path, new in place(values, self.values()).items():
+        for path, new in placed_like(values, self.values()).items():
             old = flat[self._keys[path]]
             flat[self._keys[path]] = old.replace_boxed(new) if isinstance(old, meta.AxisMetadata) else new
         empty = [".".join(key) for key, x in flat.items() if isinstance(_bare(x), jax.ShapeDtypeStruct)]
@@ -253,15 +253,15 @@ class LinenTree(Tree):
         self.variables = traverse_util.unflatten_dict(flat)
         return self.variables
 
-    def _name(self, words: list[str]) -> str:
+    def _name(self, parts: list[str]) -> str:
         """A path without the words that DataParallel and Sequential add."""
-        kept: list[str] = []
-        for i, word in enumerate(words):
-            above = self.layers.get(join(*words[:i]))
-            if isinstance(above, jaxpar.DataParallel) and word == "module":
+        remaining: list[str] = []
+        for i, part in enumerate(parts):
+            above = self.layers.get(join(*parts[:i]))
+            if isinstance(above, jaxpar.DataParallel) and part == "module":
                 continue
-            kept.append(word.removeprefix("layers_") if isinstance(above, linen.Sequential) else word)
-        return join(*kept)
+            remaining.append(part.removeprefix("layers_") if isinstance(above, linen.Sequential) else part)
+        return join(*remaining)
 
 
 def _watch(
@@ -271,11 +271,11 @@ def _watch(
     # A DataParallel's `init` calls the module that it wraps, which is at the top there.
     wrapped = isinstance(module, jaxpar.DataParallel)
     above = ("module",) if wrapped else ()
-    seen: dict[str, FlaxModule] = {"": module} if wrapped else {}
+    modules: dict[str, FlaxModule] = {"": module} if wrapped else {}
 
     def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
         # A shared module is called several times and is one layer.
-        seen.setdefault(".".join((*above, *context.module.path)), context.module)
+        modules.setdefault(".".join((*above, *context.module.path)), context.module)
         return call(*args, **named)
 
     leaves, structure = jax.tree.flatten((inputs, kwargs))
@@ -290,7 +290,7 @@ def _watch(
 
     with linen.intercept_methods(note):
         shapes = jax.eval_shape(start, [leaves[i] for i in arrays])
-    return seen, shapes
+    return modules, shapes
 
 
 def _flat(variables: Variables) -> dict[tuple[str, ...], Any]:

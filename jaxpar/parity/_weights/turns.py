@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..._typing import Shape
-from .mapping import Place, Transposed
+from .mapping import Target, Transposed
 from .pairing import Pairing
 from .paths import last, owner
 
@@ -32,7 +32,7 @@ class Turn:
     axes: tuple[tuple[int, ...], ...]
     kind: str
 
-    def entries(self, choice: int = 0) -> dict[str, Place]:
+    def entries(self, choice: int = 0) -> dict[str, Target]:
         axes = self.axes[choice]
         if axes == tuple(range(len(axes))):
             return dict(self.pairs)
@@ -47,30 +47,30 @@ class Turn:
 
 def turns(pairing: Pairing) -> list[Turn]:
     """What is left over in layers that are paired: one array here and one there."""
-    found: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
-    ways: dict[tuple[str, str, str], list[set[tuple[int, ...]]]] = {}
+    pairs_by_kind: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    axes_by_kind: dict[tuple[str, str, str], list[set[tuple[int, ...]]]] = {}
     for torch, flax in _lone(pairing):
         shapes = pairing.source.shapes[torch], pairing.tree.leaves[flax].shape
         axes = possible(*shapes)
         layer = pairing.tree.layers.get(owner(flax))
         key = type(layer).__name__, last(flax), last(torch)
         if axes:
-            found.setdefault(key, []).append((torch, flax))
-            ways.setdefault(key, []).append(set(axes))
-    made = []
-    for key, pairs in found.items():
+            pairs_by_kind.setdefault(key, []).append((torch, flax))
+            axes_by_kind.setdefault(key, []).append(set(axes))
+    guesses = []
+    for key, pairs in pairs_by_kind.items():
         # One array that is not square says how the square ones of its class lie.
-        shared = set.intersection(*ways[key])
+        shared = set.intersection(*axes_by_kind[key])
         if shared:
-            made.append(Turn(tuple(pairs), tuple(sorted(shared, reverse=True)), key[0]))
-    return made
+            guesses.append(Turn(tuple(pairs), tuple(sorted(shared, reverse=True)), key[0]))
+    return guesses
 
 
 def possible(torch: Shape, flax: Shape) -> list[tuple[int, ...]]:
     """The axes in which torch's array may lie in Flax: as a kernel, or as it is."""
     n = len(torch)
-    ways = [(*range(2, n), 1, 0), tuple(range(n))] if n > 1 else [(0,) * n]
-    return [axes for axes in ways if len(flax) == n and tuple(torch[a] for a in axes) == flax]
+    orders = [(*range(2, n), 1, 0), tuple(range(n))] if n > 1 else [(0,) * n]
+    return [axes for axes in orders if len(flax) == n and tuple(torch[a] for a in axes) == flax]
 
 
 def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
@@ -86,10 +86,10 @@ def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:
     left_torch = [names.bare[raw] for raw in pairing.left_in_torch()]
     left_flax = pairing.left_in_flax()
     for path in tree.layers:
-        ours = [leaf for leaf in left_flax if owner(leaf) == path]
-        if tree.rule(path) or len(ours) != 1:
+        flax_leaves = [leaf for leaf in left_flax if owner(leaf) == path]
+        if tree.rule(path) or len(flax_leaves) != 1:
             continue
         for bare in names.leading_to(path):
-            theirs = [name for name in left_torch if owner(name) == bare]
-            if len(theirs) == 1:
-                yield names.raw[theirs[0]], ours[0]
+            torch_names = [name for name in left_torch if owner(name) == bare]
+            if len(torch_names) == 1:
+                yield names.raw[torch_names[0]], flax_leaves[0]

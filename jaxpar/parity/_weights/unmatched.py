@@ -10,7 +10,7 @@ from functools import partial
 
 from ..._typing import Shape
 from ...errors import MatchError
-from .fusion import View
+from .fusion import PairingView
 from .mapping import Entries, Plain, path_of
 from .pairing import Links, Pairing, pair
 from .paths import inside, prefixes
@@ -23,8 +23,8 @@ SHOWN = 12
 
 
 def complete_links(
-    here: Tree,
-    there: Source,
+    tree: Tree,
+    source: Source,
     mapping: Entries | None = None,
     ignore_torch: Iterable[str] = (),
     ignore_flax: Iterable[str] = (),
@@ -37,72 +37,72 @@ def complete_links(
         an ignore list fits nothing.
     """
     entries = dict(mapping or {})
-    no_torch, unknown_t = ignored(there.tensors, ignore_torch, "ignore_torch")
-    no_flax, unknown_f = ignored(here.leaves, ignore_flax, "ignore_flax")
-    seen = View(here, there.without(no_torch), entries)
-    pairing = pair(seen.tree, seen.source, seen.entries, seen.seen_leaves(no_flax))
+    no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
+    no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
+    view = PairingView(tree, source.without(no_torch), entries)
+    pairing = pair(view.tree, view.source, view.entries, view.seen_leaves(no_flax))
     torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
     # Mistakes in the arguments come first: a typing error there leaves names over on both sides.
-    faults = [*seen.faults, *_unknown_entries(pairing, seen.entries), *unknown_t, *unknown_f, *pairing.faults]
+    faults = [*view.faults, *_unknown_entries(pairing, view.entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
         raise MatchError(_complaint(pairing, function, torch, flax, faults))
     return dataclasses.replace(
-        seen.links(pairing.links()), ignored=frozenset(no_flax), ignored_torch=tuple(sorted(no_torch))
+        view.links(pairing.links()), ignored=frozenset(no_flax), ignored_torch=tuple(sorted(no_torch))
     )
 
 
 def _unknown_entries(pairing: Pairing, entries: Plain) -> Iterable[str]:
-    names, here = pairing.names, pairing.tree
-    for key, place in entries.items():
+    names, tree = pairing.names, pairing.tree
+    for key, target in entries.items():
         # The user's key may have prefixes of wrappers; the error shows it as it was written.
         bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)
-        if bare and bare not in names.below:
-            yield f"mapping: torch has no {key!r}{_like(key, names.below)}"
-        for each in place if isinstance(place, (tuple, list)) else (place,):
-            path = path_of(each)
+        if bare and bare not in names.descendants:
+            yield f"mapping: torch has no {key!r}{_like(key, names.descendants)}"
+        for single in target if isinstance(target, (tuple, list)) else (target,):
+            path = path_of(single)
             if path is None:
-                yield f"mapping: {key!r}: {each!r} is no Flax path"
-            elif not any(inside(known, here.real_path(path)) is not None for known in here.names):
-                yield f"mapping: the Flax model has no {path!r}{_like(path, here.names)}"
+                yield f"mapping: {key!r}: {single!r} is no Flax path"
+            elif not any(inside(flax_path, tree.real_path(path)) is not None for flax_path in tree.names):
+                yield f"mapping: the Flax model has no {path!r}{_like(path, tree.names)}"
 
 
-def ignored(known: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
+def ignored(names: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
     """The names below the given ones, and what is wrong with these."""
     if isinstance(patterns, str):
         return set(), [f"{option} is a list of names; write [{patterns!r}]"]
-    found: set[str] = set()
+    matched: set[str] = set()
     faults = []
     for pattern in patterns:
-        hit = {name for name in known if inside(name, pattern) is not None and pattern}
+        hit = {name for name in names if inside(name, pattern) is not None and pattern}
         if not hit:
-            near = _like(pattern, {path for name in known for path in prefixes(name)})
+            near = _like(pattern, {path for name in names for path in prefixes(name)})
             faults.append(f"{option}: there is no {pattern!r}{near}")
-        found |= hit
-    return found, faults
+        matched |= hit
+    return matched, faults
 
 
-def _like(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, [n for n in known if n], 2, 0.6)
+def _like(name: str, candidates: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, [n for n in candidates if n], 2, 0.6)
     return f"; near are {', '.join(near)}" if near else ""
 
 
-def _with_nearest(names: MappingABC[str, Shape], left: MappingABC[str, Shape], name: str) -> str:
+def _with_nearest(names: MappingABC[str, Shape], candidates: MappingABC[str, Shape], name: str) -> str:
     """A name with a leftover of the other side that looks alike, by name or else by its sizes."""
-    sized = [other for other, its in left.items() if sorted(its) == sorted(names[name])]
-    near = _like(name, left) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
+    sized = [other for other, its in candidates.items() if sorted(its) == sorted(names[name])]
+    near = _like(name, candidates) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
     return f"{name} {names[name]}{near}"
 
 
 def _complaint(
     pairing: Pairing, function: str, torch: Sequence[str], flax: Sequence[str], faults: Sequence[str]
 ) -> str:
-    there, here = pairing.source, pairing.tree
-    lines = [f"{function}: {there.label} and the Flax model do not match.", *_listed("  ", faults)]
-    theirs = {name: there.shapes[name] for name in torch}
-    ours = {leaf: here.leaves[leaf].shape for leaf in flax}
+    source, tree = pairing.source, pairing.tree
+    lines = [f"{function}: {source.label} and the Flax model do not match.", *_listed("  ", faults)]
+    torch_shapes = {name: source.shapes[name] for name in torch}
+    flax_shapes = {leaf: tree.leaves[leaf].shape for leaf in flax}
     for names, other, heading in (
-        (theirs, ours, f"{len(torch)} of torch's {len(there.tensors)} tensors have no place:"),
-        (ours, theirs, f"{len(flax)} of Flax's {len(here.leaves)} leaves get nothing:"),
+        (torch_shapes, flax_shapes, f"{len(torch)} of torch's {len(source.tensors)} tensors have no place:"),
+        (flax_shapes, torch_shapes, f"{len(flax)} of Flax's {len(tree.leaves)} leaves get nothing:"),
     ):
         if names:
             lines.append(f"  {heading}")
@@ -114,7 +114,7 @@ def _complaint(
         )
     entries, _ = suggest(pairing, torch, flax)
     if entries:
-        shown = ", ".join(f"{key!r}: {place!r}" for key, place in list(entries.items())[:4])
+        shown = ", ".join(f"{key!r}: {target!r}" for key, target in list(entries.items())[:4])
         more = ", ..." if len(entries) > 4 else ""
         lines.append(
             "  By order and shape this may be meant, and nothing of it was done: "

@@ -21,19 +21,19 @@ def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Fusion
     """
     count = _count(tree, path, axis)
 
-    def places(old: str) -> list[str]:
-        rest = inside(old, path)
-        return [old] if rest is None else [join(path, str(i), rest) for i in range(count)]
+    def new_paths(old: str) -> list[str]:
+        suffix = inside(old, path)
+        return [old] if suffix is None else [join(path, str(i), suffix) for i in range(count)]
 
     def listed(old: Iterable[str]) -> Iterator[tuple[str, str]]:
         """New and old paths, layer by layer."""
         paths = list(old)
-        inner = [each for each in paths if inside(each, path) is not None]
-        for each in paths:
-            if each not in inner:
-                yield each, each
-            elif each == inner[0]:
-                yield from ((places(other)[i], other) for i in range(count) for other in inner)
+        inner = [old_path for old_path in paths if inside(old_path, path) is not None]
+        for old_path in paths:
+            if old_path not in inner:
+                yield old_path, old_path
+            elif old_path == inner[0]:
+                yield from ((new_paths(other)[i], other) for i in range(count) for other in inner)
 
     def without(x: Leaf) -> Leaf:
         shape = list(x.shape)
@@ -42,27 +42,29 @@ def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Fusion
 
     new = Outline()
     new.wrapped = tree.wrapped
-    new.layers = {made: tree.layers[old] for made, old in listed(tree.layers)}
+    new.layers = {new_path: tree.layers[old] for new_path, old in listed(tree.layers)}
     new.leaves = {
-        made: tree.leaves[old] if made == old else without(tree.leaves[old])
-        for made, old in listed(tree.leaves)
+        new_path: tree.leaves[old] if new_path == old else without(tree.leaves[old])
+        for new_path, old in listed(tree.leaves)
     }
     new.aliases = {
-        made: real
+        new_path: real
         for alias, first in tree.aliases.items()
-        for made, real in zip(places(alias), places(first), strict=len(places(alias)) == len(places(first)))
+        for new_path, real in zip(
+            new_paths(alias), new_paths(first), strict=len(new_paths(alias)) == len(new_paths(first))
+        )
     }
     name = tree.names.get(path, path)
-    new.names = {made: made for made, _ in listed(tree.names)}
-    for made, old in listed(tree.names):
-        if made == old:
-            new.names[made] = tree.names[old]
+    new.names = {new_path: new_path for new_path, _ in listed(tree.names)}
+    for new_path, old in listed(tree.names):
+        if new_path == old:
+            new.names[new_path] = tree.names[old]
         else:
-            number = (inside(made, path) or "").split(".")[0]
-            new.names[made] = join(name, number, inside(tree.names[old], name) or "")
+            number = (inside(new_path, path) or "").split(".")[0]
+            new.names[new_path] = join(name, number, inside(tree.names[old], name) or "")
     new.names[path] = name
-    fusions = [Fusion((leaf,), tuple(places(leaf)), Stack(axis), True) for leaf in _below(tree, path)]
-    return new, fusions, {made: old for made, old in listed(tree.names) if made != old}
+    fusions = [Fusion((leaf,), tuple(new_paths(leaf)), Stack(axis), True) for leaf in _below(tree, path)]
+    return new, fusions, {new_path: old for new_path, old in listed(tree.names) if new_path != old}
 
 
 def _below(tree: Outline, path: str) -> dict[str, Shape]:
@@ -78,6 +80,6 @@ def _count(tree: Outline, path: str, axis: int) -> int:
         if not -len(shape) <= axis < len(shape):
             raise ValueError(f"{leaf} {shape} has no axis {axis}")
     if len({shape[axis] for shape in shapes.values()}) > 1:
-        said = ", ".join(f"{leaf} {shape}" for leaf, shape in shapes.items())
-        raise ValueError(f"axis {axis} is not of one length in {said}")
+        sizes = ", ".join(f"{leaf} {shape}" for leaf, shape in shapes.items())
+        raise ValueError(f"axis {axis} is not of one length in {sizes}")
     return next(iter(shapes.values()))[axis]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..._sides.task import IMAGES as AXES
+from ..._sides.step_data import IMAGES as AXES
 from ..._sides.torch_side import named_leaves
 from ..reading.source import Key
 from ..reading.watching import Watched

@@ -30,7 +30,7 @@ from ....errors import PortError
 from ..._comparison import Comparison
 from ..._exactness import environment
 from ..._sides.flax_float64 import in_float64
-from ..._sides.task import Task
+from ..._sides.step_data import Task
 from ..._sides.torch_float64 import in_float64 as torch_in_float64
 from ..._weights import Links
 from ..._weights.tree import tree_of

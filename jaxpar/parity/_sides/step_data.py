@@ -1,4 +1,4 @@
-"""Task: what both sides are asked to do. Seen: what they show. Neither knows a framework's modules.
+"""Task: what both sides are asked to do. Observation: what they show. Neither knows a framework's modules.
 
 Layout is where the channels are. torch has them at axis 1, Flax at the end; a token has none.
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..._typing import Shape
-from .call import Call
+from .call_arguments import Call
 
 OWN = "own"
 """Instead of an element type: each array has its own."""
@@ -96,12 +96,12 @@ IMAGES = 4
 
 
 @contextmanager
-def noting_layout(layout: Layout, given: Call) -> Iterator[None]:
+def noting_layout(layout: Layout, call: Call) -> Iterator[None]:
     """Adds to an error of the Flax model what it is likely to come from, if it was given torch's images."""
     try:
         yield
     except Exception as error:
-        images = [x.shape for x in given.arrays.values() if np.ndim(x) >= IMAGES and _has_channels(x)]
+        images = [x.shape for x in call.arrays.values() if np.ndim(x) >= IMAGES and _has_channels(x)]
         if layout.inputs is same and images:
             error.add_note(
                 f"jaxpar.parity: the Flax model was given {images[0]}, as torch has it. If its channels are "
@@ -131,19 +131,19 @@ class Batch:
     """The rows of one step.
 
     Attributes:
-      theirs, ours: torch's call and Flax's, each in its own layout.
+      torch_call, flax_call: torch's call and Flax's, each in its own layout.
       targets: in torch's layout.
       common: torch's floating arrays that Flax is given too, by place: Flax's place, and the way there.
     """
 
-    theirs: Call = field(default_factory=Call)
-    ours: Call = field(default_factory=Call)
+    torch_call: Call = field(default_factory=Call)
+    flax_call: Call = field(default_factory=Call)
     targets: tuple[np.ndarray, ...] = ()
     common: Mapping[str, tuple[str, Move]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What one step shows. `state` and `weights` are those after it."""
 
     outputs: Named
@@ -159,13 +159,13 @@ class Seen:
 
 def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """What the projection is of: floating outputs, and both parts of complex ones. Of tensors or arrays."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for name, x in outputs.items():
         if "complex" in str(x.dtype):
-            found |= {name: x.real, f"{name}, imaginary": x.imag}
+            parts |= {name: x.real, f"{name}, imaginary": x.imag}
         elif "float" in str(x.dtype):
-            found[name] = x
-    return found
+            parts[name] = x
+    return parts
 
 
 def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
@@ -183,6 +183,6 @@ def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def in_type_of(dtype: str, made: np.ndarray) -> np.ndarray:
+def in_type_of(dtype: str, projection: np.ndarray) -> np.ndarray:
     """The factors as a side of this type begins with them: float32 where each array has its own type."""
-    return made.astype(np.float32) if dtype == OWN else made
+    return projection.astype(np.float32) if dtype == OWN else projection

@@ -23,20 +23,20 @@ AsArray = Callable[[Any, str], Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class ArraySlot:
     """Where an array goes, by its name."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class PassedObject:
     """An object that is passed as it is. 1, 1.0 and True are three."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Kept) and self._key() == other._key()
+        return isinstance(other, PassedObject) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -56,7 +56,7 @@ class Container:
     keys: tuple[Any, ...] = ()
 
 
-Form = Place | Kept | Container
+Form = ArraySlot | PassedObject | Container
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Call:
         by_name = {key: reader.form(x, key) for key, x in named.items()}
         reader.any_object = True
         by_name |= {key: reader.form(x, key) for key, x in (kwargs or {}).items()}
-        return cls(reader.arrays, Arguments(Container(tuple, args), _named(by_name)))._pruned()
+        return cls(reader.arrays, Arguments(Container(tuple, args), _dict_form(by_name)))._pruned()
 
     @property
     def args(self) -> tuple:
@@ -126,9 +126,9 @@ class Call:
         """With function(array) in the place of every array."""
         return Call({name: function(x) for name, x in self.arrays.items()}, self.form)
 
-    def map_kept(self, function: Callable[[Any], Any]) -> Call:
+    def map_objects(self, function: Callable[[Any], Any]) -> Call:
         """With function(object) in the place of everything else."""
-        args, kwargs = (_map_kept(form, function) for form in (self.form.args, self.form.kwargs))
+        args, kwargs = (_map_objects(form, function) for form in (self.form.args, self.form.kwargs))
         return Call(self.arrays, Arguments(args, kwargs))
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Call:
@@ -139,7 +139,7 @@ class Call:
         """With the keyword arguments of another call, which win."""
         arrays = {**self.arrays, **{k: x for k, x in other.arrays.items() if not k[:1].isdigit()}}
         both = {**self.form.by_keyword(), **other.form.by_keyword()}
-        return Call(arrays, Arguments(self.form.args, _named(both)))._pruned()
+        return Call(arrays, Arguments(self.form.args, _dict_form(both)))._pruned()
 
     def missing(self) -> list[tuple[str, str]]:
         """Objects that a record could not hold, and of which type: by keyword, or `inputs[0]`."""
@@ -147,8 +147,8 @@ class Call:
 
     def _pruned(self) -> Call:
         """Without arrays that have lost their place."""
-        places = {*_places(self.form.args), *_places(self.form.kwargs)}
-        return Call({name: x for name, x in self.arrays.items() if name in places}, self.form)
+        in_use = {*_slot_names(self.form.args), *_slot_names(self.form.kwargs)}
+        return Call({name: x for name, x in self.arrays.items() if name in in_use}, self.form)
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
         return tuple(self.arrays.values()), (tuple(self.arrays), self.form)
@@ -193,38 +193,38 @@ class _Reader:
 
     def form(self, x: Any, name: str) -> Form:
         if isinstance(x, Mapping):
-            return _named({key: self.form(child, f"{name}[{key!r}]") for key, child in x.items()})
+            return _dict_form({key: self.form(child, f"{name}[{key!r}]") for key, child in x.items()})
         if isinstance(x, (tuple, list)):
             kind: type = type(x) if hasattr(x, "_fields") else list if isinstance(x, list) else tuple
             return Container(kind, tuple(self.form(child, f"{name}[{i}]") for i, child in enumerate(x)))
         if isinstance(x, np.generic):
-            return Kept(x.item())  # NumPy's numbers and flags are numbers and flags
+            return PassedObject(x.item())  # NumPy's numbers and flags are numbers and flags
         if is_array(x):
-            self.arrays[name] = self.as_array(x, _said(name))
-            return Place(name)
+            self.arrays[name] = self.as_array(x, _label(name))
+            return ArraySlot(name)
         if not self.any_object and not isinstance(x, NUMBERS):
-            found = f"{type(x).__module__}.{type(x).__qualname__}"
+            kind_name = f"{type(x).__module__}.{type(x).__qualname__}"
             raise TypeError(
-                f"parity: {_said(name)} is a {found}, not an array of numbers, and no None, number or text. "
-                "Objects that are passed as they are go to torch_kwargs and flax_kwargs."
+                f"parity: {_label(name)} is a {kind_name}, not an array of numbers, and no None, number or "
+                "text. Objects that are passed as they are go to torch_kwargs and flax_kwargs."
             )
-        return Kept(x)
+        return PassedObject(x)
 
 
-def _said(name: str) -> str:
+def _label(name: str) -> str:
     """A place as it is written in errors: inputs[0], inputs['mask']."""
-    root, bracket, rest = name.partition("[")
-    return f"inputs[{root if root.isdigit() else repr(root)}]{bracket}{rest}"
+    root, bracket, suffix = name.partition("[")
+    return f"inputs[{root if root.isdigit() else repr(root)}]{bracket}{suffix}"
 
 
-def _named(forms: Mapping[Any, Form]) -> Container:
+def _dict_form(forms: Mapping[Any, Form]) -> Container:
     return Container(dict, tuple(forms.values()), tuple(forms))
 
 
 def _filled(form: Form, arrays: Mapping[str, Any]) -> Any:
-    if isinstance(form, Place):
+    if isinstance(form, ArraySlot):
         return arrays[form.name]
-    if isinstance(form, Kept):
+    if isinstance(form, PassedObject):
         return form.value
     children = [_filled(child, arrays) for child in form.children]
     if form.kind is dict:
@@ -232,21 +232,21 @@ def _filled(form: Form, arrays: Mapping[str, Any]) -> Any:
     return form.kind(*children) if hasattr(form.kind, "_fields") else form.kind(children)
 
 
-def _map_kept(form: Any, function: Callable[[Any], Any]) -> Any:
+def _map_objects(form: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(form, Container):
-        children = tuple(_map_kept(child, function) for child in form.children)
+        children = tuple(_map_objects(child, function) for child in form.children)
         return Container(form.kind, children, form.keys)
-    return Kept(function(form.value)) if isinstance(form, Kept) else form
+    return PassedObject(function(form.value)) if isinstance(form, PassedObject) else form
 
 
-def _places(form: Form) -> list[str]:
-    if isinstance(form, Place):
+def _slot_names(form: Form) -> list[str]:
+    if isinstance(form, ArraySlot):
         return [form.name]
-    return [name for child in getattr(form, "children", ()) for name in _places(child)]
+    return [name for child in getattr(form, "children", ()) for name in _slot_names(child)]
 
 
 def _missing(form: Form) -> list[str]:
-    if isinstance(form, Kept):
+    if isinstance(form, PassedObject):
         return [form.value.kind] if isinstance(form.value, Missing) else []
     return [kind for child in getattr(form, "children", ()) for kind in _missing(child)]
 
@@ -254,34 +254,34 @@ def _missing(form: Form) -> list[str]:
 # ---------------------------------------------------------------------------------- forms in a record's .json
 
 
-def written(form: Arguments) -> list[Any]:
+def form_to_json(form: Arguments) -> list[Any]:
     """A form as JSON. Of an object that is not plain the type's name is left: it must be given again."""
-    return [_written(form.args), _written(form.kwargs)]
+    return [_to_json(form.args), _to_json(form.kwargs)]
 
 
-def read(said: Any) -> Arguments:
-    """The form that `written` wrote.
+def form_from_json(data: Any) -> Arguments:
+    """The form that `form_to_json` wrote.
 
     Raises:
       ValueError: something else.
     """
     try:
-        args, kwargs = map(_read, said)
+        args, kwargs = map(_from_json, data)
         return Arguments(args, kwargs)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no form of a call: {said!r}") from error
+        raise ValueError(f"it is no form of a call: {data!r}") from error
 
 
-def _written(form: Form) -> Any:
-    if isinstance(form, Place):
+def _to_json(form: Form) -> Any:
+    if isinstance(form, ArraySlot):
         return {"array": form.name}
-    if isinstance(form, Kept):
+    if isinstance(form, PassedObject):
         value = form.value
         if isinstance(value, float) and not math.isfinite(value):
             return {"float": repr(value)}
         plain = value is None or type(value) in (bool, int, float, str)
         return {"value": value} if plain else {"given": type(value).__name__}
-    children = [_written(child) for child in form.children]
+    children = [_to_json(child) for child in form.children]
     if form.kind is dict and all(type(key) in (str, int) for key in form.keys):
         return {"dict": [list(pair) for pair in zip(form.keys, children, strict=True)]}
     if form.kind in (tuple, list):
@@ -289,15 +289,15 @@ def _written(form: Form) -> Any:
     return {"given": form.kind.__name__}
 
 
-def _read(said: Any) -> Any:
-    ((word, value),) = said.items()
-    if word == "array":
-        return Place(str(value))
-    if word == "dict":
-        return _named({key: _read(child) for key, child in value})
-    if word in ("tuple", "list"):
-        return Container(tuple if word == "tuple" else list, tuple(map(_read, value)))
-    return Kept({"value": lambda x: x, "float": float, "given": Missing}[word](value))
+def _from_json(data: Any) -> Any:
+    ((tag, value),) = data.items()
+    if tag == "array":
+        return ArraySlot(str(value))
+    if tag == "dict":
+        return _dict_form({key: _from_json(child) for key, child in value})
+    if tag in ("tuple", "list"):
+        return Container(tuple if tag == "tuple" else list, tuple(map(_from_json, value)))
+    return PassedObject({"value": lambda x: x, "float": float, "given": Missing}[tag](value))
 
 
 @dataclass(frozen=True)
