@@ -1,9 +1,8 @@
 """PyTorch's data parallelism for JAX and Flax, and the proof that it is the same.
 
-The table of contents is `__init__.pyi`, in the order in which data meets the names. Each name is
-imported when it is first used: `import jaxpar` starts no backend and loads neither JAX, Flax nor
-torch. Where JAX is loaded already, it is watched from here on for the line that starts it
-(`jaxpar.virtual_devices` names that line if it comes too late).
+`__init__.pyi` lists all public names. Each is imported when it is first used, so `import jaxpar` starts no
+backend and loads neither JAX, Flax nor torch. If JAX is loaded already, jaxpar records from now on which line
+starts it, and `jaxpar.virtual_devices` names that line if it is called too late.
 """
 
 import sys

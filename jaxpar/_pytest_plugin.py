@@ -1,7 +1,7 @@
 """The pytest plugin: `@pytest.mark.devices(8)` and the fixture `parity`.
 
-It is loaded in every session of an environment that has jaxpar, so it imports neither JAX nor torch
-before a test asks for it: the mark sets environment variables, the fixture imports what it calls.
+pytest loads it in every session of an environment with jaxpar, so it imports neither JAX nor torch before a
+test uses the mark or the fixture.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Devices must be there before JAX starts, so the largest number of all tests decides."""
+    """Create virtual devices for the test that needs most, because JAX fixes their number when it starts."""
     needed = max((_needed(item) for item in items), default=0)
     if needed:
         import jax
@@ -45,10 +45,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from .errors import JaxparError
 
         try:
-            # A conftest may have asked for more.
+            # A conftest may already have configured more.
             virtual_devices(max(needed, jax.config.jax_num_cpu_devices))  # type: ignore[attr-defined]
         except JaxparError as error:
-            # JAX runs already. If it has enough devices nothing is wrong; each test looks for itself.
+            # JAX runs already, perhaps with enough devices: `pytest_runtest_setup` checks that per test.
             config.stash[REASON] = str(error)
 
 
@@ -72,10 +72,12 @@ def _needed(item: pytest.Item) -> int:
 
 
 class Parity:
-    """What the fixture `parity` gives: `compare` that fails a test, with and without torch.
+    """The fixture `parity`: comparisons that fail the test, with and without torch.
 
-    parity(torch_module, flax_module, inputs, ...) compares both; arguments are those of
-    `jaxpar.parity.compare`.
+    ```python
+    def test_port(parity):
+        parity(TorchNet(), Net(nnx.Rngs(0)), x)   # the arguments of jaxpar.parity.compare
+    ```
     """
 
     def __init__(self, folder: Path, record: bool, update: bool):
@@ -96,12 +98,12 @@ class Parity:
         inputs: Any = None,
         **arguments: Any,
     ) -> Comparison:
-        """Compares with a record; with --parity-record or --parity-update torch makes it first.
+        """Compare with a record; with --parity-record or --parity-update torch writes the record first.
 
         Args:
-          name: of the record, a file in `parity_records` beside the test.
-          torch_module: a function that builds the torch module. It is only called to make the record.
-          flax_module, inputs, arguments: those of `compare`.
+          name: the record's name, a file in `parity_records` next to the test.
+          torch_module: a function that builds the torch module, called only to write the record.
+          flax_module, inputs, arguments: as for `compare`.
         """
         from . import parity
 

@@ -1,21 +1,17 @@
 """`jaxpar demo`: it holds, it can fail, and it ends well whatever is missing."""
 
 import json
-import math
 import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from jaxpar._cli.demo.report import KINDS
-from jaxpar._cli.demo.run import Epoch, comparison, judged
-from jaxpar._cli.demo.settings import TOLERANCE, Fault, Settings
+from jaxpar._cli.demo.settings import TOLERANCE, DemoSettings, Fault
 from jaxpar._cli.main import cli
-from jaxpar.parity import Kind, Outcome
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="compares with PyTorch")
 
@@ -55,15 +51,17 @@ def test_parity_holds_over_even_and_uneven_batches() -> None:
     assert found["last_batch"] == [60] * 7 + [57]
     assert len(found["epochs"]) == 2
     for number, epoch in enumerate(found["epochs"], start=1):
-        ours, theirs = epoch["accuracy"]
-        assert ours == theirs
+        [accuracy] = epoch["accuracy"]
+        assert 0.2 < accuracy <= 1
         assert list(epoch["differences"]) == [kind.value for kind in KINDS]
         for difference in epoch["differences"].values():
             assert difference["size"] < TOLERANCE
             assert 3 * number - 2 <= difference["step"] <= 3 * number
+    [first], [second] = (epoch["loss"] for epoch in found["epochs"])
+    assert second < first
     verdict = found["verdict"]
-    # Each step: logits, loss, 6 + 2 gradients, 6 statistics, 8 weights. Each epoch: the test logits.
-    assert verdict["compared"] == 2 * (3 * 24 + 1)
+    # Logits, loss and gradient of the images; 8 gradients, updates and weights; 6 statistics.
+    assert verdict["compared"] == 2 * 3 * (3 + 3 * 8 + 6)
     assert (verdict["same"], verdict["first"]) == (True, None)
     assert 0 < verdict["largest"]["size"] < TOLERANCE
 
@@ -87,10 +85,10 @@ def test_tables_and_verdict() -> None:
 @pytest.mark.parametrize(
     ("fault", "first"),
     [
-        (Fault.BATCH_NORM, ("state", "norm1.running_mean")),
-        (Fault.LOSS, ("loss", "cross_entropy")),
-        (Fault.ORDER, ("output", "logits")),
-        (Fault.WHOLE_BATCH, ("output", "logits")),
+        (Fault.BATCH_NORM, ("state", "norm1.mean")),
+        (Fault.LOSS, ("loss", "")),
+        (Fault.ORDER, ("output", "")),
+        (Fault.WHOLE_BATCH, ("output", "")),
     ],
 )
 def test_a_planted_fault_is_found(fault: Fault, first: tuple[str, str]) -> None:
@@ -101,7 +99,7 @@ def test_a_planted_fault_is_found(fault: Fault, first: tuple[str, str]) -> None:
     assert verdict["same"] is False
     assert (verdict["first"]["kind"], verdict["first"]["name"], verdict["first"]["step"]) == (*first, 1)
     assert "Parity FAILS" in found["sentence"]
-    assert " ".join(first) in found["sentence"]
+    assert f"in {' '.join(first).rstrip()}, step 1" in found["sentence"]
 
 
 def test_every_fault_is_planted_above() -> None:
@@ -164,52 +162,5 @@ def test_ctrl_c_says_what_was_completed() -> None:
     assert "Traceback" not in stderr
 
 
-def judge_weights(ours: dict, reference: dict) -> Epoch:
-    """An epoch of one step that shows nothing but these."""
-    return Epoch([], [], [], list(judged([{Kind.WEIGHT: ours}, {Kind.WEIGHT: reference}], step=1)))
-
-
-@pytest.mark.parametrize(
-    ("ours", "reference", "reason"),
-    [
-        ({}, {"w": np.ones(2)}, "only in the reference"),
-        ({"w": np.ones(2)}, {}, "only in the candidate"),
-        ({"w": np.ones(2)}, {"w": np.ones((2, 1))}, "shape [2] in the candidate, [2, 1] in the reference"),
-        ({"w": np.array([1, np.nan])}, {"w": np.ones(2)}, "1 of 2 NaN or infinities do not agree"),
-        ({"w": np.array([np.nan])}, {"w": np.array([np.nan])}, "not finite"),
-        ({"w": np.ones(2)}, {"w": np.array([1, np.inf])}, "1 of 2 NaN or infinities do not agree"),
-        ({"w": np.ones(2)}, {"w": np.zeros(2)}, "exactly 0 in the reference"),
-    ],
-)
-def test_what_cannot_be_compared_is_infinitely_different(ours: dict, reference: dict, reason: str) -> None:
-    epoch = judge_weights(ours, reference)
-    [found] = epoch.rows
-    assert (found.difference.name, found.difference.relative) == ("w", math.inf)
-    assert found.outcome is Outcome.DIFFERENT
-    assert reason in found.reason
-    assert not comparison([epoch]).same
-
-
-def test_a_difference_is_relative_to_the_largest_reference_value() -> None:
-    [found] = judge_weights({"w": np.array([4.0, 0.1])}, {"w": np.array([4.0, 0.0])}).rows
-    assert found.difference.relative == pytest.approx(0.1 / 4)
-    [equal] = judge_weights({"w": np.zeros(2)}, {"w": np.zeros(2)}).rows
-    assert equal.difference.relative == 0
-
-
-def test_judging_names_the_first_and_the_largest() -> None:
-    sizes = {"a": 1e-11, "b": 0.1, "c": 0.2}
-    one = {name: np.ones(1) for name in sizes}
-    epoch = judge_weights({name: np.array([1 + size]) for name, size in sizes.items()}, one)
-    found = comparison([epoch])
-    assert found.different[0] is epoch.rows[1]
-    assert found.largest is epoch.rows[2]
-    assert comparison([Epoch([], [], [], epoch.rows[:1])]).same
-
-
-def test_nothing_compared_is_not_the_same() -> None:
-    assert not comparison([]).same
-
-
 def test_steps_of_the_default() -> None:
-    assert Settings().steps == 5 * 23
+    assert DemoSettings().steps == 5 * 23

@@ -1,1 +1,1 @@
-"""The command line: `main` has the commands, and what a command needs beyond a call has its own file."""
+"""The command line: `main` has the commands; a command that is more than one call has a file."""

@@ -1,4 +1,4 @@
-"""`jaxpar convert`: a file of weights to another kind of file, or to the layout of the other framework."""
+"""`jaxpar convert`: convert a file of weights between formats, or between torch's layout and Flax's."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .parity_spec import read_spec
 
 MATCHING = ("variables", "mapping", "ignore_torch", "ignore_flax")
 OPTIONAL = ("inputs", "flax_inputs", "layout", "flax_kwargs", *MATCHING)
-"""What a spec may define beside `flax_module`."""
+"""The names that a spec may define in addition to `flax_module`."""
 
 
 def convert(source: str, target: str, *, key: str | None, spec: str | None, to: str | None) -> str:
-    """Converts a file and says what it did.
+    """Convert a file and return a summary.
 
     Args:
-      source, target: paths; their endings say of what kind they are.
-      key: where the state_dict is in a checkpoint.
+      source, target: paths; their suffixes select the formats.
+      key: the state_dict's key in a checkpoint.
       spec: a Python file that defines `flax_module`.
-      to: "flax" or "torch", the layout that is wanted.
+      to: "flax" or "torch", the target's layout.
 
     Raises:
-      FileError: `source` cannot be read, or `target` not hold it. SpecError: the spec is wrong.
+      FileError: `source` cannot be read, or `target`'s format cannot store it. SpecError: the spec is wrong.
       MatchError: the weights are not the model's.
     """
     tensors: dict[str, Any] = read_weights(source, key=key)
@@ -37,7 +37,7 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
 
 
 def _model(spec: str) -> dict[str, Any]:
-    """The spec's model, and how its weights are to be matched."""
+    """Return the spec's model, with the arguments that match its weights."""
     definitions = read_spec(spec, ("flax_module",), ("flax_module", *OPTIONAL))
     matching = {name: definitions[name] for name in (*MATCHING, "flax_module") if name in definitions}
     inputs, flax_inputs = definitions.get("inputs"), definitions.get("flax_inputs")

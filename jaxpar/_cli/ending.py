@@ -1,4 +1,4 @@
-"""How a command ends: with an answer, 0 or 1, or without one, 2; `port` has codes of its own."""
+"""Exit codes of commands: 0 or 1 for a result, 2 for none. `port` uses different codes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from ..errors import JaxparError
 
 @contextmanager
 def plain_ending(code: int = 2) -> Iterator[None]:
-    """Decorates a command: expected errors end in a line instead of a traceback, and none ends with code 1.
-
-    Python's own code for an uncaught exception is 1, and here that means "different".
+    """Decorate a command, so that expected errors print one line instead of a traceback.
 
     Args:
-      code: of a command that has no answer.
+      code: the exit code for every error. Python's default, 1, would mean "different".
     """
     try:
         yield
@@ -44,7 +42,8 @@ def plain_ending(code: int = 2) -> Iterator[None]:
 
 
 def _forget_output() -> None:
-    """What standard output did not take is tried again when Python ends, which then ends with code 120."""
+    """Redirect standard output to the null device if its buffer cannot be flushed."""
+    # Python flushes again at exit, and would end with code 120.
     try:
         sys.stdout.flush()
     except OSError:
@@ -52,6 +51,7 @@ def _forget_output() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends a command that has an answer. An answer that cannot be printed is none."""
+    """End a command with the exit code of its result."""
+    # An OSError here, before the exit, is reported as an error: the result was not printed.
     sys.stdout.flush()
     sys.exit(code)

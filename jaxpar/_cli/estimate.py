@@ -1,4 +1,4 @@
-"""`jaxpar estimate`: from a spec and figures to a prediction."""
+"""`jaxpar estimate`: predict a training step from a spec and the figures of a card."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ UNITS = {
     "streaming": 1,
     "exchanging": 1,
 }
-"""What an option's number counts, in bytes, seconds and operations."""
+"""The units of the options' numbers, in bytes, seconds and operations."""
 
 
 def run(spec: str, *, device: str, as_json: bool, png: str | None, **options: Any) -> None:
-    """Prints the estimate, and draws it."""
+    """Print the estimate, and draw it if `png` is a path."""
     changes = {name: options.pop(name) for name in UNITS if name in options}
     changes = {name: rate * UNITS[name] for name, rate in changes.items() if rate is not None}
     try:

@@ -1,8 +1,8 @@
-"""The command line: from arguments to calls to exit codes, and nothing else.
+"""The commands: parse arguments, call the implementation, return an exit code.
 
-Every command imports what it needs when it runs, so that `jaxpar --help` starts neither JAX nor torch.
-Exit codes: 0 the same (or simply done), 1 different, 2 no answer: misuse, or an error whatever it is,
-130 stopped by Ctrl-C. Paths and options are checked before anything runs.
+Every command imports its implementation when it runs, so that `jaxpar --help` starts neither JAX nor torch.
+Exit codes: 0 the same (or simply done), 1 different, 2 no result (wrong usage, or any error), 130 stopped by
+Ctrl-C. Paths and options are validated before anything runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 from .._devices.virtual import virtual_devices
 from .._version import __version__
 from ..errors import MatchError, SpecError
-from .demo.settings import Fault, Settings
+from .demo.settings import DemoSettings, Fault, has_torch
 from .ending import leave, plain_ending
 from .port import port
 from .values import Finite, OutputPath, check_outputs
@@ -43,7 +43,7 @@ def devices_option(default: str) -> Callable[[Command], Command]:
 
 
 def start_devices(n: int | None) -> None:
-    """Does what `--devices` says. JAX must not have started."""
+    """Apply `--devices`. JAX must not have started."""
     if n is not None:
         os.environ["JAX_PLATFORMS"] = "cpu"
     virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
@@ -60,14 +60,14 @@ cli.add_command(port)
 
 @cli.command(short_help="Train in JAX and PyTorch side by side, comparing every step.")
 @click.option(
-    "--epochs", metavar="N", type=AT_LEAST_1, default=Settings.epochs, help="Times all digits are seen."
+    "--epochs", metavar="N", type=AT_LEAST_1, default=DemoSettings.epochs, help="Times all digits are seen."
 )
 @click.option(
-    "--batch-size", metavar="N", type=AT_LEAST_1, default=Settings.batch_size, help="Rows on all devices."
+    "--batch-size", metavar="N", type=AT_LEAST_1, default=DemoSettings.batch_size, help="Rows on all devices."
 )
 @devices_option(default="all GPUs; without any, 8 virtual CPU devices")
 @click.option(
-    "--seed", metavar="N", type=click.IntRange(min=0), default=Settings.seed, help="Of weights and order."
+    "--seed", metavar="N", type=click.IntRange(min=0), default=DemoSettings.seed, help="Of weights and order."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @click.option("--plant", type=click.Choice([fault.value for fault in Fault]), hidden=True)
@@ -77,10 +77,9 @@ def demo(
 ) -> None:
     """Train a CNN in JAX and in PyTorch side by side and compare every step.
 
-    A small BatchNorm CNN learns scikit-learn's handwritten digits with jaxpar.DataParallel, and
-    beside it in PyTorch with torch.nn.DataParallel, from the same weights, in the same order, in
-    float64. The exit code is 0 if both stay the same in every step, and 1 if they do not. Without
-    torch it trains all the same and leaves the comparison out.
+    A small BatchNorm CNN learns scikit-learn's handwritten digits with jaxpar.DataParallel and with
+    torch.nn.DataParallel, from the same weights, in the same order, in float64. The exit code is 0 if
+    both stay the same in every step, and 1 if they do not. Without torch the comparison is left out.
 
     \b
       jaxpar demo
@@ -90,8 +89,9 @@ def demo(
 
     from .._metrics.progress import progress
 
-    settings = Settings(epochs, batch_size, seed, Fault(plant) if plant else None)
-    with progress(settings.steps, description="starting JAX and PyTorch", leave=False) as shown:
+    settings = DemoSettings(epochs, batch_size, seed, Fault(plant) if plant else None)
+    steps = settings.steps * (2 if has_torch() else 1)  # compared, then trained
+    with progress(steps, description="starting JAX and PyTorch", leave=False) as shown:
         start_devices(devices)
         from .demo import report
         from .demo.run import run
@@ -101,7 +101,7 @@ def demo(
         click.echo(json.dumps(report.document(result), indent=2, allow_nan=False))
     else:
         Console(highlight=False).print(report.text(result))
-    leave(1 if result.reference and not result.comparison.same else 0)
+    leave(int(result.comparison is not None and not result.comparison.same))
 
 
 @cli.command(short_help="Say whether a Flax model is the same as a torch model, and where it is not.")
@@ -128,9 +128,9 @@ def demo(
 def parity(spec: str, devices: int | None, **options: Any) -> None:
     """Compare a torch model and a Flax model: outputs, gradients, state, training.
 
-    SPEC is a Python file that defines torch_module, flax_module and inputs, and whatever else of the
-    arguments of jaxpar.parity.compare it needs: loss, optimizer, steps, layout, mapping. The exit code
-    is 0 if both are the same, 1 if they differ, and 2 if there is no verdict, whatever the reason.
+    SPEC is a Python file that defines torch_module, flax_module and inputs, and optionally further
+    arguments of jaxpar.parity.compare: loss, optimizer, steps, layout, mapping. The exit code
+    is 0 if both are the same, 1 if they differ, and 2 without a verdict, whatever the reason.
 
     \b
       jaxpar parity spec.py
@@ -167,8 +167,8 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
 
     With a spec, a Python file that defines flax_module (and mapping, ignore_torch, ignore_flax; for a
     Linen module also inputs), they are converted between torch's layout and Flax's as well. Nothing in
-    IN is executed, and OUT appears when it is complete. The exit code is 0 when it is done, 1 if the
-    weights are not those of the model, and 2 if a file cannot be read or written.
+    IN is executed, and OUT appears when it is complete. The exit code is 0 on success, 1 if the
+    weights are not the model's, and 2 if a file cannot be read or written.
 
     \b
       jaxpar convert model.pt model.safetensors
@@ -200,7 +200,7 @@ RATES = {
     "kernel": "Microseconds to start a kernel.",
     "collective": "Microseconds to start a collective.",
 }
-"""Figures of `jaxpar estimate` that may replace those of the card."""
+"""Options of `jaxpar estimate` that replace a card's figures."""
 MAY_BE_ZERO = ("latency", "network-latency", "kernel", "collective")
 
 
@@ -234,10 +234,10 @@ def rates_options(command: Command) -> Command:
 def estimate(spec: str, **options: Any) -> None:
     """Predict bytes per device, the schedule of both lanes, and step time on 1 to N x hosts devices.
 
-    SPEC is a Python file that defines make_net (a function that makes the NNX module) or net, loss_fn
+    SPEC is a Python file that defines make_net (a function that builds the NNX module) or net, loss_fn
     as in loss_fn(net, *batch), batch (arrays or jax.ShapeDtypeStructs with the rows of one device), and
-    optimizer, an optax transformation. The step is compiled for the card, which need not be there
-    (jaxpar[gpu-compiler]), and not run; no weights are made.
+    optimizer, an optax transformation. The step is compiled for the card, which may be absent
+    (jaxpar[gpu-compiler]), and not run; no weights are created.
 
     \b
       jaxpar estimate spec.py
@@ -292,10 +292,10 @@ def estimate(spec: str, **options: Any) -> None:
 def launch(dry_run: bool, **options: Any) -> None:
     """Run SCRIPT in N processes of this host, with torchrun's variables.
 
-    When one process fails, or makes no step any more, all are killed, and with --max-restarts started
-    again, to go on from the last checkpoint. The exit code is 0 when all are done, 1 after an exception,
-    70 when a step took too long, 75 when all saved and left because they were asked to stop, 78 when
-    their variables make no sense, and 128 + the number of a signal.
+    When one process fails or hangs, all are killed, and with --max-restarts started again, to continue
+    from the last checkpoint. The exit code is 0 when all are done, 1 after an exception, 70 when a step
+    took too long, 75 when all saved and exited after a preemption, 78 when the environment's variables
+    are wrong, and 128 + the number of a signal.
 
     \b
       jaxpar launch -n 4 train.py --epochs 10
@@ -328,8 +328,8 @@ def launch(dry_run: bool, **options: Any) -> None:
 def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
     """List the devices that jaxpar uses: name, kind, memory, load and temperature.
 
-    The index is what device_ids means. Load and temperature are those of NVIDIA GPUs, and need
-    nvidia-ml-py. Looking takes no memory away from those who compute.
+    The index is the number for device_ids. Load and temperature are available for NVIDIA GPUs, and need
+    nvidia-ml-py. The command reserves no GPU memory.
 
     \b
       jaxpar devices
@@ -367,7 +367,7 @@ def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
 def env(devices: int | None, as_json: bool) -> None:
     """Print what a bug report needs: versions, host, backends, devices, settings.
 
-    What is broken is told in its place. Of the environment only the variables that concern JAX,
+    A value that cannot be read is replaced by its error. Only environment variables that concern JAX,
     jaxpar and its processes are shown.
 
     \b

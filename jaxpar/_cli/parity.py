@@ -1,4 +1,4 @@
-"""`jaxpar parity`: from arguments to a comparison to an exit code."""
+"""`jaxpar parity`: compare the models of a spec, and return an exit code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def run(
     check: str | None,
     **chosen: Any,
 ) -> int:
-    """The exit code: 0 the same, 1 different, 130 stopped; without a verdict it raises.
+    """Return the exit code: 0 the same, 1 different, 130 stopped; raise without a verdict.
 
-    `chosen` overrides what the spec says.
+    `chosen` overrides the spec's arguments.
     """
     both = read_optimizer(optimizer) if optimizer else None
     arguments = read_spec(spec, ("flax_module",) if check else NEEDED)

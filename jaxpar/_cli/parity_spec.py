@@ -1,4 +1,4 @@
-"""The spec of a comparison: a Python file that names two models and a task, for the command line.
+"""The spec of a comparison: a Python file that defines two models and a task.
 
 Its names are the arguments of `parity.compare`: `torch_module`, `flax_module` and `inputs` (or `torch_inputs`
 and `flax_inputs`) are required, all others (`loss`, `optimizer`, `layout`, `mapping`, `policy` ...) optional.
@@ -20,10 +20,10 @@ NEEDED = ("torch_module", "flax_module", "inputs")
 def read_spec(
     path: str, needed: tuple[str, ...] = NEEDED, names: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
-    """What the file defines of `names`, by default the arguments of `compare`.
+    """Return the file's definitions of `names`, by default the arguments of `compare`.
 
     Raises:
-      SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
+      SpecError: no such file, a missing name, or an exception in the file, with its line.
     """
     from ..parity import compare
 
@@ -50,10 +50,10 @@ def _built(path: str, name: str, module: Any) -> Any:
 
 
 def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
-    """`adamw:lr=1e-3,weight_decay=0.1` as torch's optimizer and jaxpar.optim's of that name.
+    """Parse `adamw:lr=1e-3,weight_decay=0.1` into torch's optimizer and jaxpar.optim's of that name.
 
     Raises:
-      SpecError: no such optimizer, or settings that it refuses.
+      SpecError: no such optimizer, or invalid settings.
     """
     import ast
 

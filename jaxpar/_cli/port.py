@@ -1,4 +1,4 @@
-"""`jaxpar port`: from a function that makes a torch module to a Flax file, its proof, and an exit code."""
+"""`jaxpar port`: write a torch module as a Flax file, prove it, and return an exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .spec import failed
 from .values import OutputPath
 
 COULD_NOT = 3
-"""The exit code without a file or a proof. Other commands end so with 2, which are holes here."""
+"""The exit code without a file or a proof. Other commands use 2, which means holes here."""
 
 
 class Command(click.Command):
@@ -74,10 +74,10 @@ def port(
 ) -> None:
     """Write a torch module as Flax source code, and prove that it is the same.
 
-    MAKE is a function or class of MODELS.py, or of an importable module, that makes the module. It is called
-    on random inputs to see which lines run; what does not run is not proven, and the file says so. The exit
-    code is 0 if the file was written and is the same, 1 if it is different, 2 if it has holes, and 3 if there
-    is no file or no proof.
+    MAKE is a function or class of MODELS.py, or of an importable module, that builds the module. The module
+    is called on random inputs to see which lines run; lines that do not run are not proven, and are marked in
+    the file. The exit code is 0 if the file was written and is the same, 1 if it is different, 2 if it has
+    holes, and 3 without a file or a proof.
 
     \b
       jaxpar port models.py:make --input 2,3,224,224 --out net_flax.py
@@ -101,7 +101,7 @@ def run(
     channels_last: bool = False,
     optimizer: str | None = None,
 ) -> int:
-    """The exit code: 0 written and the same, 1 written and different, 2 holes, 3 could not."""
+    """Return the exit code: 0 written and the same, 1 written and different, 2 holes, 3 failed."""
     lines: list[parity.Lines] = []
     make = _maker(spec)
     examples = [example(text, seed) for text in inputs]
@@ -116,10 +116,10 @@ def run(
 
 
 def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]) -> list[parity.Lines]:
-    """The lines of what a function of the module makes: an optimizer, a scheduler, or both in a tuple."""
+    """Port the optimizer, the scheduler, or a tuple of both that a function of the module returns."""
 
     def parts(net: Any) -> tuple[Any, Any]:
-        """The optimizer and the scheduler, or None."""
+        """Return the optimizer, and the scheduler or None."""
         objects = of(net)
         if isinstance(objects, tuple | list):
             return objects[0], objects[1]
@@ -132,7 +132,7 @@ def trained(port: parity.Port, make: Callable[[], Any], of: Callable[[Any], Any]
 
 
 def summary(port: parity.Port, out: str) -> str:
-    """What the command prints."""
+    """Return the command's output."""
     verdict = {
         0: f"the same: {len(port.comparisons)} proofs, largest difference {port.largest:.2g}",
         1: "different",
@@ -148,7 +148,7 @@ def summary(port: parity.Port, out: str) -> str:
 
 
 def example(text: str, seed: int) -> Any:
-    """`2,3,224,224`: normal numbers of this shape; `2,7:100`: integers below 100."""
+    """Return random inputs: normal numbers for `2,3,224,224`, integers below 100 for `2,7:100`."""
     import torch
 
     shape, _, limit = text.partition(":")
@@ -163,7 +163,7 @@ def example(text: str, seed: int) -> Any:
 
 
 def _maker(spec: str) -> Callable[..., Any]:
-    """`models.py:make` or `package.module:make`."""
+    """Import the function of `models.py:make` or `package.module:make`."""
     source, _, name = spec.rpartition(":")
     if not source:
         raise SpecError(f"{spec}: write FILE.py:NAME or MODULE:NAME; NAME makes the module.")
@@ -177,7 +177,7 @@ def _maker(spec: str) -> Callable[..., Any]:
 
 
 def _file(path: Path) -> Any:
-    """A file as a module, with its own folder to import from."""
+    """Import a file as a module, with its folder on the path."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     sys.path.insert(0, str(path.parent.resolve()))

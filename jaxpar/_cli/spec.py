@@ -1,7 +1,7 @@
-"""Spec: a Python file whose names are the arguments of a command.
+"""Run a spec, a Python file whose names are the arguments of a command.
 
-It runs as a script does, with its own folder on the path. An error in it becomes a SpecError with the
-file's line.
+The file runs like a script, with its folder on the path. An exception becomes a SpecError with the file's
+line.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..errors import JaxparError, SpecError
 
 
 def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the file defines.
+    """Return the file's definitions.
 
     Raises:
-      SpecError: no such file, a name is missing, or the file itself raises; then with the file's line.
+      SpecError: no such file, a missing name, or an exception in the file, with its line.
     """
     if not Path(path).is_file():
         raise SpecError(f"{path}: there is no such file.")
@@ -39,13 +39,13 @@ def read_names(path: str, needed: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def failed(path: str, what: str, error: Exception | SystemExit) -> SpecError:
-    """An error in the file, or about what it says, as a SpecError with the file's line."""
+    """Turn an error in the file, or about its definitions, into a SpecError with the file's line."""
     kind = "" if isinstance(error, JaxparError) else f"{type(error).__name__}: "
     return SpecError(f"{path}: {what}{kind}{error}{_line(path, error)}")
 
 
 def _line(path: str, error: Exception | SystemExit) -> str:
-    """The last line of the file that was running."""
+    """Return the last line of the file that was running."""
     if isinstance(error, SyntaxError):
         return f"\n  line {error.lineno}: {(error.text or '').strip()}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(path)]

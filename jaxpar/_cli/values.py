@@ -1,4 +1,4 @@
-"""Values of options that are refused where they are read, before anything runs."""
+"""Option types that validate their values before anything runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import click
 OUTPUTS = ("html", "junit", "record", "png")
 """Options that name a file to write."""
 NEEDS = {"html": ("jinja2", "parity"), "record": ("safetensors", "parity"), "png": ("matplotlib", "report")}
-"""The package that an output needs, and the extra of jaxpar that installs it."""
+"""The package that an output needs, and the jaxpar extra that installs it."""
 
 
 class Finite(click.FloatRange):
-    """A number in a range. `nan` compares with no bound, so that click takes it for one that is inside."""
+    """A finite number in a range. click accepts `nan`, which is on neither side of a bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -28,7 +28,7 @@ class Finite(click.FloatRange):
 
 
 class OutputPath(click.Path):
-    """A file to write, in a folder that is there and can be written to."""
+    """A file to write, in an existing writable folder."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)
@@ -44,7 +44,7 @@ class OutputPath(click.Path):
 
 
 def check_outputs(spec: str, options: Mapping[str, Any]) -> None:
-    """Raises a UsageError if a file would be written twice or over the spec, or cannot be made at all."""
+    """Raise a UsageError if a file would be written twice or over the spec, or needs a missing package."""
     written = {Path(spec).resolve(): "the spec"}
     for option in OUTPUTS:
         path = options.get(option)

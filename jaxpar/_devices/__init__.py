@@ -1,1 +1,1 @@
-"""torch.cuda's verbs: which devices there are, which one is current, how arrays and modules get there."""
+"""Counterparts of torch.cuda: the devices, the current one, and moves of arrays and modules between them."""

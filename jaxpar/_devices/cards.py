@@ -1,10 +1,9 @@
-"""Cards: what XLA's compiler has to know of a GPU that is not there.
+"""The figures of NVIDIA cards that XLA's compiler needs to compile for an absent GPU.
 
-One row for each card, and what all NVIDIA cards have in common. The compiler reads these figures to cut work
-into blocks and to order it: how many cores there are, what a block may use, how fast memory is. They decide
-no result. docs/topology.md names the sources.
+The compiler reads them to split work into blocks and to order it: the number of cores, the limits of a block,
+the speed of memory. They do not change results. docs/topology.md names the sources.
 
-torch has no counterpart: it asks a driver, `torch.cuda.get_device_properties`.
+torch has no counterpart: `torch.cuda.get_device_properties` reads them from the driver.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ class Card:
     """One kind of GPU.
 
     Attributes:
-      kind: its name, as `jax.Device.device_kind` has it.
-      capability: CUDA's compute capability; accelerated: whether it has instructions of its own beside it.
-      cores: streaming multiprocessors; fpus: float32 units of a core; threads: those that a core holds.
+      kind: `jax.Device.device_kind`.
+      capability: CUDA's compute capability; accelerated: whether it has instructions of its own (`sm_90a`).
+      cores: streaming multiprocessors; fpus: float32 units per core; threads: resident threads per core.
       clock: in GHz.
       bandwidth: bytes per second between the card and its memory.
-      memory: bytes of it that programs can use; cache: bytes of L2.
-      shared: bytes of shared memory of a core; block: those that one block may ask for.
+      memory: usable bytes; cache: bytes of L2.
+      shared: bytes of shared memory per core; block: the largest part that one block may use.
     """
 
     kind: str
@@ -42,7 +41,7 @@ class Card:
     accelerated: bool = False
 
     def target(self) -> str:
-        """A GpuTargetConfigProto in text form, which is how XLA is told."""
+        """Return a GpuTargetConfigProto in text form, which XLA's compiler reads."""
         major, minor = self.capability
         feature = "ACCELERATED_FEATURES" if self.accelerated else "NONE"
         return f"""
@@ -73,7 +72,7 @@ LIMITS = """threads_per_warp: 32
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535"""
-"""What every card since Volta allows."""
+"""Limits of every card since Volta."""
 
 
 def _card(
@@ -89,7 +88,7 @@ def _card(
     shared: tuple[int, int],
     accelerated: bool = False,
 ) -> Card:
-    """A row: bandwidth in GB/s, memory in bytes, cache in MiB, shared memory of a core and a block in KiB."""
+    """Return a row: bandwidth in GB/s, memory in bytes, cache in MiB, shared memory in KiB."""
     nbytes = round(bandwidth * GB), memory, round(cache * MIB), shared[0] * KIB, shared[1] * KIB
     return Card(kind, capability, cores, fpus, threads, clock, *nbytes, accelerated)
 
@@ -124,9 +123,13 @@ CARDS = {
         "NVIDIA RTX PRO 6000 Blackwell", (12, 0), 188, 128, 1536, 2.6, 1792, 103079215104, 128, (128, 99)
     ),
 }
-"""By the names that `jaxpar.topology` takes."""
+"""Cards by the names that `jaxpar.topology` accepts."""
 
 
 def card_of(kind: str) -> str:
-    """The card of a `jax.Device.device_kind`."""
+    """Return the card with a `jax.Device.device_kind`.
+
+    >>> card_of("NVIDIA RTX A6000")
+    'a6000'
+    """
     return next(card for card, figures in CARDS.items() if figures.kind == kind)

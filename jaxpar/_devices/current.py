@@ -1,7 +1,7 @@
-"""The current device: where arrays that name no device are made.
+"""The current device: where arrays without an explicit device are created.
 
-torch.cuda keeps an index for each thread. JAX has `jax.default_device`, a context manager that holds for a
-thread too. These are torch's names for it, so code written with one sees what the other has set.
+torch.cuda keeps one index per thread, and `jax.default_device` is per thread too. These functions are torch's
+names for JAX's setting, so either interface sees what the other has set.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from . import devices as _devices
 
 
 def current_device() -> int:
-    """The current device as a position in `devices()`.
+    """Return the current device's index in `devices()`.
+
+    >>> import jaxpar
+    >>> jaxpar.current_device()
+    0
 
     Raises:
-      DeviceError: JAX's default device is not among them (the CPU, on a host with accelerators).
+      DeviceError: JAX's default device is not in the list (the CPU, on a host with accelerators).
 
     torch counterpart: `torch.cuda.current_device` (docs/semantics.md row P4).
     """
@@ -36,13 +40,18 @@ def current_device() -> int:
 
 
 class set_device:
-    """Makes `device` the current one, for good or for a `with` block.
+    """Make `device` the current one, permanently or for a `with` block.
 
     ```python
-    jaxpar.set_device(1)           # from here on, in this thread
-    with jaxpar.set_device(2):     # and back to 1 at the end, whatever happens inside
+    jaxpar.set_device(1)           # from this line on, in this thread
+    with jaxpar.set_device(2):     # device 1 is current again afterwards, also after an exception
         x = jnp.ones(3)            # on device 2
     ```
+
+    >>> import jaxpar
+    >>> with jaxpar.set_device("cpu:0") as device:
+    ...     device.platform
+    'cpu'
 
     Operations on arrays that are committed to a device still run there.
 
@@ -56,7 +65,8 @@ class set_device:
     def __init__(self, device: DeviceLike):
         self.device = _devices.device(device)
         self._context = jax.default_device(self.device)
-        self._context.__enter__()  # here and not in `__enter__`: as a plain call it holds from now on
+        # Entered now and not in `__enter__`, so that a plain call, without `with`, takes effect.
+        self._context.__enter__()
 
     def __enter__(self) -> jax.Device:
         return self.device
@@ -69,16 +79,21 @@ class set_device:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceProperties:
-    """What is known about a device; None where the backend does not say.
+    """A device's properties; None where the backend does not report one.
 
     Attributes:
       name: the kind of device, such as `NVIDIA H100` or `cpu`.
-      index: its position in `devices()`, None if it is not in that list.
+      index: the index in `devices()`, None if the device is not in that list.
       platform: `cpu`, `gpu` or `tpu`.
-      process_index: the process that owns it.
-      total_memory: bytes that JAX may use on it.
-      multi_processor_count: its cores, as the backend counts them.
+      process_index: the process that owns the device.
+      total_memory: bytes that JAX may use.
+      multi_processor_count: the number of cores, as the backend counts them.
       compute_capability: NVIDIA's, such as `9.0`.
+
+    >>> import jaxpar
+    >>> properties = jaxpar.get_device_properties("cpu:0")
+    >>> properties.platform, properties.process_index, properties.compute_capability
+    ('cpu', 0, None)
     """
 
     name: str
@@ -91,12 +106,24 @@ class DeviceProperties:
 
 
 def get_device_name(device: DeviceLike | None = None) -> str:
-    """The kind of a device, by default of the current one. torch: `torch.cuda.get_device_name`."""
+    """Return a device's kind, the current one's by default. torch: `torch.cuda.get_device_name`.
+
+    >>> import jaxpar
+    >>> jaxpar.get_device_name("cpu:0")
+    'cpu'
+    """
     return _devices.device(device).device_kind
 
 
 def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
-    """What is known about a device. torch: `torch.cuda.get_device_properties` (docs/semantics.md row P6)."""
+    """Return a device's properties, the current one's by default.
+
+    >>> import jaxpar
+    >>> jaxpar.get_device_properties("cpu:0").name
+    'cpu'
+
+    torch counterpart: `torch.cuda.get_device_properties` (docs/semantics.md row P6).
+    """
     d = _devices.device(device)
     indexed = _devices.devices()
     return DeviceProperties(
@@ -111,21 +138,27 @@ def get_device_properties(device: DeviceLike | None = None) -> DeviceProperties:
 
 
 def synchronize(device: DeviceLike | None = None) -> None:
-    """Waits until everything that was dispatched to a device, or to the current one, is done.
+    """Wait until everything dispatched to a device, by default the current one, is done.
 
-    JAX has no such call. Waiting for every array that lives on the device comes to the same.
+    >>> import jaxpar
+    >>> jaxpar.synchronize("cpu")
 
     torch counterpart: `torch.cuda.synchronize`.
     """
     d = _devices.device(device)
+    # JAX has no barrier for a device, but whatever was dispatched there ends in an array that is alive.
     jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted() and d in x.devices()])
 
 
 def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
-    """Bytes on a device: `bytes_in_use`, `peak_bytes_in_use`, `bytes_limit`.
+    """Return the bytes on a device: `bytes_in_use`, `peak_bytes_in_use`, `bytes_limit`.
 
-    The backend's allocator counts them, except on CPU devices: there `bytes_in_use` is the sum over the
-    arrays that are alive, and the other two are None.
+    The backend's allocator counts them, except on CPU devices: there `bytes_in_use` is the sum over all live
+    arrays, and the other two are None.
+
+    >>> import jaxpar
+    >>> list(jaxpar.memory_stats())
+    ['bytes_in_use', 'peak_bytes_in_use', 'bytes_limit']
 
     torch counterpart: `torch.cuda.memory_allocated`, `max_memory_allocated`, `mem_get_info`.
     """
@@ -135,6 +168,6 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, int | None]:
     if statistics:
         return {key: statistics.get(key) for key in keys}
     alive = (s for x in jax.live_arrays() if not x.is_deleted() for s in x.addressable_shards)
-    # Looking at a shard makes an array of it, which is alive from then on. So each buffer counts once.
+    # Reading `shard.data` creates an array that is alive from then on, so each buffer counts only once.
     buffers = {address(s.data): s.data.nbytes for s in alive if s.device == d}
     return dict.fromkeys(keys, None) | {"bytes_in_use": sum(buffers.values())}

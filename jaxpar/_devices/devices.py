@@ -1,11 +1,11 @@
-"""Devices: which there are, what they are called, which one a text or a number means.
+"""The devices of this process, their names, and the device that a string or an integer selects.
 
-torch.cuda counts accelerators only. Here the list has the accelerators of this process or, if there are
-none, its CPU devices. `DataParallel` uses several (virtual) CPU devices like GPUs, so that every program
-can be tried on a laptop. A single one it passes through, as torch's does without a GPU.
+torch.cuda counts accelerators only. This list has the process's accelerators or, without any, its CPU
+devices. `DataParallel` treats several (virtual) CPU devices like GPUs, so that every program can be tried on
+a laptop; with a single one it calls the module directly, as torch's does without a GPU.
 
-An integer is a position in `devices()`, never a `jax.Device.id`: in the second process of a job those do not
-begin with 0.
+An integer is an index into `devices()`, never a `jax.Device.id`, because ids do not start with 0 in the
+second process of a job.
 """
 
 from __future__ import annotations
@@ -26,28 +26,41 @@ _ACCELERATOR = ("cuda", "gpu", "rocm", "tpu")
 
 
 def devices() -> list[jax.Device]:
-    """The devices of this process that integers count: the accelerators or, without any, all CPU devices.
+    """Return this process's accelerators or, without any, all its CPU devices. Integers index this list.
+
+    >>> import jaxpar
+    >>> jaxpar.devices() == [jaxpar.device(i) for i in range(len(jaxpar.devices()))]
+    True
 
     torch counterpart: `range(torch.cuda.device_count())` (docs/semantics.md row P2).
     """
+    # `local_devices` may start the backend, which fixes the number of devices and the visible GPUs.
     _virtual.from_environment()
-    _visible.remember()  # first, because `local_devices` may start the backend
+    _visible.remember()
     local = jax.local_devices()
     _visible.check()
     return local
 
 
 def device_count() -> int:
-    """How many devices `DataParallel(net)` uses: the accelerators, or several CPU devices; otherwise 0.
+    """Return how many devices `DataParallel(net)` uses: accelerators, or several CPU devices; otherwise 0.
 
-    torch counterpart: `torch.cuda.device_count()`; with 0, DataParallel passes through there and here.
+    >>> import jaxpar
+    >>> jaxpar.device_count() in (0, len(jaxpar.devices()))
+    True
+
+    torch counterpart: `torch.cuda.device_count()`. With 0, both DataParallels call the module directly.
     """
     available = devices()
     return len(available) if len(available) > 1 or available[0].platform != "cpu" else 0
 
 
 def is_available() -> bool:
-    """Whether there is an accelerator. Never raises: a backend that does not start has none.
+    """Return whether there is an accelerator. Never raises: a backend that does not start has none.
+
+    >>> import jaxpar
+    >>> jaxpar.is_available() == any(d.platform != "cpu" for d in jaxpar.devices())
+    True
 
     torch counterpart: `torch.cuda.is_available()` (docs/semantics.md row P1).
     """
@@ -58,18 +71,22 @@ def is_available() -> bool:
 
 
 def device(spec: DeviceLike | None = None) -> jax.Device:
-    """The device that `spec` names.
+    """Return the device that `spec` names.
 
-    `spec` is an index into `devices()`, a `jax.Device`, or a text: `"cuda:1"` (also `gpu`, `rocm`,
+    `spec` is an index into `devices()`, a `jax.Device`, or a string: `"cuda:1"` (also `gpu`, `rocm`,
     `tpu`) is an accelerator, `"cpu:3"` a CPU device. Without an index, `"cpu"` is the first CPU
-    device and an accelerator is the current device if that is one, else the first. `None` is the
+    device, and an accelerator is the current device if that is one, else the first. `None` is the
     current device.
 
-    torch counterpart: `torch.device`, but a device that does not exist is an error here, at once
-    (torch accepts `"cuda:99"` until it is used; docs/semantics.md row P9).
+    >>> import jaxpar
+    >>> jaxpar.device("cpu:0").platform
+    'cpu'
+
+    torch counterpart: `torch.device`, but a device that does not exist raises at once (torch accepts
+    `"cuda:99"` until it is used; docs/semantics.md row P9).
 
     Raises:
-      DeviceError: unknown text, or no such device.
+      DeviceError: an unknown string, or no such device.
     """
     if isinstance(spec, jax.Device):
         return spec
@@ -85,7 +102,7 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
 
 
 def name(d: jax.Device) -> str:
-    """What a device is called in tables and errors: `cuda:1`, `cpu:0`, and of a topology `h100:7`."""
+    """Return a device's name in tables and errors: `cuda:1`, `cpu:0`, or `h100:7` for a topology's device."""
     if compile_only(d):
         return f"{card_of(d.device_kind)}:{d.id}"
     kind = "cuda" if d.platform == "gpu" else d.platform
@@ -120,7 +137,7 @@ def _from_text(text: str) -> jax.Device:
 
 
 def _current() -> jax.Device | None:
-    """The device that `jax.default_device` or `set_device` has made the current one."""
+    """Return the device that `jax.default_device` or `set_device` has made the current one."""
     now = jax.config.jax_default_device  # type: ignore[attr-defined]
     return jax.local_devices(backend=now)[0] if isinstance(now, str) else now
 

@@ -1,8 +1,8 @@
-"""to, cuda, cpu: arrays, trees and modules go to a device; device_of: where they are.
+"""`to`, `cuda` and `cpu` move arrays, trees and modules to a device; `device_of` returns where they are.
 
-torch moves a module in place, so that optimizers built before stay valid, and returns the same tensor when
-it is already there (docs/semantics.md rows P12, P14). Both hold here. A move is differentiable: the
-gradient goes back to the device from which the array came.
+As in torch, a module moves in place, so that existing optimizers stay valid, and an array that is already on
+the device is returned as it is (docs/semantics.md rows P12, P14). A move is differentiable: the gradient
+returns to the array's original device.
 """
 
 from __future__ import annotations
@@ -21,22 +21,28 @@ from .topology import refuse_topology
 
 
 def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike | None = None) -> PyTree:
-    """Moves `x` to a device, changes its dtype, or both.
+    """Move `x` to a device, change its dtype, or both.
+
+    >>> import jaxpar, numpy as np
+    >>> batch = {"x": np.ones(3, "float32"), "label": np.arange(3, dtype="int32")}
+    >>> batch = jaxpar.to(batch, dtype="bfloat16")
+    >>> batch["x"].dtype.name, batch["label"].dtype.name  # integers stay integers
+    ('bfloat16', 'int32')
 
     Args:
       x: an array, any tree of arrays (a Linen module's variables, a batch), or an NNX module.
-      device: where to; an array means its device and its dtype; None leaves it where it is.
-      dtype: a single array takes any. In trees and modules floating leaves change, complex ones if
+      device: the target; an array means its device and dtype; None leaves `x` on its device.
+      dtype: any for a single array. In trees and modules floating leaves change, complex ones only if
         `dtype` is complex, integers never.
 
     Returns:
-      The module itself, changed in place; otherwise a tree of arrays, in which a leaf that is
-      already right is the same object. A module that `DataParallel` has spread over several
-      devices stays spread if `device` is one of them.
+      The module itself, changed in place; otherwise a tree of arrays, in which a leaf that needs no change
+      is the same object. A module that `DataParallel` has replicated over several devices stays replicated
+      if `device` is one of them.
 
     Raises:
       DeviceError: no such device. LeafError: a leaf is not an array.
-      RangeError: integers that would wrap. DeletedError: a donated array.
+      RangeError: integers that would overflow. DeletedError: a donated array.
       TypeError: an integer dtype for a tree or a module.
 
     torch counterpart: `Tensor.to` and `Module.to` (docs/semantics.md rows P12-P14).
@@ -56,16 +62,22 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike
             if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
         ]
         nnx.update(x, _move(nnx.state(x, graph=True), "module", target, dtype, stay_spread=True))
-        for table in tables:  # the one layer of Flax that computes in the dtype it was made with
+        # Embed is the only layer of Flax that stores a dtype for its results when it is created.
+        for table in tables:
             table.dtype = table.embedding.dtype
         return x
     return _move(x, "x", target, dtype, stay_spread=False)
 
 
 def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
-    """Moves `x` to `devices()[device]`, or to the current device.
+    """Move `x` to `devices()[device]`, or to the current device.
 
     On a host without accelerators this is a virtual CPU device, if there are several.
+
+    ```python
+    net = jaxpar.cuda(net)     # to the current device, in place
+    x = jaxpar.cuda(x, 1)      # to devices()[1]
+    ```
 
     Raises:
       DeviceError: there are neither accelerators nor several CPU devices; or `device` is not in
@@ -87,22 +99,32 @@ def cuda(x: PyTree, device: DeviceLike | None = None) -> PyTree:
 
 
 def cpu(x: PyTree) -> PyTree:
-    """Moves `x` to the first CPU device. torch: `Tensor.cpu`, `Module.cpu`."""
+    """Move `x` to the first CPU device. torch: `Tensor.cpu`, `Module.cpu`.
+
+    >>> import jax.numpy as jnp, jaxpar
+    >>> jaxpar.device_of(jaxpar.cpu(jnp.ones(3))) == jaxpar.device("cpu")
+    True
+    """
     return to(x, _devices.device("cpu"))
 
 
 def device_of(x: PyTree) -> jax.Device:
-    """The device that an array, or every array of a tree or module, is on.
+    """Return the device of an array, or of all arrays of a tree or module.
 
     For arrays on several devices it is the first one, as torch's parameters are on `device_ids[0]`.
-    Arrays that are not committed to a device go wherever the others are.
+    Uncommitted arrays count as being on the committed arrays' device, because JAX would move them there.
+
+    >>> import jaxpar, numpy as np
+    >>> tree = {"w": jaxpar.to(np.ones(3), "cpu:0"), "name": "layer"}
+    >>> jaxpar.device_of(tree) == jaxpar.device("cpu:0")
+    True
 
     Raises:
-      MixedDevicesError: two leaves are on different devices; names them and `jaxpar.to`. LeafError: there
-        is no array.
+      MixedDevicesError: two leaves are on different devices; names them and `jaxpar.to`. LeafError: `x` has
+        no array.
 
-    torch counterpart: `Tensor.device`, `next(module.parameters()).device`, and the check behind "Expected
-    all tensors to be on the same device" (docs/semantics.md rows P11, P15).
+    torch counterpart: `Tensor.device`, `next(module.parameters()).device`, and torch's error "Expected all
+    tensors to be on the same device" (docs/semantics.md rows P11, P15).
     """
     tree = nnx.state(x, graph=True) if isinstance(x, nnx.Module) else x
     placements: list[tuple[bool, jax.Device, str]] = [
@@ -114,7 +136,7 @@ def device_of(x: PyTree) -> jax.Device:
         raise LeafError(
             "device_of: there is no array, so no device; give a jax.Array or a tree that holds one."
         )
-    placements.sort(key=lambda entry: entry[0])  # a committed one first, if there is any
+    placements.sort(key=lambda entry: entry[0])  # committed arrays first: they decide
     _, home, first = placements[0]
     for free, d, name in placements:
         if d != home and not free:
@@ -123,7 +145,7 @@ def device_of(x: PyTree) -> jax.Device:
 
 
 def mixed(one: str, two: str, first: str, second: str) -> str:
-    """The error for two devices where one is needed, in torch's words."""
+    """Return the error text for two devices where one is needed, with torch's beginning."""
     return (
         f"Expected all arrays to be on the same device, but found at least two devices, {one} and {two}! "
         f"{first} is on {one}, {second} on {two}; move one of them with jaxpar.to({second!r}, {one!r})."
@@ -168,7 +190,7 @@ def _check(leaf: object, name: str) -> None:
 
 
 def _dtype(leaf: jax.Array | np.ndarray, dtype: DTypeLike | None) -> DTypeLike | None:
-    """The new dtype of a leaf of a tree; None to keep its own."""
+    """Return the new dtype of a leaf of a tree; None to keep the present one."""
     if dtype is None or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return None
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
@@ -191,7 +213,7 @@ def _is_there(leaf: jax.Array | np.ndarray, target: jax.Device, stay_spread: boo
     if isinstance(leaf, np.ndarray):
         return False
     if not is_real(leaf):
-        return is_staged()  # in a compiled program the compiler places what has no device yet
+        return is_staged()  # the compiler places tracers; a device_put would pin them
     home = leaf.devices()
     if stay_spread and len(home) > 1 and target in home:
         return True

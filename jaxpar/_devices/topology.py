@@ -1,11 +1,11 @@
-"""topology: GPUs that are not there, to compile for.
+"""Compile for absent GPUs: descriptions of devices on which nothing runs.
 
-XLA's compiler for NVIDIA GPUs needs no GPU and no driver, only the figures of a card. What it makes of a
-training step is the program that would run: its memory, its collectives, their order. On a laptop this tells
-whether a step fits into a card and what 1,024 of them would exchange.
+XLA's compiler for NVIDIA GPUs needs neither a GPU nor a driver, only the figures of a card. Its output for a
+training step is the program that the GPUs would run, with its memory and the order of its collectives. So a
+laptop can show whether a step fits into a card and what 1,024 of them would exchange.
 
-torch has no counterpart; the nearest are its meta device, which has shapes and no program, and JAX's
-`jax.experimental.topologies`, on which this stands.
+torch has no counterpart; the nearest is the meta device, which has shapes but no program. This module wraps
+`jax.experimental.topologies`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,24 @@ from . import devices as _devices
 from .cards import CARDS
 
 MOST = 2**16
-"""Devices of one topology; a typing error should not fill the memory with them."""
+"""The most devices of one topology, so that a typing error does not fill the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology(Sequence):
-    """GPUs that are not there: a sequence of devices that programs are compiled for.
+    """A sequence of absent GPUs for which programs are compiled. Nothing runs on them.
 
-    It stands wherever jaxpar takes a list of devices. Nothing runs on them.
+    jaxpar accepts it wherever it accepts a list of devices.
 
     Attributes:
-      card: the name that `topology` was given.
-      hosts: how many hosts there are.
-      devices: all hosts' devices, host by host; `process_index` says which host a device belongs to.
+      card: the card's name, as passed to `topology`.
+      hosts: the number of hosts.
+      devices: all hosts' devices, host by host; a device's `process_index` is the index of its host.
+
+    ```python
+    gpus = jaxpar.topology("a100-80", hosts=2)
+    len(gpus), gpus[9].process_index   # 16, 1
+    ```
     """
 
     card: str
@@ -57,12 +62,12 @@ class Topology(Sequence):
         return f"topology({self.card!r}, hosts={self.hosts}, devices={len(self) // self.hosts})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # jax.Device cannot be pickled; the same topology can be asked for again.
+        # jax.Device cannot be pickled, but the same arguments give the same devices.
         return _again, (self.card, self.hosts, len(self) // self.hosts)
 
 
 def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
-    """GPUs that are not there, for programs that are compiled and not run.
+    """Return absent GPUs, for programs that are compiled and not run.
 
     ```python
     gpus = jaxpar.topology("h100", hosts=2)
@@ -70,19 +75,19 @@ def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
     ```
 
     Args:
-      card: `"h100"`, `"h200"`, `"a100-80"`, `"b200"`, ...; an unknown one raises, and is told all names.
-      hosts: how many hosts.
-      devices: how many GPUs each host has.
+      card: `"h100"`, `"h200"`, `"a100-80"`, `"b200"`, ...; the error for an unknown name lists all.
+      hosts: the number of hosts.
+      devices: the number of GPUs per host.
 
     Returns:
       A Topology. Equal arguments give the same devices.
 
     Raises:
       ImportError: XLA's compiler for GPUs is not installed.
-      DeviceError: an unknown card; a number that is not positive.
-      Where such a device is used: DeviceError, when anything is to run on it or lie there.
+      DeviceError: an unknown card; a number that is not positive. Also later, where a program would run on
+        such a device or an array would be placed on one.
 
-    Starts JAX, so `virtual_devices` and `init_process_group` come before it.
+    This starts JAX, so call `virtual_devices` and `init_process_group` first.
 
     torch counterpart: none. JAX's is `jax.experimental.topologies.get_topology_desc`.
     """
@@ -98,7 +103,7 @@ def topology(card: str, *, hosts: int = 1, devices: int = 8) -> Topology:
 
 @functools.cache
 def _made(card: str, hosts: int, devices: int) -> Topology:
-    """One object for equal arguments: JAX's devices of another description are other devices."""
+    """Cached, because JAX treats the devices of two descriptions as different even if they are equal."""
     gpus = gpu_topology(f"1x{hosts}x{devices}", CARDS[card].target(), _devices.devices)
     if gpus is None:
         raise ImportError(
@@ -113,12 +118,12 @@ def _again(card: str, hosts: int, devices: int) -> Topology:
 
 
 def of_topology(devices: Iterable[Any]) -> bool:
-    """Whether any of them is a topology's, so that nothing can run there."""
+    """Return whether any of the devices belongs to a topology, so that nothing can run there."""
     return any(isinstance(d, jax.Device) and compile_only(d) for d in devices)
 
 
 def refuse_topology(devices: Sequence[jax.Device], function: str) -> None:
-    """Raises DeviceError if they are a topology's."""
+    """Raise DeviceError if the devices belong to a topology."""
     if not of_topology(devices[:1]):
         return
     first, last = (_devices.name(d) for d in (devices[0], devices[-1]))
@@ -131,8 +136,7 @@ def refuse_topology(devices: Sequence[jax.Device], function: str) -> None:
 
 
 def compiler_options(devices: Sequence[jax.Device]) -> tuple[tuple[str, str], ...]:
-    """What XLA must be told for these: it tries kernels on a GPU, if it is not told that there is none.
-
-    Inside of a user's `jax.jit` nothing, because it takes options with the outermost program only.
-    """
+    """Return XLA's options for these devices."""
+    # Autotuning would run kernels on a GPU. Inside a user's `jax.jit` the option must be left out, because
+    # JAX accepts options for the outermost program only.
     return (("xla_gpu_autotune_level", "0"),) if of_topology(devices[:1]) and not is_staged() else ()

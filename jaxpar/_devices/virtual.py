@@ -1,32 +1,32 @@
 """Virtual CPU devices: one host that behaves as if it had n devices, and does not hang.
 
-torch has nothing like it. XLA has, but left alone, a loop that trains on virtual devices and does not wait
-after every step stops for ever in an all-reduce. This is why (XLA's CPU client, jax 0.10):
+torch has no counterpart. XLA has virtual devices, but with its default settings a training loop that does not
+wait after every step deadlocks in an all-reduce. The reason (XLA's CPU client, jax 0.10):
 
-* One pool of threads serves all virtual devices: one thread for each core, but at least n.
-* A program for n devices is first *launched*: n short tasks in the pool, one for each device. A device
-  queues 32 programs; when its queue is full, the task keeps its thread until one of them has ended. The
+* One pool of threads serves all virtual devices: one thread per core, but at least n.
+* A program for n devices is first *launched*: n short tasks in the pool, one per device. A device
+  queues 32 programs; when its queue is full, the task blocks its thread until one of them has ended. The
   Python thread waits for the launch, so there is one launch at a time: at most n threads.
-* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n are there. XLA
+* Then it is *executed*: n tasks again, each of which waits in the all-reduce until all n have arrived. XLA
   executes one program for several devices at a time: at most n threads.
-* A host callback (`jax.pure_callback`) in the program waits for its arguments to be copied, and copies of
+* A host callback (`jax.pure_callback`) in the program waits until its arguments are copied, and copies of
   100 KB or more are tasks of this pool too. They wait for nothing: 1 thread is enough.
 
-So a pool of 2n + 1 always has a thread left for what the others wait for. In a smaller one the tasks of a
-launch can keep the threads that the execution needs, while they wait for that execution. Programs for one
-device run to their end on whatever thread is left, and change nothing. Measured for n = 2, 4, 8 and 16
-(`benchmarks/virtual_devices.py bound`): a loop that never waits stops with 2n - 1 threads and runs with 2n;
-with a callback in it, it stops with 2n and runs with 2n + 1. The 32 shows too: with n threads a loop runs
-if it waits every 30 steps, and stops if it waits every 60.
+So a pool of 2n + 1 always has a free thread for the task on which the others wait. In a smaller pool the
+tasks of a launch can block the threads that the execution needs, while they wait for that execution. Programs
+for one device run to their end on any free thread, and change nothing. Measured for n = 2, 4, 8 and 16
+(`benchmarks/virtual_devices.py bound`): a loop that never waits deadlocks with 2n - 1 threads and runs with
+2n; with a callback, it deadlocks with 2n and runs with 2n + 1. The 32 shows too: with n threads a loop runs
+if it waits every 30 steps, and deadlocks if it waits every 60.
 
-The size of the pool is read once, when the backend starts, from `PJRT_NPROC`. That is why device count and
-pool are set together, and first. Threads that wait cost nothing: large matmuls take the same time as with
+XLA reads the size of the pool once, from `PJRT_NPROC`, when the backend starts. Device count and pool are
+therefore set together, and first. Waiting threads cost nothing: large matmuls take the same time as with
 the default pool (`benchmarks/virtual_devices.py matmul`).
 
-One thing no size cures: several Python threads that launch programs for several devices and never wait. The
-programs of one can fill the queue of a device while they wait for a program of another that has no place in
-it. Launch from one thread or under a lock, or wait for a result every few steps. Waiting also helps a host
-callback that calls JAX itself, since that needs a place in the queue too.
+No size helps against several Python threads that launch programs for several devices and never wait. One
+thread's programs can fill a device's queue while they wait for a program of a second thread that no longer
+fits into that queue. Launch from one thread or under a lock, or wait for a result every few steps. Waiting
+also helps a host callback that calls JAX itself, since that call needs a free entry in the queue too.
 """
 
 from __future__ import annotations
@@ -39,25 +39,32 @@ import warnings
 from ..errors import BackendError, DeviceError
 
 _VARIABLES = ("PJRT_NPROC", "NPROC")
-"""Where XLA looks for the pool size, in this order."""
+"""The variables from which XLA reads the pool size, in this order."""
 
 _OURS = "JAXPAR_PJRT_NPROC"
-"""Repeats a `PJRT_NPROC` that jaxpar has set, so that a child process does not take it for the user's."""
+"""Repeats a `PJRT_NPROC` that jaxpar has set, so that a child process does not mistake it for the user's."""
 
 _asked: int | None = None
 
 
 def virtual_devices(n: int) -> None:
-    """Makes this process see `n` CPU devices. Call it before JAX is used for the first time.
+    """Make this process see `n` CPU devices. Call it before JAX is used for the first time.
 
     It also gives XLA enough threads for them: with fewer, a training loop on virtual devices hangs.
     Calling it again with the same `n` does nothing. A `PJRT_NPROC` that is already set is respected, with
     a warning if it is too small to be safe. The call overrides `JAXPAR_DEVICES` in the environment. Where
     there are accelerators, JAX still prefers them; `JAX_PLATFORMS=cpu` hides them.
 
+    >>> import jax, jaxpar
+    >>> n = len(jax.devices("cpu"))  # JAX has started now, so only its own number is accepted
+    >>> jaxpar.virtual_devices(n)
+    >>> jaxpar.virtual_devices(n + 1)
+    Traceback (most recent call last):
+    jaxpar.errors.BackendError: virtual_devices: JAX already runs with ...
+
     Raises:
       DeviceError: `n` is not a positive integer.
-      BackendError: JAX has already started with another number of devices.
+      BackendError: JAX has already started with a different number of devices.
     """
     global _asked
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -75,10 +82,10 @@ def virtual_devices(n: int) -> None:
 
 @functools.cache
 def from_environment() -> int | None:
-    """Does what `JAXPAR_DEVICES=n` asks for, once, and returns n; None if it asks for nothing.
+    """Apply `JAXPAR_DEVICES=n` once, and return n; None if it is not set.
 
-    Changes nothing where `virtual_devices` was called, and warns where JAX already runs with another
-    number of devices.
+    Does nothing after a call of `virtual_devices`, and warns if JAX already runs with a different number of
+    devices.
 
     Raises:
       DeviceError: `JAXPAR_DEVICES` is not a positive integer.
@@ -104,18 +111,18 @@ def from_environment() -> int | None:
 
 
 def _set(n: int) -> bool:
-    """Sets the number of devices and the size of the pool; False if JAX already runs."""
+    """Set the number of devices and the size of the pool; return False if JAX already runs."""
     import jax
 
     try:
-        # The one place where jaxpar changes jax.config, because the caller has asked for exactly this. A
-        # running JAX refuses another value but accepts the one it has, so setting n alone would not tell.
+        # The only place where jaxpar changes jax.config, because the caller has asked for exactly this. A
+        # running JAX refuses a new value but accepts the present one, so setting n alone would not show it.
         jax.config.update("jax_num_cpu_devices", n + 1)
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:
         return False
     if os.environ.get(_OURS) == os.environ.get("PJRT_NPROC"):
-        # Not set, or set by jaxpar for another n, here or in the parent process.
+        # Not set, or set by jaxpar for a previous n, in this process or its parent.
         os.environ.pop("PJRT_NPROC", None)
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
@@ -124,16 +131,16 @@ def _set(n: int) -> bool:
 
 
 def _watch_the_start() -> None:
-    """So that whoever asks for another number later hears which line started JAX."""
+    """Record which line starts JAX, so that the error of a later call can name it."""
     from .._upstream import start  # imports JAX, which `import jaxpar` must not
 
     start.watch()
 
 
 def hide_accelerators() -> None:
-    """Leaves CPU devices to this process, so that it takes no memory of a GPU that another one trains on.
+    """Leave only CPU devices to this process, a helper that must not take memory of a training process's GPU.
 
-    For processes that help another one. It is too late where JAX has started, and does not load JAX.
+    Has no effect once JAX has started. Does not import JAX.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:
@@ -143,12 +150,12 @@ def hide_accelerators() -> None:
 
 
 def _safe(n: int) -> int:
-    """The smallest safe pool. A single device waits for no other."""
+    """Return the smallest safe pool. A single device never waits for a peer."""
     return 2 * n + 1 if n > 1 else 1
 
 
 def _warn_of_few_threads(n: int) -> None:
-    """Warns of a pool that is too small: set by the user, or the default of a JAX that already runs."""
+    """Warn if the pool is too small: set by the user, or the default of a JAX that already runs."""
     setting, least = _pool_of_the_user(), _safe(n)
     if setting:
         variable, threads = setting
@@ -167,7 +174,7 @@ def _warn_of_few_threads(n: int) -> None:
 
 
 def _pool_of_the_user() -> tuple[str, int] | None:
-    """The variable that sizes XLA's pool, as XLA reads it: the first that is an integer."""
+    """Return the variable that sizes XLA's pool, as XLA reads it: the first that is an integer."""
     for variable in _VARIABLES:
         try:
             return variable, max(0, int(os.environ[variable]))
@@ -177,14 +184,14 @@ def _pool_of_the_user() -> tuple[str, int] | None:
 
 
 def cores() -> int:
-    """The number of threads that XLA takes when no variable sets it."""
+    """Return the number of threads that XLA uses when no variable sets it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _running() -> int:
-    """How many CPU devices the running JAX has."""
+    """Return how many CPU devices the running JAX has."""
     import jax
 
     try:
@@ -204,7 +211,7 @@ def _devices(n: int) -> str:
 
 
 def _outside(n: int) -> str:
-    """What does the same from outside the program, whatever that does first."""
+    """Return the environment variables with the same effect, which work even if JAX is used first."""
     return f"JAXPAR_DEVICES={n} (or, for a program that uses JAX before jaxpar, JAX_NUM_CPU_DEVICES={n}" + (
         f" PJRT_NPROC={_safe(n)})" if n > 1 else ")"
     )

@@ -1,14 +1,13 @@
-"""CUDA_VISIBLE_DEVICES: noticing that it was changed too late.
+"""Warn if CUDA_VISIBLE_DEVICES was changed too late.
 
-The driver reads the variable when JAX's backend starts, and never again. A script that sets it after its
-first array goes on with the devices that it had, and nothing says so; torch.cuda surprises people in the
-same way. Here the value at that moment is kept and compared.
+The driver reads the variable once, when JAX's backend starts. A script that sets it after its first array
+continues with the same devices, without a message, as with torch.cuda. This module stores the value of that
+moment and compares.
 
-If the first look at the devices starts the backend, the driver reads the value of that moment. If something
-else has started it before, it read a value that was set some time between the start of the process and now.
-Linux keeps the value at the start in /proc/self/environ, whatever is done to `os.environ`. The present one
-is taken, because scripts set the variable in their first lines, unless the backend sees more GPUs than it
-allows.
+If jaxpar's first call of `devices` starts the backend, the value of that moment counts. If the backend runs
+already, the driver read a value that was set at some time since the process began. Linux keeps the initial
+value in /proc/self/environ, unaffected by `os.environ`. The present value is assumed, because scripts set the
+variable in their first lines, unless the backend sees more GPUs than it allows.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ START = Path("/proc/self/environ")
 
 
 class Change(NamedTuple):
-    """The variable when the backend started and now; None where it is not set."""
+    """The variable's value when the backend started and now; None where it is not set."""
 
     then: str | None
     now: str | None
 
 
 class _Memory:
-    """What this process has seen: one object, so that a test can have another."""
+    """The state of this process, in one object so that a test can replace it."""
 
     then: str | None = None
     recorded = False
@@ -41,27 +40,27 @@ _memory = _Memory()
 
 
 def remember() -> None:
-    """Keeps the value with which the backend starts, or has started. Only the first call counts.
+    """Store the value with which the backend starts, or has started. Only the first call has an effect.
 
-    Call it before the first look at the devices.
+    Call it before anything reads the list of devices, which may start the backend.
     """
     if not _memory.recorded:
         _memory.then, _memory.recorded = _value_at_start(), True
 
 
 def in_force() -> str | None:
-    """The value that chose the devices of this process."""
+    """Return the value that selected this process's devices."""
     return _memory.then if _memory.recorded else os.environ.get(VARIABLE)
 
 
 def changed_visible_devices() -> Change | None:
-    """The two values if the variable has changed since the backend started, otherwise None."""
+    """Return both values if the variable has changed since the backend started, otherwise None."""
     now = os.environ.get(VARIABLE)
     return None if now == in_force() else Change(in_force(), now)
 
 
 def check() -> None:
-    """Warns, once for each change, if the variable was changed too late.
+    """Warn, once per change, if the variable was changed too late.
 
     Warns:
       UserWarning: names both values and the cure.
@@ -89,7 +88,7 @@ def _value_at_start() -> str | None:
 
 
 def _original() -> tuple[str | None, bool]:
-    """The value with which the process began, and whether that is known."""
+    """Return the value with which the process began, and whether it could be read."""
     try:
         entries = START.read_bytes().split(b"\0")
     except OSError:
@@ -100,7 +99,7 @@ def _original() -> tuple[str | None, bool]:
 
 
 def _sees_more_than(value: str | None) -> bool:
-    """Whether this process has more GPUs than the driver would have shown it with this value."""
+    """Return whether this process has more GPUs than this value allows."""
     import jax
 
     gpus = sum(d.platform == "gpu" for d in jax.local_devices())
@@ -108,7 +107,8 @@ def _sees_more_than(value: str | None) -> bool:
 
 
 def _allowed(value: str) -> int:
-    """How many GPUs a value shows at most. The driver stops reading at the first entry that names none."""
+    """Return the most GPUs that a value allows."""
+    # The driver stops reading at the first entry that is empty or negative.
     count = 0
     for entry in value.split(","):
         if not entry.strip() or entry.strip().startswith("-"):

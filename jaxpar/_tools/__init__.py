@@ -1,1 +1,1 @@
-"""What the commands do: each word of the command line that is more than a call of the library."""
+"""The implementation of commands that are more than one call of the library."""

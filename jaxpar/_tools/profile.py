@@ -1,7 +1,7 @@
-"""profile: where a step's time goes: a trace that Perfetto opens, and its longest operations as a table.
+"""`profile`: trace some calls of a step for Perfetto, and print the longest operations as a table.
 
-JAX has the profiler, and says nothing of what it found. `profile(step)` lets the first calls pass, in which
-programs are compiled, watches a few, and reads the trace that it wrote. Then it is out of the way.
+JAX's profiler writes a trace and leaves reading it to the user. `profile(step)` skips the first calls, which
+compile, traces a few, and reads that trace. Later calls have no overhead.
 
 torch counterpart: `torch.profiler.profile`, with `schedule(wait=, active=)` and `key_averages().table()`.
 """
@@ -21,16 +21,20 @@ from ..distributed.group import rank
 from ..errors import BackendError
 
 LONGEST = 10
-"""Rows of the table."""
+"""The number of rows of the table."""
 
 
 class Operation(NamedTuple):
-    """An operation of a compiled program, in all steps that were watched and on all devices of this process.
+    """An operation of a compiled program, summed over all traced steps and all devices of this process.
 
     Attributes:
-      name, module: as XLA calls the operation and its program.
-      calls: how often it ran. seconds: all of it together.
-      share: of the time of all operations, from 0 to 1.
+      name, module: XLA's names of the operation and its program.
+      calls: how often it ran. seconds: the total time.
+      share: the fraction of all operations' time, from 0 to 1.
+
+    >>> import jaxpar
+    >>> jaxpar.Operation("dot.1", "jit_step", calls=4, seconds=0.5, share=0.25).share
+    0.25
     """
 
     name: str
@@ -47,7 +51,7 @@ def profile(
     wait: int = 2,
     active: int = 3,
 ) -> Profile:
-    """The same function, of which some calls are watched.
+    """Return the function, with some of its calls traced.
 
     ```python
     with jaxpar.profile(step) as profiled:
@@ -56,18 +60,23 @@ def profile(
     profiled.operations[0]
     ```
 
+    >>> import jaxpar
+    >>> profiled = jaxpar.profile(lambda x: 2 * x, wait=5)
+    >>> profiled(21), profiled.trace  # not traced yet
+    (42, None)
+
     Args:
       function: a TrainStep, or any other function of arrays.
-      directory: where the trace goes.
-      wait: calls before the first that is watched: they compile. active: calls that are watched.
+      directory: the folder of the trace.
+      wait: calls before the first traced one, which compile. active: the number of traced calls.
 
     Returns:
-      A Profile, to be called in the place of the function. After the last call that is watched it prints the
-      table on process 0; later calls go straight through.
+      A Profile, to be called instead of the function. After the last traced call it prints the table on
+      process 0; later calls are passed on unchanged.
 
     Raises:
-      TypeError: not a function. ValueError: no call would be watched. When called: BackendError, if a trace
-        is being taken already.
+      TypeError: not a function. ValueError: no call would be traced. When called: BackendError, if a trace
+        is running already.
 
     torch counterpart: `torch.profiler.profile(schedule=schedule(wait=, active=))`.
     """
@@ -80,11 +89,16 @@ def profile(
 
 
 class Profile:
-    """What `profile` returns.
+    """The function that `profile` returns; see there for an example.
 
     Attributes:
-      trace: the file that ui.perfetto.dev opens; None before there is one.
-      operations: what ran, the longest first.
+      trace: the file for ui.perfetto.dev; None before the last traced call.
+      operations: the traced operations, the longest first.
+
+    ```python
+    profiled = jaxpar.profile(step)
+    profiled(x, y)
+    ```
     """
 
     def __init__(self, function: Callable[..., Any], directory: Path, wait: int, active: int):
@@ -100,7 +114,8 @@ class Profile:
         try:
             outputs = self._function(*args, **kwargs)
             if self._first - 1 <= self._calls < self._last:
-                jax.block_until_ready(outputs)  # what was started belongs to the calls that started it
+                # Operations run asynchronously, and must end before the trace starts or stops.
+                jax.block_until_ready(outputs)
         except BaseException:
             self._stop()
             raise
@@ -118,7 +133,7 @@ class Profile:
         self.stop() if kind is None else self._stop()
 
     def stop(self) -> None:
-        """Ends the trace, reads it and prints the table. Does nothing where none is being taken."""
+        """End the trace, read it and print the table. Does nothing if no trace is running."""
         if not self._stop():
             return
         traces = self._directory.glob("**/perfetto_trace.json.gz")
@@ -128,7 +143,7 @@ class Profile:
             print(self.table())
 
     def table(self) -> str:
-        """The longest operations, as text."""
+        """Return the longest operations, as text."""
         return table(self.operations[:LONGEST], self.trace)
 
     def _start(self) -> None:
@@ -151,7 +166,7 @@ class Profile:
 
 
 def operations(trace: Path) -> list[Operation]:
-    """The operations in a trace, the longest first."""
+    """Read the operations of a trace, the longest first."""
     with gzip.open(trace, "rt") as file:
         events: Iterable[dict[str, Any]] = json.load(file)["traceEvents"]
     counts: dict[tuple[str, str], int] = {}

@@ -1,9 +1,5 @@
-"""`jaxpar demo`: the same training in JAX and in PyTorch, measured and judged by `jaxpar.parity`.
+"""`jaxpar demo`: train a small CNN with `jaxpar.train_step`, and compare the same training with PyTorch's.
 
-    digits ─┬─► flax_side ──► Seen ─┐
-            │                       ├─► measure ─► judge ─► report
-            └─► torch_side ─► Seen ─┘
-
-The two sides share the batches and the first weights, nothing else. `parity.compare` would train copies
-of its own; a demo has to show the loop that a user writes, with its loss, accuracy and time.
+`models` has the CNN in both frameworks, `run` trains and compares, `report` prints. The comparison is
+`parity.compare`, which takes the same steps on copies of both models, from the same weights.
 """

@@ -1,4 +1,4 @@
-"""Rendering: a result as a document for JSON, and as text with tables."""
+"""A demo's result as a JSON document, and as text with tables."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from rich.table import Table
 import jaxpar
 
 from ...parity.measuring import Judged, Kind
-from .run import Epoch, Result
+from .run import DemoResult
 from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS
 
 KINDS = (Kind.OUTPUT, Kind.LOSS, Kind.GRADIENT, Kind.STATE, Kind.WEIGHT)
 
 
-def document(result: Result) -> dict[str, Any]:
-    """Plain values; of two sides jaxpar's come first. A number that is not finite is None."""
-    settings, found = result.settings, result.comparison
-    verdict = {
-        "same": found.same,
-        "tolerance": TOLERANCE,
-        "compared": len(found.rows),
-        "largest": _plain(found.largest),
-        "first": _plain(found.different[0] if found.different else None),
-    }
+def document(result: DemoResult) -> dict[str, Any]:
+    """Return plain values. A number that is not finite is None."""
+    settings, comparison = result.settings, result.comparison
+    verdict = None
+    if comparison is not None:
+        verdict = {
+            "same": comparison.same,
+            "tolerance": TOLERANCE,
+            "compared": len(comparison.rows),
+            "largest": _plain(comparison.largest),
+            "first": _plain(comparison.different[0] if comparison.different else None),
+        }
     return {
         "settings": vars(settings) | {"fault": settings.fault and settings.fault.value},
         "devices": result.devices,
@@ -37,52 +39,45 @@ def document(result: Result) -> dict[str, Any]:
         "last_batch": _last_batch(settings.batch_size),
         "epochs": [
             {
-                "loss": epoch.losses,
-                "accuracy": epoch.accuracies,
-                "ms_per_step": epoch.times,
-                "differences": {kind: _plain(row) for kind, row in _worst(epoch).items()},
+                "loss": [epoch.loss],
+                "accuracy": [epoch.accuracy],
+                "ms_per_step": [epoch.milliseconds],
+                "differences": {kind: _plain(row) for kind, row in _worst(result, number).items()},
             }
-            for epoch in result.epochs
+            for number, epoch in enumerate(result.epochs)
         ],
         "bytes_per_device": result.bytes_per_device,
-        "verdict": verdict if result.reference else None,
+        "verdict": verdict,
         "sentence": _sentence(result),
     }
 
 
-def text(result: Result) -> Group:
-    """Tables for a terminal or a log, and the verdict as the last paragraph."""
+def text(result: DemoResult) -> Group:
+    """Return tables for a terminal or a log, with the verdict as the last paragraph."""
     last = _last_batch(result.settings.batch_size)
     task = (
         f"{TRAIN_ROWS} handwritten digits in batches of {result.settings.batch_size}, the last one of an "
         f"epoch {sum(last)} as {'+'.join(map(str, last))}. BatchNorm CNN, float64, SGD with rate "
         f"{LEARNING_RATE} and momentum {MOMENTUM}."
     )
-    parts: list[RenderableType] = [task, _training(result)]
-    if result.reference:
-        sizes = [
-            [f"{row.difference.relative:.1e}" for row in _worst(epoch).values()] for epoch in result.epochs
-        ]
+    figures = [[f"{e.loss:.6f}", f"{e.accuracy:.2%}", f"{e.milliseconds:.1f}"] for e in result.epochs]
+    training = _table(
+        "Training with jaxpar: mean loss, accuracy on the test digits, median time of a step",
+        ["epoch", "loss", "accuracy", "ms/step"],
+        enumerate(figures, start=1),
+    )
+    if "CPU" in result.devices:
+        training.caption = "All devices share one CPU, so the times say nothing about GPUs."
+    parts: list[RenderableType] = [task, training]
+    if result.comparison is not None:
+        worst = [_worst(result, number).values() for number in range(len(result.epochs))]
+        sizes = [[f"{row.difference.relative:.1e}" for row in rows] for rows in worst]
         heads = ["epoch", *(kind.value for kind in KINDS)]
         parts.append(_table("Largest relative difference", heads, enumerate(sizes, start=1)))
     heads = ["device", "parameters", "BatchNorm statistics", "optimizer state"]
-    held = {device: [f"{n:,}" for n in kinds.values()] for device, kinds in result.bytes_per_device.items()}
-    parts += [_table("Bytes on each device", heads, held.items()), _sentence(result)]
+    cells = {device: [f"{n:,}" for n in kinds.values()] for device, kinds in result.bytes_per_device.items()}
+    parts += [_table("Bytes on each device", heads, cells.items()), _sentence(result)]
     return Group(*(line for part in parts for line in ("", part)))
-
-
-def _training(result: Result) -> Table:
-    names = ["jaxpar", "PyTorch"] if result.reference else ["jaxpar"]
-    heads = ["epoch", *(f"{what}\n{name}" for what in ("loss", "accuracy", "ms/step") for name in names)]
-    rows = [
-        [*map("{:.6f}".format, e.losses), *map("{:.2%}".format, e.accuracies), *map("{:.1f}".format, e.times)]
-        for e in result.epochs
-    ]
-    title = "Training: mean loss, accuracy on the test digits, median time of a step"
-    table = _table(title, heads, enumerate(rows, start=1))
-    if "CPU" in result.devices:
-        table.caption = "All devices share one CPU, so the times say nothing about GPUs."
-    return table
 
 
 def _table(title: str, heads: list[str], rows: Iterable[tuple[object, list[str]]]) -> Table:
@@ -97,44 +92,50 @@ def _table(title: str, heads: list[str], rows: Iterable[tuple[object, list[str]]
 
 
 def _last_batch(batch_size: int) -> list[int]:
-    """The rows of each replica in the last batch of an epoch."""
+    """Return the rows of each replica in the last batch of an epoch."""
     rows = TRAIN_ROWS % batch_size or batch_size
     ids = list(range(jaxpar.device_count()))
     return list(jaxpar.scatter(np.zeros(rows, np.float32), ids).sizes) if ids else [rows]
 
 
-def _sentence(result: Result) -> str:
-    found, fault = result.comparison, result.settings.fault
-    ours = f"jaxpar.DataParallel on {result.devices}"
-    if not result.reference:
+def _sentence(result: DemoResult) -> str:
+    comparison, fault = result.comparison, result.settings.fault
+    trained = f"jaxpar.DataParallel on {result.devices}"
+    if comparison is None:
         return (
-            f"Trained with {ours}. The comparison with PyTorch was left out, because torch is not installed: "
-            'pip install "jaxpar[torch]".'
+            f"Trained with {trained}. The comparison with PyTorch was left out, because torch is not "
+            'installed: pip install "jaxpar[torch]".'
         )
     compared = (
-        f"Compared: {ours} with {result.reference}; {len(found.rows)} pairs of tensors in "
-        f"{result.settings.steps} steps: outputs, loss and gradients, then BatchNorm statistics and weights, "
-        f"and the test outputs after every epoch. Tolerance: {TOLERANCE:.0e}, relative: the largest "
-        "|jaxpar - PyTorch| in a tensor over the largest |PyTorch| in it. "
-        f"Largest difference: {_where(found.largest)}."
+        f"Compared: {trained} with {result.reference}; {len(comparison.rows)} pairs of tensors in "
+        f"{result.settings.steps} steps: outputs, loss and gradients, then BatchNorm statistics, updates and "
+        f"weights. Tolerance: {TOLERANCE:.0e}, relative: the largest |jaxpar - PyTorch| in a tensor over the "
+        f"largest |PyTorch| in it. Largest difference: {_where(comparison.largest)}."
     )
-    if found.same:
+    if comparison.same:
         return f"Parity holds. {compared}"
     planted = f" The fault {fault.value!r} was planted." if fault else ""
-    return f"Parity FAILS.{planted} First beyond the tolerance: {_where(found.different[0])}. {compared}"
+    return f"Parity FAILS.{planted} First beyond the tolerance: {_where(comparison.different[0])}. {compared}"
 
 
 def _where(row: Judged | None) -> str:
     if row is None:
         return "none, for nothing was compared"
     d = row.difference
-    return f"{d.fault or format(d.relative, '.1e')} in {d.kind.value} {d.name}, step {d.step}"
+    tensor = f"{d.kind.value} {d.name}".rstrip()
+    return f"{d.fault or format(d.relative, '.1e')} in {tensor}, step {d.step}"
 
 
-def _worst(epoch: Epoch) -> dict[str, Judged]:
-    """The largest difference of each kind; empty with one side."""
-    kinds = {kind.value: [row for row in epoch.rows if row.difference.kind is kind] for kind in KINDS}
-    return {kind: max(rows, key=lambda row: row.severity) for kind, rows in kinds.items() if rows}
+def _worst(result: DemoResult, epoch: int) -> dict[str, Judged]:
+    """Return the largest difference of each kind in an epoch, counted from 0; none without torch."""
+    if result.comparison is None:
+        return {}
+    n = result.settings.steps_per_epoch
+    rows = [row for row in result.comparison.rows if (row.difference.step - 1) // n == epoch]
+    kinds = {kind.value: [row for row in rows if row.difference.kind is kind] for kind in KINDS}
+    return {
+        kind: max(same_kind, key=lambda row: row.severity) for kind, same_kind in kinds.items() if same_kind
+    }
 
 
 def _plain(row: Judged | None) -> dict[str, Any] | None:

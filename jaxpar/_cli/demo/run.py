@@ -1,161 +1,198 @@
-"""run: both sides take every step, and what they show is measured and judged at once."""
+"""Train the demo's CNN, and compare every step of the same training with PyTorch's."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import nnx
 
 import jaxpar
 
-from ..._interrupt import between_steps
 from ...errors import JaxparError
-from ...parity import Comparison, Level, Policy
-from ...parity.measuring import Judged, Kind, judge, measure
-from .flax_side import FlaxSide, Seen
-from .settings import TOLERANCE, TRAIN_ROWS, Fault, Settings
+from ...parity import Comparison, Policy, Stopped, compare, load_torch
+from .models import DigitsCNN, torch_cnn
+from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS, DemoSettings, Fault, has_torch
 
-if TYPE_CHECKING:
-    from .torch_side import TorchSide
+Watch = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Epoch:
-    """Mean loss, accuracy and median milliseconds of a step, for each side; and all tensors, compared."""
+class EpochFigures:
+    """jaxpar's mean loss, accuracy on the test digits, and median milliseconds of a step."""
 
-    losses: list[float]
-    accuracies: list[float]
-    times: list[float]
-    rows: list[Judged]
+    loss: float
+    accuracy: float
+    milliseconds: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """`reference` is PyTorch's side in words, None where torch is not installed; then no row is compared."""
+class DemoResult:
+    """`reference` describes PyTorch's side; it and `comparison` are None where torch is not installed."""
 
-    settings: Settings
+    settings: DemoSettings
     devices: str
     reference: str | None
-    epochs: list[Epoch]
+    epochs: list[EpochFigures]
+    comparison: Comparison | None
     bytes_per_device: dict[str, dict[str, int]]
 
-    @property
-    def comparison(self) -> Comparison:
-        return comparison(self.epochs)
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """Images [1797, 8, 8] in float64, from 0 to 1, and labels; the first TRAIN_ROWS are for training."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    settings: DemoSettings
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of a step, counted from 1 over all epochs."""
+        epoch, batch = divmod(step - 1, self.settings.steps_per_epoch)
+        order = np.random.default_rng((self.settings.seed, epoch)).permutation(TRAIN_ROWS)
+        size = self.settings.batch_size
+        return order[batch * size : (batch + 1) * size]
 
 
-def run(settings: Settings, watch: Callable[[str], None]) -> Result:
-    """Train on both sides, or on jaxpar's alone where torch is not installed.
+def run(settings: DemoSettings, watch: Watch) -> DemoResult:
+    """Compare with PyTorch if torch is installed, and train.
 
     Args:
-      watch: called with a text after every step.
-    """
-    epochs: list[Epoch] = []
-    with jax.enable_x64(True), ExitStack() as stack, between_steps() as check:
-        digits, ours = load(), FlaxSide(settings)
-        reference = _torch_side(ours, stack)
-
-        def after_step() -> None:
-            watch(f"epoch {len(epochs) + 1} of {settings.epochs}")
-            check()
-
-        try:
-            for number in range(settings.epochs):
-                epochs.append(_epoch(number, settings, digits, [ours, *reference], after_step))
-        except KeyboardInterrupt as stop:
-            stop.add_note(_completed(epochs, settings))
-            raise
-        described = reference[0].described if reference else None
-        return Result(settings, _devices(), described, epochs, ours.bytes_per_device())
-
-
-def load() -> tuple[np.ndarray, np.ndarray]:
-    """Images [1797, 8, 8] in float64, from 0 to 1, and labels; the first TRAIN_ROWS are to train with.
+      watch: called with a text after every step of the comparison and of the training.
 
     Raises:
-      JaxparError: scikit-learn is not installed.
+      JaxparError: scikit-learn is not installed, or this torch cannot pretend to have devices.
     """
+    with jax.enable_x64(True):
+        digits = load(settings)
+        net = flax_cnn(settings)
+        comparison = _compared(net, digits, watch) if has_torch() else None
+        epochs, sizes = _trained(net, digits, watch)
+    reference = _reference() if comparison is not None else None
+    return DemoResult(settings, _devices(), reference, epochs, comparison, sizes)
+
+
+def load(settings: DemoSettings) -> Digits:
+    """Read scikit-learn's digits, in a fixed random order."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise JaxparError('demo: the digits come with scikit-learn; pip install "jaxpar[demo]"') from error
     digits = load_digits()
     mixed = np.random.default_rng(0).permutation(len(digits.target))
-    return digits.images[mixed] / 16, digits.target[mixed].astype(np.int64)
+    return Digits(digits.images[mixed] / 16, digits.target[mixed].astype(np.int64), settings)
 
 
-def _torch_side(ours: FlaxSide, stack: ExitStack) -> list[TorchSide]:
+def flax_cnn(settings: DemoSettings) -> nnx.Module:
+    """Return the CNN in float64, with the planted fault if it is one of the model."""
+    # JAX's default generator, threefry, takes the CPU compiler seconds.
+    rngs = nnx.Rngs(jax.random.key(settings.seed, impl="rbg"))
+    net = DigitsCNN(rngs, 0.9 if settings.fault is Fault.BATCH_NORM else 0.1)
+    if settings.fault is Fault.WHOLE_BATCH:
+        net = jaxpar.convert_sync_batchnorm(net)
+    return jaxpar.to(net, dtype=jnp.float64)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def _mean_of_means(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    rows = math.ceil(len(losses) / len(jaxpar.devices()))
+    return jnp.stack([losses[i : i + rows].mean() for i in range(0, len(losses), rows)]).mean()
+
+
+def _compared(net: nnx.Module, digits: Digits, watch: Watch) -> Comparison:
+    """Compare all steps, and leave the torch model's first weights in `net`."""
+    import torch
+
+    import torch_ref
+
+    settings, fault = digits.settings, digits.settings.fault
+    reference = torch_cnn(settings.seed)
+    load_torch(net, reference)
+    order = -1 if fault is Fault.ORDER else 1
     try:
-        from .torch_side import beside
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return []
-    return [stack.enter_context(beside(ours.state_dict(), len(jaxpar.devices())))]
-
-
-def _epoch(
-    number: int,
-    settings: Settings,
-    digits: tuple[np.ndarray, np.ndarray],
-    sides: list[FlaxSide | TorchSide],
-    after_step: Callable[[], None],
-) -> Epoch:
-    """All sides go through the training digits once and then name the test digits."""
-    images, labels = digits
-    order = np.random.default_rng((settings.seed, number)).permutation(TRAIN_ROWS)
-    orders = [order[::-1] if settings.fault is Fault.ORDER else order, order][: len(sides)]
-    losses, times = np.zeros(len(sides)), list[list[float]]()
-    compared: list[Judged] = []
-    starts = range(0, TRAIN_ROWS, settings.batch_size)
-    for step, start in enumerate(starts, start=number * len(starts) + 1):
-        batches = [each[start : start + settings.batch_size] for each in orders]
-        times.append(
-            [_milliseconds(s.step, images[b], labels[b]) for s, b in zip(sides, batches, strict=True)]
+        return compare(
+            reference,
+            net,
+            torch_inputs=lambda step: digits.images[digits.rows(step)],
+            flax_inputs=lambda step: digits.images[digits.rows(step)[::order]],
+            targets=lambda step: digits.labels[digits.rows(step)],
+            loss=(
+                torch.nn.functional.cross_entropy,
+                _mean_of_means if fault is Fault.LOSS else cross_entropy,
+            ),
+            optimizer=(
+                lambda parameters: torch.optim.SGD(parameters, LEARNING_RATE, MOMENTUM),
+                optax.sgd(LEARNING_RATE, MOMENTUM),
+            ),
+            steps=settings.steps,
+            replicas=len(jaxpar.devices()),
+            training=True,
+            policy=Policy(relative=TOLERANCE),
+            progress=lambda step, _: watch("compared with PyTorch"),
         )
-        seen = [side.seen() for side in sides]
-        losses += [each[Kind.LOSS]["cross_entropy"] * len(batches[0]) / TRAIN_ROWS for each in seen]
-        compared += judged(seen, step)
-        after_step()
-    logits = [side.predict(images[TRAIN_ROWS:]) for side in sides]
-    compared += judged([{Kind.OUTPUT: {"test logits": x}} for x in logits], step)
-    accuracies = [float((x.argmax(1) == labels[TRAIN_ROWS:]).mean()) for x in logits]
-    return Epoch(losses.tolist(), accuracies, np.median(times, 0).tolist(), compared)
+    except torch_ref.UnsupportedTorch as error:
+        raise JaxparError(f"demo: {error}") from error
+    except Stopped as stop:
+        stop.add_note(_completed(stop.comparison, settings))
+        raise
 
 
-def _milliseconds(step: Callable[..., None], *batch: np.ndarray) -> float:
-    begun = time.perf_counter()
-    step(*batch)
-    return 1000 * (time.perf_counter() - begun)
+def _trained(
+    net: nnx.Module, digits: Digits, watch: Watch
+) -> tuple[list[EpochFigures], dict[str, dict[str, int]]]:
+    """Train as a user does: the figures of each epoch, and what each device has at the end."""
+    settings, epochs = digits.settings, list[EpochFigures]()
+    net = jaxpar.DataParallel(net)
+    optimizer = nnx.Optimizer(net, optax.sgd(LEARNING_RATE, MOMENTUM), wrt=nnx.Param)
+    train_step = jaxpar.train_step(net, optimizer, lambda net, x, y: cross_entropy(net(x), y))
+    for epoch in range(settings.epochs):
+        loss, times = 0.0, list[float]()
+        first = epoch * settings.steps_per_epoch + 1
+        for step in range(first, first + settings.steps_per_epoch):
+            rows = digits.rows(step)
+            begun = time.perf_counter()
+            loss += float(train_step(digits.images[rows], digits.labels[rows])) * len(rows) / TRAIN_ROWS
+            times.append(1000 * (time.perf_counter() - begun))
+            watch(f"epoch {epoch + 1} of {settings.epochs}")
+        net.eval()
+        predicted = np.asarray(net(digits.images[TRAIN_ROWS:])).argmax(1)
+        net.train()
+        accuracy = float((predicted == digits.labels[TRAIN_ROWS:]).mean())
+        epochs.append(EpochFigures(loss, accuracy, statistics.median(times)))
+    return epochs, _bytes_per_device(net, optimizer)
 
 
-def judged(seen: Sequence[Seen], step: int) -> tuple[Judged, ...]:
-    """Every tensor of ours and of the reference, which comes second; nothing where there is none."""
-    found = []
-    for ours, reference in pairwise(seen):
-        for kind, tensors in reference.items():
-            for d in measure(ours[kind], tensors, kind, step, samples=0):
-                # To parity NaNs in the same places are equal. Here they are a training that failed.
-                failed = d.fault is None and not np.isfinite(tensors[d.name]).all()
-                found.append(dataclasses.replace(d, fault="not finite", relative=np.inf) if failed else d)
-    return judge(found, Policy(relative=TOLERANCE))
-
-
-def comparison(epochs: list[Epoch]) -> Comparison:
-    return Comparison(Level.SEMANTIC, tuple(row for epoch in epochs for row in epoch.rows))
-
-
-def _completed(epochs: list[Epoch], settings: Settings) -> str:
-    done, found = f"{len(epochs)} of {settings.epochs} epochs were completed", comparison(epochs)
-    if not found.rows:
+def _completed(comparison: Comparison | None, settings: DemoSettings) -> str:
+    epochs = comparison.steps // settings.steps_per_epoch if comparison else 0
+    done = f"{epochs} of {settings.epochs} epochs were completed"
+    if comparison is None:
         return f"{done}."
-    return f"{done}, and both sides were {'the same' if found.same else 'different'} in them."
+    return f"{done}, and both sides were {'the same' if comparison.same else 'different'} in them."
+
+
+def _bytes_per_device(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, dict[str, int]]:
+    parameters, state = nnx.state(net, nnx.Param, ...)
+    kinds = {"parameters": parameters, "statistics": state, "optimizer": nnx.state(optimizer)}
+    return {
+        f"{device.platform}:{i}": {kind: _bytes_on(device, arrays) for kind, arrays in kinds.items()}
+        for i, device in enumerate(jaxpar.devices())
+    }
+
+
+def _bytes_on(device: jax.Device, arrays: nnx.State) -> int:
+    shards = [shard for x in jax.tree.leaves(arrays) for shard in x.addressable_shards]
+    return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
 
 def _devices() -> str:
@@ -163,3 +200,10 @@ def _devices() -> str:
     if devices[0].platform != "cpu":
         return f"{len(devices)} x {devices[0].device_kind}"
     return f"{len(devices)} virtual CPU devices" if len(devices) > 1 else "1 CPU device"
+
+
+def _reference() -> str:
+    import torch
+
+    n = len(jaxpar.devices())
+    return f"torch.nn.DataParallel (PyTorch {torch.__version__}) on {n} pretend CPU device{'s' * (n > 1)}"

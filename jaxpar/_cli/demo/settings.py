@@ -1,41 +1,56 @@
-"""What a demo is asked to do. The command line imports it for every command, so it imports nothing heavy."""
+"""The demo's settings. The command line imports this file for every command, so it imports nothing heavy."""
 
 from __future__ import annotations
 
 import enum
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 TRAIN_ROWS = 1437
-"""Of 1797 digits; the rest is for testing. The last batch of an epoch is uneven over 8 devices."""
+"""Training rows among the 1797 digits. The last batch of an epoch does not divide evenly over 8 devices."""
 
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 TOLERANCE = 1e-10
-"""Relative. In float64 rounding stays far below it, and no difference in meaning does."""
+"""Relative. Rounding in float64 stays far below it, and no difference in meaning does."""
 
 
 class Fault(enum.Enum):
     """Mistakes that can be planted in the JAX side, to prove that the demo would find them."""
 
     BATCH_NORM = "batch-norm"
-    """Flax's reading of BatchNorm's momentum: the part that is kept."""
+    """Flax's definition of BatchNorm's momentum: the fraction of the running statistics that is retained."""
     LOSS = "loss"
-    """The mean over replicas of their means, instead of the mean over rows."""
+    """The mean of the replicas' means, instead of the mean over rows."""
     ORDER = "order"
-    """Batches in another order."""
+    """The images of a batch in reverse order."""
     WHOLE_BATCH = "whole-batch"
-    """No DataParallel, so that BatchNorm sees the whole batch: what plain `jax.jit` computes."""
+    """BatchNorm over all replicas' rows: what plain `jax.jit` computes."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
+    """The options of `jaxpar demo`."""
+
     epochs: int = 5
     batch_size: int = 64
     seed: int = 0
     fault: Fault | None = None
 
     @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(TRAIN_ROWS / self.batch_size)
+
+    @property
     def steps(self) -> int:
-        """Of all epochs."""
-        return self.epochs * math.ceil(TRAIN_ROWS / self.batch_size)
+        """Training steps in all epochs."""
+        return self.epochs * self.steps_per_epoch
+
+
+def has_torch() -> bool:
+    """Return whether torch is installed, without importing it."""
+    try:
+        return find_spec("torch") is not None
+    except ModuleNotFoundError:  # from an import hook
+        return False

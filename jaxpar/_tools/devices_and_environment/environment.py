@@ -1,7 +1,7 @@
-"""`jaxpar env`: what to paste into a bug report, as `torch.utils.collect_env` is for torch.
+"""`jaxpar env`: the environment for a bug report, as `torch.utils.collect_env` prints for torch.
 
-Each value is looked up on its own. What is broken leaves a text in its place, and the rest is still there.
-torch's version is looked up without importing it.
+Each value is read separately. If one fails, its error message takes its place and the others remain. torch's
+version is read from its metadata, without importing torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 Value: TypeAlias = "str | int | bool | list[str] | dict[str, str] | None"
 Part: TypeAlias = "dict[str, Value]"
-"""Values by name, as JSON can hold them."""
+"""Values by name, of types that JSON supports."""
 
 PACKAGES = ("jaxpar", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "torch")
 PLUGINS = re.compile(r"(jax-(?P<backend>cuda|rocm)\d*-)(plugin|pjrt)|libtpu|nvidia-ml-py")
-"""Packages that are named only if they are installed."""
+"""Packages that are listed only if they are installed."""
 
 VARIABLES = re.compile(
     r"(XLA|JAX|JAXPAR|NCCL)_.*|(CUDA|NVIDIA|ROCR|HIP)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|(PJRT_)?NPROC|"
@@ -39,13 +39,13 @@ OPTIONS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_platforms", "j
 
 
 def environment() -> dict[str, Part]:
-    """All of it as plain values, in parts. Instead of what cannot be had there is a text that says why."""
+    """Return all parts as plain values. A value that cannot be read is replaced by its error message."""
     variables: Part = {
         name: value if name != SECRET else "set, and not shown"
         for name, value in sorted(os.environ.items())
         if VARIABLES.fullmatch(name)
     }
-    # JAX reserves three quarters of every GPU when it starts. Somebody else may be working there.
+    # JAX reserves three quarters of every GPU when it starts, which other processes may need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return {
         "versions": _versions(),
@@ -57,7 +57,7 @@ def environment() -> dict[str, Part]:
 
 
 def text(parts: dict[str, Part]) -> str:
-    """The same as lines of plain text."""
+    """Return the parts as lines of plain text."""
     lines = [(name, _readable(name, value)) for part in parts.values() for name, value in part.items()]
     if not parts["variables"]:
         lines.append(("variables", "none of those that matter is set"))
@@ -67,7 +67,11 @@ def text(parts: dict[str, Part]) -> str:
 
 
 def attempt(look: Callable[[], T]) -> T | str:
-    """What `look` finds, or a text that says how it failed."""
+    """Return the result of `look`, or its error as text.
+
+    >>> attempt(lambda: 1), attempt(lambda: int("x"))
+    (1, "failed: ValueError: invalid literal for int() with base 10: 'x'")
+    """
     try:
         return look()
     except Exception as error:
@@ -105,7 +109,7 @@ def _total_memory() -> int:
 
 
 def _free_memory() -> int:
-    """What programs can still have, as Linux estimates it; elsewhere the pages that are not used at all."""
+    """Return the available memory, as Linux estimates it; elsewhere the unused pages."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -136,7 +140,8 @@ def _backends() -> Part:
 
 
 def _plugins() -> list[str]:
-    """The accelerators for which JAX has a plugin here. If one fails, JAX says nothing and takes the CPU."""
+    """Return the accelerators for which a JAX plugin is installed."""
+    # Each is started explicitly, because JAX silently falls back to the CPU if a plugin fails.
     matches = map(PLUGINS.fullmatch, attempt(_installed))
     return sorted({match["backend"] for match in matches if match and match["backend"]})
 

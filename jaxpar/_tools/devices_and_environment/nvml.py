@@ -1,10 +1,9 @@
-"""What NVIDIA's management library says about a GPU: how busy and how warm it is, and its memory.
+"""Read a GPU's load, temperature and memory from NVIDIA's management library (NVML).
 
-The library numbers all GPUs of the host, in the order of the bus. CUDA, and so JAX, numbers those that
-CUDA_VISIBLE_DEVICES leaves, in an order of its own. JAX does not say which GPU a device is, but the CUDA
-driver does, by the bus address of its n-th device. If the driver cannot be asked, the variable is read, and
-believed if both sides call the GPU by the same name. torch has the same numbers in
-`torch.cuda.utilization`.
+NVML numbers all GPUs of the host in bus order. CUDA, and therefore JAX, numbers those that
+CUDA_VISIBLE_DEVICES allows, in a different order. JAX does not reveal which GPU a device is, but the CUDA
+driver returns the bus address of its n-th device. If the driver is not available, the variable's entry is
+used if NVML's name of that GPU agrees with JAX's. torch reads the same numbers in `torch.cuda.utilization`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 
 class Reading(NamedTuple):
-    """The numbers of one GPU; None where it does not give them."""
+    """One GPU's measurements; None where the GPU does not report one."""
 
     utilisation_percent: int | None = None
     temperature_celsius: int | None = None
@@ -34,14 +33,14 @@ class Reading(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """A Reading for each device, and a sentence about what is missing, if something is."""
+    """A Reading for each device, and a sentence about unavailable measurements, if any."""
 
     by_device: list[Reading]
     trouble: str | None = None
 
 
 def readings(devices: Sequence[jax.Device]) -> Readings:
-    """What is known about each device now. Never raises."""
+    """Measure each device now. Never raises."""
     nothing = [Reading()] * len(devices)
     if not any(map(is_nvidia, devices)):
         return Readings(nothing)
@@ -70,7 +69,7 @@ def _read(library: ModuleType, device: jax.Device) -> Reading:
     def ask(question: Callable[[], T]) -> T | None:
         try:
             return question()
-        except library.NVMLError:  # some GPUs, and slices of one, do not give every number
+        except library.NVMLError:  # some GPUs, and MIG slices, do not report every number
             return None
 
     memory = ask(lambda: library.nvmlDeviceGetMemoryInfo(handle))
@@ -85,7 +84,7 @@ def _read(library: ModuleType, device: jax.Device) -> Reading:
 
 
 def _handle(library: ModuleType, device: jax.Device) -> object | None:
-    """The library's handle of a device of JAX's; None if it cannot be found."""
+    """Return NVML's handle of a JAX device; None if it cannot be determined."""
     ordinal = device.local_hardware_id
     address = bus_address(ordinal)
     try:
@@ -98,7 +97,7 @@ def _handle(library: ModuleType, device: jax.Device) -> object | None:
 
 
 def bus_address(ordinal: int) -> str | None:
-    """Where CUDA's n-th device sits on the bus, such as `0000:3b:00.0`. The driver runs already."""
+    """Return the bus address of CUDA's n-th device, such as `0000:3b:00.0`. The driver already runs."""
     text, device = ctypes.create_string_buffer(32), ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

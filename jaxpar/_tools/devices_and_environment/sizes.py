@@ -1,10 +1,14 @@
-"""Numbers of bytes as people read them."""
+"""Readable numbers of bytes."""
 
 from __future__ import annotations
 
 
 def sizes(*counts: int | None) -> str:
-    """All in the unit of the largest: `0.0 / 1.5 / 59.4 GiB`."""
+    """Format several numbers of bytes in the largest one's unit.
+
+    >>> sizes(0, 1610612736, None)
+    '0.0 / 1.5 / - GiB'
+    """
     largest, unit = max((n for n in counts if n is not None), default=None), "B"
     if largest is None:
         return " / ".join("-" for _ in counts)

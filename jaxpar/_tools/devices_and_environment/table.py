@@ -1,6 +1,6 @@
-"""`jaxpar devices`: a row for every device, once or repeatedly, as nvidia-smi shows them.
+"""`jaxpar devices`: a table with a row for every device, once or repeatedly, like nvidia-smi.
 
-Unlike nvidia-smi it shows what this process sees: JAX's names and numbers, and virtual CPU devices too.
+Unlike nvidia-smi it lists this process's devices with JAX's names and indices, virtual CPU devices included.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from . import nvml
 from .sizes import sizes
 
 SHORTEST = 0.1
-"""Seconds between two looks, at least: asking takes time of the GPU's driver."""
+"""The shortest interval in seconds, because a reading takes the GPU driver's time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A device at one moment; None where a number is not known.
+    """A device at one moment; None where a number is not available.
 
-    `bytes_in_use`, its peak and its limit are those of this process; `gpu_bytes_used` counts all processes.
+    `bytes_in_use`, its peak and its limit are this process's; `gpu_bytes_used` counts all processes.
     """
 
     index: int
@@ -53,14 +53,14 @@ class Snapshot:
 
 
 def look() -> Snapshot:
-    """Looks at `jaxpar.devices()`.
+    """Read the state of `jaxpar.devices()`.
 
     Raises:
       DeviceError: JAX cannot start.
     """
     try:
         devices = _devices.devices()
-    except (RuntimeError, AssertionError) as error:  # JAX asserts that what JAX_PLATFORMS names exists
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that JAX_PLATFORMS' backends exist
         reason = str(error).strip() or f"no backend for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
         raise DeviceError(
             f"devices: JAX cannot start: {reason.splitlines()[0].rstrip('.')}. `jaxpar env` says more; "
@@ -86,13 +86,13 @@ def look() -> Snapshot:
 
 
 def document(snapshot: Snapshot) -> dict[str, list[dict[str, str | int | None]] | list[str]]:
-    """The same as plain values, for JSON."""
+    """Return the snapshot as plain values, for JSON."""
     return {"devices": [dataclasses.asdict(row) for row in snapshot.rows], "notes": snapshot.notes}
 
 
 def text(snapshot: Snapshot) -> Group:
-    """A table for a terminal or a log."""
-    # On a narrow terminal cells break between words; a number is never cut.
+    """Return a table for a terminal or a log."""
+    # On a narrow terminal cells may break at spaces, but the name must stay in one line.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     shared = any(row.gpu_bytes_used is not None for row in snapshot.rows)
     table.add_column("index", justify="right")
@@ -115,7 +115,7 @@ def text(snapshot: Snapshot) -> Group:
 
 
 def watch(console: Console, seconds: float) -> None:
-    """Shows the table until it is stopped: in place on a terminal, otherwise one after the other."""
+    """Print the table repeatedly until it is stopped; in place on a terminal."""
     seconds = max(seconds, SHORTEST)
     if not console.is_terminal:
         while True:

@@ -1,4 +1,4 @@
-"""What the user passed, as shapes: a module, an optimizer, a loss."""
+"""Validate a module, an optimizer and a loss, and turn arrays into shapes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from flax import nnx
 
 
 def as_shapes(net: nnx.Module) -> nnx.Module:
-    """The same module without values, so that no array of the user's moves."""
+    """Return the module without values, so that none of the user's arrays move."""
     definition, state = nnx.split(net, graph=True)
     return nnx.merge(definition, jax.eval_shape(lambda state: state, state))
 
 
 def transformation(optimizer: Any, function: str) -> optax.GradientTransformation:
-    """That of an optimizer; None is one that has no state.
+    """Return the optax transformation of an optimizer; for None, one without state.
 
     Raises:
       TypeError: not an optimizer.
@@ -36,16 +36,12 @@ def transformation(optimizer: Any, function: str) -> optax.GradientTransformatio
 
 
 def optimizer_of(net: nnx.Module, tx: optax.GradientTransformation) -> nnx.Optimizer:
-    """The net's optimizer without values."""
+    """Return an optimizer of the module, without values."""
     return nnx.eval_shape(lambda net: nnx.Optimizer(net, tx, wrt=nnx.Param), net, graph=True)
 
 
 def scalar(loss_fn: Callable[..., Any], function: str) -> Callable[..., jax.Array]:
-    """`loss_fn`, which must return one number.
-
-    Raises, when called:
-      TypeError: it returns something else.
-    """
+    """Return `loss_fn` with a check that raises TypeError if the result is not a scalar."""
 
     def checked(*args: Any) -> jax.Array:
         loss = loss_fn(*args)

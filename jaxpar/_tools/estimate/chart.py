@@ -1,4 +1,4 @@
-"""Stacked bars, for both reports."""
+"""Stacked bars of both reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from ..._metrics.chart import tidy
 
-# Okabe and Ito's colours: told apart by everyone; neighbours in a bar also differ in lightness.
+# Okabe and Ito's palette, which is safe for the colour-blind; neighbours in a bar also differ in lightness.
 COLOURS = ("#0072B2", "#999999", "#56B4E9", "#009E73", "#F0E442", "#D55E00")
 
 
 def bars(
     panel: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Sequence[str] = COLOURS
 ) -> list[float]:
-    """Draws a bar for each name; returns how high they are. A part that is nowhere is not in the legend."""
+    """Draw a bar for each name and return the heights. A part that is 0 everywhere is not in the legend."""
     tops = [0.0] * len(names)
     for (part, heights), colour in zip(parts.items(), colours, strict=True):
         panel.bar(

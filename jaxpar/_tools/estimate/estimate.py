@@ -1,4 +1,4 @@
-"""estimate: shapes in, bytes and seconds out."""
+"""`estimate`: from the shapes of a training step to bytes and seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .scaling import scale, simulate
 from .step import StepProgram, compile_step, target
 
 MEMORY_SHARE = 0.75
-"""Of a device's memory, what JAX takes when it starts: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""
+"""The fraction of a device's memory that JAX reserves: XLA_PYTHON_CLIENT_MEM_FRACTION's default."""
 
 
 def estimate(
@@ -35,34 +35,43 @@ def estimate(
     memory_share: float = MEMORY_SHARE,
     watch_batch: bool = False,
 ) -> Estimate:
-    """What a training step needs on each GPU, what the GPUs exchange, and how long it would take.
+    """Predict a training step's memory on each GPU, its communication between GPUs, and its time.
 
     ```python
-    found = jaxpar.estimate(lambda: Net(nnx.Rngs(0)), optax.adam(1e-3), loss_fn, x, y, device="a100")
-    print(found.memory.total, found.step, found.schedule.overlap)
+    prediction = jaxpar.estimate(lambda: Net(nnx.Rngs(0)), optax.adam(1e-3), loss_fn, x, y, device="a100")
+    print(prediction.memory.total, prediction.step, prediction.schedule.overlap)
     ```
 
-    The step that `train_step` would run is compiled for these GPUs, which need not be there, and read.
-    Nothing runs, and no array is made, so the model may be far larger than this host. Without XLA's compiler
-    for GPUs, or for a card that it does not know, a program for this host stands in; `found.why` says so.
+    `train_step`'s program is compiled for these GPUs, which may be absent, and analysed. Nothing runs and no
+    array is created, so the model may be far larger than this host. Without XLA's compiler for GPUs, or for a
+    card that it does not support, a program for this host is analysed instead; `Estimate.why` has the reason.
+
+    >>> import jax, jaxpar, optax
+    >>> from flax import nnx
+    >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
+    >>> loss_fn = lambda net, x: net(x).mean()
+    >>> prediction = jaxpar.estimate(lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0)), optax.sgd(0.1), loss_fn, x)
+    >>> prediction.memory.parameters, prediction.fits
+    (40, True)
 
     Args:
-      net: an NNX module, or a function that makes one, which is called for its shapes only.
+      net: an NNX module, or a function that builds one, which is evaluated for its shapes only.
       optimizer: an optax transformation or an `nnx.Optimizer`; None for none.
       loss_fn: `loss_fn(net, *batch)`, a scalar.
       batch: the rows of one device [b, ...], as arrays or `jax.ShapeDtypeStruct`s.
       device: a card by name, or its figures.
-      devices: how many a host has. hosts: how many hosts.
-      memory_share: the part of a device's memory that JAX may take, above 0 and at most 1; 0.75 unless
-        `XLA_PYTHON_CLIENT_MEM_FRACTION` says otherwise.
-      watch_batch: also compiles for other numbers of rows, to find the most that fit.
+      devices: GPUs per host. hosts: the number of hosts.
+      memory_share: the fraction of a device's memory that JAX may use, above 0 and at most 1; JAX's own
+      default
+        is 0.75, or `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+      watch_batch: also compiles for other batch sizes, to find the most rows that fit.
 
     Returns:
       Bytes on each device, both lanes of the schedule, and the step's time on 1, 2, 4, ... and all devices.
-      docs/estimate.md has the model, what it assumes and how far it is from what others measured.
+      docs/estimate.md has the model, its assumptions, and a comparison with published measurements.
 
     Raises:
-      TypeError: not an NNX module, not an optimizer, a loss that is no scalar.
+      TypeError: not an NNX module, not an optimizer, a loss that is not a scalar.
       ValueError: an unknown card, or a figure out of range. NoRowsError: a batch without rows.
 
     torch counterpart: none; `accelerate estimate-memory` counts parameters.
@@ -107,8 +116,9 @@ def estimate(
 
 
 def _module(net: Any) -> nnx.Module:
-    """The module that is asked about, without values and without a wrapper."""
-    linen_module = isinstance(net, linen.Module)  # callable as well, and not without its variables
+    """Return the module without values and without a wrapper."""
+    # A Linen module is callable too, but calling it without variables fails obscurely.
+    linen_module = isinstance(net, linen.Module)
     if not isinstance(net, nnx.Module) and callable(net) and not linen_module:
         net = nnx.eval_shape(net, graph=True)
     if not isinstance(net, nnx.Module):
@@ -122,7 +132,7 @@ def _module(net: Any) -> nnx.Module:
 
 
 def _rows(batch: tuple) -> int:
-    """How many rows the batch has, if all its arrays have as many."""
+    """Return the batch's number of rows, which all its arrays must share."""
     named = jax.tree.leaves_with_path(batch)
     for path, leaf in named:
         name = "batch" + jax.tree_util.keystr(path)

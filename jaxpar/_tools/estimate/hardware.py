@@ -1,8 +1,8 @@
-"""Hardware: the rates that a prediction divides by, and the cards whose data sheets are known.
+"""The rates of a prediction, and a table of cards from their data sheets.
 
-Every figure is the vendor's peak, per device and without sparsity; docs/estimate.md names the source
-of each. A data sheet's link bandwidth counts both directions, and half of it stands here, because
-a ring sends and receives at once.
+Every figure is the vendor's peak, per device and without sparsity; docs/estimate.md names the sources. A
+data sheet's link bandwidth counts both directions; the table has half, because a ring sends and receives at
+once.
 """
 
 from __future__ import annotations
@@ -18,39 +18,42 @@ NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 9.6e-6
 """Seconds for one step of a ring with large messages: hwLat in NCCL's src/graph/tuning.cc, ring, Simple."""
 
 HUNDRED_GIGABIT = 12.5
-"""In GB/s. Assumed for cards of which the vendor builds no cluster."""
-
+"""In GB/s. Assumed for cards that the vendor does not sell in clusters."""
 
 PRODUCTS = 0.7
-"""Of the peak. The best shapes of products reach 0.80 on an H100 and 0.87 on an A100; layers have others."""
+"""Fraction of the peak. The best shapes reach 0.80 on an H100 and 0.87 on an A100; layers have others."""
 
 STREAMING = 0.85
-"""Of the memory's peak, for kernels that only read and write."""
+"""Fraction of the memory's peak, for kernels that only read and write."""
 
 EXCHANGING = 0.8
-"""Of a link's peak, for a large all-reduce over NCCL's rings."""
+"""Fraction of a link's peak, for a large all-reduce over NCCL's rings."""
 
 KERNEL, COLLECTIVE = 1e-6, 5e-6
-"""Seconds that starting one takes, as XLA's own performance model has them."""
+"""Seconds to start one, from XLA's own performance model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """One device, its links and its host, in bytes, seconds and operations; and what programs reach of it.
+    """The peak rates of a device, its links and its host, and the fractions of them that programs reach.
 
     Attributes:
-      name: of the device.
+      name: the device's name.
       flops: operations per second, by the type in which matrices are multiplied. `float32` is TF32
-        where the card has it, as in JAX's default precision.
+        where the card supports it, as in JAX's default precision.
       bandwidth: bytes per second between a device and its own memory.
       memory: bytes on a device.
-      link: bytes per second that a device sends to its neighbour on the same host.
-      network: bytes per second that a host sends to another one.
+      link: bytes per second from a device to its neighbour on the same host.
+      network: bytes per second from host to host.
       latency, network_latency: seconds for one step of a ring, within a host and between hosts.
-      products, streaming, exchanging: the part of `flops`, `bandwidth` and of `link` and `network` that is
-        reached, above 0 and at most 1.
-      kernel, collective: seconds that starting one takes.
-      card: what `jaxpar.topology` calls it; empty if XLA's compiler cannot be told of it.
+      products, streaming, exchanging: the reached fractions of `flops`, of `bandwidth`, and of `link` and
+        `network`; above 0 and at most 1.
+      kernel, collective: seconds to start one.
+      card: the card's name in `jaxpar.topology`; empty if XLA's compiler does not support it.
+
+    >>> import jaxpar
+    >>> jaxpar.Hardware.of("h100").flops["bfloat16"]
+    989400000000000.0
     """
 
     name: str
@@ -85,14 +88,17 @@ class Hardware:
 
     @staticmethod
     def of(card: str, **changes: Any) -> Hardware:
-        """A card of the table by its name or by topology's, with other figures where some are given.
+        """Return a card of the table, by this table's or topology's name, with some figures replaced.
 
         `flops` may be one number, for all types.
+
+        >>> Hardware.of("a100", memory=40e9).memory, Hardware.of("a100-80") == Hardware.of("A100")
+        (40000000000.0, True)
 
         Raises:
           ValueError: no such card, or a rate that is not positive.
         """
-        # By topology's names, too: "a100-80" is the "a100" here.
+        # Both names are accepted: topology's "a100-80" is this table's "a100".
         by_name = {
             _plain(name): hardware for key, hardware in CARDS.items() for name in (key, hardware.card) if name
         }
@@ -106,19 +112,19 @@ class Hardware:
         return dataclasses.replace(by_name[_plain(card)], **changes)
 
     def seconds(self, work: KernelWork) -> float:
-        """Of a kernel: its operations or its bytes, whichever take longer, and its start.
+        """Return a kernel's time: its operations or its bytes, whichever take longer, and its start.
 
         Raises:
-          ValueError: the card has no figure for the type of its products.
+          ValueError: the card has no figure for the products' type.
         """
         products = work.flops / (self.rate(work.kind) * self.products) if work.flops else 0.0
         return max(products, work.bytes / (self.bandwidth * self.streaming)) + self.kernel
 
     def rate(self, kind: str) -> float:
-        """Operations per second in a type.
+        """Return the operations per second in a type.
 
         Raises:
-          ValueError: the card has no figure for it.
+          ValueError: the card has no figure for this type.
         """
         if kind not in self.flops:
             raise ValueError(
@@ -129,7 +135,7 @@ class Hardware:
 
 
 def _plain(name: str) -> str:
-    """Without what people write differently."""
+    """Return a name in lower case, without spaces and hyphens."""
     return name.lower().replace(" ", "").replace("-", "")
 
 

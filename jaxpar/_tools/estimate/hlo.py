@@ -1,7 +1,7 @@
-"""hlo: the text of a compiled program, as instructions that can be counted.
+"""Parse a compiled program's HLO text into instructions.
 
-Only what counting needs is read: names, shapes, operations, operands, attributes. A scheduled program lists
-the instructions of a computation in the order in which they are started.
+Only the parts needed for counting are parsed: names, shapes, operations, operands, attributes. A scheduled
+program lists a computation's instructions in the order in which they start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -35,8 +35,8 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      results: its array, or those of its tuple.
-      operands: names of instructions. attributes: what stands behind them, as text.
+      results: the array, or the arrays of a tuple.
+      operands: names of instructions. attributes: the text after the operands.
     """
 
     name: str
@@ -48,38 +48,38 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of all results."""
+        """Bytes of all results."""
         return sum(x.bytes for x in self.results)
 
     @functools.cached_property
     def target(self) -> str:
-        """What a custom call calls."""
+        """The library function that a custom call runs."""
         return self._attribute(r'custom_call_target="([^"]*)"')
 
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
-        """Computations that it calls: a fusion's, a loop's, those of a conditional's branches."""
+        """The called computations: a fusion's, a loop's body, a conditional's branches."""
         several = self._attribute(r"branch_computations=\{([^}]*)\}")
         if several:
             return tuple(name.strip(" %") for name in several.split(","))
-        # A reduction's to_apply adds two numbers; a call's is a part of the program.
+        # A reduction's to_apply adds two numbers and is not counted; a call's is part of the program.
         keys = "calls|body|true_computation|false_computation" + "|to_apply" * (self.operation == "call")
         return tuple(re.findall(rf"\b(?:{keys})=%([\w.\-]+)", self.attributes))
 
     @functools.cached_property
     def turns(self) -> int | None:
-        """How often a loop runs, if the compiler knows."""
+        """A loop's number of iterations, if the compiler has determined it."""
         count = self._attribute(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
         return int(count) if count else None
 
     @functools.cached_property
     def origin(self) -> str:
-        """The operation of the user's program that it came from, without jit and shard_map before it."""
+        """The operation in the user's program, without the prefixes of jit and shard_map."""
         path = self._attribute(r'op_name="([^"]*)"')
         return re.sub(r"^(?:(?:jit\([^/]*\)|shard_map)/)+", "", path)
 
     def numbers(self, attribute: str) -> tuple[int, ...]:
-        """Those behind a name that matches: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a
+        """Return an attribute's numbers: `lhs_contracting_dims={1,2}`, or `"dimensions": ["1", "2"]` in a
         library's configuration."""
         digits = self._attribute(rf'{attribute}"?[=:]\s*[{{\[]([\d,\s"]*)[}}\]]')
         return tuple(int(n) for n in re.findall(r"\d+", digits))
@@ -91,7 +91,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in their order."""
+    """Instructions by name, in the order of execution."""
 
     instructions: Mapping[str, Instruction]
 
@@ -100,12 +100,12 @@ class Computation:
         return next(i for i in self.instructions.values() if i.root)
 
     def operand(self, instruction: Instruction, number: int) -> Array:
-        """The array that an instruction is given; of a tuple, the first."""
+        """Return an instruction's operand; for a tuple, its first array."""
         return self.instructions[instruction.operands[number]].results[0]
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who reads each instruction."""
+        """The instructions that read each instruction's result."""
         readers: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self.instructions.values():
             for name in dict.fromkeys(instruction.operands):
@@ -116,17 +116,17 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: computations by name, and where it starts."""
+    """A program: computations by name, and the name of the first."""
 
     computations: Mapping[str, Computation]
     entry: str
 
 
 def read(text: str) -> Module:
-    """A program's text as a Module.
+    """Parse a program's text.
 
     Raises:
-      ValueError: no computation in it is the first.
+      ValueError: the text has no ENTRY computation.
     """
     computations: dict[str, dict[str, Instruction]] = {}
     entry, computation = None, None
@@ -144,7 +144,7 @@ def read(text: str) -> Module:
 
 
 def instruction(line: str) -> Instruction | None:
-    """A line as an instruction, or None if it is none.
+    """Parse a line, or return None if it is not an instruction.
 
     >>> instruction("  ROOT %y = (f32[2,3]{1,0}, bf16[]) fusion(%a, %b.1), kind=kLoop, calls=%f").operands
     ('a', 'b.1')
@@ -166,7 +166,7 @@ def instruction(line: str) -> Instruction | None:
 
 
 def arrays(text: str) -> tuple[Array, ...]:
-    """The arrays of a shape.
+    """Parse a shape.
 
     >>> [x.bytes for x in arrays("(f32[2,3]{1,0}, /*index=1*/bf16[])")]
     [24, 2]
@@ -176,7 +176,7 @@ def arrays(text: str) -> tuple[Array, ...]:
 
 
 def _closing(line: str, start: int) -> int:
-    """Behind the bracket that closes the one at `start`."""
+    """Return the position after the bracket that closes the one at `start`."""
     depth = 0
     for position in range(start, len(line)):
         depth += {"(": 1, ")": -1}.get(line[position], 0)

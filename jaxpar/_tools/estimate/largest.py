@@ -1,4 +1,4 @@
-"""largest: how many rows fit into a device, found by compiling for a few numbers of them."""
+"""Find how many rows fit into a device, by compiling for a few batch sizes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 COMPILES = 6
-"""At most. A step's bytes are nearly a line in its rows, so three are usual."""
+"""At most. A step's bytes are nearly linear in its rows, so three are usual."""
 
 GROWTH = 100
-"""Times the largest number that is known, and no more: the line is not trusted further."""
+"""The furthest extrapolation: this multiple of the largest compiled batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Largest:
     """The most rows of one device that were compiled and fit.
 
     Attributes:
-      rows: 0 if not even one fits. peak: bytes of the step with them.
-      compiles: programs that were compiled for this.
-      sure: whether one row more was compiled, too, and did not fit.
+      rows: 0 if not even one fits. peak: the step's bytes with that many rows.
+      compiles: the number of programs compiled for the search.
+      sure: whether one row more was also compiled and did not fit.
     """
 
     rows: int
@@ -29,11 +29,14 @@ class Largest:
 
 
 def largest(peak: Callable[[int], int], room: float, rows: int, at_rows: int) -> Largest:
-    """The line through the two nearest numbers that are known says which is compiled next.
+    """Search by the secant method for the largest batch whose peak is at most `room`.
+
+    >>> largest(lambda rows: 100 + 10 * rows, room=1000, rows=8, at_rows=180)
+    Largest(rows=90, peak=1000, compiles=3, sure=True)
 
     Args:
-      peak: compiles for so many rows of a device and tells the bytes.
-      room: bytes that there are. rows, at_rows: a number that is known, and its bytes.
+      peak: compiles for a number of rows per device and returns the bytes.
+      room: available bytes. rows, at_rows: a batch size and its bytes.
     """
     peaks = {rows: at_rows}
     guess = 2 * rows if at_rows <= room else max(rows // 2, 1)
@@ -47,17 +50,17 @@ def largest(peak: Callable[[int], int], room: float, rows: int, at_rows: int) ->
 
 
 def _next(peaks: dict[int, int], room: float) -> int:
-    """Where the line through two known numbers meets the room; a known one when all is found out."""
+    """Return the next size to compile; a compiled one when the search is over."""
     fits = max((b for b, needed in peaks.items() if needed <= room), default=0)
     over = min((b for b, needed in peaks.items() if needed > room), default=0)
     low, high = fits + 1, over - 1 if over else GROWTH * max(peaks)
     if low > high:
         return fits or 1
-    if over and len(peaks) % 3 == 0:  # where it is no line, halves find it
+    if over and len(peaks) % 3 == 0:  # bisect now and then, in case the peaks are not on a line
         return (low + high) // 2
     a, b = (fits, over) if fits and over else sorted(peaks, key=lambda n: abs(peaks[n] - room))[:2]
     slope = (peaks[b] - peaks[a]) / (b - a)
     if slope <= 0:
         return (low + high) // 2
-    # The one behind a number that fits: if it does not, the search ends.
+    # At least one row more than the largest that fits: if that does not fit, the search is over.
     return max(min(int(a + (room - peaks[a]) / slope), high), low)

@@ -1,4 +1,4 @@
-"""MemoryReport: bytes by device and purpose, where they come from, and the ways to show them."""
+"""`MemoryReport`: bytes by device and purpose, with their sources, as a table or a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .chart import bars
 from .table import table
 
 HEADROOM = 1.12
-"""A picture's axis over the highest bar, for the number that stands on it."""
+"""The picture's axis over its highest bar, to leave space for the number on top."""
 
 PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "outputs")
 
@@ -55,7 +55,7 @@ class DeviceBytes:
 
     @property
     def parts(self) -> list[int]:
-        """In the order of PARTS."""
+        """Bytes in the order of PARTS."""
         return [getattr(self, part) for part in PARTS]
 
     @property
@@ -65,16 +65,22 @@ class DeviceBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport:
-    """What a training step keeps on each device.
+    """A training step's memory on each device, under torch's DataParallel and under jaxpar's.
 
     Attributes:
       torch: the devices under torch's DataParallel: outputs, loss and optimizer on the first one.
-      jaxpar: the devices under jaxpar's inside `jax.jit`: everything stays where it is.
+      jaxpar: the devices under jaxpar's inside `jax.jit`: every array stays on its devices.
       model: the name of the module's class.
       sizes: rows of each replica.
-      kind: of the devices; the programs were compiled for it.
-      compiled_step: XLA's figure for the whole compiled step of jaxpar, on every device: arguments,
-        results and temporary bytes together, the update included if there is an optimizer.
+      kind: the kind of device that the programs were compiled for.
+      compiled_step: XLA's figure for jaxpar's complete step, on every device: arguments, results and
+      temporary
+        bytes together, including the update if there is an optimizer.
+
+    ```python
+    report = jaxpar.memory_report(net, x, optimizer=optax.adam(1e-3))
+    print(report.table())
+    ```
     """
 
     torch: tuple[DeviceBytes, ...]
@@ -86,19 +92,19 @@ class MemoryReport:
 
     @property
     def patterns(self) -> dict[str, tuple[DeviceBytes, ...]]:
-        """Both, by name."""
+        """Both patterns, by name."""
         return {TORCH: self.torch, JAXPAR: self.jaxpar}
 
     @property
     def subject(self) -> str:
-        """What was measured."""
+        """The model, rows and devices, in one line."""
         even = len(set(self.sizes)) == 1 and len(self.sizes) == len(self.torch)
         rows = f"{self.sizes[0]} each" if even else "+".join(map(str, self.sizes))
         where = f"{len(self.torch)} devices ({rows}), compiled for {self.kind}"
         return f"{self.model}, {sum(self.sizes)} rows on {where}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, in bytes."""
+        """Return the report as plain values, in bytes."""
         return {
             "model": self.model,
             "sizes": list(self.sizes),
@@ -115,7 +121,7 @@ class MemoryReport:
         return max(d.total for devices in self.patterns.values() for d in devices)
 
     def table(self) -> str:
-        """Both patterns as text, and where the numbers come from."""
+        """Return both patterns as text, with the numbers' sources."""
         unit, scale = unit_of(self._largest)
         console = Console(file=(text := io.StringIO()), width=110)
         console.print(f"What one training step keeps on each device: {self.subject}")
@@ -134,9 +140,9 @@ class MemoryReport:
         return text.getvalue().rstrip()
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a bar chart; the ending of `path` says the format (`.png`, `.svg`, `.pdf`).
+        """Write a bar chart; the suffix of `path` selects the format (`.png`, `.svg`, `.pdf`).
 
-        Two panels with one scale: what each device holds, by purpose, under either pattern.
+        Two panels with one scale: each device's memory, by purpose, under either pattern.
 
         Raises:
           ImportError: matplotlib is not installed.
@@ -178,6 +184,10 @@ def _draw(panel: Any, devices: tuple[DeviceBytes, ...], scale: int) -> None:
 
 
 def unit_of(largest: int) -> tuple[str, int]:
-    """The unit in which a number of bytes is easily read, and how many bytes it has."""
+    """Return a readable unit for a number of bytes, and the unit's size in bytes.
+
+    >>> unit_of(3_000_000)
+    ('MiB', 1048576)
+    """
     units = [("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)]
     return next((u for u in reversed(units) if largest >= u[1]), units[0])

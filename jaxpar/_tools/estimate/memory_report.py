@@ -1,7 +1,8 @@
-"""memory_report: torch's pattern and this one, each as the bytes on every device.
+"""`memory_report`: the bytes on every device under torch's DataParallel and under jaxpar's.
 
-torch's DataParallel gathers all outputs on the first device and computes the loss there, and the master
-parameters and the optimizer's state live there too, so that device is full while the others have room.
+torch's DataParallel gathers all outputs on the first device and computes the loss there. The master
+parameters and the optimizer state are also on that device, which is full while the others still have free
+memory.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def memory_report(
     optimizer: optax.GradientTransformation | nnx.Optimizer | None = None,
     device_ids: Iterable[DeviceLike] | Placement | None = None,
 ) -> MemoryReport:
-    """How much a training step keeps on each device: torch's DataParallel against jaxpar's.
+    """Compare the memory of a training step on each device: torch's DataParallel against jaxpar's.
 
     ```python
     report = jaxpar.memory_report(net, tokens, loss_fn, optimizer=optax.adam(1e-3))
@@ -48,28 +49,37 @@ def memory_report(
     report.plot("memory.png")
     ```
 
-    Both patterns are those of the same module and the same rows. Some programs are compiled; none
-    runs, and nothing is moved.
+    Both patterns use the same module and the same rows. Some programs are compiled; none runs, and no array
+    is moved.
+
+    >>> import jax, jaxpar
+    >>> from flax import nnx
+    >>> net = nnx.eval_shape(lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
+    >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
+    >>> if jaxpar.device_count() > 1:
+    ...     report = jaxpar.memory_report(net, x, device_ids=[0, 1])
+    ...     assert report.sizes == (4, 4)  # rows of each replica
 
     Args:
-      module: an NNX module, in a DataParallel or not. One without values will do:
+      module: an NNX module, in a DataParallel or not. It may be without values:
         `nnx.eval_shape(lambda: Net(nnx.Rngs(0)))`.
-      inputs: the positional arguments with all rows of a batch; anything but a tuple is the only
-        one. Arrays may be `jax.ShapeDtypeStruct`s.
-      loss_fn: from the outputs of the whole batch to a scalar; the mean of their squares if left out.
+      inputs: the positional arguments with all rows of a batch; a non-tuple is the single argument. Arrays
+      may
+        be `jax.ShapeDtypeStruct`s.
+      loss_fn: from the outputs of all rows to a scalar; the mean of their squares if left out.
       optimizer: an optax transformation or an `nnx.Optimizer`, for its state.
       device_ids: as for `DataParallel`.
 
     Returns:
       Bytes of parameters, buffers, optimizer state, gradients, activations and outputs on each
-      device. The table ends with where each number comes from.
+      device. The table ends with the source of each number.
 
     Raises:
-      TypeError: not an NNX module, not an optimizer, or a loss that is no scalar.
-      DeviceError: nothing to be parallel over. NoRowsError: no array in `inputs`.
+      TypeError: not an NNX module, not an optimizer, or a loss that is not a scalar.
+      DeviceError: a single CPU device. NoRowsError: no array in `inputs`.
       BackendError: a compiler that does not analyse memory.
 
-    torch counterpart: none; torch tells what was allocated, after the fact.
+    torch counterpart: none; torch reports allocations only after they were made.
     """
     placement = place(device_ids, function="memory_report")
     if isinstance(module, DataParallel):
@@ -112,7 +122,7 @@ def memory_report(
 
 @dataclasses.dataclass(frozen=True)
 class ReportedStep:
-    """What both patterns do, each in its own way: a net without values, and the batch as its arguments."""
+    """A training step as both patterns take it: a module without values, and the batch as its arguments."""
 
     net: nnx.Module
     tx: optax.GradientTransformation
@@ -122,13 +132,13 @@ class ReportedStep:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each replica."""
+        """The rows of each replica."""
         first = next(x for x in jax.tree.leaves(self.args) if has_shape(x))
         return chunk_sizes(first.shape[self.placement.dim], self.placement.N)
 
     @functools.cached_property
     def state(self) -> dict[str, int]:
-        """Bytes of what is there between two steps."""
+        """Bytes that persist between two steps."""
         return state_sizes(self.net, optimizer_of(self.net, self.tx))
 
     def loss_and_outputs(self, net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
@@ -138,13 +148,13 @@ class ReportedStep:
     def trace(
         self, loss_fn: Callable[..., Any], args: tuple, placement: Placement, **options: bool
     ) -> jax.stages.Traced:
-        """The step of the net in a DataParallel, with the loss of all outputs."""
+        """Trace the step of the module in a DataParallel, with the loss of all outputs."""
         net = DataParallel(self.net, placement)
         return trace_step(net, optimizer_of(net, self.tx), loss_fn, args, placement, **options)
 
 
 def sharded(step: ReportedStep) -> tuple[tuple[DeviceBytes, ...], PyTree]:
-    """jaxpar's pattern, one program over all devices in which everything stays where it is; its outputs."""
+    """Measure jaxpar's pattern, one program over all devices; return its outputs too."""
     traced = step.trace(step.loss_and_outputs, step.args, step.placement, has_aux=True, update=False)
     program = Program(traced, FUNCTION, step.placement.devices)
     gradients, outputs = program.results.own.gradients, program.results.aux
@@ -162,7 +172,7 @@ def sharded(step: ReportedStep) -> tuple[tuple[DeviceBytes, ...], PyTree]:
 
 
 def gathered(step: ReportedStep, outputs: PyTree) -> tuple[DeviceBytes, ...]:
-    """torch's pattern; `outputs` are those of the whole batch, gathered on the first device."""
+    """Compute torch's pattern; `outputs` are the gathered outputs of all rows."""
     several, sizes = step.placement.N > 1, step.sizes
     replicas = {b: _replica(step, b) for b in set(sizes)}
     devices = []
@@ -177,17 +187,17 @@ def gathered(step: ReportedStep, outputs: PyTree) -> tuple[DeviceBytes, ...]:
             "outputs": replica.outputs,
         }
         if i == 0:
-            # The rows of the first replica are cut out of the gradient of all outputs, without a copy.
+            # The first replica's rows are a view into the gradient of all outputs, so they cost nothing more.
             usage["activations"] = replica.temporary + _loss(step, outputs)
             usage["optimizer"] = step.state["optimizer"]
-            usage["gradients"] += usage["parameters"] * several  # the sum is an array of its own
+            usage["gradients"] += usage["parameters"] * several  # the sum is a separate array
             usage["outputs"] += size(outputs) * several
         devices.append(DeviceBytes(_devices.name(d), **usage))
     return tuple(devices)
 
 
 class ReplicaBytes(NamedTuple):
-    """Bytes of one replica's program: temporary ones, its outputs and the gradient it gets of them."""
+    """Bytes of one replica's program: temporaries, outputs, and the outputs' gradients that it receives."""
 
     temporary: int
     outputs: int
@@ -195,7 +205,7 @@ class ReplicaBytes(NamedTuple):
 
 
 def _replica(step: ReportedStep, b: int) -> ReplicaBytes:
-    """Forward and backward of b rows; the gradient of the outputs comes from outside."""
+    """Compile forward and backward of b rows, with the outputs' gradients as arguments."""
     single = Placement(step.placement.devices[:1], step.placement.dim)
     args = jax.tree.map(lambda x: _with_rows(x, single.dim % x.ndim, b) if has_shape(x) else x, step.args)
 
@@ -207,7 +217,8 @@ def _replica(step: ReportedStep, b: int) -> ReplicaBytes:
 
     def unseeded(net: Any, *args: Any) -> tuple[jax.Array, PyTree]:
         outputs = net(*args)
-        return mean_square(outputs), outputs  # the user's loss may know the whole batch
+        # Not the user's loss, which may be defined for all rows of the batch only.
+        return mean_square(outputs), outputs
 
     outputs = step.trace(unseeded, args, single, has_aux=True, update=False).out_info.aux
     seeds = _floats(outputs)
@@ -217,7 +228,7 @@ def _replica(step: ReportedStep, b: int) -> ReplicaBytes:
 
 
 def _loss(step: ReportedStep, outputs: PyTree) -> int:
-    """Temporary bytes of the loss of the whole batch on one device, and of its gradient."""
+    """Return the temporary bytes of the loss of all rows on one device, and of its gradient."""
     sharding = SingleDeviceSharding(step.placement.devices[0])
 
     def differentiate(outputs: PyTree) -> tuple[jax.Array, list[jax.Array]]:
@@ -230,7 +241,7 @@ def _loss(step: ReportedStep, outputs: PyTree) -> int:
 
 
 def mean_square(outputs: PyTree) -> jax.Array:
-    """The loss where there is none."""
+    """Return the default loss."""
     return sum((jnp.mean(jnp.square(x)) for x in _floats(outputs)), jnp.zeros(()))
 
 

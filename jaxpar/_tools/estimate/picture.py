@@ -1,4 +1,4 @@
-"""picture: what a device holds, and both lanes of its step."""
+"""The picture of an Estimate: a device's memory, and both lanes of its step."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ KINDS = {
     "other kernels": "#E3D4C0",
     EXCHANGE: "#882255",
 }
-"""None is a colour of the bar beside them, where it means another thing."""
+"""Colours of the lanes, all different from the memory bar's, which have a different meaning."""
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 LOWEST_BAR = 0.02
-"""Of a device's memory: a lower bar would be a line on the floor."""
+"""Fraction of a device's memory below which the bar would be too low to see under the dashed line."""
 THIN = 0.0008
-"""Of the step: shorter kernels are drawn this long, or nobody would see them."""
+"""Fraction of the step: shorter kernels are drawn this long, to be visible."""
 
 
 def draw(estimate: Any, path: str | os.PathLike[str]) -> None:
-    """Writes the picture of an Estimate."""
+    """Write the picture of an Estimate."""
     save(drawn(estimate), path)
 
 
 def drawn(estimate: Any) -> Any:
-    """The figure, without its foot."""
+    """Return the figure."""
     picture = figure("estimate", (12, 5))
     memory, lanes = picture.subplots(1, 2, width_ratios=(1, 4))
     _draw_memory(memory, estimate)
@@ -46,7 +46,7 @@ def drawn(estimate: Any) -> Any:
 
 
 def _draw_memory(panel: Any, estimate: Any) -> None:
-    """A bar of what a device holds, and what it may; beside that, a small model would not be seen."""
+    """Draw a device's memory by purpose, and the limit unless the bar would vanish below it."""
     scale, unit = next(((s, u) for s, u in UNITS if estimate.memory.total >= s), UNITS[-1])
     bars(panel, ["one device"], {part: [getattr(estimate.memory, part) / scale] for part in PARTS})
     room = f"JAX takes {number(estimate.room, 'B')}"
@@ -58,7 +58,7 @@ def _draw_memory(panel: Any, estimate: Any) -> None:
 
 
 def _draw_lanes(panel: Any, estimate: Any) -> None:
-    """Time to the right; above what the device computes, below what it exchanges, if anything."""
+    """Draw the kernels in the upper lane and the collectives, if any, in the lower one."""
     at_least = THIN * estimate.step
     exchanges = bool(estimate.schedule.exchanges)
     for kind, colour in KINDS.items():

@@ -1,4 +1,4 @@
-"""A compiled program as numbers: what it returns, where, what it needs meanwhile, and its text."""
+"""A compiled program's results, memory and text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...errors import BackendError
 
 
 class Program:
-    """What was traced, compiled for its devices.
+    """A traced function, compiled for its devices. All bytes are per device.
 
     Attributes:
-      results: what it returns, as shapes with the shardings that the compiler chose.
-      arguments: bytes on each device of what it is given.
-      temporary: bytes on each device that are neither arguments nor results.
-      everything: bytes on each device for arguments, results and temporaries together.
-      text: what the compiler made of it, in HLO.
+      results: the results' shapes, with the shardings that the compiler chose.
+      arguments: bytes of the arguments.
+      temporary: bytes that are neither arguments nor results.
+      everything: bytes of arguments, results and temporaries together.
+      text: the compiled program, in HLO.
     """
 
     def __init__(self, traced: jax.stages.Traced, function: str, devices: Sequence[jax.Device]) -> None:
@@ -48,19 +48,23 @@ class Program:
 
 
 def size(tree: PyTree) -> int:
-    """Bytes of all arrays of a tree."""
+    """Return the bytes of all arrays of a tree.
+
+    >>> size({"w": jax.ShapeDtypeStruct((3, 2), "float32")})
+    24
+    """
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def state_sizes(net: nnx.Module, optimizer: nnx.Optimizer) -> dict[str, int]:
-    """Bytes of what is there between two steps."""
+    """Return the bytes that persist between two steps: parameters, buffers and optimizer state."""
     _, parameters, buffers = nnx.split(net, nnx.Param, ..., graph=True)
     parts = {"parameters": parameters, "buffers": buffers, "optimizer": optimizer.opt_state}
     return {name: size(tree) for name, tree in parts.items()}
 
 
 def bytes_on(tree: PyTree, device: jax.Device) -> int:
-    """Bytes of the parts of placed arrays that are on a device."""
+    """Return the bytes that a tree of sharded arrays has on one device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(tree)
@@ -69,5 +73,5 @@ def bytes_on(tree: PyTree, device: jax.Device) -> int:
 
 
 def is_float(x: Any) -> bool:
-    """Whether there are gradients with respect to it."""
+    """Return whether gradients with respect to an array exist."""
     return jnp.issubdtype(x.dtype, jnp.inexact)

@@ -1,4 +1,4 @@
-"""Estimate: the figures of a training step on so many devices, and the ways to show them."""
+"""`Estimate`: a prediction's figures, as a table, a picture or JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .step import PARTS, Memory
 from .table import number, table
 
 LARGEST = 8
-"""Operations in the table."""
+"""The number of operations in the table."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What devices exchange in one step: collectives, and their bytes on each device."""
+    """Communication in one step: the number of collectives, and their bytes on each device."""
 
     count: int
     bytes: int
@@ -32,20 +32,26 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A training step on hosts x devices GPUs, in bytes and seconds.
+    """A prediction for a training step on hosts x devices GPUs, in bytes and seconds.
 
     Attributes:
-      model: the name of the module's class. rows: of one device.
-      devices: of a host. hosts: how many.
-      platform: what the program was compiled for.
-      why: empty if that is the card; otherwise why it is not, and the figures are those of another compiler.
+      model: the name of the module's class. rows: per device.
+      devices: per host. hosts: the number of hosts.
+      platform: the kind of device that the program was compiled for.
+      why: empty if that is the card; otherwise why it is not (the figures are then this host's compiler's).
       hardware: the rates of the prediction.
-      room: bytes of a device that JAX takes.
+      room: bytes of a device that JAX reserves.
       memory: bytes on a device.
-      schedule: when each kernel computes and each collective runs.
-      uncounted: library functions in it of which only the bytes are counted.
+      schedule: the time of each kernel and each collective.
+      uncounted: library functions of which only the bytes are counted.
       points: the prediction for each number of devices; the last is for all.
-      largest_batch: the most rows of one device that fit, if they were looked for.
+      largest_batch: the most rows per device that fit; None without `watch_batch`.
+
+    ```python
+    print(prediction)                 # tables
+    prediction.plot("step.png")       # memory and both lanes
+    json.loads(prediction.to_json())  # the figures
+    ```
     """
 
     model: str
@@ -69,12 +75,12 @@ class Estimate:
 
     @property
     def rows_per_second(self) -> float:
-        """Of all devices together."""
+        """Rows per second of all devices together."""
         return self.points[-1].rows_per_second
 
     @property
     def free(self) -> float:
-        """Bytes that JAX takes and the step leaves; negative if the step does not fit."""
+        """Reserved bytes that the step does not use; negative if the step does not fit."""
         return self.room - self.memory.total
 
     @property
@@ -87,7 +93,7 @@ class Estimate:
         return Traffic(len(exchanges), int(sum(slot.bytes for slot in exchanges)))
 
     def longest(self, n: int = LARGEST) -> list[Slot]:
-        """The kernels that take most of the step; those of one origin and size together."""
+        """Return the kernels that take most of the step; equal ones from the same operation are summed."""
         alike: dict[tuple, Slot] = {}
         for slot in self.schedule.slots:
             if slot.lane == COMPUTE:
@@ -97,7 +103,7 @@ class Estimate:
         return sorted(alike.values(), key=lambda slot: -slot.seconds)[:n]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, in bytes, operations and seconds."""
+        """Return the figures as plain values, in bytes, operations and seconds."""
         values = dataclasses.asdict(self)
         values["memory"]["total"] = self.memory.total
         values |= {
@@ -110,13 +116,13 @@ class Estimate:
         return values
 
     def to_json(self) -> str:
-        """The figures as a JSON document."""
+        """Return the figures as a JSON document."""
         return json.dumps(self.as_dict(), indent=1, allow_nan=False)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture; the ending of `path` says the format (`.png`, `.svg`, `.pdf`).
+        """Write a picture; the suffix of `path` selects the format (`.png`, `.svg`, `.pdf`).
 
-        Left, what a device holds; right, both lanes of the step: what it computes and what it exchanges.
+        Left, a device's memory by purpose; right, both lanes of the step: kernels and collectives.
 
         Raises:
           ImportError: matplotlib is not installed.
@@ -127,7 +133,7 @@ class Estimate:
 
     @property
     def subject(self) -> str:
-        """What was asked."""
+        """The model, rows and devices, in one line."""
         where = f"{self.devices} {self.hardware.name}" + (
             f" on each of {self.hosts} hosts" if self.hosts > 1 else ""
         )
@@ -136,7 +142,7 @@ class Estimate:
     def __rich__(self) -> RenderableType:
         parts = [self._memory(), self._exchanges(), self._longest(), self._scaling()]
         shown = [piece for part in parts for piece in ("", part)]
-        # As they are: rich would take the "[gpu-compiler]" in a warning for a colour.
+        # As `Text`, because rich would read the "[gpu-compiler]" in a warning as a style.
         above = map(Text, (f"{self.subject}, compiled for {self.platform}", *self._warnings()))
         return Group(*above, *shown, "", *map(Text, self._notes()))
 

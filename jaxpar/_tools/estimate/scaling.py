@@ -1,7 +1,7 @@
-"""The model of time: a roofline for each kernel, a ring of rings for each all-reduce, two lanes.
+"""The model of time: a roofline for each kernel, and rings within and between hosts for each collective.
 
-Weak scaling, as data parallelism is used: every device keeps its rows, and n devices see n times
-as many in a step.
+The scaling is weak, as in data parallelism: each device has the same number of rows however many devices
+there are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class ScalingPoint:
     """One step on a number of devices, in seconds.
 
     Attributes:
-      computing: of a device alone. communicating: of the exchange alone.
-      waiting: in which a device computes nothing.
-      step: computing and waiting. efficiency: the step of one device over this one.
-      rows_per_second: of all devices.
+      computing: the time in kernels. communicating: the time in collectives.
+      waiting: the time in which a device computes nothing.
+      step: computing and waiting. efficiency: one device's step time divided by this one.
+      rows_per_second: over all devices.
     """
 
     devices: int
@@ -36,16 +36,16 @@ class ScalingPoint:
 
 
 def simulate(events: Sequence[Event], hardware: Hardware, n: int, per_host: int) -> LaneSchedule:
-    """Both lanes of a step on n devices."""
+    """Return both lanes of a step on n devices."""
     return lanes(events, hardware.seconds, lambda start: exchange(start, n, per_host, hardware))
 
 
 def exchange(start: CollectiveStart, n: int, per_host: int, hardware: Hardware) -> float:
-    """Seconds of one collective over n devices; alone, a device has none.
+    """Return the seconds of one collective over n devices; 0 for a single device.
 
     Within a host a ring of g devices sends 2(g-1)/g of an all-reduce's bytes over each link in 2(g-1)
-    steps. Between h hosts the same goes through the host's network, each device of a host with its share of
-    the bytes; there NCCL has trees too, with 2 log2(h) steps.
+    steps. Between h hosts the same ring runs over each host's network, with the bytes split over the host's
+    devices; NCCL may use trees instead, with 2 log2(h) steps.
     """
     if n == 1:
         return 0.0
@@ -64,7 +64,7 @@ def _ring(n: int, sent: float, rate: float) -> float:
 def scale(
     rows: int, events: Sequence[Event], hardware: Hardware, numbers: Iterable[int], per_host: int
 ) -> tuple[ScalingPoint, ...]:
-    """A point for each number of devices."""
+    """Return a point for each number of devices."""
     alone = simulate(events, hardware, 1, per_host).step
     points = []
     for n in numbers:

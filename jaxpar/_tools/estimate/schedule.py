@@ -1,8 +1,8 @@
-"""schedule: a compiled program as two lanes of a device, one that computes and one that exchanges.
+"""A compiled program as two lanes of a device: kernels, and collectives that overlap with them.
 
-XLA fixes the order of kernels when it compiles. A collective is a start and a done: the device's other stream
-has it from the one on, and the kernels behind the other wait for it. torch finds the same out by profiling a
-run.
+XLA fixes the order of kernels when it compiles. A collective has a start and a done: it runs on the device's
+second stream from the start on, and the kernels after the done wait for its end. In torch the same picture
+needs a profiled run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPUTE, EXCHANGE = "compute", "exchange"
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One instruction that computes; in a loop, all of its turns."""
+    """One computing instruction; inside a loop, all its iterations together."""
 
     name: str
     origin: str
@@ -38,7 +38,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveStart:
-    """A collective begins: `kind` is one of COLLECTIVES, `bytes` those of its larger side on each device."""
+    """A collective's start: `kind` is one of COLLECTIVES, `bytes` the larger of operands and results."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class CollectiveStart:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveWait:
-    """What follows needs the collective that began as `name`."""
+    """A collective's done: the following events wait for the collective that started as `name`."""
 
     name: str
 
@@ -58,10 +58,10 @@ Event = Kernel | CollectiveStart | CollectiveWait
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """When something occupies a lane, in seconds from the step's begin.
+    """An interval in a lane, in seconds since the beginning of the step.
 
     Attributes:
-      hidden: of an exchange, the seconds in which the other lane computes.
+      hidden: for an exchange, the seconds in which the other lane computes.
     """
 
     name: str
@@ -91,7 +91,7 @@ class LaneSchedule:
 
     @property
     def computing(self) -> float:
-        """Seconds in which the first lane works."""
+        """Seconds in kernels."""
         return sum(slot.seconds for slot in self.slots if slot.lane == COMPUTE)
 
     @property
@@ -104,12 +104,12 @@ class LaneSchedule:
 
     @property
     def overlap(self) -> float:
-        """The part of the exchange behind which the device computes, 0 to 1; 1 if there is no exchange."""
+        """The fraction of the exchange that overlaps with kernels, 0 to 1; 1 without an exchange."""
         return sum(slot.hidden for slot in self.exchanges) / self.communicating if self.communicating else 1.0
 
 
 def events(module: Module, seconds: Callable[[KernelWork], float]) -> list[Event]:
-    """What a device does, in order; `seconds` says which branch of a conditional is the longest."""
+    """Return a device's events in order, with each conditional's longest branch by `seconds`."""
     return list(_events(module, module.computations[module.entry], 1, seconds))
 
 
@@ -136,7 +136,7 @@ def _busy(branch: Sequence[Event], seconds: Callable[[KernelWork], float]) -> fl
 
 
 def _collective(instruction: Instruction, inner: Sequence[Computation]) -> str | None:
-    """Which collective an instruction is a part of."""
+    """Return the collective that an instruction belongs to; "done" for the end of an asynchronous one."""
     operation = instruction.operation
     if operation == "async-start":
         operation = inner[0].root.operation
@@ -153,7 +153,7 @@ def _exchange(
         return
     moved = inner[0].root if instruction.operation == "async-start" else instruction
     operand_bytes = sum(computation.instructions[name].bytes for name in instruction.operands)
-    # A start's result may hold the operands as well.
+    # A start's result tuple may repeat the operands.
     returned = (
         moved.bytes if moved.operation in (kind, "all-reduce-start") else max(moved.bytes - operand_bytes, 0)
     )
@@ -167,7 +167,7 @@ def lanes(
     seconds: Callable[[KernelWork], float],
     exchange: Callable[[CollectiveStart], float],
 ) -> LaneSchedule:
-    """When each event runs: kernels one behind the other, collectives one behind the other beside them."""
+    """Schedule the events: kernels in sequence, collectives in sequence, the two overlapping."""
     slots: list[Slot] = []
     now, free, ends = 0.0, 0.0, {}
     for event in program:
@@ -186,7 +186,7 @@ def lanes(
 
 
 def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
-    """The slots in their order, with what computes beside each exchange."""
+    """Return the slots in order, with `hidden` set for each exchange."""
     busy = _merged(slot for slot in slots if slot.lane == COMPUTE)
     return tuple(
         dataclasses.replace(slot, hidden=sum(_common(slot, begin, end) for begin, end in busy))
@@ -197,7 +197,7 @@ def _hidden(slots: Sequence[Slot]) -> tuple[Slot, ...]:
 
 
 def _merged(computing: Iterator[Slot]) -> list[tuple[float, float]]:
-    """Kernels without a gap between them, as one."""
+    """Merge kernels without a gap between them into intervals."""
     spans: list[tuple[float, float]] = []
     for slot in computing:
         if spans and slot.begin <= spans[-1][1]:
@@ -212,7 +212,7 @@ def _common(slot: Slot, begin: float, end: float) -> float:
 
 
 def unknown(program: Sequence[Event]) -> list[str]:
-    """Library functions whose operations are not counted."""
+    """Return the library functions whose operations are not counted."""
     uncounted = {
         event.origin or event.name
         for event in program

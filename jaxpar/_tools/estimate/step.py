@@ -1,7 +1,8 @@
-"""step: the program that `train_step` would run, compiled for the devices that are asked about.
+"""Compile `train_step`'s program for the devices of an estimate.
 
-With XLA's compiler for GPUs it is the GPUs' own program. Without it, or for a card that it does not know, it
-is the program for devices of this host, which says less; `Target.why` tells, and so does every report.
+With XLA's compiler for GPUs the program is exactly the GPUs'. Without it, or for a card that it does not
+support, it is the program for this host's devices, which predicts less; `Target.why` and every report have
+the reason.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ INSTALL = 'pip install "jaxpar[gpu-compiler]"'
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a program is compiled for.
+    """The devices that a program is compiled for.
 
     Attributes:
-      why: empty if these are the devices that were asked about; otherwise why they are others.
+      why: empty if these are the estimate's devices; otherwise why they had to be replaced.
     """
 
     devices: tuple[jax.Device, ...]
@@ -45,7 +46,7 @@ class Target:
 
 
 def target(hardware: Hardware, hosts: int, devices: int) -> Target:
-    """The GPUs that are asked about, or two devices of this host in their place."""
+    """Return the estimate's GPUs, or two of this host's devices in their place."""
     try:
         if hardware.card:
             return Target(topology(hardware.card, hosts=hosts, devices=devices).devices)
@@ -62,8 +63,8 @@ class Memory:
     """Bytes on one device, by purpose, while the compiled step runs.
 
     Attributes:
-      gradients: as many bytes as the parameters have, if the step's temporaries are as many.
-      activations: the temporaries beside them. Both are temporaries of one program, which uses bytes again.
+      gradients: the parameters' bytes, or all temporary bytes if those are fewer.
+      activations: all other temporary bytes. The program reuses memory, so the split is nominal.
     """
 
     parameters: int
@@ -84,14 +85,14 @@ PARTS = ("parameters", "buffers", "optimizer", "gradients", "activations", "batc
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-    """One compiled step: its bytes on a device, and what that does, in order."""
+    """A compiled step: bytes on a device, and the device's events in order."""
 
     memory: Memory
     events: tuple[Event, ...]
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Library functions whose operations nobody counts here."""
+        """Library functions whose operations are not counted."""
         return tuple(unknown(self.events))
 
 
@@ -103,7 +104,7 @@ def compile_step(
     where: Target,
     hardware: Hardware,
 ) -> StepProgram:
-    """Compiles for one device's rows and a net that may have no values; nothing runs."""
+    """Compile for one device's rows and a module that may have no values; nothing runs."""
     optimizer, n = optimizer_of(net, tx), len(where.devices)
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
     placement = Placement(where.devices, 0, where.devices[0])

@@ -1,4 +1,4 @@
-"""What the tables share."""
+"""Tables and numbers of both reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """Numbers under their names, for a terminal or a log."""
+    """Return right-aligned columns, for a terminal or a log."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for column in columns:
         grid.add_column(column, justify="right")
@@ -19,7 +19,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
 
 
 def number(value: float, unit: str = "") -> str:
-    """With a prefix of the SI and three digits.
+    """Format a number with an SI prefix and three digits.
 
     >>> number(99864216040, "B"), number(0.0000324, "s"), number(0, "B")
     ('99.9 GB', '32.4 µs', '0 B')

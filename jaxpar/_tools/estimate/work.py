@@ -1,8 +1,8 @@
-"""work: what one instruction computes, and what it reads and writes.
+"""Count one instruction's floating-point operations and the bytes that it reads and writes.
 
-Operations are those of matrix products and convolutions, which tensor cores do; everything else is bound by
-the memory it touches. Bytes are those of operands and results, except that a slice of an array costs the
-slice: of the stacked weights of a `lax.scan` a turn reads its own.
+Only matrix products and convolutions have operations, which tensor cores execute; all other instructions are
+bound by memory. Bytes are the sizes of operands and results, except that a slice of an array costs only the
+slice: an iteration of `lax.scan` reads one layer of the stacked weights.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ FREE = {
     *("partition-id", "replica-id", "after-all", "add-dependency"),
     *("copy-done", "send", "send-done", "recv", "recv-done", "async-update"),
 }
-"""No kernel runs for these."""
+"""Operations that start no kernel."""
 
 SLICES = ("slice", "dynamic-slice", "gather")
 VIEWS = ("bitcast", "reshape", "copy")
 ATTENTION_PRODUCTS = {"Backward": 5, "": 2}
-"""Products of two matrices in fused attention: scores and outputs; backward, the gradients of both operands
-of both, and the scores once more."""
+"""Matrix products in fused attention: scores and outputs. Backward: the gradients of both operands
+of both, and computes the scores again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelWork:
-    """Operations, the type they are done in, and bytes of the device's memory.
+    """Floating-point operations, their type, and bytes of device memory.
 
-    `counted` is False for a library's function that this file cannot count.
+    `counted` is False for a library function whose operations this file cannot count.
     """
 
     flops: float = 0.0
@@ -42,7 +42,7 @@ class KernelWork:
 
 
 def work(instruction: Instruction, computation: Computation, module: Module) -> KernelWork | None:
-    """Of one instruction; None if no kernel runs for it."""
+    """Count one instruction; None if it starts no kernel."""
     if instruction.operation in FREE:
         return None
     products = list(_products(instruction, computation, module))
@@ -53,18 +53,20 @@ def work(instruction: Instruction, computation: Computation, module: Module) -> 
     return KernelWork(float(flops), float(_bytes(instruction, computation, module)), kind, counted)
 
 
-def _products(instruction: Instruction, inside: Computation, module: Module) -> Iterator[tuple[int, str]]:
-    """Operations of each product in an instruction, and their type."""
+def _products(
+    instruction: Instruction, computation: Computation, module: Module
+) -> Iterator[tuple[int, str]]:
+    """Yield the operations of each product in an instruction, and their type."""
     for name in instruction.called:
         called = module.computations[name]
         for inner in called.instructions.values():
             yield from _products(inner, called, module)
-    flops = _flops(instruction, inside)
+    flops = _flops(instruction, computation)
     if flops:
-        lhs, rhs = inside.operand(instruction, 0), inside.operand(instruction, 1)
+        lhs, rhs = computation.operand(instruction, 0), computation.operand(instruction, 1)
         complex_ = lhs.kind.startswith("c")
         kind = _FLOATS.get(max((lhs, rhs), key=lambda x: x.bytes / x.size).kind)
-        if kind:  # a product of integers is no floating-point work
+        if kind:  # products of integers are not floating-point work
             yield flops * (4 if complex_ else 1), kind
 
 
@@ -81,7 +83,7 @@ _FLOATS = {
 
 
 def _flops(instruction: Instruction, computation: Computation) -> int:
-    """Multiplications and additions of a product or a convolution; 0 for anything else."""
+    """Return the multiplications and additions of a product or a convolution; 0 for anything else."""
     operation, target = instruction.operation, instruction.target
     if operation == "dot" or target.startswith(("__cublas$gemm", "__cublas$lt$matmul")):
         lhs = computation.operand(instruction, 0)
@@ -90,7 +92,7 @@ def _flops(instruction: Instruction, computation: Computation) -> int:
     if operation == "convolution" or target.startswith("__cudnn$conv"):
         results, kernel = _convolved(instruction, computation)
         labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
-        assert labels, instruction.name  # every convolution has them
+        assert labels, instruction.name  # every convolution has dim_labels
         return 2 * results.size * kernel.size // kernel.shape[labels.group(1).index("o")]
     if target.startswith("__cudnn$fmha"):
         return _attention(instruction, computation)
@@ -98,7 +100,7 @@ def _flops(instruction: Instruction, computation: Computation) -> int:
 
 
 def _convolved(instruction: Instruction, computation: Computation) -> tuple[Array, Array]:
-    """The results of the forward convolution, and its kernel; a gradient has them among its operands."""
+    """Return the forward convolution's results and kernel; a gradient has them among its operands."""
     first, second, result = (
         computation.operand(instruction, 0),
         computation.operand(instruction, 1),
@@ -112,8 +114,9 @@ def _convolved(instruction: Instruction, computation: Computation) -> tuple[Arra
 
 
 def _attention(instruction: Instruction, computation: Computation) -> int:
-    """Of cuDNN's fused attention: its scores [heads, rows, keys] are never in memory, masked ones not even
-    computed."""
+    """Return the operations of cuDNN's fused attention."""
+    # The scores [heads, rows, keys] are never in memory, so their shape is only in the configuration; a
+    # causal mask leaves half of them uncomputed.
     scores = instruction.numbers("intermediate_tensor_shape.*?dimensions")
     queries = computation.operand(instruction, 0)
     features = queries.size // math.prod(scores[:-1])
@@ -123,7 +126,7 @@ def _attention(instruction: Instruction, computation: Computation) -> int:
 
 
 def _bytes(instruction: Instruction, computation: Computation, module: Module) -> int:
-    """Read and written."""
+    """Return the bytes read and written."""
     operands = [computation.instructions[name] for name in dict.fromkeys(instruction.operands)]
     if instruction.operation == "fusion":
         fused = module.computations[instruction.called[0]]
@@ -133,13 +136,13 @@ def _bytes(instruction: Instruction, computation: Computation, module: Module) -
         return 2 * instruction.bytes
     if instruction.operation == "dynamic-update-slice":
         return 2 * operands[1].bytes
-    if instruction.operation == "scatter":  # in place: what is there, what comes, where to
+    if instruction.operation == "scatter":  # in place: old rows, new rows, indices
         return 2 * operands[-1].bytes + operands[1].bytes
     return instruction.bytes + sum(x.bytes for x in operands)
 
 
 def _read(source: Instruction, fused: Computation) -> int:
-    """What a fusion reads of one of its parameters."""
+    """Return the bytes that a fusion reads of one of its parameters."""
     read = 0
     for user in fused.users[source.name]:
         first = bool(user.operands) and user.operands[0] == source.name
@@ -153,7 +156,7 @@ def _read(source: Instruction, fused: Computation) -> int:
 
 
 def _written(root: Instruction, fused: Computation) -> int:
-    """What a fusion writes: all results, but of an array that it updates in place only the slice."""
+    """Return the bytes that a fusion writes: all results, but only the slice of an array updated in place."""
     if root.operation == "tuple":
         return sum(_written(fused.instructions[name], fused) for name in root.operands)
     if root.operation in VIEWS and root.operands:

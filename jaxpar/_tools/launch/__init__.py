@@ -1,10 +1,11 @@
-"""`jaxpar launch`: a script in n processes of this host, watched, and restarted together.
+"""`jaxpar launch`: run a script in n processes of this host, and restart them together.
 
-torch's counterpart is torchrun; the processes get the variables that it sets. When one process fails, the
-others wait for it in a collective, and neither JAX on CPUs nor NCCL lets them go on without it. So all of
-them (the gang) are ended and restarted together. Unlike torchrun, this notices a rank that hangs, and gives
-up when restarts lead nowhere. It serves one host; for several there are torchrun, SLURM and Kubernetes.
+torch's counterpart is torchrun, whose environment variables the processes get. When one process fails, the
+others block in a collective, and neither JAX on CPUs nor NCCL lets them continue without the failed peer. So
+all processes (the gang) are ended and restarted together. Unlike torchrun, `jaxpar launch` detects a hanging
+rank, and gives up when restarts make no progress. It serves one host; for several use torchrun, SLURM or
+Kubernetes.
 
-`supervise` starts gangs until one is done: `gang` is the processes of one attempt, `watch` decides how it
-ended, `report` says so. `worker` is the only file that runs in the processes.
+`supervise` starts gangs until one is done: `gang` is the processes of one attempt, `watch` decides how the
+attempt ended, `report` prints that. `worker` is the only file that runs in the processes.
 """

@@ -19,7 +19,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def free_port() -> int:
-    """A port of this host on which nothing listens."""
+    """Return a port of this host on which nothing listens."""
     with socket.socket() as s:
         s.bind((ADDRESS, 0))
         return int(s.getsockname()[1])
@@ -28,10 +28,10 @@ def free_port() -> int:
 def variables(
     settings: LaunchSettings, rank: int, port: int, secret: str | None, restart: int
 ) -> dict[str, str]:
-    """What a worker's environment has beyond that of this process.
+    """Return the variables that a worker's environment has in addition to this process's.
 
     Raises:
-      DeviceError: there are GPUs, but fewer than the processes are to have.
+      DeviceError: there are GPUs, but fewer than the processes need.
     """
     n, k = settings.n, settings.devices_per_process
     added = {
@@ -52,13 +52,17 @@ def variables(
         added["JAXPAR_DEVICES"] = k  # virtual CPU devices; where there are GPUs, JAX prefers those
         if (gpus := visible_gpus()) is not None:
             added[VISIBLE] = ",".join(share(gpus, rank, n, k))
-            # Or init_process_group would take the device whose number is LOCAL_RANK, as torch scripts do.
+            # Without this, init_process_group would use device LOCAL_RANK only, as torch scripts do.
             added["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(k)))
     return {name: str(value) for name, value in added.items()}
 
 
 def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:
-    """The k GPUs of a rank, in order."""
+    """Return the k GPUs of a rank, in order.
+
+    >>> share(("0", "1", "2", "3"), rank=1, n=2, k=2)
+    ('2', '3')
+    """
     if len(gpus) < n * k:
         raise DeviceError(
             f"jaxpar launch: {n} processes with {k} devices each need {n * k} GPUs, and there are "
@@ -68,22 +72,20 @@ def share(gpus: tuple[str, ...], rank: int, n: int, k: int) -> tuple[str, ...]:
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """CUDA's names of the GPUs of this process; None if there are none or JAX may not use them.
-
-    JAX is not asked: that would start its backend here, which reserves memory on every GPU.
-    """
+    """Return CUDA's names of this process's GPUs; None without GPUs or if JAX may not use them."""
+    # `jax.devices` would start the backend in the supervisor, which reserves memory on every GPU.
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return None
     if (text := os.environ.get(VISIBLE)) is not None:
-        # -1 stands for no device.
+        # A negative entry means "no device".
         return tuple(entry.strip() for entry in text.split(",") if re.match(r"\s*[^-\s]", entry)) or None
     return tuple(map(str, range(_listed()))) or None
 
 
 @cache
 def _listed() -> int:
-    """The number of GPUs that nvidia-smi lists."""
+    """Return the number of GPUs that nvidia-smi lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
     try:

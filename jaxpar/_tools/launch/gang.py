@@ -1,7 +1,7 @@
-"""The processes of one attempt: started together, watched, and ended together.
+"""The processes of one attempt, which start and end together.
 
-torchrun's counterpart is its worker group. Each worker is the leader of a process group of its own, so that
-whatever it has started (data loaders, compilers) can be ended with it.
+torchrun's counterpart is its worker group. Each worker leads a separate process group, so that its own
+children (data loaders, compilers) can be ended too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def command(settings: LaunchSettings) -> list[str]:
 
 
 def plain_command(settings: LaunchSettings) -> list[str]:
-    """The same command without a supervisor."""
+    """Return the same command without a supervisor."""
     return [sys.executable, *["-m"] * settings.module, settings.target, *settings.arguments]
 
 
@@ -48,7 +48,7 @@ class Worker:
     killed: bool = False
     """Whether the supervisor ended it."""
     lifeline: int = -1
-    """The writing end of a pipe. It closes when the supervisor ends, however that ends."""
+    """The write end of a pipe, which the kernel closes when the supervisor ends, for whatever reason."""
 
     @property
     def beats(self) -> int:
@@ -56,7 +56,7 @@ class Worker:
 
     @property
     def step(self) -> int:
-        """The highest step that was named; -1 if none was."""
+        """The highest reported step; -1 if the script reports none."""
         return self.marks.cells[Marks.STEP]
 
     @property
@@ -66,21 +66,21 @@ class Worker:
 
     @property
     def raised(self) -> int:
-        """When an exception left its script, in nanoseconds; 0 if none did."""
+        """When an exception ended the script, in nanoseconds; 0 without an exception."""
         return self.marks.cells[Marks.FAILED]
 
     def ending(self) -> tuple[int, int]:
-        """The key that sorts workers whose ends were noticed together: causes before consequences."""
-        # No process dies of SIGKILL or a segmentation fault because of a peer. Exceptions are ordered by
-        # their times. An abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a process
-        # that has lost a peer, so those come last.
+        """Return a key that sorts workers whose ends were noticed together: causes before consequences."""
+        # A peer's failure never causes SIGKILL or a segmentation fault, so those are causes. Exceptions are
+        # ordered by time. An abort, or an exit without an exception, is how JAX, NCCL and jaxpar end a
+        # process that has lost a peer, so those come last.
         if self.code is not None and self.code < 0 and self.code != -signal.SIGABRT:
             return 0, 0
         return (1, self.raised) if self.raised else (2, 0)
 
 
 class Gang:
-    """n workers with one port, each in a process group of its own."""
+    """n workers with one port, each in a separate process group."""
 
     def __init__(self, settings: LaunchSettings, restart: int, folder: Path, terminal: Terminal) -> None:
         self.born, self.clock = time.time(), time.monotonic()
@@ -100,7 +100,7 @@ class Gang:
 
     def _start(self, line: list[str], rank: int, added: dict[str, str], file: Path) -> Worker:
         marks = Marks.create(file)
-        # A pipe for each: the kernel sends the signal of a closed pipe to one process group only.
+        # One pipe per worker: the kernel sends a closed pipe's signal to one process group only.
         reading, writing = os.pipe()
         try:
             process = subprocess.Popen(
@@ -123,7 +123,7 @@ class Gang:
         return [worker for worker in self.workers if worker.code is None]
 
     def look(self) -> list[Worker]:
-        """The workers that have ended since the last look, the most likely cause first."""
+        """Return the workers that have ended since the last call, the most likely cause first."""
         now = time.time()
         ended = []
         for worker in self.running:
@@ -134,15 +134,15 @@ class Gang:
         return sorted(ended, key=Worker.ending)
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the workers that run."""
-        # Not to their groups: what they have started is theirs to end, and a script may save with it first.
+        """Send a signal to the running workers."""
+        # Not to their process groups: a script may still need its children to save, and ends them itself.
         for worker in self.running:
             os.kill(worker.process.pid, number)
 
     def kill(self) -> None:
-        """Ends all workers, and what they have started, at once; waits for them."""
+        """Kill all workers and their children, and wait for them."""
         for worker in self.workers:
-            # macOS refuses if only dead ones are left
+            # macOS raises PermissionError for a group of dead processes.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(worker.process.pid, signal.SIGKILL)
         for worker in self.workers:
@@ -151,7 +151,7 @@ class Gang:
                 worker.code, worker.killed, worker.ended = code, True, time.time()
 
     def close(self) -> None:
-        """Closes what it had open, and says what could not be written."""
+        """Close all files, and print what could not be written."""
         for lost in self.output.close():
             self.terminal.say(lost)
         for worker in self.workers:
@@ -159,10 +159,9 @@ class Gang:
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """A process's exit code, as `poll` gives it; None while it runs.
-
-    `poll` would free its number, which is its group's too, and `kill` could meet somebody else's processes.
-    """
+    """Return a process's exit code as `poll` does, but without reaping it; None while it runs."""
+    # `poll` would free the process id, which is the group's id too, so that `kill` could hit unrelated
+    # processes.
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.poll()
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,4 +1,4 @@
-"""What the workers print: whole lines with the rank in front, log files, and the last lines of each rank.
+"""The workers' output: lines with the rank as a prefix, log files, and the last lines of each rank.
 
 torchrun's counterparts are `--tee` and `--log-dir`.
 """
@@ -18,7 +18,7 @@ TAIL, LONGEST = 400, 65536
 
 
 class Stream:
-    """One pipe of one rank, which keeps the last lines for the report."""
+    """One pipe of one rank. Stores the last lines for the report."""
 
     def __init__(self, rank: int, pipe: IO[bytes], echo: Sink | None, file: Sink | None) -> None:
         self.pipe, self.echo, self.file = pipe, echo, file
@@ -27,7 +27,7 @@ class Stream:
         self.lines: deque[bytes] = deque(maxlen=TAIL)
 
     def read(self) -> bool:
-        """Reads what is there and passes it on; False at the end of the pipe."""
+        """Read available output and forward it; return False at the end of the pipe."""
         chunk = os.read(self.pipe.fileno(), LONGEST)
         if self.file and chunk:
             self.file.put(chunk)
@@ -42,9 +42,9 @@ class Stream:
 
 
 class GangOutput:
-    """Reads all pipes of a gang, in a thread, whatever becomes of what it passes on.
+    """Reads all pipes of a gang in a thread, which never blocks on the terminal or a disk.
 
-    Without a `terminal` nothing is printed, without a `folder` nothing is filed.
+    Without a `terminal` nothing is printed, without a `folder` no log files are written.
     """
 
     def __init__(self, terminal: Terminal | None, folder: Path | None) -> None:
@@ -81,14 +81,14 @@ class GangOutput:
                     self.selector.unregister(key.fileobj)
 
     def last_words(self, rank: int) -> list[str]:
-        """What a rank wrote last, on stderr or, if that is empty, on stdout."""
+        """Return a rank's last lines on stderr or, if that is empty, on stdout."""
         out, err = self.streams[rank]
         lines = list(err.lines) or list(out.lines)
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def close(self, patience: float = 10) -> list[str]:
-        """Closes the files, after what is still on its way; what could not be written, and where."""
-        self.thread.join(1)  # not for ever: a process that outlives its gang holds a pipe open
+        """Write the pending output and close the files; return reports of what could not be written."""
+        self.thread.join(1)  # with a limit, because a process that outlives its gang keeps a pipe open
         for _, sink in self.files:
             sink.close(patience)
         if not self.thread.is_alive():

@@ -1,4 +1,4 @@
-"""What a supervisor says: which rank failed first, how each rank ended, and the last lines of the first.
+"""The supervisor's messages: which rank failed first, how each rank ended, and that rank's last lines.
 
 torchrun's counterpart is the table of a ChildFailedError.
 """
@@ -21,14 +21,14 @@ SHOWN, WITHOUT_TRACEBACK = 60, 20
 
 
 def between(gang: Gang, outcome: AttemptEnd, counted: int, settings: LaunchSettings, delay: float) -> str:
-    """One line before a restart."""
+    """Return the line before a restart."""
     if outcome.code == PREEMPTED:
         return f"preempted{_at(gang)}; restarting for free in {delay:g} s"
     return f"{_headline(gang, outcome)}; restart {counted} of {settings.max_restarts} in {delay:g} s"
 
 
 def last(gang: Gang, outcome: AttemptEnd, reason: str) -> str:
-    """The report at the end: a table of all ranks, and the last lines of the one that failed first."""
+    """Return the final report: a table of all ranks, and the last lines of the one that failed first."""
     if outcome.code == DONE:
         return ""
     cause = outcome.cause
@@ -61,7 +61,7 @@ def _stalled(gang: Gang, cause: Worker) -> list[str]:
 
 
 def ending(worker: Worker) -> str:
-    """An exit code, or the name of a signal."""
+    """Return an exit code, or the name of a signal, as text."""
     code = worker.code
     if code is None:
         return "runs"
@@ -75,7 +75,11 @@ def ending(worker: Worker) -> str:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """The last traceback with those that led to it, or the last lines if there is none."""
+    """Return the last traceback with its chained causes, or the last lines without a traceback.
+
+    >>> last_words(["epoch 1", "Traceback (most recent call last):", "ValueError: x"])
+    ['Traceback (most recent call last):', 'ValueError: x']
+    """
     starts = [i for i, line in enumerate(lines) if TRACEBACK.match(line)]
     if not starts:
         return lines[-WITHOUT_TRACEBACK:]
@@ -83,7 +87,7 @@ def last_words(lines: list[str]) -> list[str]:
     while starts and any(CHAIN.match(line) for line in lines[max(start - 3, 0) : start]):
         start = starts.pop()
     excerpt = lines[start:]
-    half = SHOWN // 2  # of a recursion, both ends say something and the middle does not
+    half = SHOWN // 2  # in a deep recursion only the ends are informative
     return excerpt if len(excerpt) <= SHOWN else [*excerpt[:half], "...", *excerpt[-half:]]
 
 
@@ -103,7 +107,7 @@ def _at(gang: Gang) -> str:
 
 
 def _table(gang: Gang, cause: Worker | None = None) -> list[str]:
-    """A row for each rank: first the one to blame, then the others in the order in which they ended."""
+    """Return a row for each rank: first the cause, then the others in the order in which they ended."""
     rows = [("rank", "pid", "time", "after", "step", "ended")]
     for worker in sorted(gang.workers, key=lambda w: (w is not cause, w.ended)):
         clock = time.strftime("%H:%M:%S", time.localtime(worker.ended))

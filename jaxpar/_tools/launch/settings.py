@@ -1,4 +1,4 @@
-"""What to launch, and how patient to be with it: the arguments of `jaxpar launch` as one value."""
+"""The arguments and exit codes of `jaxpar launch`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DONE, EXCEPTION, USAGE, STALLED, PREEMPTED, MISTAKE = 0, 1, 2, 70, 75, 78
-"""Exit codes; 70 and above are those of sysexits.h. After 75 a restart is free. After 2 and 78 there is none,
-because the same would happen again."""
+"""Exit codes; 70 and above follow sysexits.h. Restarts after 75 are not counted. After 2 and 78 the gang is
+not restarted, because the same would happen again."""
 
 NEVER_RESTARTED = (USAGE, MISTAKE)
 
@@ -29,10 +29,14 @@ class LaunchSettings:
     tee: bool = True
 
     patience: int = 3
-    """How many restarts in a row may bring no progress."""
+    """The number of consecutive restarts that may make no progress."""
     lasting: float = 60
-    """How long a gang that never beats must live to count as progress."""
+    """The lifetime after which a gang that never beats counts as progress."""
 
     def delay(self, idle: int) -> float:
-        """Seconds to wait before a restart after `idle` ones without progress: 1, 2, 4, 4, ..."""
+        """Return the seconds to wait before a restart after `idle` restarts without progress.
+
+        >>> [LaunchSettings(n=2, target="train.py").delay(idle) for idle in range(4)]
+        [1.0, 2.0, 4.0, 4.0]
+        """
         return float(2 ** min(idle, 2))

@@ -1,7 +1,7 @@
-"""Where output goes, whatever becomes of it: a full disk, a closed pipe, a terminal that stands still.
+"""Write output without ever blocking the reader, even on a full disk, a closed pipe or a stopped terminal.
 
-Nobody waits for a `Sink`: it writes in a thread of its own, keeps what is not yet written up to a limit, and
-counts what it could not write. torchrun writes where it reads, so a rank stands still when its terminal does.
+A `Sink` writes in a separate thread, buffers pending output up to a limit, and counts what it could not
+write. torchrun writes in the thread that reads, so its ranks stop when the terminal stops.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import threading
 from collections import deque
 
 ROOM = 1 << 24
-"""Bytes that may wait. More is left out: a terminal that stands still must not fill the host's memory."""
+"""The most buffered bytes. Further output is dropped, so that a stopped terminal cannot fill the memory."""
 
 
 class Sink:
-    """Writes to an open file descriptor, which stays the caller's.
+    """Writes to an open file descriptor, which the caller closes.
 
     Attributes:
-      name: what the place is called in messages.
+      name: the destination's name in messages.
       lost: bytes that could not be written.
-      why: what the system said last, or that there was no room.
+      why: the last system error, or that the buffer was full.
     """
 
     def __init__(self, name: str, descriptor: int) -> None:
@@ -34,7 +34,7 @@ class Sink:
         self.thread.start()
 
     def put(self, data: bytes) -> None:
-        """Returns at once."""
+        """Queue bytes; never blocks."""
         with self.changed:
             if self.size + len(data) > ROOM:
                 self._lose(data, "it stood still")
@@ -44,7 +44,7 @@ class Sink:
             self.changed.notify_all()
 
     def close(self, patience: float) -> None:
-        """Waits until all is written, or nothing has been for `patience` seconds; what is left is lost."""
+        """Wait until all is written, or nothing has been for `patience` seconds; then drop the remainder."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -57,7 +57,7 @@ class Sink:
             self.waiting.clear()
 
     def report(self) -> str:
-        """What was lost and why; empty if nothing was."""
+        """Return what was lost and why; empty if nothing was."""
         if not self.lost:
             return ""
         return f"{self.lost:,} bytes of output could not be written to {self.name}: {self.why}"
@@ -71,7 +71,7 @@ class Sink:
                 data = self.waiting[0]
             self._write(data)
             with self.changed:
-                if self.waiting and self.waiting[0] is data:  # `close` may have given it up
+                if self.waiting and self.waiting[0] is data:  # `close` may have dropped it meanwhile
                     self.waiting.popleft()
                     self.size -= len(data)
                     self.changed.notify_all()
@@ -81,7 +81,7 @@ class Sink:
         while unwritten:
             try:
                 n = os.write(self.descriptor, unwritten[:65536])
-            except OSError as error:  # the next lines are tried again: a disk may have room by then
+            except OSError as error:  # drops only these bytes: the disk may have room for the next ones
                 with self.changed:
                     self._lose(unwritten, error.strerror or str(error))
                 return
@@ -99,7 +99,7 @@ class Terminal:
         self.out, self.err = Sink("stdout", 1), Sink("stderr", 2)
 
     def say(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Print a line of the supervisor."""
         if text:
             self.err.put(f"jaxpar launch: {text}\n".encode(errors="replace"))
 

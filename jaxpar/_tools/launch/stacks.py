@@ -1,6 +1,6 @@
-"""Where a process stands, read from what faulthandler printed.
+"""Parse the stacks that faulthandler prints in a worker.
 
-faulthandler is the only thing in a worker that answers while its main thread is stuck in C++.
+faulthandler is the only code in a worker that still responds while the main thread is blocked in C++.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ WAITING = re.compile(r"/(jax|jaxlib|jaxpar)/")
 
 
 def frames(lines: list[str]) -> list[str]:
-    """The frames of the main thread in the last dump, innermost first; empty without a dump."""
+    """Return the main thread's frames in the last dump, innermost first; empty without a dump.
+
+    >>> frames(["Current thread 0x1 (most recent call first):", '  File "a.py", line 3 in step'])
+    ['  File "a.py", line 3 in step']
+    """
     starts = [i for i, line in enumerate(lines) if MAIN.match(line)]
     main_frames = []
     for line in lines[starts[-1] + 1 :] if starts else []:
@@ -27,6 +31,6 @@ def frames(lines: list[str]) -> list[str]:
 
 
 def waits(stack: list[str]) -> bool:
-    """Whether a process stands inside JAX, as a process does that waits for another one."""
+    """Return whether the innermost frame is JAX's, as in a process that waits for its peers."""
     frame = FRAME.match(stack[0]) if stack else None
     return frame is not None and WAITING.search(frame[1]) is not None

@@ -1,8 +1,8 @@
-"""Gang after gang, until one is done, one may not be restarted, or a signal asks to stop.
+"""Start gangs until one is done, one may not be restarted, or a signal stops the run.
 
-torchrun counts restarts only. Here a restart after a preemption is free, so a run may be moved every hour for
-weeks; and restarts that bring no progress are counted too, so one that fails in the same step again and again
-ends early.
+torchrun only counts restarts. Here a restart after a preemption is not counted, so a run may be moved every
+hour for weeks, and restarts without progress are counted separately, so a run that fails in the same step
+again and again ends early.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .watch import LOOK, STOPS, AttemptEnd, GangWatch, Signals
 
 
 def run(settings: LaunchSettings) -> int:
-    """Launches and watches; returns the exit code of `jaxpar launch`.
+    """Launch and supervise; return the exit code of `jaxpar launch`.
 
     Raises:
-      DeviceError: there are GPUs, but fewer than the processes are to have.
+      DeviceError: there are GPUs, but fewer than the processes need.
     """
     with listening() as signals, tempfile.TemporaryDirectory(prefix="jaxpar-") as folder:
         terminal = Terminal()
@@ -41,7 +41,7 @@ def run(settings: LaunchSettings) -> int:
 
 
 def dry(settings: LaunchSettings) -> int:
-    """Prints what would be started: one line for each process, to be pasted into a shell."""
+    """Print the commands that would be started, one line per process, as shell input."""
     port, secret = free_port(), fresh()
     for rank in range(settings.n):
         added = [f"{name}={value}" for name, value in variables(settings, rank, port, secret, 0).items()]
@@ -50,7 +50,7 @@ def dry(settings: LaunchSettings) -> int:
 
 
 class Supervisor:
-    """Starts gangs, and counts restarts and those that led nowhere."""
+    """Starts gangs, and counts restarts and attempts without progress."""
 
     def __init__(self, settings: LaunchSettings, signals: Signals, folder: Path, terminal: Terminal) -> None:
         self.settings, self.signals, self.folder = settings, signals, folder
@@ -77,12 +77,12 @@ class Supervisor:
             self.restarts += 1
 
     def judge(self, gang: Gang) -> None:
-        """Counts how often in a row an attempt got no further than those before it."""
+        """Count the consecutive attempts that got no further than the attempts before."""
         self.idle = 0 if self._got_further(gang) else self.idle + 1
 
     def _got_further(self, gang: Gang) -> bool:
-        # Steps are the best sign, but a script need not number them; then that it beats at all is one, and of
-        # a script that never beats only its lifetime can be seen.
+        # Reported steps are the best evidence of progress, but optional. Without them a beat counts, and for
+        # a script that never beats only its lifetime is observable.
         step = max(worker.step for worker in gang.workers)
         beats = any(worker.beats for worker in gang.workers)
         further = step > self.highest
@@ -92,7 +92,7 @@ class Supervisor:
         return beats if self.beats else time.monotonic() - gang.clock > self.settings.lasting
 
     def _reason_to_end(self, outcome: AttemptEnd) -> str | None:
-        """None if another gang may try."""
+        """Return why the run ends; None to start another gang."""
         if outcome.code == DONE or outcome.stopped:
             return ""
         if outcome.code in NEVER_RESTARTED:
@@ -105,12 +105,12 @@ class Supervisor:
         return None
 
     def _sleep(self, seconds: float) -> int | None:
-        """Waits; returns the signal that asked to stop, if one came."""
+        """Wait; return the signal that requested a stop, if one came."""
         end = time.monotonic() + seconds
         while (remaining := end - time.monotonic()) > 0:
             try:
-                # Python calls a handler between two instructions: a signal that comes just before the thread
-                # begins to wait is heard only when it has waited.
+                # Short waits, because Python runs handlers between bytecodes: a signal just before a blocking
+                # call is handled only after the call.
                 number = self.signals.get(timeout=min(remaining, LOOK))
             except queue.Empty:
                 continue
@@ -121,14 +121,14 @@ class Supervisor:
 
 @contextmanager
 def listening() -> Iterator[Signals]:
-    """Turns signals to this process into entries of a queue."""
-    # A handler runs between any two instructions of the supervisor, so it must not act on the gang itself.
+    """Turn signals to this process into entries of a queue."""
+    # A handler may run between any two bytecodes of the supervisor, so it must not touch the gang itself.
     signals: Signals = queue.SimpleQueue()
 
     def put(number: int, frame: FrameType | None) -> None:
         signals.put(number)
 
-    # What is ignored stays ignored: nohup ignores SIGHUP, and shells ignore SIGINT for background jobs.
+    # Ignored signals stay ignored: nohup ignores SIGHUP, and shells ignore SIGINT for background jobs.
     heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, put) for number in (*heard, signal.SIGCHLD)}
     try:

@@ -1,7 +1,7 @@
-"""One attempt, from the start of its gang to the end of its last process: how it ended, and because of whom.
+"""Watch one attempt until its last process has ended, and determine how it ended and which rank caused it.
 
-torchrun looks at exit codes every 0.1 s. They cannot show a rank that hangs, and of ranks that ended together
-they do not tell which was the cause; beats, times of exceptions and stacks do.
+torchrun polls exit codes every 0.1 s. They do not show a hanging rank, nor which of several ranks that ended
+together was the cause; beats, times of exceptions and stacks do.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from .settings import DONE, EXCEPTION, PREEMPTED, STALLED, LaunchSettings
 from .stacks import frames, waits
 
 Signals = queue.SimpleQueue[int]
-"""What signal handlers put into: SimpleQueue is the one queue of Python that a handler may use."""
+"""Filled by signal handlers: SimpleQueue is Python's only queue whose `put` is reentrant."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK = 0.05
-"""Seconds between two looks, unless the end of a child asks for one earlier."""
+"""Seconds between two polls, unless a child ends earlier."""
 WARM, START = 3, 10
-"""Until every rank has beaten WARM times, it may be silent for START times `step_timeout`: it compiles."""
+"""Until every rank has beaten WARM times, the limit is START times `step_timeout`, because ranks compile."""
 LAST_WORDS = 1.0
-"""Seconds that a worker has to show where it hangs, or to end after its exception."""
+"""Seconds for a worker to print its stack, or to end after its exception."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended: an exit code, the rank to blame, and the signal that asked to stop."""
+    """How an attempt ended: the exit code, the causing rank, and the signal that requested a stop."""
 
     code: int
     cause: Worker | None = None
     stopped: int | None = None
     silent: float = 0
-    """Seconds for which the rank to blame had made no step, if that was the reason."""
+    """Seconds without a step of the causing rank, if that was the reason."""
 
 
 class Pulse:
-    """When each worker last made a step."""
+    """The time of each worker's last step."""
 
     def __init__(self, workers: list[Worker], timeout: float | None, now: float) -> None:
         self.workers, self.timeout = workers, timeout
         self.last_beats = {worker.rank: (0, now) for worker in workers}
         self.complete: float | None = None
-        """When all were warm. Until then the first ones may have waited for the last one."""
+        """When all ranks were warm. Until then fast ranks may have waited for the slowest."""
 
     def silent(self, now: float) -> tuple[Worker, float] | None:
-        """The worker that stopped first, and for how long it has; None while none is silent for too long."""
+        """Return the worker that stopped first, and for how long; None while no worker exceeds the limit."""
         started = [worker for worker in self.workers if worker.beats]
         for worker in started:
             if self.last_beats[worker.rank][0] != worker.beats:
@@ -60,7 +60,7 @@ class Pulse:
         limit = START * self.timeout if self.complete is None else self.timeout
         if not any(worker.code is None and self._silence(worker, now) > limit for worker in started):
             return None
-        # Ranks that wait for another one have made as many steps as that one, or more.
+        # A waiting rank has made at least as many steps as the rank that it waits for.
         suspects = [worker for worker in self.workers if worker.code is None or worker.left_early]
         first = min(suspects, key=lambda worker: (not worker.left_early, self.last_beats[worker.rank]))
         return first, self._silence(first, now)
@@ -70,7 +70,7 @@ class Pulse:
 
 
 class GangWatch:
-    """Looks at a gang until it has ended."""
+    """Watches a gang until it has ended."""
 
     def __init__(self, gang: Gang, settings: LaunchSettings, signals: Signals) -> None:
         self.gang, self.settings, self.signals = gang, settings, signals
@@ -79,7 +79,7 @@ class GangWatch:
         self.deadline = float("inf")
 
     def run(self) -> AttemptEnd:
-        """Waits for the end. Kills the gang if a rank fails, is silent, or does not leave when asked to."""
+        """Wait for the end. Kill the gang if a rank fails, hangs, or does not exit after a stop signal."""
         try:
             while (end := self._look()) is None:
                 pass
@@ -106,7 +106,7 @@ class GangWatch:
         return None
 
     def _listen(self) -> None:
-        """Sleeps until something happens."""
+        """Wait for a signal, at most until the next poll."""
         try:
             number = self.signals.get(timeout=LOOK)
         except queue.Empty:
@@ -114,14 +114,15 @@ class GangWatch:
         if number not in STOPS:
             return
         if self.stopped:
-            self.deadline = 0  # asked twice
+            self.deadline = 0  # a second signal: do not wait any longer
         else:
             self.stopped = number
             self.deadline = time.monotonic() + self.settings.grace
             self.gang.signal(signal.SIGTERM)
 
     def _failure(self, failed: list[Worker]) -> AttemptEnd:
-        """Blames a worker that left in silence, or whose exception came first, not who ended first."""
+        """Blame a worker that exited early without an error, or whose exception came first."""
+        # The rank that ended first need not be the cause: it may have lost a peer that still prints.
         early = [worker for worker in self.gang.workers if worker.left_early]
         if early:
             return AttemptEnd(EXCEPTION, early[0])
@@ -139,7 +140,8 @@ class GangWatch:
             return AttemptEnd(EXCEPTION, cause)
         self.gang.signal(signal.SIGUSR1)
         time.sleep(LAST_WORDS)
-        # If every step ends with all ranks waiting for each other, only the stacks tell them apart.
+        # If every step ends with a collective, all ranks have the same count, and only stacks distinguish
+        # them.
         equal = [worker for worker in self.gang.running if worker.beats == cause.beats]
         busy = [worker for worker in equal if not waits(frames(self.gang.output.last_words(worker.rank)))]
         if busy and cause not in busy:
@@ -156,7 +158,7 @@ class GangWatch:
         return AttemptEnd(128 + self.stopped, stopped=self.stopped)
 
     def _overdue(self) -> AttemptEnd:
-        """Not all left in time after they were asked to stop, or after a peer was preempted."""
+        """Some workers did not exit in time after a stop signal or a peer's preemption."""
         if self.stopped:
             return AttemptEnd(128 + self.stopped, stopped=self.stopped)
         return AttemptEnd(PREEMPTED)

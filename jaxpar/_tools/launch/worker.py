@@ -1,11 +1,11 @@
-"""What runs in every process: the script, as if Python had been called with it.
+"""Run the user's script in a worker process, as `python script.py` would.
 
-Around it are three things that only the process itself can do. It dies with its supervisor, whatever kills
-that. An exception ends it at once: left alone, Python would first run JAX's shutdown, which waits for the
-other processes, which wait for this one. And it says whether it came to its end, so that `os._exit(0)` in the
-middle of training is not taken for success.
+Three additions must happen inside the process. It dies with its supervisor, whatever kills the supervisor. An
+exception ends it at once: Python's normal exit would first run JAX's shutdown, which waits for the other
+processes, which wait for this one. And it marks the regular end of the script, so that `os._exit(0)` in the
+middle of training does not look like success.
 
-This file is started by its path, and needs nothing but the standard library and `_training.watchdog`.
+The file is started by its path, and imports only the standard library and `_training.watchdog`.
 """
 # ruff: noqa: E402 (the path comes first)
 
@@ -13,10 +13,10 @@ import os
 import sys
 
 UNSAFE = not sys.flags.safe_path
-"""Whether Python puts the script's folder in front of the path, as it does unless `-P` is given."""
+"""Whether Python prepends the script's folder to the path, which `-P` turns off."""
 
 if UNSAFE and __name__ == "__main__":
-    del sys.path[0]  # the folder of this file, whose `output` or `report` would hide the user's modules
+    del sys.path[0]  # this file's folder, whose `output` or `report` would hide the user's modules
 
 import atexit
 import faulthandler
@@ -32,7 +32,7 @@ from jaxpar._training.watchdog import BEAT_FILE, LIFELINE, Marks
 
 
 def main() -> None:
-    """Arguments: `script` or `module`, its path or name, its arguments."""
+    """Run the script; `sys.argv` has `script` or `module`, the path or name, and the script's arguments."""
     hold(int(os.environ.pop(LIFELINE)))
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def leave(code: object) -> None:
-    """Ends the process with the code of `sys.exit(code)`, but without what runs at exit."""
+    """End the process with the code of `sys.exit(code)`, without running exit handlers."""
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
@@ -74,27 +74,27 @@ def code_of(error: BaseException) -> int:
 
     if isinstance(error, KeyboardInterrupt):
         return 130
-    return 78 if isinstance(error, GroupError) else 1  # variables that are wrong would be wrong again
+    return 78 if isinstance(error, GroupError) else 1  # wrong variables would be wrong again after a restart
 
 
 def user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames that are not the user's."""
+    """Return a traceback without the frames before the user's first."""
     while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
 
 
 def hold(pipe: int) -> None:
-    """Ends this process, and all that it starts, when the other end of the pipe closes."""
+    """End this process and its children when the other end of the pipe closes."""
     os.set_inheritable(pipe, False)
     if not hasattr(fcntl, "F_SETSIG"):
         threading.Thread(target=follow, args=(pipe,), daemon=True).start()
         return
-    # Linux: the kernel sends the signal. A thread could not run while C++ code holds Python's lock.
+    # On Linux the kernel sends the signal, because a thread could not run while C++ code holds the GIL.
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe], [], [], 0)[0]:  # it closed before the kernel knew
+    if select.select([pipe], [], [], 0)[0]:  # closed before O_ASYNC was set
         follow(pipe)
 
 
