@@ -10,9 +10,10 @@ from jax.typing import DTypeLike
 from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_bounds
+from ._layer import Layer
 
 
-class PReLU(nnx.Module):
+class PReLU(Layer):
     """x where it is above 0, else x times a learned slope.
 
     Args:
@@ -43,7 +44,7 @@ class PReLU(nnx.Module):
         return functional.prelu(x, slope)
 
 
-class RReLU(nnx.Module):
+class RReLU(Layer):
     """x where it is above 0, else x times a slope: random in training, the mean in evaluation.
 
     Args:

@@ -17,11 +17,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from ._checks import check_eps
+from ._layer import Layer
 from ._variable import arrays, cast, constant
 from .functional import batch_norm
 
 
-class BatchNorm(nnx.Module):
+class BatchNorm(Layer):
     """Normalises [..., C] over all axes but the last, per replica.
 
     Args:

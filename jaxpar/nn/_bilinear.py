@@ -9,10 +9,11 @@ from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
 from . import functional
+from ._layer import Layer
 from ._variable import arrays, drawn, optional
 
 
-class Bilinear(nnx.Module):
+class Bilinear(Layer):
     """x1 kernel x2 + bias: [..., I] and [..., J] to [..., O].
 
     Args:

@@ -17,12 +17,13 @@ from jax.typing import DTypeLike
 
 from .._upstream import promote_dtype
 from ._conv_options import conv_options, output_padding_for, transposed_options
+from ._layer import Layer
 from ._variable import arrays, optional, uniform
-from ._window import Ints
+from ._window import Ints, sizes
 from .functional import conv, conv_transpose
 
 
-class Conv(nnx.Module):
+class Conv(Layer):
     """Convolution over one, two, three or more axes, as many as `kernel_size` has numbers.
 
     Args:
@@ -52,6 +53,9 @@ class Conv(nnx.Module):
     [*k, I / groups, O]: its axes are (2, ..., 1, 0). Source: torch/nn/modules/conv.py.
     """
 
+    axes: int = 1
+    """How many axes a plain number as `kernel_size` stands for."""
+
     def __init__(
         self,
         in_channels: int,
@@ -68,7 +72,7 @@ class Conv(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        k = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,)
+        k = sizes(kernel_size, self.axes)
         conv_options(k, in_channels, out_channels, stride, padding, dilation, groups, padding_mode)
         shape = (*k, in_channels // groups, out_channels)
         fan_in = math.prod(shape[:-1])
@@ -87,7 +91,7 @@ class Conv(nnx.Module):
         return conv(x, kernel, bias, self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
 
 
-class ConvTranspose(nnx.Module):
+class ConvTranspose(Layer):
     """The transpose of a convolution, over as many axes as `kernel_size` has numbers.
 
     Args:
@@ -113,6 +117,9 @@ class ConvTranspose(nnx.Module):
     `flax.nnx.ConvTranspose(transpose_kernel=True)`. Source: torch/nn/modules/conv.py.
     """
 
+    axes: int = 1
+    """How many axes a plain number as `kernel_size` stands for."""
+
     def __init__(
         self,
         in_channels: int,
@@ -132,7 +139,7 @@ class ConvTranspose(nnx.Module):
     ):
         if padding_mode != "zeros":
             raise ValueError('Only "zeros" padding mode is supported for ConvTranspose')
-        k = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,)
+        k = sizes(kernel_size, self.axes)
         transposed_options(k, in_channels, out_channels, stride, padding, output_padding, groups, dilation)
         shape = (*k, out_channels // groups, in_channels)
         fan_in = math.prod(shape[:-1])

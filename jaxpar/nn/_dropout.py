@@ -9,9 +9,10 @@ from flax import nnx
 
 from . import functional
 from ._checks import check_probability
+from ._layer import Layer
 
 
-class Dropout(nnx.Module):
+class Dropout(Layer):
     """Zeroes elements with probability p and divides the others by 1 - p, in training.
 
     Args:

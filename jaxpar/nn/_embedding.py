@@ -12,10 +12,11 @@ from jax.typing import DTypeLike
 from .._upstream import promote_dtype
 from . import functional
 from ._checks import check_embedding, check_embedding_bag
+from ._layer import Layer
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Embedding(nnx.Module):
+class Embedding(Layer):
     """Rows of a table: integers [...] to [..., embedding_dim].
 
     Args:
@@ -60,7 +61,7 @@ class Embedding(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class EmbeddingBag(nnx.Module):
+class EmbeddingBag(Layer):
     """The sum, mean or maximum of a table's rows, for each bag of integers.
 
     Args:

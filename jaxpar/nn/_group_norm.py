@@ -13,11 +13,12 @@ from jax.typing import DTypeLike
 
 from ._batch_norm import check_channels, normalize_and_track
 from ._checks import check_groups
+from ._layer import Layer
 from ._variable import arrays, cast, constant
 from .functional import group_norm, instance_norm
 
 
-class GroupNorm(nnx.Module):
+class GroupNorm(Layer):
     """Normalises each row [..., C] over its space and each group of neighbouring channels.
 
     Args:
@@ -60,7 +61,7 @@ class GroupNorm(nnx.Module):
         return cast(group_norm(x, self.num_groups, scale, bias, self.eps), self.dtype)
 
 
-class InstanceNorm(nnx.Module):
+class InstanceNorm(Layer):
     """Normalises each channel of each row over its space.
 
     Args:

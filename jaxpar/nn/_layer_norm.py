@@ -14,11 +14,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from ._checks import checked_shape
+from ._layer import Layer
 from ._variable import arrays, cast, constant
 from .functional import layer_norm, rms_norm
 
 
-class LayerNorm(nnx.Module):
+class LayerNorm(Layer):
     """Normalises each row over its last axes.
 
     Args:
@@ -59,7 +60,7 @@ class LayerNorm(nnx.Module):
         return cast(layer_norm(x, self.normalized_shape, scale, bias, self.eps), self.dtype)
 
 
-class RMSNorm(nnx.Module):
+class RMSNorm(Layer):
     """Divides each row by the root of the mean of its squares over its last axes.
 
     Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-from flax import nnx
 
 from ._checks import check_size
+from ._layer import Layer
 from .functional import local_response_norm
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LocalResponseNorm(nnx.Module):
+class LocalResponseNorm(Layer):
     """Divides each channel by a power of its neighbours' mean square.
 
     Args:

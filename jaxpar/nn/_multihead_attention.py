@@ -15,6 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import functional
 from ._checks import check_probability
+from ._layer import Layer
 from ._variable import cast, constant, optional, uniform
 
 _OWN_PARAMETERS = (
@@ -24,7 +25,7 @@ _OWN_PARAMETERS = (
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class MultiheadAttention(nnx.Module):
+class MultiheadAttention(Layer):
     """Attention with several heads. E `embed_dim`, H `num_heads`.
 
     Args:

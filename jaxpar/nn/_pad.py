@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-from flax import nnx
 
 from . import functional
+from ._layer import Layer
 from ._window import Ints
 
 
-class _Pad(nnx.Module):
+class _Pad(Layer):
     mode = "constant"
     value: float | None = None
 

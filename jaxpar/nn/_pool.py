@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from flax import nnx
 
 from . import functional
 from ._checks import check_divisor, check_norm_type, check_output_size
+from ._layer import Layer
 from ._window import Ints, Sizes, pool_windows
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class MaxPool(nnx.Module):
+class MaxPool(Layer):
     """The largest element of each window: [..., *S, C] to [..., *T, C].
 
     Args:
@@ -50,7 +50,7 @@ class MaxPool(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class MaxUnpool(nnx.Module):
+class MaxUnpool(Layer):
     """Puts a MaxPool's maxima back in their places, zeros elsewhere: [..., *T, C] to [..., *S, C].
 
     Args:
@@ -75,7 +75,7 @@ class MaxUnpool(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class AvgPool(nnx.Module):
+class AvgPool(Layer):
     """The mean of each window: [..., *S, C] to [..., *T, C].
 
     Args:
@@ -109,7 +109,7 @@ class AvgPool(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class LPPool(nnx.Module):
+class LPPool(Layer):
     """The p-norm of each window: [..., *S, C] to [..., *T, C].
 
     Args:
@@ -133,7 +133,7 @@ class LPPool(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class AdaptiveAvgPool(nnx.Module):
+class AdaptiveAvgPool(Layer):
     """The means of a given number of windows: [..., *S, C] to [..., *output_size, C].
 
     Args:
@@ -152,7 +152,7 @@ class AdaptiveAvgPool(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class AdaptiveMaxPool(nnx.Module):
+class AdaptiveMaxPool(Layer):
     """The largest elements of a given number of windows: [..., *S, C] to [..., *output_size, C].
 
     Args:

@@ -24,11 +24,12 @@ from jax.typing import DTypeLike
 
 from . import functional
 from ._gates import Lengths, weight_names
+from ._layer import Layer
 from ._variable import arrays, cast, optional, uniform
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Stack(nnx.Module):
+class _Stack(Layer):
     """What RNN, LSTM and GRU have in common."""
 
     num_gates: ClassVar[int]  # of the class, since the weights are shaped by it
@@ -206,7 +207,7 @@ class RNN(_Stack):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Cell(nnx.Module):
+class _Cell(Layer):
     """What RNNCell, LSTMCell and GRUCell have in common."""
 
     num_gates: ClassVar[int]

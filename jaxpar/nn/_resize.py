@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from flax import nnx
 
 from . import functional
 from ._checks import check_factor, check_interpolation, check_shuffle_groups
+from ._layer import Layer
 from ._window import Ints, spatial_rank, windows
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Upsample(nnx.Module):
+class Upsample(Layer):
     """Resizes the spatial axes: [N, *S, C] to [N, *T, C].
 
     Args:
@@ -44,7 +44,7 @@ class Upsample(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class PixelShuffle(nnx.Module):
+class PixelShuffle(Layer):
     """[..., H, W, C r^2] to [..., H r, W r, C], r being `upscale_factor`.
 
     torch counterpart: `torch.nn.PixelShuffle`. The function is `functional.pixel_shuffle`.
@@ -60,7 +60,7 @@ class PixelShuffle(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class PixelUnshuffle(nnx.Module):
+class PixelUnshuffle(Layer):
     """[..., H r, W r, C] to [..., H, W, C r^2], r being `downscale_factor`.
 
     torch counterpart: `torch.nn.PixelUnshuffle`. The function is `functional.pixel_unshuffle`.
@@ -76,7 +76,7 @@ class PixelUnshuffle(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class ChannelShuffle(nnx.Module):
+class ChannelShuffle(Layer):
     """[..., C]: the first channels of all groups, then the second ones, and so on.
 
     torch counterpart: `torch.nn.ChannelShuffle`. The function is `functional.channel_shuffle`.
@@ -92,7 +92,7 @@ class ChannelShuffle(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Unfold(nnx.Module):
+class Unfold(Layer):
     """Every window as one row: [..., *S, C] to [..., L, C K].
 
     Args:
@@ -118,7 +118,7 @@ class Unfold(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Fold(nnx.Module):
+class Fold(Layer):
     """Adds each row to the image at its window: [..., L, C K] to [..., *output_size, C].
 
     Args:

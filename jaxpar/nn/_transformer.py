@@ -17,6 +17,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from . import functional
 from ._dropout import Dropout
+from ._layer import Layer
 from ._layer_norm import LayerNorm
 from ._multihead_attention import MultiheadAttention, linear
 
@@ -25,7 +26,7 @@ Mask = ArrayLike | None
 ACTIVATIONS: dict[str, Activation] = {"relu": jax.nn.relu, "gelu": functional.gelu}
 
 
-class _Layer(nnx.Module):
+class _Layer(Layer):
     """What the encoder's and the decoder's layer have in common."""
 
     has_memory: bool
@@ -171,7 +172,7 @@ class TransformerDecoderLayer(_Layer):
         return self._residual(self.norm3, lambda x: self.dropout3(self._feed_forward(x)), x)
 
 
-class TransformerEncoder(nnx.Module):
+class TransformerEncoder(Layer):
     """A stack of copies of one layer, and a norm after them.
 
     Args:
@@ -201,7 +202,7 @@ class TransformerEncoder(nnx.Module):
         return x if self.norm is None else self.norm(x)
 
 
-class TransformerDecoder(nnx.Module):
+class TransformerDecoder(Layer):
     """A stack of copies of one layer, and a norm after them: `TransformerEncoder` with a memory.
 
     Called with the arguments of `TransformerDecoderLayer`, which all layers get.

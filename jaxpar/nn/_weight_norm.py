@@ -16,13 +16,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import functional
+from ._layer import Layer
 
 FIRST_ITERATIONS = 15
 """How often torch improves the random vectors at construction."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class WeightNorm(nnx.Module):
+class WeightNorm(Layer):
     """A layer whose kernel has its length and its direction as separate parameters.
 
     Args:
@@ -56,7 +57,7 @@ class WeightNorm(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class SpectralNorm(nnx.Module):
+class SpectralNorm(Layer):
     """A layer whose kernel is divided by its largest singular value.
 
     Args:

@@ -19,6 +19,11 @@ Sizes: TypeAlias = int | Sequence[int | None] | None
 T = TypeVar("T")
 
 
+def sizes(kernel_size: Ints, axes: int) -> tuple[int, ...]:
+    """Return a kernel's size along each of `axes` axes; an int is its size along all of them."""
+    return tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * axes
+
+
 @dataclasses.dataclass(frozen=True)
 class Window:
     """`size` elements, `dilation` apart; each window starts `stride` after the one before.

@@ -14,12 +14,13 @@ from flax import nnx
 
 from .. import _activation
 from .. import functional as F
+from .._layer import Layer
 from .axes import turned
 from .functional import softplus
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Activation(nnx.Module):
+class _Activation(Layer):
     _: dataclasses.KW_ONLY
     inplace: bool = False
     rngs: dataclasses.InitVar[nnx.Rngs | None] = None

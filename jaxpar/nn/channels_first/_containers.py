@@ -1,19 +1,45 @@
 """Sequential, ModuleList and ModuleDict: torch's containers, whose elements are attributes named as in torch.
 
-`nnx.Sequential` passes a tuple on as several arguments and has no names, and `nnx.List` has none either. Here
-`net.features[0]` is the attribute "0" of `features`, as its path in a state_dict says.
+`nnx.Sequential` unpacks a tuple into several arguments, and neither it nor `nnx.List` names its elements.
+Here `net.features[0]` is the attribute "0" of `features`, as in the keys of a state_dict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from flax import nnx
 
+from .._layer import Layer
 
-class _Container(nnx.Module):
-    """Elements in the order in which they were added, by `add_module` or as attributes."""
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class _Untraced:
+    """A method that is not a plain function, so that `nnx.tabulate` leaves it as it is.
+
+    tabulate runs every public function of a class under jit, where iterators and strings are invalid results.
+    """
+
+    def __init__(self, method: Callable[..., Any]):
+        functools.update_wrapper(self, method)
+        self.method = method
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else self.method.__get__(instance, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(*args, **kwargs)
+
+
+def _untraced(method: Method) -> Method:
+    return cast(Method, _Untraced(method))
+
+
+class _Container(Layer):
+    """Modules in the order in which `add_module` or an assignment to an attribute added them."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -24,13 +50,15 @@ class _Container(nnx.Module):
             self.names = (*self.names, name)
 
     def add_module(self, name: str, module: Any) -> None:
-        """Adds an element, or replaces the one of this name in its place."""
+        """Append `module`, or replace the element called `name`, which keeps its position."""
         setattr(self, name, module)
         self.names = tuple(dict.fromkeys((*self.names, name)))
 
+    @_untraced
     def children(self) -> Iterator[Any]:
         return (getattr(self, name) for name in self.names)
 
+    @_untraced
     def named_children(self) -> Iterator[tuple[str, Any]]:
         return ((name, getattr(self, name)) for name in self.names)
 
@@ -39,16 +67,15 @@ class _Container(nnx.Module):
 
 
 class _Row(_Container):
-    """A container with places."""
+    """A container with indices."""
 
-    def __getitem__(self, place: int | slice) -> Any:
-        if isinstance(place, slice):
-            kept = [(name, getattr(self, name)) for name in self.names[place]]
-            return self._of(kept)
-        return getattr(self, self.names[place])
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._of([(name, getattr(self, name)) for name in self.names[index]])
+        return getattr(self, self.names[index])
 
-    def __setitem__(self, place: int, module: Any) -> None:
-        setattr(self, self.names[place], module)
+    def __setitem__(self, index: int, module: Any) -> None:
+        setattr(self, self.names[index], module)
 
     def __iter__(self) -> Iterator[Any]:
         return self.children()
@@ -66,21 +93,28 @@ class _Row(_Container):
         return self.extend(modules)
 
     def __add__(self, modules: Iterable[Any]) -> Any:
-        return self._of([(str(place), module) for place, module in enumerate([*self, *modules])])
+        return self._of([(str(index), module) for index, module in enumerate([*self, *modules])])
 
-    def _of(self, kept: list[tuple[str, Any]]) -> Any:
+    def _of(self, named: list[tuple[str, Any]]) -> Any:
         raise NotImplementedError
 
 
 class Sequential(_Row):
-    """Calls its elements one after the other, each with the result of the one before.
+    """Call the elements in order, each with the previous result.
 
     Args:
-      modules: the elements, "0", "1" and so on; or one dict of elements by their names.
+      modules: the elements, named "0", "1" and so on; or one dict of elements by name.
 
     Indices, slices, `append`, `extend`, `+` and `add_module` work as in torch; elements may be functions.
 
-    torch counterpart: `torch.nn.Sequential`. `nnx.Sequential` passes a tuple on as several arguments.
+    >>> from flax import nnx
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import channels_first as nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, rngs=nnx.Rngs(0)), nn.ReLU(), nn.Flatten())
+    >>> net(jnp.ones((2, 3, 4, 4))).shape
+    (2, 32)
+
+    torch counterpart: `torch.nn.Sequential`. `nnx.Sequential` unpacks a tuple into several arguments.
     """
 
     def __init__(self, *modules: Any):
@@ -94,12 +128,17 @@ class Sequential(_Row):
             x = module(x)
         return x
 
-    def _of(self, kept: list[tuple[str, Any]]) -> Sequential:
-        return Sequential(dict(kept))
+    def _of(self, named: list[tuple[str, Any]]) -> Sequential:
+        return Sequential(dict(named))
 
 
 class ModuleList(_Row):
     """A list of modules, "0", "1" and so on, with indices, slices, `append`, `extend` and `+`.
+
+    >>> from jaxpar.nn import channels_first as nn
+    >>> layers = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+    >>> len(layers), [name for name, _ in layers.named_children()]
+    (2, ['0', '1'])
 
     torch counterpart: `torch.nn.ModuleList`.
     """
@@ -108,12 +147,19 @@ class ModuleList(_Row):
         super().__init__()
         self.extend(modules)
 
-    def _of(self, kept: list[tuple[str, Any]]) -> ModuleList:
-        return ModuleList(module for _, module in kept)
+    def _of(self, named: list[tuple[str, Any]]) -> ModuleList:
+        return ModuleList(module for _, module in named)
 
 
 class ModuleDict(_Container):
-    """Modules by name, in order. torch counterpart: `torch.nn.ModuleDict`."""
+    """Modules by name, in the order in which they were added.
+
+    >>> from jaxpar.nn import channels_first as nn
+    >>> nn.ModuleDict({"act": nn.ReLU(), "out": nn.Tanh()}).keys()
+    ('act', 'out')
+
+    torch counterpart: `torch.nn.ModuleDict`.
+    """
 
     def __init__(self, modules: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()):
         super().__init__()
@@ -137,11 +183,14 @@ class ModuleDict(_Container):
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
+    @_untraced
     def keys(self) -> tuple[str, ...]:
         return self.names
 
+    @_untraced
     def values(self) -> list[Any]:
         return list(self.children())
 
+    @_untraced
     def items(self) -> list[tuple[str, Any]]:
         return list(self.named_children())

@@ -12,11 +12,12 @@ from jax.typing import DTypeLike
 
 from ..._upstream import promote_dtype
 from .._embedding import Embedding
+from .._layer import Layer
 from .._variable import uniform
 from .functional import flatten, unflatten
 
 
-class Linear(nnx.Linear):
+class Linear(Layer, nnx.Linear):
     """[..., I] to [..., O].
 
     Args:
@@ -47,7 +48,7 @@ class Linear(nnx.Linear):
             getattr(self, name).set_value(uniform(rngs, shape, in_features, param_dtype)[...])
 
 
-class TiedLinear(nnx.Module):
+class TiedLinear(Layer):
     """[..., D] to [..., V]: a Linear whose weight is the table of an Embedding.
 
     Args:
@@ -75,7 +76,7 @@ class TiedLinear(nnx.Module):
         return x @ table.T if bias is None else x @ table.T + bias
 
 
-class Identity(nnx.Module):
+class Identity(Layer):
     """x as it is; it takes any arguments of construction. torch counterpart: `torch.nn.Identity`."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -86,7 +87,7 @@ class Identity(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Flatten(nnx.Module):
+class Flatten(Layer):
     """The axes from start_dim to end_dim as one. torch counterpart: `torch.nn.Flatten`."""
 
     start_dim: int = 1
@@ -97,7 +98,7 @@ class Flatten(nnx.Module):
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class Unflatten(nnx.Module):
+class Unflatten(Layer):
     """One axis as several. torch counterpart: `torch.nn.Unflatten`."""
 
     dim: int

@@ -79,7 +79,10 @@ def rrelu(
 
 
 def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
-    """As `jax.nn.leaky_relu`; at 0 the derivative is `negative_slope`, JAX's is 1."""
+    """x where it is above 0, else negative_slope x; at 0 the derivative is the slope.
+
+    torch counterpart: `torch.nn.functional.leaky_relu`; the derivative of `jax.nn.leaky_relu` at 0 is 1.
+    """
     return jnp.where(x > 0, x, negative_slope * x)
 
 

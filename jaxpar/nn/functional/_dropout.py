@@ -7,7 +7,7 @@ and torch's formula of the mask. The second can be held to torch's numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypedDict, Unpack
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,6 @@ Key: TypeAlias = jax.Array | nnx.RngStream | nnx.Rngs
 """A key; or a stream, which is asked for one only if one is needed."""
 ALPHA = 1.7580993408473766
 """The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
-
-
-class MaskOptions(TypedDict, total=False):
-    """The keyword arguments of `dropout`, which explains them."""
-
-    key: Key | None
-    mask: jax.Array | None
 
 
 def dropout(
@@ -59,17 +52,27 @@ def dropout(
 
 
 def feature_dropout(
-    x: jax.Array, p: float = 0.5, training: bool = True, **options: Unpack[MaskOptions]
+    x: jax.Array,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    key: Key | None = None,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """As `dropout`, for whole channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
 
     torch counterpart: `torch.nn.functional.dropout1d/2d/3d`, `torch.feature_dropout`.
     """
-    return _masked("feature_dropout", _drop, x, None, p, training, **options)
+    return _masked("feature_dropout", _drop, x, None, p, training, key, mask)
 
 
 def alpha_dropout(
-    x: jax.Array, p: float = 0.5, training: bool = False, **options: Unpack[MaskOptions]
+    x: jax.Array,
+    p: float = 0.5,
+    training: bool = False,
+    *,
+    key: Key | None = None,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """Dropout after SELU: dropped elements become SELU's lowest value; mean and variance are kept.
 
@@ -77,17 +80,22 @@ def alpha_dropout(
 
     torch counterpart: `torch.nn.functional.alpha_dropout`. Source: ATen/native/Dropout.cpp.
     """
-    return _masked("alpha_dropout", _alpha_drop, x, x.shape, p, training, **options)
+    return _masked("alpha_dropout", _alpha_drop, x, x.shape, p, training, key, mask)
 
 
 def feature_alpha_dropout(
-    x: jax.Array, p: float = 0.5, training: bool = False, **options: Unpack[MaskOptions]
+    x: jax.Array,
+    p: float = 0.5,
+    training: bool = False,
+    *,
+    key: Key | None = None,
+    mask: jax.Array | None = None,
 ) -> jax.Array:
     """As `alpha_dropout`, for whole channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
 
     torch counterpart: `torch.nn.functional.feature_alpha_dropout`.
     """
-    return _masked("feature_alpha_dropout", _alpha_drop, x, None, p, training, **options)
+    return _masked("feature_alpha_dropout", _alpha_drop, x, None, p, training, key, mask)
 
 
 def _drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:

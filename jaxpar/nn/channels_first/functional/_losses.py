@@ -19,26 +19,40 @@ from ...functional import smooth_l1_loss as smooth_l1_loss
 
 
 def cross_entropy(
-    x: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, **options: Any
+    x: jax.Array,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
 ) -> jax.Array:
-    """`jaxpar.nn.functional.cross_entropy` of [C] or [N, C, *S].
+    """`jaxpar.nn.functional.cross_entropy` for [C] or [N, C, *S]; the other arguments are the same.
 
     Args:
       target: classes, [] or [N, *S]; or probabilities of the shape of `x`.
-      weight, options: as there.
 
     torch counterpart: `F.cross_entropy`.
     """
     target = jnp.asarray(target)
     rows = _classes_last(target) if target.shape == x.shape else target
-    return last.cross_entropy(_classes_last(x), rows, weight, **options)
+    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return last.cross_entropy(_classes_last(x), rows, weight, reduction=reduction, **options)
 
 
-def nll_loss(x: jax.Array, target: ArrayLike, weight: ArrayLike | None = None, **options: Any) -> jax.Array:
-    """`jaxpar.nn.functional.nll_loss` of [C] or [N, C, *S].
+def nll_loss(
+    x: jax.Array,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> jax.Array:
+    """`jaxpar.nn.functional.nll_loss` for [C] or [N, C, *S]; the other arguments are the same.
 
     torch counterpart: `F.nll_loss`.
     """
+    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
     return last.nll_loss(_classes_last(x), target, weight, **options)
 
 

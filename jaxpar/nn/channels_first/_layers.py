@@ -1,0 +1,62 @@
+"""Layers of [N, C, *S], built from the table in `jaxpar.nn._layouts`; editors read `_layers.pyi`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from .. import _activation
+from .._batch_norm import BatchNorm
+from .._conv import ConvTranspose
+from .._group_norm import InstanceNorm
+from .._layouts import LAYERS, SHAPES, build_layer, describe
+from .._window import sizes as sizes
+from .axes import ChannelsFirst, turned
+
+
+class _ConvTranspose(ChannelsFirst, ConvTranspose):
+    axes: int
+
+    def __call__(self, x: jax.Array, output_size: Sequence[int] | None = None) -> jax.Array:
+        """`output_size` is [*T], one number for each spatial axis, or a complete shape in torch's layout."""
+        space = None if output_size is None else tuple(output_size)[-self.axes :]
+        return super().__call__(x, space)
+
+
+class _BatchNorm(ChannelsFirst, BatchNorm):
+    axes: int
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # BatchNorm1d reads two axes as [N, C], never as one row [C, L].
+        _check_rank(self, x, (2, 3) if self.axes == 1 else (self.axes + 2,))
+        return turned(super(ChannelsFirst, self).__call__, x)
+
+
+class _InstanceNorm(ChannelsFirst, InstanceNorm):
+    axes: int
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        _check_rank(self, x, (self.axes + 1, self.axes + 2))
+        return super().__call__(x)
+
+
+def _check_rank(layer: _BatchNorm | _InstanceNorm, x: jax.Array, ranks: tuple[int, ...]) -> None:
+    if x.ndim not in ranks:
+        expected = " or ".join(f"{rank}D" for rank in ranks)
+        raise ValueError(f"{type(layer).__name__}: expected {expected} input (got {x.ndim}D input)")
+
+
+class PReLU(_activation.PReLU):
+    """`jaxpar.nn.PReLU` for [N, C, *S]; the arguments are the same. torch counterpart: `torch.nn.PReLU`."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return turned(super().__call__, x) if x.ndim > 1 else super().__call__(x)
+
+
+_OWN = {ConvTranspose: _ConvTranspose, BatchNorm: _BatchNorm, InstanceNorm: _InstanceNorm}
+
+for _name, (_base, _axes) in LAYERS.items():
+    _bases = (_OWN[_base],) if _base in _OWN else (ChannelsFirst, _base)
+    _doc = describe(_name, _base, SHAPES[_axes])
+    globals()[_name] = build_layer(_name, _bases, __name__, axes=_axes, __doc__=_doc)

@@ -1,0 +1,33 @@
+from ... import _layouts, functional
+
+conv1d = _layouts.conv
+conv2d = _layouts.conv
+conv3d = _layouts.conv
+conv_transpose1d = _layouts.conv_transpose
+conv_transpose2d = _layouts.conv_transpose
+conv_transpose3d = _layouts.conv_transpose
+instance_norm = _layouts.instance_norm
+max_pool1d = functional.max_pool
+max_pool2d = functional.max_pool
+max_pool3d = functional.max_pool
+avg_pool1d = functional.avg_pool
+avg_pool2d = functional.avg_pool
+avg_pool3d = functional.avg_pool
+lp_pool1d = functional.lp_pool
+lp_pool2d = functional.lp_pool
+lp_pool3d = functional.lp_pool
+adaptive_avg_pool1d = functional.adaptive_avg_pool
+adaptive_avg_pool2d = functional.adaptive_avg_pool
+adaptive_avg_pool3d = functional.adaptive_avg_pool
+adaptive_max_pool1d = functional.adaptive_max_pool
+adaptive_max_pool2d = functional.adaptive_max_pool
+adaptive_max_pool3d = functional.adaptive_max_pool
+interpolate = functional.interpolate
+pixel_shuffle = functional.pixel_shuffle
+pixel_unshuffle = functional.pixel_unshuffle
+channel_shuffle = functional.channel_shuffle
+unfold = functional.unfold
+fold = functional.fold
+group_norm = functional.group_norm
+local_response_norm = functional.local_response_norm
+grid_sample = functional.grid_sample

@@ -1,0 +1,1 @@
+from ...channels_first.functional import *  # noqa: F403
