@@ -11,10 +11,10 @@ BIASES = ("query.bias", "key.bias", "value.bias")
 
 
 def attention(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """in_proj_weight (3E, E) to three kernels (E, H, E/H); out_proj.weight (E, E) to (H, E/H, E).
+    """Convert in_proj_weight (3E, E) to three kernels (E, H, E/H), out_proj.weight (E, E) to (H, E/H, E).
 
-    With kdim or vdim torch has q_proj_weight, k_proj_weight and v_proj_weight instead. It has no
-    counterpart of fewer heads for keys than for queries.
+    With kdim or vdim, torch has q_proj_weight, k_proj_weight and v_proj_weight instead. Layers with fewer
+    heads for keys than for queries have no counterpart in torch; the result is None.
     """
     H = layer.num_heads
     if getattr(layer, "num_kv_heads", H) not in (H, None):
@@ -65,7 +65,7 @@ def _packed_kernel(H: int) -> Part:
 
 
 def _differ(shapes: Shapes) -> bool:
-    """Whether queries, keys and values have different widths, for which torch has separate weights."""
+    """Return whether query, key and value widths differ, in which case torch has separate weights."""
     return len({shapes[leaf][0] for leaf in KERNELS}) > 1
 
 
@@ -77,7 +77,7 @@ JAXPAR_ATTENTION = Rule(
         *(same(name) for name in ("in_proj_bias", "out_proj.bias", "bias_k", "bias_v")),
     ),
 )
-"""jaxpar.nn's layer has torch's tensors, matrices transposed."""
+"""The rule of jaxpar.nn's layer, which has torch's tensors with transposed matrices."""
 
 ROWS = {
     "jaxpar.nn.MultiheadAttention": JAXPAR_ATTENTION,

@@ -8,20 +8,23 @@ from .rule import Layer, Part, Rule, Shapes, kernel, same
 
 
 def convolution(layer: Layer, shapes: Shapes | None) -> Rule:
-    """(O, I/groups, *k) to (*k, I/groups, O)."""
+    """Return the rule of a convolution: (O, I/groups, *k) to (*k, I/groups, O)."""
     n = _axes(layer)
     return Rule(f"Conv{n}d", (kernel(), same("bias")), "last", also=(f"LazyConv{n}d",))
 
 
 def transposed(layer: Layer, shapes: Shapes | None) -> Rule:
-    """(I, O/groups, *k), as (*k, O/groups, I); Flax's layer without transpose_kernel has it flipped."""
+    """Return the rule of a transposed convolution: (I, O/groups, *k) to (*k, O/groups, I).
+
+    Flax's kernel is flipped in all spatial axes unless the layer has transpose_kernel=True.
+    """
     n = _axes(layer)
     parts = (kernel() if getattr(layer, "transpose_kernel", True) else flipped(n), same("bias"))
     return Rule(f"ConvTranspose{n}d", parts, "last", also=(f"LazyConvTranspose{n}d",))
 
 
 def flipped(n: int) -> Part:
-    """(I, O, *k) to (*k, I, O), with every spatial axis reversed."""
+    """Convert (I, O, *k) to (*k, I, O) with every spatial axis reversed."""
     axes = tuple(range(n))
 
     def forth(weight: np.ndarray) -> tuple[np.ndarray]:

@@ -38,9 +38,9 @@ DROPOUT = Rule("Dropout")
 
 
 def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """LinearGeneral and DenseGeneral: a Linear whose features are split into several axes.
+    """Return the rule of LinearGeneral or DenseGeneral: a Linear with features split over several axes.
 
-    Linen's does not know how many features come in; if they have several axes, `shapes` must say so.
+    Linen's layer does not store its input features; for several input axes they are read from `shapes`.
     """
     if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
         return None
@@ -57,7 +57,7 @@ def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
 
 
 def cut_kernel(torch: str, flax: str, into: Shape, out: Shape) -> Part:
-    """A (prod(out), prod(into)) matrix to an (*into, *out) kernel."""
+    """Convert a (prod(out), prod(into)) matrix to an (*into, *out) kernel."""
     rows = math.prod(out)
     return Part((torch,), (flax,), lambda w: (w.T.reshape(*into, *out),), lambda k: (k.reshape(-1, rows).T,))
 

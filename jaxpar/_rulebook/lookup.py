@@ -1,4 +1,4 @@
-"""rule_for: the row of a layer, by the name of its class."""
+"""Look up a layer's rule by the name of its class."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ Row = Rule | Callable[[Layer, Shapes | None], Rule | None]
 
 
 def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
-    """The row of a layer; None if it has none.
+    """Return the rule of a layer; None for layers without one.
 
     Args:
-      layer: an instance of a layer of flax.nnx, flax.linen or jaxpar.nn, or of a subclass of one.
-      shapes: the shapes of its leaves by path, needed for Linen's DenseGeneral over several axes, which
-        does not know them itself.
+      layer: a layer of flax.nnx, flax.linen or jaxpar.nn, or of a subclass.
+      shapes: shapes of the layer's leaves by path; needed for Linen's DenseGeneral over several axes, which
+        does not store them.
+
+    >>> from flax import linen
+    >>> from jaxpar._rulebook import rule_for
+    >>> rule_for(linen.Dense(3)).torch_shapes({"kernel": (4, 3), "bias": (3,)})
+    {'weight': (3, 4), 'bias': (3,)}
     """
     for kind in type(layer).__mro__:
         row = ROWS.get(_key(kind))
@@ -27,22 +32,22 @@ def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
 
 
 def _key(kind: type) -> str:
-    """The class as the rows name it: "nnx.Linear"."""
+    """Return the class's key in `ROWS`, such as "nnx.Linear"."""
     package = next((p for p in _FAMILIES if f"{kind.__module__}.".startswith(p + ".")), None)
     return f"{_FAMILIES[package]}.{kind.__name__}" if package else ""
 
 
-# The following rows contain other rows, so they can only be here, where all of them are known.
+# The following rows depend on the rows of inner layers, so they are defined where `rule_for` is.
 
 
 def _one_direction(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """RNN: torch's stack of one layer and one direction."""
+    """Return the rule of an RNN: torch's stack with one layer and one direction."""
     cell = rule_for(layer.cell)
     return cell and cell.at_depth(0).inside("cell")
 
 
 def _both_directions(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """nnx.Bidirectional: torch's stack of one layer and two directions."""
+    """Return the rule of nnx.Bidirectional: torch's stack with one layer and two directions."""
     cells = [rule_for(getattr(half, "cell", None)) for half in (layer.forward_rnn, layer.backward_rnn)]
     if None in cells:
         return None

@@ -1,4 +1,4 @@
-"""BatchNorm, LayerNorm, GroupNorm, InstanceNorm, RMSNorm: vectors under other names."""
+"""BatchNorm, LayerNorm, GroupNorm, InstanceNorm, RMSNorm: the same vectors, named differently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BATCH_COUNT = "num_batches_tracked"
 BATCH_NORMS = tuple(f"{lazy}BatchNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
 INSTANCE_NORMS = tuple(f"{lazy}InstanceNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3))
 
-# Flax does not count batches; torch needs their number only with momentum=None.
+# Flax does not count batches; torch needs the count only for momentum=None.
 BATCH_NORM = Rule(
     BATCH_NORMS[0],
     AFFINE + RUNNING,
@@ -31,7 +31,7 @@ RMS_NORM = Rule("RMSNorm", AFFINE[:1])
 
 
 def tracked(layer: Layer, shapes: Shapes | None) -> Rule:
-    """jaxpar.nn.InstanceNorm, which may have running statistics; torch's count of its batches stays 0."""
+    """Return the rule of jaxpar.nn.InstanceNorm, with running statistics if any; torch's batch count is 0."""
     if layer.mean is None:
         return INSTANCE_NORM
     return dataclasses.replace(INSTANCE_NORM, parts=AFFINE + RUNNING, surplus=BATCH_NORM.surplus)

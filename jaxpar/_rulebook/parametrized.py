@@ -1,4 +1,4 @@
-"""WeightNorm and SpectralNorm: in torch, the arrays that a weight is computed from have other names."""
+"""WeightNorm and SpectralNorm: the arrays that torch computes a weight from, under torch's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rule import Layer, Part, Rule, Shape, same
 
 
 def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
-    """original0, or weight_g, (O, 1, ..) to scale (O,); original1, or weight_v, to the layer's kernel."""
+    """Convert original0 (or weight_g) (O, 1, ...) to scale (O,), original1 (or weight_v) to the kernel."""
     part, other_parts = _split(layer, inner)
     if part is None:
         return None
@@ -38,7 +38,7 @@ def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
 
 
 def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
-    """original to the layer's kernel, _u to u, and _v, flat in the order of torch's weight, to v."""
+    """Convert original to the layer's kernel, _u to u, and _v, flat in the weight's torch order, to v."""
     part, other_parts = _split(layer, inner)
     if part is None:
         return None
@@ -64,12 +64,12 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
 
 
 def _older(part: Part, name: str) -> Part:
-    """The part by the name that `torch.nn.utils.weight_norm` gives it; nothing goes back to that."""
+    """Return the part under `torch.nn.utils.weight_norm`'s older name, which is read but never written."""
     return dataclasses.replace(part, torch=(name,), when=lambda shapes: False)
 
 
 def _split(layer: Layer, inner: Rule) -> tuple[Part | None, tuple[Part, ...]]:
-    """The part of the inner layer's row that holds the kernel, and the others."""
+    """Return the part of the inner layer's rule that holds the kernel, and the other parts."""
     kernel_parts = [part for part in inner.parts if layer.name in part.flax]
     if len(kernel_parts) != 1 or len(kernel_parts[0].torch) != 1 or len(kernel_parts[0].flax) != 1:
         return None, ()
@@ -87,9 +87,9 @@ def _kernel_shape(layer: Layer) -> Shape:
 
 
 def _in_torch(back: Callable[..., tuple[np.ndarray, ...]], shape: Shape, axis: int) -> tuple[Shape, int]:
-    """The shape of a kernel in torch, and which of its axes is the kernel's `place`."""
-    # `back` may permute the axes in any way. The one sought has the length of the kernel's in `line`, where
-    # all others have 1, and 1 in `rest`.
+    """Return a kernel's shape in torch, and the index in that shape of the kernel's `axis`."""
+    # `back` may permute the axes in any way. The sought one has the axis's length in `line`, where all others
+    # have length 1, and length 1 in `without_axis`.
     numbers = np.arange(shape[axis]).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     (line,) = back(numbers)
     (full,) = back(np.broadcast_to(np.zeros((), np.bool_), shape))

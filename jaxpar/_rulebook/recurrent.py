@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN: gates in one tensor or several, two biases in torch, one or two in Flax.
 
-Where Flax has the sum of torch's two biases, a value goes back as (b, 0). A gradient is the same for both
-and goes back as (g, g). Training differs: torch's optimizer moves both of them.
+Where Flax stores the sum of torch's two biases, a value converts back to (b, 0). The gradients of both biases
+are equal, so a gradient converts back to (g, g). Training differs: torch's optimizer updates both biases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BOTH = ("bias_ih", "bias_hh")
 
 
 def merged(flax: str) -> Part:
-    """bias_ih + bias_hh as one Flax bias."""
+    """Convert bias_ih and bias_hh to their sum, one Flax bias."""
     return Part(
         BOTH,
         (flax,),
@@ -29,7 +29,7 @@ def merged(flax: str) -> Part:
 
 
 def gates(torch: str, flax: tuple[str, ...]) -> Part:
-    """A (G*H, I) matrix to G kernels (I, H)."""
+    """Convert a (G*H, I) matrix to G kernels (I, H)."""
     return Part(
         (torch,),
         flax,
@@ -39,7 +39,7 @@ def gates(torch: str, flax: tuple[str, ...]) -> Part:
 
 
 def merged_gates(flax: tuple[str, ...]) -> Part:
-    """bias_ih + bias_hh, (G*H,), as G biases (H,)."""
+    """Convert bias_ih and bias_hh, (G*H,), to the G slices (H,) of their sum."""
     n = len(flax)
     return Part(
         BOTH,
@@ -52,9 +52,12 @@ def merged_gates(flax: tuple[str, ...]) -> Part:
 
 
 def _bias_without_hn() -> Part:
-    """nnx.GRUCell: r and z have the sum, n has b_in, and there is no place for b_hn.
+    """Convert nnx.GRUCell's biases: sums for r and z, and b_in for n; the cell lacks a b_hn.
 
-    The gradient of b_hn comes back as 0, as of a constant.
+    The gradient of b_hn converts back to 0, the gradient of a constant.
+
+    Raises:
+      MatchError: torch's b_hn is not zero (raised by the conversion).
     """
 
     def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -78,7 +81,7 @@ def _bias_without_hn() -> Part:
 
 
 def _gru_biases() -> Part:
-    """Linen's GRUCell: the sum for r and z, both biases for n."""
+    """Convert the biases of Linen's GRUCell: the sums for r and z, both biases for n."""
 
     def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
         (ar, az, an), (br, bz, bn) = np.split(a, 3), np.split(b, 3)
@@ -98,7 +101,7 @@ def _gru_biases() -> Part:
 
 
 def lstm_by_gates(f: str) -> Rule:
-    """One Dense for each gate, in torch's order; `f` is the forget gate's name."""
+    """Return the rule of an LSTM cell with one Dense per gate; `f` is the forget gate's name."""
     return Rule(
         "LSTMCell",
         (
@@ -110,7 +113,7 @@ def lstm_by_gates(f: str) -> Rule:
 
 
 def dense(kind: str, i: str, h: str, bias: Part) -> Rule:
-    """A cell with one Dense for all gates of the input and one for those of the state."""
+    """Return the rule of a cell with one Dense for all input gates and one for all state gates."""
     return Rule(kind, (kernel("weight_ih", f"{i}.kernel"), kernel("weight_hh", f"{h}.kernel"), bias))
 
 
@@ -127,7 +130,7 @@ LINEN_GRU = Rule(
 
 
 def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
-    """h' = f(W_ih x + W_hh h + b); `residual=True` has no counterpart in torch."""
+    """Return the rule of h' = f(W_ih x + W_hh h + b); None for residual=True, which torch lacks."""
     if getattr(layer, "residual", False):
         return None
     i, h = ("dense_i", "dense_h") if hasattr(layer, "dense_i") else ("i", "h")
@@ -135,13 +138,16 @@ def simple(layer: Layer, shapes: Shapes | None) -> Rule | None:
 
 
 def _jaxpar_cell(kind: str, end: str = "") -> Rule:
-    """A cell of jaxpar.nn, or a layer and direction: torch's tensors and names, matrices transposed."""
+    """Return the rule of a jaxpar.nn cell: torch's tensors under torch's names, matrices transposed.
+
+    `end` is the suffix of one layer and direction of a stack, "_l0_reverse".
+    """
     weights = (kernel(f"{name}{end}", f"{name}{end}") for name in ("weight_ih", "weight_hh", "weight_hr"))
     return Rule(kind, (*weights, *(same(f"{name}{end}") for name in BOTH)))
 
 
 def _jaxpar_stack(kind: str) -> Callable[[Layer, Shapes | None], Rule]:
-    """All layers and directions of jaxpar.nn's RNN, LSTM or GRU."""
+    """Return the row of jaxpar.nn's RNN, LSTM or GRU, with all layers and directions."""
 
     def row(layer: Layer, shapes: Shapes | None) -> Rule:
         directions = ("", "_reverse") if layer.bidirectional else ("",)

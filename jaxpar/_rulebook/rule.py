@@ -1,4 +1,4 @@
-"""Rule and Part: how one layer's tensors in torch become its leaves in Flax, and back."""
+"""Rule and Part: conversions between one layer's torch tensors and its Flax leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 Layer: TypeAlias = Any
-"""A layer of flax.nnx, flax.linen or jaxpar.nn. Only its attributes are read, so none of them is imported."""
+"""A layer of flax.nnx, flax.linen or jaxpar.nn. Any, because the rulebook imports no framework."""
 Shape = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
 Conversion = Callable[..., Arrays]
@@ -22,17 +22,17 @@ def always(shapes: Shapes) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Torch names and Flax leaves that are converted into each other; the smallest unit of conversion.
+    """The smallest unit of conversion: torch names and the Flax leaves that they convert to.
 
     Attributes:
       torch: names inside the torch layer, `("weight",)`.
       flax: leaf paths inside the Flax layer, `("kernel",)`.
-      to_flax: the torch arrays, one argument each, to a tuple of the Flax leaves.
-      to_torch: the way back.
-      gradient_to_flax: for gradients, if they convert differently from values.
-      gradient_to_torch: the way back for gradients.
-      when: whether Flax leaves of these shapes go back in this form; it decides between parts that make
-        the same leaves from different names.
+      to_flax: converts torch arrays, one argument each, to a tuple of Flax leaves.
+      to_torch: the inverse of `to_flax`.
+      gradient_to_flax: replaces `to_flax` for gradients that convert differently from values.
+      gradient_to_torch: replaces `to_torch` for such gradients.
+      when: whether Flax leaves of given shapes convert back in this form; it selects between parts that
+        have the same leaves and different torch names.
     """
 
     torch: tuple[str, ...]
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the same array under another name."""
+        """Whether the Flax leaf is torch's array under a different name."""
         return self.to_flax is _through
 
     def forth(self, arrays: Iterable[np.ndarray], gradient: bool = False) -> Arrays:
@@ -63,11 +63,18 @@ class Rule:
 
     Attributes:
       torch: torch's class, "Linear", "Conv2d".
-      parts: what its tensors become. A part without its names, or without its leaves, is left out,
-        so the row of a layer with a bias is also the row of one without.
+      parts: the conversions. A part whose names or leaves are missing is skipped, so one row covers layers
+        with and without a bias.
       channels: "last" if the layer's data is (N, C, *S) in torch and (N, *S, C) in Flax; else None.
-      also: other torch classes with the same names.
-      surplus: names that torch has and the Flax layer does not, and the values they go back with.
+      also: other torch classes with the same tensor names.
+      surplus: torch names without a Flax leaf, and the values that they get in a conversion to torch.
+
+    >>> import numpy as np
+    >>> from jaxpar._rulebook import Rule, kernel, same
+    >>> rule = Rule("Linear", (kernel(), same("bias")))
+    >>> leaves = rule.to_flax({"weight": np.zeros((3, 4)), "bias": np.zeros(3)})
+    >>> {name: leaf.shape for name, leaf in leaves.items()}
+    {'kernel': (4, 3), 'bias': (3,)}
     """
 
     torch: str
@@ -78,20 +85,20 @@ class Rule:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The torch classes that this row is for."""
+        """All torch classes that the row applies to."""
         return (self.torch, *self.also)
 
     def parts_of_torch(self, names: Iterable[str]) -> tuple[Part, ...]:
-        """The parts whose torch names are all there."""
+        """Return the parts whose torch names are all in `names`."""
         available = set(names)
         return tuple(part for part in self.parts if available.issuperset(part.torch))
 
     def parts_of_flax(self, shapes: Shapes) -> tuple[Part, ...]:
-        """The parts whose leaves are all there, in the form that torch has for these shapes."""
+        """Return the parts whose leaves are all in `shapes` and whose `when` accepts the shapes."""
         return tuple(part for part in self.parts if shapes.keys() >= set(part.flax) and part.when(shapes))
 
     def to_flax(self, tensors: Mapping[str, np.ndarray], gradient: bool = False) -> dict[str, np.ndarray]:
-        """Flax leaves from torch arrays, both by their names inside the layer."""
+        """Convert torch arrays to Flax leaves, both by their names inside the layer."""
         converted: dict[str, np.ndarray] = {}
         for part in self.parts_of_torch(tensors):
             arrays = part.forth((tensors[name] for name in part.torch), gradient)
@@ -99,7 +106,7 @@ class Rule:
         return converted
 
     def to_torch(self, leaves: Mapping[str, np.ndarray], gradient: bool = False) -> dict[str, np.ndarray]:
-        """Torch arrays from Flax leaves; without what is in `surplus`."""
+        """Convert Flax leaves to torch arrays, without `surplus`."""
         converted: dict[str, np.ndarray] = {}
         for part in self.parts_of_flax({name: leaf.shape for name, leaf in leaves.items()}):
             arrays = part.back((leaves[name] for name in part.flax), gradient)
@@ -107,15 +114,15 @@ class Rule:
         return converted
 
     def torch_shapes(self, shapes: Shapes) -> dict[str, Shape]:
-        """The shapes of the torch arrays that Flax leaves of these shapes become."""
+        """Return the shapes of the torch arrays that Flax leaves of these shapes convert to."""
         return {name: array.shape for name, array in self.to_torch(_empty(shapes)).items()}
 
     def inside(self, path: str) -> Rule:
-        """The row of a layer that holds this one as its attribute `path`."""
+        """Return the rule of a layer that has this one as its attribute `path`."""
         return self._with(lambda part: {"flax": tuple(f"{path}.{leaf}" for leaf in part.flax)})
 
     def at_depth(self, depth: int, reverse: bool = False) -> Rule:
-        """A cell's row as that of one layer and direction of torch's stack: `weight_ih_l0_reverse`."""
+        """Return a cell's rule with torch's names for one layer and direction: `weight_ih_l0_reverse`."""
         end = f"_l{depth}" + "_reverse" * reverse
         names = self._with(lambda part: {"torch": tuple(name + end for name in part.torch)})
         return dataclasses.replace(
@@ -131,17 +138,28 @@ class Rule:
 
 
 def _empty(shapes: Shapes) -> dict[str, np.ndarray]:
-    """Arrays of these shapes that take no memory: one byte, broadcast."""
+    """Return boolean arrays of these shapes that share one byte each."""
     return {name: np.broadcast_to(np.zeros((), np.bool_), shape) for name, shape in shapes.items()}
 
 
 def same(torch: str, flax: str | None = None) -> Part:
-    """The same array under another name (or the same one)."""
+    """Return a part that only renames: `flax` is torch's array, under the same name by default.
+
+    >>> from jaxpar._rulebook import same
+    >>> same("weight", "scale").flax
+    ('scale',)
+    """
     return Part((torch,), (flax or torch,), _through, _through)
 
 
 def kernel(torch: str = "weight", flax: str = "kernel") -> Part:
-    """(O, I, *k) to (*k, I, O); without k the transpose of a matrix."""
+    """Return a part that converts (O, I, *k) to (*k, I, O): without k, the transpose of a matrix.
+
+    >>> import numpy as np
+    >>> from jaxpar._rulebook import kernel
+    >>> kernel().forth([np.zeros((8, 3, 5, 5))])[0].shape
+    (5, 5, 3, 8)
+    """
     return Part((torch,), (flax,), _kernel_forth, _kernel_back)
 
 

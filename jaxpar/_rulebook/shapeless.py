@@ -1,4 +1,4 @@
-"""Layers of jaxpar.nn without tensors: pools, resizing, borders and dropout."""
+"""Layers of jaxpar.nn without tensors: pooling, resizing, padding and dropout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files of weights: `.safetensors` and torch's own. Nothing in them is ever executed.
+"""Read and write weight files: `.safetensors`, and torch's own formats. Nothing in a file is executed.
 
-Every file is read as hostile: its header is checked against its size before any array is made, and a pickle
-may only build tensors. Writing never leaves half a file behind.
+Every file is treated as hostile: its header is checked against its size before any array is allocated, and a
+pickle may only construct tensors. Writing never leaves a partial file.
 """
 
 from __future__ import annotations
@@ -23,22 +23,29 @@ READERS = {
 
 
 def read_weights(path: str | os.PathLike[str], *, key: str | None = None) -> dict[str, Any]:
-    """The tensors in a file, by name.
+    """Read the tensors in a file, by name.
 
     Args:
-      path: of a `.safetensors` file, or of a `.pt`, `.pth` or `.bin` that `torch.save` wrote.
-      key: the entry of a checkpoint that is the state_dict, if there is more than weights in it; dots between
-        words.
+      path: a `.safetensors` file, or a `.pt`, `.pth` or `.bin` file written by `torch.save`.
+      key: the state_dict's key in a checkpoint that holds more than weights; dots separate nested keys.
 
     Returns:
-      `.safetensors`: arrays on the file's own bytes, read when they are used. Else torch tensors,
-      with whatever else the checkpoint holds.
+      For `.safetensors`, arrays that are memory-mapped from the file. Otherwise torch tensors, along with
+        any other entries of the checkpoint.
 
     Raises:
-      FileError: no such file, damaged, of another kind, or a pickle of more than tensors.
-      ModuleNotFoundError: the file needs torch or safetensors, which is not installed.
+      FileError: the file is missing, damaged or of an unknown kind, or pickles more than tensors.
+      ModuleNotFoundError: torch or safetensors is needed and not installed.
 
     torch counterpart: `torch.load(path, map_location="cpu", weights_only=True)`.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from jaxpar import parity
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     parity.write_weights(f"{folder}/w.safetensors", {"fc.bias": np.ones(3, np.float32)})
+    ...     parity.read_weights(f"{folder}/w.safetensors")
+    {'fc.bias': array([1., 1., 1.], dtype=float32)}
     """
     name = os.fspath(path)
     content: Any = READERS[_kind(name)](checked_path(name))
@@ -55,16 +62,26 @@ def read_weights(path: str | os.PathLike[str], *, key: str | None = None) -> dic
 def write_weights(
     path: str | os.PathLike[str], tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes arrays or tensors by name; the file appears when it is complete.
+    """Write arrays or tensors by name; the file appears only when complete.
 
     Args:
-      path: ending in `.safetensors`, or in `.pt`, `.pth` or `.bin` for a torch state_dict.
-      tensors: NumPy arrays, JAX arrays or torch tensors.
-      metadata: texts for the header of a `.safetensors` file; `{"format": "pt"}` if left out.
+      path: a file name with the suffix `.safetensors`, or `.pt`, `.pth` or `.bin` for a torch state_dict.
+      tensors: NumPy arrays, JAX arrays or torch tensors by name.
+      metadata: strings for the header of a `.safetensors` file; `{"format": "pt"}` by default.
 
     Raises:
-      FileError: an unknown ending, or a value or element type that the file cannot hold.
-      OSError: the folder is missing or not writable; an older file is still there.
+      FileError: an unknown suffix, or a value or element type that the format does not support.
+      OSError: the folder is missing or not writable; an existing file is unchanged.
+
+    torch counterpart: `torch.save(state_dict, path)`.
+
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> from jaxpar import parity
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     parity.write_weights(f"{folder}/w.safetensors", {"w": np.zeros((2, 3))}, metadata={"step": "7"})
+    ...     os.listdir(folder)
+    ['w.safetensors']
     """
     name = os.fspath(path)
     kind = _kind(name)

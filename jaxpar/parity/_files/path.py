@@ -1,4 +1,4 @@
-"""Paths: checks before a file is read, and files that appear whole or not at all."""
+"""Check a path before reading, and write files atomically."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...errors import FileError
 
 
 def checked_path(name: str) -> str:
-    """The path of a plain file that is not empty.
+    """Return the path of a regular, non-empty file.
 
     Raises:
-      FileError: missing, a folder, a device or pipe, empty, or not readable.
+      FileError: the path is missing, a folder, a device, a pipe, empty or not readable.
     """
     try:
         status = os.stat(name)
@@ -32,7 +32,7 @@ def checked_path(name: str) -> str:
 
 @contextlib.contextmanager
 def written(name: str) -> Iterator[str]:
-    """A temporary path beside `name`; the file takes its place when the block ends without an error."""
+    """Yield a temporary path in the same folder, which replaces `name` if the block succeeds."""
     folder, file = os.path.split(os.path.abspath(name))
     if os.path.isdir(name):
         raise FileError(f"{name}: it is a folder; give a file's name.")
@@ -42,7 +42,7 @@ def written(name: str) -> Iterator[str]:
     try:
         yield temporary
         with open(temporary, "rb+") as done:
-            os.fsync(done.fileno())  # or a crash could leave the new name with no bytes
+            os.fsync(done.fileno())  # otherwise a crash could leave an empty file under the new name
         os.replace(temporary, name)
     except OSError as error:
         if error.filename is None:  # a write's error names no file

@@ -1,7 +1,7 @@
-"""The safetensors format: eight bytes of length, a JSON header, the arrays' bytes.
+"""The safetensors format: eight bytes of length, a JSON header, and the arrays' bytes.
 
-The library checks the header: offsets, overlaps, overflows, sizes. Of duplicate keys it keeps the last, so
-they are refused here. Arrays are views of the mapped file.
+The safetensors library checks offsets, overlaps, overflows and sizes. For duplicate keys it keeps the last
+one, so they are refused here. Arrays are views of the memory-mapped file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST_HEADER = 100_000_000
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """Raises FileError for anything wrong with the file."""
+    """Read the arrays by name. Raises FileError for any invalid file."""
     header, start = _header(path)
     _library_agrees(path)
     data = np.memmap(path, np.uint8, "r", start) if os.path.getsize(path) > start else np.zeros(0, np.uint8)
@@ -96,12 +96,12 @@ def _array(path: str, name: str, entry: Mapping[str, Any], data: np.ndarray) -> 
         raise FileError(f"{path}: {name} is BOOL and has bytes that are neither 0 nor 1.")
     try:
         return np.asarray(raw).view(dtype).reshape(entry["shape"])
-    except ValueError as error:  # without elements any size is one that the library lets through
+    except ValueError as error:  # the library accepts any size of an array without elements
         raise FileError(f"{path}: {name} has the shape {entry['shape']}: {error}") from None
 
 
 def write(temporary: str, path: str, tensors: Mapping[str, Any], metadata: dict[str, str]) -> None:
-    """Arrays with the largest elements first, as the library writes them: every array is aligned."""
+    """Write arrays ordered by decreasing element size, as the library does, so that each one is aligned."""
     arrays = {name: _given(path, name, tensor) for name, tensor in tensors.items()}
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": metadata}

@@ -1,7 +1,7 @@
-"""torch's own files: zip archives with a pickle, of which only tensors are unpickled.
+"""torch's own files: zip archives with a pickle, from which only tensors are unpickled.
 
-Always with `weights_only=True`. torch believes the sizes in an archive, so they are compared with the file's
-size first.
+Files are always loaded with `weights_only=True`. torch trusts the sizes in an archive, so they are compared
+with the file's size first.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .._tensors import tensor_from
 
 
 def read(path: str) -> Any:
-    """Raises FileError for anything wrong with the file."""
+    """Load the file's object. Raises FileError for any invalid file."""
     torch = _torch(path)
     _check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        # torch's own text is an advice to switch the protection off.
+        # Not torch's message, which advises disabling the protection.
         raise FileError(
             f"{path}: it holds more than tensors{_refused(error)}, and jaxpar unpickles nothing else, "
             "because a pickle can run any code. Where it was made, save module.state_dict() instead, best as "
             ".safetensors."
         ) from None
-    except Exception as error:  # torch raises what its parts raise: zip, pickle, struct, C++
+    except Exception as error:  # errors of zip, pickle, struct and C++
         raise FileError(
             f"{path}: torch cannot read it ({os.path.getsize(path)} bytes): {type(error).__name__}: "
             f"{_first(error)}"
@@ -49,7 +49,7 @@ def write(temporary: str, path: str, tensors: Mapping[str, Any]) -> None:
         try:
             torch.save(converted, file)
         except RuntimeError as error:
-            # torch closes an archive that it could not write, and raises what comes of that instead.
+            # torch closes an archive after a failed write, and the error of closing hides the write's.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
@@ -67,7 +67,7 @@ def _torch(path: str) -> Any:
 
 
 def _check_archive(path: str) -> None:
-    """torch's archives are zips of stored entries, none of them compressed; older files are bare pickles."""
+    """Check an archive's declared sizes. torch writes uncompressed zips; older files are bare pickles."""
     with open(path, "rb") as file:
         start = file.read(4)
     if not start.startswith(b"PK\x03\x04"):
@@ -103,7 +103,7 @@ def _tensors(content: Any, torch: Any, path: str = "") -> Iterator[tuple[str, An
 
 
 def _refused(error: Exception) -> str:
-    """The class or function that torch met and does not call."""
+    """Return the class or function that torch refused to call, as part of a sentence."""
     match = re.search(r"GLOBAL (\S+)", str(error))
     return f", {match[1]} for one" if match else ""
 

@@ -1,9 +1,9 @@
-"""The two models at work: the same task, and what can be seen of it.
+"""The two models of a comparison, run side by side on the same task.
 
     Task, Batch ─┬─► TorchSide ──► Observation ─┐
                  └─► FlaxSide ───► Observation ─┴─► measure
 
-A side owns a copy of the user's module in one element type, takes training steps, and shows what it saw by
-the paths of Flax's leaves and in Flax's layout. The user's modules stay as they are, and so do the classes
-and functions of JAX, Flax and torch: a copy is watched by means that are its own, or its thread's.
+A side owns a copy of the user's module in one element type, takes training steps, and returns each step's
+arrays by the paths of Flax's leaves, in Flax's layout. The user's modules are never changed, and neither are
+the classes and functions of JAX, Flax and torch: hooks belong to the copy or to the current thread.
 """

@@ -1,8 +1,8 @@
-"""Call: what a model is called with, as arrays by their places and a form that holds everything else.
+"""Call: a model's arguments, split into named arrays and a static form with everything else.
 
-torch and Flax models take arrays by position and by keyword, in dicts and tuples, beside `None`, flags,
-numbers and text. Only arrays are cast, laid out, nudged and differentiated. The rest is passed as it is, and
-belongs to the compiled program as the model's code does.
+torch and Flax models take arrays by position and by keyword, in dicts and tuples, along with `None`, flags,
+numbers and strings. Only arrays are cast, laid out, nudged and differentiated. The other objects are passed
+unchanged and are static in the compiled program.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .._tensors import array_of, is_tensor
 from .outputs import NUMBERS
 
 AsArray = Callable[[Any, str], Any]
-"""Makes an array of what a caller gave, with its place for an error."""
+"""Converts an argument to an array; the second parameter is the argument's label for errors."""
 
 
 @dataclass(frozen=True)
 class ArraySlot:
-    """Where an array goes, by its name."""
+    """The position of an array in a form, by the array's name in `Call.arrays`."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class PassedObject:
-    """An object that is passed as it is. 1, 1.0 and True are three."""
+    """An object that is passed unchanged. 1, 1.0 and True compare as different objects."""
 
     value: Any
 
@@ -42,14 +42,14 @@ class PassedObject:
         return hash(self._key())
 
     def _key(self) -> tuple[type, Any]:
-        # What has no value of its own to compare by, such as a function's closure, is itself alone.
+        # The form is part of a jit cache key. Objects without value equality (closures) compare by identity.
         value = self.value
         return type(value), repr(value) if isinstance(value, NUMBERS) else id(value)
 
 
 @dataclass(frozen=True)
 class Container:
-    """A tuple, named tuple, list or dict. `keys` are a dict's."""
+    """A tuple, named tuple, list or dict; `keys` is used for dicts only."""
 
     kind: type
     children: tuple[Form, ...]
@@ -70,18 +70,18 @@ class Arguments:
         return dict(zip(self.kwargs.keys, self.kwargs.children, strict=True))
 
     def each(self) -> dict[str, Form]:
-        """All arguments, those by position as `inputs[0]`."""
+        """Return the forms of all arguments by name; positional ones are called `inputs[0]`."""
         return {f"inputs[{i}]": form for i, form in enumerate(self.args.children)} | self.by_keyword()
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Arguments. As a pytree it has its arrays as leaves.
+    """The arguments of one call, as a pytree whose leaves are the arrays.
 
     Attributes:
-      arrays: by place: `0`, `1['mask']`, `pixel_values`.
-      form: of everything.
+      arrays: arrays by name: `0`, `1['mask']`, `pixel_values`.
+      form: the structure of all arguments, with an `ArraySlot` for each array.
     """
 
     arrays: Mapping[str, Any] = field(default_factory=dict)
@@ -91,14 +91,14 @@ class Call:
     def of(
         cls, inputs: Any, kwargs: Mapping[str, Any] | None = None, as_array: AsArray | None = None
     ) -> Call:
-        """From one argument, a tuple or list of arguments by position, or a dict of those by keyword.
+        """Create a call from one argument, a sequence of positional ones, or a dict of keyword arguments.
 
         Args:
-          kwargs: more of them, which may be any objects.
-          as_array: `to_array` if left out.
+          kwargs: additional keyword arguments, which may be arbitrary objects.
+          as_array: converts arrays; `to_array` by default.
 
         Raises:
-          TypeError: an object that is neither an array nor plain, or a keyword that is no text.
+          TypeError: an object in `inputs` is neither an array nor plain, or a keyword is not a string.
         """
         reader = _Reader(as_array or to_array)
         named = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -123,30 +123,30 @@ class Call:
         return _filled(self.form.kwargs, self.arrays)
 
     def map(self, function: Callable[[Any], Any]) -> Call:
-        """With function(array) in the place of every array."""
+        """Return the call with `function` applied to every array."""
         return Call({name: function(x) for name, x in self.arrays.items()}, self.form)
 
     def map_objects(self, function: Callable[[Any], Any]) -> Call:
-        """With function(object) in the place of everything else."""
+        """Return the call with `function` applied to every object that is not an array."""
         args, kwargs = (_map_objects(form, function) for form in (self.form.args, self.form.kwargs))
         return Call(self.arrays, Arguments(args, kwargs))
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Call:
-        """With these in their places."""
+        """Return the call with some arrays replaced by name."""
         return Call({**self.arrays, **arrays}, self.form)
 
     def with_kwargs(self, other: Call) -> Call:
-        """With the keyword arguments of another call, which win."""
+        """Return the call with `other`'s keyword arguments added; they take precedence."""
         arrays = {**self.arrays, **{k: x for k, x in other.arrays.items() if not k[:1].isdigit()}}
         both = {**self.form.by_keyword(), **other.form.by_keyword()}
         return Call(arrays, Arguments(self.form.args, _dict_form(both)))._pruned()
 
     def missing(self) -> list[tuple[str, str]]:
-        """Objects that a record could not hold, and of which type: by keyword, or `inputs[0]`."""
+        """Return (argument name, type name) for each object that a record could not store."""
         return [(name, kind) for name, form in self.form.each().items() for kind in _missing(form)]
 
     def _pruned(self) -> Call:
-        """Without arrays that have lost their place."""
+        """Drop arrays that the form does not refer to."""
         in_use = {*_slot_names(self.form.args), *_slot_names(self.form.kwargs)}
         return Call({name: x for name, x in self.arrays.items() if name in in_use}, self.form)
 
@@ -163,10 +163,10 @@ def _args(inputs: Any) -> tuple:
 
 
 def to_array(x: Any, name: str) -> np.ndarray:
-    """A NumPy array.
+    """Convert to a NumPy array.
 
     Raises:
-      TypeError: it holds no numbers.
+      TypeError: the element type is not numeric.
     """
     array = array_of(x) if is_tensor(x) else np.asarray(x)
     if array.dtype.kind not in "biufcV":
@@ -175,7 +175,7 @@ def to_array(x: Any, name: str) -> np.ndarray:
 
 
 def is_array(x: Any) -> bool:
-    """Whether it is one for this purpose: keys of random numbers are not."""
+    """Return whether `x` is passed as an array; JAX's random keys are not."""
     if is_tensor(x):
         return True
     dtype = getattr(x, "dtype", None)
@@ -185,7 +185,7 @@ def is_array(x: Any) -> bool:
 
 
 class _Reader:
-    """Takes arguments apart. `arrays` are those that were found."""
+    """Splits arguments into forms, and collects the arrays in `arrays`."""
 
     def __init__(self, as_array: AsArray):
         self.as_array, self.arrays = as_array, dict[str, Any]()
@@ -212,7 +212,7 @@ class _Reader:
 
 
 def _label(name: str) -> str:
-    """A place as it is written in errors: inputs[0], inputs['mask']."""
+    """Return an array's name as errors show it: inputs[0], inputs['mask']."""
     root, bracket, suffix = name.partition("[")
     return f"inputs[{root if root.isdigit() else repr(root)}]{bracket}{suffix}"
 
@@ -255,15 +255,15 @@ def _missing(form: Form) -> list[str]:
 
 
 def form_to_json(form: Arguments) -> list[Any]:
-    """A form as JSON. Of an object that is not plain the type's name is left: it must be given again."""
+    """Return a form as JSON. For objects that are not plain values, only the type's name is stored."""
     return [_to_json(form.args), _to_json(form.kwargs)]
 
 
 def form_from_json(data: Any) -> Arguments:
-    """The form that `form_to_json` wrote.
+    """Return the form that `form_to_json` wrote.
 
     Raises:
-      ValueError: something else.
+      ValueError: `data` was not written by `form_to_json`.
     """
     try:
         args, kwargs = map(_from_json, data)
@@ -302,6 +302,6 @@ def _from_json(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class Missing:
-    """An object of this type that was not written."""
+    """Stands in for an object of this type that a record does not hold."""
 
     kind: str

@@ -1,8 +1,8 @@
-"""Constants: tensors that were rounded to float32 before a run, so that float64 in the run cannot help them.
+"""Constants: tensors that were rounded to float32 before a run, which float64 arithmetic cannot undo.
 
-A table made in `__init__`, a buffer from a checkpoint, an array that a function closes over. What their
-rounding does to a model is found by doing it once more: `Constants` notes them, and moves each by up to half
-a unit of its type.
+Examples are a table made in `__init__`, a buffer from a checkpoint, and an array that a function closes over.
+The effect of their rounding is measured by rounding once more: `Constants` collects them, and perturbs each
+by up to half a unit in the last place of its type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from .._tensors import widened
 
 OURS = ("jaxpar", "jax", "jaxlib", "flax", "optax", "torch")
-"""Packages in whose files no constant of the user's is made."""
+"""Packages whose files are skipped when a constant is named after the user's line of code."""
 
 
 @dataclasses.dataclass
@@ -26,13 +26,13 @@ class Constants:
     """The constants of one side, by name, while it runs.
 
     Args:
-      seed: of the numbers by which they are moved; None leaves them where they are.
-      only: the names of those that are moved; all if left out.
-      instead: other values, by name.
+      seed: seeds the perturbations; None applies none.
+      only: names of the constants to perturb; all by default.
+      instead: replacement values by name.
 
     Attributes:
-      originals: their values, as they were.
-      exact: arrays of float64 that a model brings along: they may be what the other side had rounded.
+      originals: the unperturbed values by name.
+      exact: float64 arrays of the model, which may be the unrounded form of the other side's constants.
     """
 
     seed: int | None = None
@@ -42,10 +42,11 @@ class Constants:
     exact: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def __call__(self, values: np.ndarray, name: str | None = None) -> np.ndarray:
-        """Such a constant in float64 (complex128), as this run has it.
+        """Return a constant in float64 (complex128), perturbed or replaced as this run requires.
 
         Args:
-          name: of the constant; the line of the user's code that uses it if left out.
+          values: the constant in its own, narrower type.
+          name: the constant's name; by default the line of the user's code that uses the constant.
         """
         wide = widened(values)
         if values.dtype.kind == "c" or _is_exact(values):
@@ -61,19 +62,19 @@ class Constants:
         return wide * (1 + half * random.uniform(-1, 1, wide.shape))
 
     def note(self, values: np.ndarray) -> None:
-        """An array of float64, which stays as it is."""
+        """Record a float64 array, which is never perturbed."""
         if values.dtype == np.float64 and values.ndim and not _is_exact(values):
             self.exact.append(values)
 
 
 def _is_exact(values: np.ndarray) -> bool:
-    """Whether all are numbers of few digits, which nobody has rounded: positions, a mask, powers of two."""
+    """Return whether all values are exact in float16, hence unrounded: positions, masks, powers of two."""
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(values.dtype), values))
 
 
 def _line() -> str:
-    """The innermost line that is neither ours nor a framework's."""
+    """Return the file and line of the innermost frame outside jaxpar and the frameworks."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

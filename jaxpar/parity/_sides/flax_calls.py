@@ -1,8 +1,8 @@
-"""Calls of layers, seen from outside: a handler stands between a layer of the compared copy and its caller.
+"""Intercept the calls of a model's layers: a handler runs between each layer and its caller.
 
-Linen has interceptors, which belong to a thread. NNX has none. There each layer of the copy becomes, while it
-is watched, an instance of a subclass of its own class with another `__call__`. To replace `__call__` of the
-class itself would be shorter, and would change the models of every other thread.
+Linen has interceptors, which are thread-local. NNX has none, so each layer of the compared copy temporarily
+becomes an instance of a subclass of its class that overrides `__call__`. Replacing `__call__` on the class
+itself would be shorter, but would affect the models of all other threads.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .._weights.tree import FlaxModule
 
 
 class Handler(Protocol):
-    """Called instead of a layer, with its path in the model and the call itself.
+    """Called instead of a layer, with the layer's path in the model and the original call.
 
-    Where it has `bernoulli(path, p, shape)`, that is called where a stream of NNX draws zeros and ones, and
-    `normal(path, shape, dtype)` where it draws noise.
+    A handler may define `bernoulli(path, p, shape)` and `normal(path, shape, dtype)`, which then replace the
+    methods of the same names of NNX's random streams.
     """
 
     def __call__(
@@ -34,10 +34,10 @@ class Handler(Protocol):
 
 
 def watch(root: FlaxModule, handler: Handler) -> AbstractContextManager[None]:
-    """Inside it `handler(path, layer, call, args, kwargs)` answers every call of a layer below `root`.
+    """Route every call of a layer below `root` to `handler(path, layer, call, args, kwargs)`.
 
     Args:
-      root: of NNX, a module that nobody else uses meanwhile.
+      root: the model; an NNX module must not be used by other threads meanwhile.
     """
     return _watch_nnx(root, handler) if isinstance(root, nnx.Module) else _watch_linen(handler)
 
@@ -65,7 +65,7 @@ def _watch_nnx(root: nnx.Module, handler: Handler) -> Iterator[None]:
     token = _current.set((handler, paths))
     try:
         for layer, layer_class in classes:
-            # Past NNX's own __setattr__, to which every attribute is one of the model's.
+            # object.__setattr__, because NNX's own would register the class as an attribute of the model.
             watched = _watched_stream if isinstance(layer, nnx.RngStream) else _watched
             object.__setattr__(layer, "__class__", watched(layer_class))
         yield
@@ -80,30 +80,30 @@ def _can_be_watched(node: Any) -> bool:
 
 
 class _Silent(nnx.Pytree):
-    """Keeps a subclass from the hooks of the user's classes, such as registries of models.
+    """Keeps subclasses from triggering `__init_subclass__` hooks of user classes, such as model registries.
 
-    It has NNX's own layout of instances, without which Python refuses to change the class of one.
+    It has the instance layout of NNX modules: Python only allows assigning a `__class__` of equal layout.
     """
 
     def __init_subclass__(cls) -> None:
-        # NNX must know the class: a model may split, scan or jit its layers while it is watched.
+        # NNX must register the class, because a model may split, scan or jit its layers meanwhile.
         nnx.Pytree.__init_subclass__.__func__(cls, pytree=cls._pytree__is_pytree)
 
 
 class _SilentMixin:
-    """The same with the layout of a plain class, which a module has whose first base class is one."""
+    """`_Silent` with a plain class's layout, for modules whose first base is a plain class."""
 
     def __init_subclass__(cls) -> None:
         _Silent.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
 
 
-@functools.cache  # for ever, as NNX and JAX keep every class of modules that they have seen
+@functools.cache  # unbounded: NNX and JAX keep every module class alive anyway
 def _watched(layer_class: Any) -> type[nnx.Module]:
-    @functools.wraps(layer_class.__call__)  # whose signature says how a layer may be called
+    @functools.wraps(layer_class.__call__)  # the compared model may inspect the signature
     def __call__(self: nnx.Module, *args: Any, **kwargs: Any) -> PyTree:
         call = super(watched, self).__call__
         handler, paths = _current.get() or (None, {})
-        # Copies that a transformation of NNX makes on the way have the class, and no path.
+        # Copies that NNX's transformations make have the subclass too, but no registered path.
         if handler is None or id(self) not in paths:
             return call(*args, **kwargs)
         return handler(paths[id(self)], self, call, args, kwargs)
@@ -133,7 +133,7 @@ def _watched_stream(stream_class: Any) -> type[nnx.RngStream]:
 
 
 def _subclass(layer_class: Any, members: dict[str, Any]) -> Any:
-    """A subclass that instances can change to: Python refuses a class of another layout."""
+    """Return a subclass whose instance layout matches, so that instances can be switched to the subclass."""
     names = {name: getattr(layer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     subclasses = (
         type(layer_class)(layer_class.__name__, (silent, layer_class), {**members, **names})

@@ -1,8 +1,8 @@
-"""Dropout in Flax: masks from outside instead of drawn ones.
+"""Dropout in Flax: torch's masks instead of drawn ones.
 
-Layers called Dropout, Flax's attentions, `bernoulli` and `normal` of a stream of NNX take torch's masks and
-noise. What draws with a key of its own, as `make_rng("dropout")` or `jax.random` in a model, cannot be
-reached; `compare` refuses it where it matters.
+Layers named Dropout, Flax's attention layers, and `bernoulli` and `normal` of NNX's random streams use
+torch's masks and noise. Models that draw with their own keys (`make_rng("dropout")`, `jax.random`) cannot be
+intercepted; `compare` refuses them where the draws affect the outputs.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from .._weights.tree import FlaxModule
 from .flax_calls import Handler
 
 SAME_CHANCE = 1e-2
-"""How far torch's factor times our chance may be from 1: torch's is rounded to the type it computes in."""
+"""Tolerance of factor times probability from 1, because torch rounds the factor to its compute type."""
 MASKED = "_masked_by_torch"
-"""Marks an attention function that takes torch's masks, where a layer calls another of its own class."""
+"""Marks a patched attention function, so that layers that call a nested layer of their class patch once."""
 
 
 class Injection:
-    """A handler that multiplies by the next mask where an active Dropout or attention is called.
+    """A handler that multiplies by the next of torch's masks where an active Dropout or attention is called.
 
-    `last` says whether the Flax model is given its channels last.
+    Args:
+      masks: torch's masks, in the order of the calls.
+      otherwise: a handler to call for every layer in addition.
+      last: whether the Flax model's inputs have their channels last.
     """
 
     def __init__(self, masks: Sequence[jax.Array], otherwise: Handler | None = None, last: bool = True):
@@ -51,12 +54,13 @@ class Injection:
 
     @contextmanager
     def _inside(self, path: str, layer: FlaxModule, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """The layer with another `attention_fn` for its call, if it is an attention that would drop."""
+        """Replace the `attention_fn` of an attention layer with active dropout for the length of a call."""
         attention_fn = getattr(layer, "attention_fn", None)
         if not _drops_inside(layer, kwargs) or attention_fn is None or hasattr(attention_fn, MASKED):
             yield
             return
-        # Past NNX's and Linen's own __setattr__: the layer is one of the compared copy's, and of this call.
+        # object.__setattr__, because Linen modules are frozen and NNX would track the attribute. The layer
+        # belongs to the compared copy, so no other caller can observe the change.
         object.__setattr__(layer, "attention_fn", self._attention(path, layer, attention_fn))
         try:
             yield
@@ -66,10 +70,10 @@ class Injection:
     def _attention(
         self, path: str, layer: FlaxModule, attention_fn: Callable[..., jax.Array]
     ) -> Callable[..., Any]:
-        """The layer's attention function with torch's mask on its weights.
+        """Wrap the layer's attention function so that torch's mask multiplies the attention weights.
 
-        The weights are what it gives for values that are the unit matrix, so that any function that is linear
-        in its values will do, with groups of heads and causal ones.
+        The weights are the function's output for an identity matrix as values. This works for every function
+        that is linear in the values, grouped heads and causal masks included.
         """
 
         @functools.wraps(attention_fn)
@@ -90,18 +94,18 @@ class Injection:
         return attention
 
     def _masked(self, path: str, layer: FlaxModule, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        # torch's mask says what is kept; the factor is the layer's own, so that a wrong rate shows.
+        # Only the zeros are torch's. The factor is the layer's, so that a wrong rate shows as a difference.
         rate = rate_of(layer)
         factor = 1 / (1 - rate) if rate < 1 else 0.0
         return x * jnp.where(self._next(path, x) != 0, factor, 0).astype(x.dtype)
 
     def bernoulli(self, path: str, p: Any, shape: tuple[int, ...]) -> jax.Array:
-        """What a stream draws: torch's zeros and ones, if its chance is torch's, and else only zeros."""
+        """Return torch's zeros and ones if the probability is torch's too, else zeros only."""
         factor = self._next(path, jax.ShapeDtypeStruct(shape, bool))
         return jnp.abs(factor * p - 1) < SAME_CHANCE
 
     def normal(self, path: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-        """The noise that a stream draws: torch's."""
+        """Return torch's noise in place of a stream's."""
         return self._next(path, jax.ShapeDtypeStruct(shape, dtype)).astype(dtype)
 
     def _next(self, path: str, x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
@@ -126,7 +130,7 @@ class Injection:
 
 
 def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple = ()) -> bool:
-    """Whether this call would draw: a Dropout of flax or jaxpar.nn, not deterministic, with a rate."""
+    """Return whether a call draws a mask: a Dropout of flax or jaxpar.nn, not deterministic, rate > 0."""
     if not type(layer).__name__.startswith("Dropout"):
         return False
     # Linen's takes the flag by position as well.
@@ -135,7 +139,7 @@ def is_active_dropout(layer: FlaxModule, kwargs: Mapping[str, Any], args: tuple 
 
 
 def _drops_inside(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of Flax's attention would draw a mask for its weights."""
+    """Return whether a call of Flax's attention draws a mask for the attention weights."""
     if not isinstance(layer, (nnx.MultiHeadAttention, linen.MultiHeadDotProductAttention)):
         return False
     return layer.dropout_rate > 0 and not _is_deterministic(layer, kwargs)
@@ -147,12 +151,12 @@ def _is_deterministic(layer: FlaxModule, kwargs: Mapping[str, Any]) -> bool:
 
 
 def rate_of(layer: FlaxModule) -> float:
-    """Flax's layers call it `rate`, jaxpar.nn's `p` as torch does."""
+    """Return the dropout probability, which Flax's layers call `rate`, and jaxpar.nn's and torch's `p`."""
     return getattr(layer, "rate", getattr(layer, "p", 0.0))
 
 
 def _of_attention(path: str, mask: jax.Array, shape: tuple[int, ...], layer: FlaxModule) -> jax.Array:
-    """The mask for weights [..., heads, queries, keys]; torch may have batch and heads in one axis."""
+    """Return the mask for weights (..., heads, queries, keys); torch may merge batch and heads."""
     if layer.broadcast_dropout and math.prod(shape[:-2]) > 1:
         raise MaskError(
             f"parity.compare: {path} draws one mask for all rows and heads (broadcast_dropout=True), and "
@@ -169,9 +173,9 @@ def _of_attention(path: str, mask: jax.Array, shape: tuple[int, ...], layer: Fla
 
 
 def _fitting(path: str, mask: jax.Array, shape: tuple[int, ...], last: bool) -> jax.Array:
-    """The mask in the layout of the array it is for: as it is, or with torch's channels at the end."""
+    """Return the mask in the layout of the masked array: unchanged, or with torch's channels moved last."""
     moved = jnp.moveaxis(mask, 1, -1) if mask.ndim > 2 else mask
-    # Where both layouts fit an image, as in [2, 3, 3, 3], it is that of the images which the model is given.
+    # An image of shape (2, 3, 3, 3) fits both layouts. The layout of the model's inputs decides then.
     if mask.shape == shape and (mask.ndim < 4 or moved.shape != shape or not last):
         return mask
     if moved.shape == shape:

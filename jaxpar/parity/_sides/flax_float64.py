@@ -1,13 +1,14 @@
-"""float64 all the way through a Flax model, whatever types it asks for inside.
+"""Run a Flax model in float64 throughout, whatever types its code requests.
 
-`x.astype(jnp.float32)`, a layer's `dtype`, the softmax of `jax.nn.dot_product_attention`: each rounds, and an
-error of 1e-7 is a thousand times the bound of a difference in meaning and hides any that is smaller. Where a
-model would compute in any floating type, it computes in float64 here. torch's side is in `torch_float64`.
+`x.astype(jnp.float32)`, a layer's `dtype` and the softmax of `jax.nn.dot_product_attention` each round, and
+an error of 1e-7 is a thousand times the bound for a difference in meaning, so it hides smaller ones. Here a
+model computes in float64 wherever it would compute in any floating type. `torch_float64` is torch's
+counterpart.
 
-JAX has no switch for it, and to replace JAX's functions for the length of a comparison would replace them for
-every thread of the process. So operations are changed while they are traced: a cast to float32 is one to
-float64, and `0.1 * x` behind it never sees another type. The bodies of jit, scan and cond are traced on their
-own and do not pass by; so the finished program is changed too, and there 0.1 has been rounded already.
+JAX has no such switch, and patching JAX's functions during a comparison would affect every thread of the
+process. Instead, operations are changed while they are traced: a cast to float32 becomes a cast to float64,
+and a following `0.1 * x` is float64 as well. The bodies of jit, scan and cond are traced separately, where no
+hook applies, so the finished program is rewritten too; by then, constants such as 0.1 are already rounded.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ WIDE = {
     np.dtype(np.complex64): np.dtype(np.complex128),
 }
 BITS = ("bitcast_convert_type", "reduce_precision")
-"""They are about the bits of a type, so they get the type that they were written for."""
+"""Operations on the bits of a type, which run in the type that they were written for."""
 OPAQUE = ("pallas_call", "ffi_call", "call_hi_primitive")
-"""What they run cannot be changed from outside: it is given its own types."""
+"""Operations whose bodies cannot be rewritten; they run in their original types."""
 DIGITS = 6
-"""A float32 constant that has so few decimal digits was written so by somebody."""
+"""A float32 constant with at most this many decimal digits is taken as a literal in the source code."""
 
 
 def in_float64(function: Callable[..., R], constants: Constants | None = None) -> Callable[..., R]:
-    """`function`, with float64 wherever it would compute in a narrower floating type.
+    """Transform `function` to compute in float64 wherever it would use a narrower floating type.
 
     Args:
-      constants: what becomes of arrays that had been rounded before.
+      constants: converts arrays that were rounded before the call.
     """
     constants = constants or Constants()
 
@@ -82,15 +83,15 @@ def _traced(function: Callable[..., Any], args: tuple, constants: Constants) -> 
     try:
         return jax.make_jaxpr(passing, return_shape=True)(*args)
     except Exception:
-        # A loop whose body says float32 does not fit to what is float64 outside of it. As it was written it
-        # fits, and if it does not, this is the user's own error.
+        # A scan whose body casts to float32 has a carry of a different type than its float64 input. Tracing
+        # in the original types succeeds, unless the error is the user's own.
         with suppress(TypeError):
             return jax.make_jaxpr(function, return_shape=True)(*args)
         return jax.make_jaxpr(function, return_shape=True)(*jax.tree.map(_narrow, args))
 
 
 def _narrow(x: Any) -> Any:
-    """As the model was written for: a loop may start from zeros in float32."""
+    """Return float64 arrays in float32, for which the model was written: loops may start from float32."""
     return jnp.asarray(x, np.float32) if _dtype(x) == np.float64 else x
 
 
@@ -98,7 +99,7 @@ def _narrow(x: Any) -> Any:
 
 
 class _Passage:
-    """Every operation passes here, and leaves in float64."""
+    """Converts the inputs, parameters and outputs of every traced operation to float64."""
 
     def __init__(self, constants: Constants):
         self.constants = constants
@@ -121,7 +122,7 @@ class _Passage:
 
 
 def _narrowed(args: Sequence[Any], params: dict) -> list[Any]:
-    """float64 as float32 where its bits are asked for in 32."""
+    """Return float64 arrays as float32 where a 32-bit reinterpretation is requested."""
     size = np.dtype(params.get("new_dtype", np.int64)).itemsize
     return [jnp.asarray(x, jnp.float32) if size == 4 and _dtype(x) == np.float64 else x for x in args]
 
@@ -134,13 +135,15 @@ def _wide_tracer(x: Any) -> Any:
 
 
 class _Widening:
-    """One pass over a program: every variable of a narrow type becomes one of a wide type, also in the
-    programs that it runs. So they fit to each other as before."""
+    """Rewrites a program: each variable of a narrow type becomes a wide one, nested programs included.
+
+    Rewriting all of them together keeps callers and bodies consistent with each other.
+    """
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
         self.widened: dict[int, tuple[Any, Any]] = {}
-        """The programs that have been met, by id, and what became of them: JAX compiles each once."""
+        """Original and rewritten programs by the original's id, so that JAX compiles each one only once."""
 
     def program(self, program: Any) -> Any:
         if id(program) not in self.widened:
@@ -160,7 +163,7 @@ class _Widening:
         return rewritten(program, consts, **fields, eqns=equations, outvars=outvars)
 
     def _note(self, consts: Sequence[Any]) -> None:
-        """Tables that NumPy made in float64, and that float32 would have rounded outside of a comparison."""
+        """Record float64 tables that NumPy made, which would be rounded to float32 outside a comparison."""
         for x in consts:
             if not isinstance(x, jax.core.Tracer) and _dtype(x) == np.float64:
                 self.constants.note(np.asarray(x))
@@ -180,7 +183,7 @@ class _Body:
         self.instead: dict[Var, Atom] = {}
 
     def wide(self, x: Atom) -> Atom:
-        """What takes the place of a variable or a constant."""
+        """Return the float64 replacement of a variable or a literal."""
         if isinstance(x, Literal):
             return self._literal(x)
         if x not in self.instead:
@@ -205,7 +208,7 @@ class _Body:
             to = WIDE.get(equation.params["new_dtype"]) if equation.params["sharding"] is None else None
             if to is not None and to == _dtype(inputs[0]) and isinstance(inputs[0], Var):
                 self.changed = True
-                self.instead[equation.outvars[0]] = inputs[0]  # it is that already
+                self.instead[equation.outvars[0]] = inputs[0]  # the input is float64 already
                 return
         params = {name: self._param(name, value) for name, value in equation.params.items()}
         outputs = [cast(Var, self.wide(x)) for x in equation.outvars]
@@ -214,7 +217,7 @@ class _Body:
         yield equation.replace(invars=inputs, outvars=outputs, params=params)
 
     def _in_its_own_types(self, equation: JaxprEqn, inputs: list[Atom]) -> Iterator[JaxprEqn]:
-        """The equation as it is, between casts."""
+        """Yield the unchanged equation between casts to and from its original types."""
         arguments = list(equation.invars)
         for i, (narrow, wide) in enumerate(zip(equation.invars, inputs, strict=True)):
             if isinstance(narrow, Var):
@@ -244,7 +247,7 @@ class _Body:
 
 
 def _converted(like: JaxprEqn, x: Atom, to: Var) -> JaxprEqn:
-    """x in the type of `to`, as an equation."""
+    """Return an equation that casts `x` to the type of `to`."""
     dtype = _dtype(to)
     pattern = jax.make_jaxpr(lambda x: jax.lax.convert_element_type(x, dtype))(
         jax.ShapeDtypeStruct((), _dtype(x))
@@ -253,7 +256,7 @@ def _converted(like: JaxprEqn, x: Atom, to: Var) -> JaxprEqn:
 
 
 def _written(value: Any) -> Any:
-    """The number that somebody wrote and float32 rounded: 0.1 for 0.100000001."""
+    """Return the decimal literal that a float32 constant was written as: 0.1 for 0.100000001."""
     array = np.asarray(value)
     if array.dtype != np.float32 or not np.isfinite(array):
         return array
@@ -262,7 +265,7 @@ def _written(value: Any) -> Any:
 
 
 def _line(equation: JaxprEqn | None) -> str:
-    """Where the user's code has it."""
+    """Return the file and line of the user's code that an equation comes from."""
     traceback = equation.source_info.traceback if equation else None
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
@@ -278,7 +281,7 @@ def _programs_in(value: Any) -> bool:
 
 
 def _wide_param(value: Any) -> Any:
-    """A parameter of an operation: types are widened, and so is an algorithm for products in a type."""
+    """Widen an operation's parameter: element types, and algorithms for matrix products in a given type."""
     if isinstance(value, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)):
         return jax.lax.Precision.HIGHEST
     if isinstance(value, (np.dtype, type)):
@@ -290,7 +293,7 @@ def _wide_param(value: Any) -> Any:
 
 
 def _dtype(x: Any) -> Any:
-    """Of an array, a tracer, or a variable of an array; None for all else."""
+    """Return the element type of an array, tracer or array variable; None for anything else."""
     aval = getattr(x, "aval", x)
     if isinstance(aval, (jax.core.ShapedArray, np.ndarray, np.generic, jax.Array)):
         return aval.dtype

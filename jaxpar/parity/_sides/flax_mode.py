@@ -1,7 +1,7 @@
-"""The mode of a Flax model: the flag of its `__call__` that torch's `train()` and `eval()` stand for.
+"""Training and evaluation mode of a Flax model: the `__call__` flags that correspond to torch's `train()`.
 
-An NNX module keeps the mode in its layers, and `train()` and `eval()` set it. Linen's modules, and NNX
-modules that are written like them, are told at each call.
+NNX modules store the mode in their layers, where `train()` and `eval()` set it. Linen modules, and NNX
+modules written in Linen's style, take a flag at each call.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from .step_data import Task
 
 IN_TRAINING = ("train", "training", "is_training")
 IN_EVALUATION = ("deterministic", "use_running_average")
-"""Names of flags that are true in training, and of those that are true in evaluation."""
+"""Names of flags that are true in training, and names of flags that are true in evaluation."""
 
 DROPOUT = "rngs['dropout']"
-"""The place in a call of the stream that a Linen module is given."""
+"""Name in `Call.arrays` of the dropout key that a Linen module takes."""
 
 RNGS, MUTABLE, METHOD, CAPTURE = "rngs", "mutable", "method", "capture_intermediates"
-"""Arguments of `linen.Module.apply`, and not of the module."""
+"""Arguments of `linen.Module.apply` rather than of the module's own method."""
 
 
 def in_mode(module: FlaxModule, call: Call, task: Task) -> Call:
-    """The call with the flags of the mode that it does not give, and dropout's stream for Linen."""
+    """Return the call with the mode's flags, where they are not set, and with Linen's dropout key."""
     options: dict[str, Any] = {**flags(module, call, task.training)}
-    # In DataParallel replicas have streams of their own; dropout is refused there.
+    # Replicas of a DataParallel have separate streams, so dropout is refused there.
     if task.replicas == 1:
         options |= _stream(module, call, task.training)
     return call.with_kwargs(Call.of((), options))
 
 
 def flags(module: FlaxModule, call: Call, training: bool) -> dict[str, bool]:
-    """The flags that the module takes, and the call does not give."""
+    """Return the mode's flags that the module accepts and the call does not set."""
     try:
         return _missing(module, call.args, call.kwargs, training)
     except (TypeError, ValueError, AttributeError):
-        return {}  # the call itself will say what is wrong with it
+        return {}  # the call itself raises a better error
 
 
 def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
-    """In training the random stream of dropout that a Linen module is given.
+    """Return a dropout key for a Linen module in training.
 
-    Also where the call has one: what is drawn from it must not matter, for it is not what torch draws.
+    It replaces the caller's key. Drawn values must not matter anyway, because torch draws different ones.
     """
     rngs = call.kwargs.get(RNGS, {})
     if not training or not isinstance(module, linen.Module) or not isinstance(rngs, dict):
@@ -58,12 +58,12 @@ def _stream(module: FlaxModule, call: Call, training: bool) -> dict[str, Any]:
 
 
 def of_init(module: FlaxModule, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call that `init` takes as well."""
+    """Return the keyword arguments of a call that `init` accepts too."""
     return _without(module, kwargs, (RNGS, MUTABLE, CAPTURE))
 
 
 def _without(module: FlaxModule, kwargs: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Of a Linen module; an NNX module may have arguments of these names itself."""
+    """Drop names of `apply`'s arguments for a Linen module; an NNX module may use these names itself."""
     if not isinstance(module, linen.Module):
         return dict(kwargs)
     return {name: x for name, x in kwargs.items() if name not in names}
@@ -79,7 +79,7 @@ def _missing(module: FlaxModule, args: tuple, kwargs: Mapping[str, Any], trainin
     for name, parameter in signature.parameters.items():
         if name in passed or name not in (*IN_TRAINING, *IN_EVALUATION):
             continue
-        # A layer whose own attribute decides does not want to be told at the call as well.
+        # The layer's attribute sets the mode, and Flax raises if the call passes the flag as well.
         if parameter.default is None and getattr(module, name, None) is not None:
             continue
         values[name] = training if name in IN_TRAINING else not training

@@ -36,8 +36,8 @@ class FlaxNet(abc.ABC):
     """A copy of a model in one element type.
 
     Attributes:
-      parameters, rest: the leaves that are differentiated, and all others.
-      notes: what had to be changed in the copy.
+      parameters, extra_state: the leaves that are differentiated, and all others.
+      notes: a sentence for each change that was necessary in the copy.
     """
 
     parameters: PyTree
@@ -55,47 +55,47 @@ class FlaxNet(abc.ABC):
         masks: tuple,
         handler: Handler | None = None,
     ) -> Trees:
-        """The outputs, and `rest` after the call. Dropout multiplies by `masks`."""
+        """Return the outputs and the updated `extra_state`. Dropout multiplies by `masks`."""
         injection = Injection(masks, handler, not self.task.channels_first)
         after = self._call(parameters, extra_state, call, injection)
         injection.finish()
         return after
 
     def _watching(self, root: FlaxModule, handler: Handler) -> AbstractContextManager:
-        # Inside DataParallel nobody can stand between the layers; dropout is refused there.
+        # Layers inside a DataParallel cannot be intercepted; dropout is refused there.
         return watch(root, handler) if self.task.replicas == 1 else nullcontext()
 
     @abc.abstractmethod
     def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
-        """The outputs, and `rest` after the call."""
+        """Return the outputs and the updated `extra_state`."""
 
     @abc.abstractmethod
     def draws(self, extra_state: PyTree, call: Call) -> bool:
-        """Whether there are random streams that the model may draw from."""
+        """Return whether the model has random streams to draw from."""
 
     @abc.abstractmethod
     def reseeded(self, extra_state: PyTree, call: Call) -> tuple[PyTree, Call]:
-        """The same with other random streams."""
+        """Return both arguments with different random keys."""
 
     @abc.abstractmethod
     def named_parameters(self, tree: PyTree) -> Arrays:
-        """The leaves of a tree like `parameters` (gradients, too) by path."""
+        """Return the leaves of a tree with the structure of `parameters`, such as gradients, by path."""
 
     @abc.abstractmethod
     def named_extra_state(self, tree: PyTree) -> Arrays:
-        """The leaves of a tree like `rest` by path, without random streams and constants."""
+        """Return the leaves of a tree like `extra_state` by path, except random keys and constants."""
 
     def named_constants(self) -> Arrays:
-        """Arrays in `rest` that are no state of the model, by path."""
+        """Return plain arrays in `extra_state`, which are not state of the model, by path."""
         return {}
 
     @abc.abstractmethod
     def filled(self, parameters: PyTree, extra_state: PyTree, named: Mapping[str, np.ndarray]) -> Trees:
-        """Both trees with the leaves that are in `named` replaced, in the trees' own element types."""
+        """Return both trees with the leaves in `named` replaced, in the trees' own element types."""
 
 
 def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype: str | None) -> FlaxNet:
-    """From an nnx.Module, or a Linen module and its variables; without a dtype in their own types."""
+    """Create a FlaxNet from an nnx.Module, or a Linen module and variables; None keeps the element types."""
     in_dtype = None if dtype is None else jnp.dtype(dtype)
     if isinstance(module, nnx.Module):
         return _NNXNet(module, task, in_dtype)
@@ -107,7 +107,7 @@ def flax_net(module: FlaxModule, variables: Variables | None, task: Task, dtype:
 
 
 def cast(tree: PyTree, dtype: np.dtype) -> PyTree:
-    """Floating leaves in `dtype`, complex ones in its complex type, all others as they are."""
+    """Cast floating leaves to `dtype` and complex ones to its complex type; leave all others unchanged."""
 
     def leaf(x: jax.Array) -> jax.Array:
         leaf_dtype = jnp.result_type(x)
@@ -133,7 +133,7 @@ class _NNXNet(FlaxNet):
         self.definition, self.parameters, self.extra_state = nnx.split(module, nnx.Param, ..., graph=True)
 
     def _set_dtype(self, module: nnx.Module, dtype: np.dtype) -> None:
-        """Layers that were told to compute in one type would do so whatever their weights are."""
+        """Set `dtype` on layers with an explicit one, which takes precedence over the weights' type."""
         for path, layer in nnx.iter_modules(module, graph=True):
             computed = isinstance(getattr(type(layer), "dtype", None), property)
             fixed = None if computed else getattr(layer, "dtype", None)
@@ -144,13 +144,11 @@ class _NNXNet(FlaxNet):
     def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
         net: Callable[..., PyTree] = nnx.merge(self.definition, parameters, extra_state, copy=True)
         with self._watching(net, handler):
-            # Streams that are given with the call count what is drawn; the user's own are left as they are.
+            # Drawing advances a stream's counter, so streams among the arguments are cloned first.
             call = call.map_objects(lambda x: nnx.clone(x, graph=True) if isinstance(x, nnx.Rngs) else x)
             outputs = net(*call.args, **call.kwargs)
         after = nnx.to_flat_state(nnx.state(net, nnx.Not(nnx.Param), graph=True))
-        model_paths = {
-            path for path, _ in nnx.to_flat_state(extra_state)
-        }  # what sow added is not the model's state
+        model_paths = {path for path, _ in nnx.to_flat_state(extra_state)}  # drops what `sow` added
         return outputs, nnx.from_flat_state([(path, x) for path, x in after if path in model_paths])
 
     def draws(self, extra_state: PyTree, call: Call) -> bool:
@@ -182,7 +180,7 @@ class _NNXNet(FlaxNet):
     named_extra_state = named_parameters
 
     def named_constants(self) -> Arrays:
-        # A bare array is an attribute of the module, as a plain tensor is one of a torch module.
+        # Arrays outside a Variable correspond to plain tensor attributes of a torch module.
         flat = nnx.to_flat_state(self.extra_state)
         return {self._name(path): leaf for path, leaf in flat if not isinstance(leaf, nnx.Variable)}
 
@@ -194,7 +192,7 @@ class _NNXNet(FlaxNet):
             if not isinstance(variable, nnx.Variable):
                 return value.astype(variable.dtype)
             old = variable[...]
-            # Where JAX was free to move the old array it stays free: else the next step compiles again.
+            # An uncommitted array must stay uncommitted: a sharding is part of jit's cache key.
             where = old.sharding if old.committed else None
             return variable.replace(jax.device_put(value.astype(old.dtype), where))
 
@@ -224,7 +222,7 @@ def _other_key(key: jax.Array) -> jax.Array:
 
 
 def _refuse_dropout(module: nnx.Module) -> None:
-    """In DataParallel the masks of a replica are its own."""
+    """Raise if a layer would drop: in a DataParallel, each replica draws its own masks."""
     for path, layer in nnx.iter_modules(module, graph=True):
         if is_active_dropout(layer, {}):
             raise MaskError(
@@ -234,7 +232,7 @@ def _refuse_dropout(module: nnx.Module) -> None:
 
 
 def _mutable(requested: Any, of_mode: list[str]) -> Any:
-    """Collections that may be written: those of the mode, and those that the user names."""
+    """Return the writable collections: the mode's, and the ones that the user names."""
     if requested is True or isinstance(requested, linen.DenyList):
         return requested
     more = [requested] if isinstance(requested, str) else requested or []
@@ -242,7 +240,7 @@ def _mutable(requested: Any, of_mode: list[str]) -> Any:
 
 
 def _known(before: PyTree, after: PyTree) -> PyTree:
-    """Without what `sow` or a cache added in the call: that is not the model's state."""
+    """Drop entries that `sow` or a cache added during the call; they are not state of the model."""
     if not isinstance(before, Mapping):
         return after
     return {name: _known(child, after[name]) if name in after else child for name, child in before.items()}
@@ -268,7 +266,7 @@ class _LinenNet(FlaxNet):
 
     def _call(self, parameters: PyTree, extra_state: PyTree, call: Call, handler: Handler) -> Trees:
         kwargs = dict(call.kwargs)
-        # In evaluation a collection that the module writes to is a mistake, and Flax says so.
+        # Nothing is mutable in evaluation, so that Flax raises if the module writes to a collection.
         mutable = _mutable(kwargs.pop("mutable", False), list(extra_state) if self.task.training else [])
         try:
             outputs, changed = self._apply(parameters, extra_state, handler, call.args, kwargs, mutable)
@@ -298,7 +296,7 @@ class _LinenNet(FlaxNet):
                 "parity.compare: flax_kwargs has method=..., and in DataParallel a module is called by its "
                 "__call__. Give it that method as its __call__, or compare with replicas=1."
             )
-        # In the wrapper the module is a submodule, one level deeper.
+        # The wrapper holds the module as a submodule, one level deeper.
         nested = {name: {"module": tree} for name, tree in variables.items() if tree}
         outputs, changed = self.net.apply(nested, *args, mutable=mutable, **kwargs)
         return outputs, {name: tree["module"] for name, tree in changed.items() if "module" in tree}
@@ -313,7 +311,7 @@ class _LinenNet(FlaxNet):
         return {".".join(path): x for path, x in traverse_util.flatten_dict(tree).items()}
 
     def named_extra_state(self, tree: PyTree) -> Arrays:
-        # Paths tell leaves apart without the collection.
+        # Paths are unique without the collection's name; `LinenTree` checks it.
         return {".".join(path[1:]): x for path, x in traverse_util.flatten_dict(tree).items()}
 
     def filled(self, parameters: PyTree, extra_state: PyTree, named: Mapping[str, np.ndarray]) -> Trees:

@@ -1,4 +1,4 @@
-"""The Flax model at work: one compiled step, in one element type, alone or in jaxpar's DataParallel."""
+"""FlaxSide: a compiled step of the Flax model in one element type, alone or in jaxpar's DataParallel."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ R = TypeVar("R")
 
 
 class FlaxSide:
-    """A copy of the model, its floating leaves in `dtype` ("float64", "bfloat16"; OWN: their own).
+    """A copy of the model with floating leaves in `dtype` ("float64", "bfloat16"; OWN keeps their types).
 
-    float64 needs x64 on wherever the methods are called.
+    float64 needs x64 enabled wherever the methods are called.
 
     Args:
-      factors: of the default loss, in Flax's layout, where they are known already.
-      ignored: paths of leaves that keep their own values and are not shown.
-      constants: in float64, what becomes of arrays that had been rounded before.
+      factors: the default loss's factors in Flax's layout, if already computed.
+      ignored: paths of leaves that keep their values and are not compared.
+      constants: converts arrays that were rounded before the run; for float64 only.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class FlaxSide:
         constants: Constants | None = None,
     ):
         self.factors, self.ignored = factors, frozenset(ignored)
-        # Known when the step is traced, and shared with the sides that have the same compiled step.
+        # Filled in while the step is traced, and shared by all copies that use the same compiled step.
         self.returned = Returned()
         self.task, self.dtype = task, dtype
         self.net = flax_net(module, variables, task, None if dtype == OWN else dtype)
@@ -54,14 +54,14 @@ class FlaxSide:
         if self.constants:
             self._take(self.constants)
         self.tx = task.optimizer[1] if task.optimizer else None
-        # One program for the forward and backward pass and the update, as in training. The optimizer's state
-        # is an argument, so all steps run the same program.
+        # One program for forward pass, backward pass and update, as in training. The optimizer's state is an
+        # argument, so that all steps run the same program.
         self._step = jax.jit(self._compute)
-        self._traced = jax.jit(self._in_type(self._real_outputs))  # it is traced and never compiled
+        self._traced = jax.jit(self._in_type(self._real_outputs))  # only ever traced
         self._start()
 
     def _take(self, constants: Constants) -> None:
-        """Leaves that keep their own values are constants, if they are float32's."""
+        """Pass the ignored leaves through `constants` if their values are exact in float32."""
         net = self.net
         named = {**net.named_parameters(net.parameters), **net.named_extra_state(net.extra_state)}
         constant_leaves = {
@@ -76,19 +76,19 @@ class FlaxSide:
         self.parameters, self.extra_state = self.net.parameters, self.net.extra_state
         with self._settings():
             state = self.tx.init(self.parameters) if self.tx else ()
-        # A state that the optimizer keeps in another type would change its type with the first step.
+        # State in a narrower type would become float64 in the first step, and the second would recompile.
         self.opt_state = cast(state, np.dtype(np.float64)) if self.constants else state
 
     def restarted(self) -> FlaxSide:
-        """A side as this one was when it was made, with the same compiled step."""
+        """Return a copy in its initial state that shares the compiled step."""
         side = copy.copy(self)
         side._start()
         return side
 
     def unoptimised(self) -> FlaxSide:
-        """This side, its step compiled operation by operation: no multiply-add, no sum in another order."""
+        """Return a copy whose step is compiled without fusion: no multiply-add, no reordered sums."""
         side = copy.copy(self)
-        # TPUs have no such option.
+        # XLA for TPUs rejects this option.
         options = {} if jax.default_backend() == "tpu" else {"xla_backend_optimization_level": 0}
         side._step = jax.jit(side._compute, compiler_options=options)
         return side
@@ -96,9 +96,12 @@ class FlaxSide:
     def step(
         self, batch: Batch, masks: tuple[np.ndarray, ...] = (), keep: bool = True, reseeded: bool = False
     ) -> Observation:
-        """Forward, backward, and the optimizer's step if there is one.
+        """Run forward pass, backward pass and, if the task has an optimizer, an update.
 
-        Without `keep` the side stays as it was. `reseeded`, all random streams are others.
+        Args:
+          masks: torch's dropout factors, in the order of the calls.
+          keep: whether to store the new parameters and state; otherwise this object is unchanged.
+          reseeded: whether to use different random keys.
         """
         with self._settings(), noting_layout(self.task.layout, batch.flax_call):
             call, extra_state = self.call(batch), self.extra_state
@@ -127,7 +130,7 @@ class FlaxSide:
         return self._shown(self.net.named_extra_state(self.extra_state))
 
     def load(self, weights: Named, state: Named) -> None:
-        """Takes over weights and state, by the paths of the leaves."""
+        """Replace weights and state by the leaves' paths."""
         self.parameters, self.extra_state = self.net.filled(
             self.parameters, self.extra_state, {**weights, **state}
         )
@@ -149,7 +152,7 @@ class FlaxSide:
             leaves = self.leaves(outputs)
             return self._loss(outputs, leaves, targets), (leaves, after)
 
-        # Tokens and masks have no gradient, and JAX refuses to be asked for one.
+        # Only floating inputs, because jax.grad raises for tokens and masks.
         floating = {name: x for name, x in call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         gradient = jax.value_and_grad(self._in_type(objective), (0, 1), has_aux=True)
         (loss, (outputs, after)), gradients = gradient(parameters, floating)
@@ -163,11 +166,11 @@ class FlaxSide:
     def _update(self, gradients: PyTree, opt_state: PyTree, parameters: PyTree) -> tuple[PyTree, PyTree]:
         assert self.tx
         updates, opt_state = self.tx.update(gradients, opt_state, parameters)
-        # As optax.apply_updates, for trees that hold NNX variables.
+        # optax.apply_updates, but for trees that hold NNX variables.
         return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), parameters, updates), opt_state
 
     def leaves(self, outputs: PyTree) -> Arrays:
-        """The outputs that are compared, by name, while the step is traced: they need not be a pytree."""
+        """Return the compared outputs by name. Called in tracing, because outputs need not be a pytree."""
         names = self.task.outputs
         chosen = None if names is None else {flax: torch for torch, flax in names.items()}
         compared = outputs_of("the Flax module", outputs, is_array, chosen)
@@ -182,11 +185,11 @@ class FlaxSide:
         return sum(terms, jnp.zeros((), jnp.float32 if self.dtype == OWN else jnp.dtype(self.dtype)))
 
     def loss_factors(self, batch: Batch, masks: tuple[np.ndarray, ...]) -> Arrays:
-        """The default loss's factors of the outputs, made from the shapes that torch has."""
+        """Return the default loss's factor for each output, drawn for the shapes in torch's layout."""
         if self.factors is not None:
             return {name: self.array(x) for name, x in self.factors.items()}
         call = self.call(batch)
-        # By shapes alone: the outputs are needed to know the loss, and the loss to run the step.
+        # Abstractly: the loss depends on the outputs' shapes, and running the step needs the loss.
         outputs = self._traced.eval_shape(self.parameters, self.extra_state, call, masks)
         back = self.task.layout.outputs_back
         shapes = {
@@ -201,11 +204,11 @@ class FlaxSide:
         return real_parts(self.leaves(self.net.apply(*arguments)[0]))
 
     def draws(self, batch: Batch) -> bool:
-        """Whether the model has random streams of its own."""
+        """Return whether the model has random streams to draw from."""
         return self.net.draws(self.extra_state, batch.flax_call)
 
     def call(self, batch: Batch) -> Call:
-        """Flax's call, in the side's type."""
+        """Return Flax's call, cast to this copy's element type."""
         return batch.flax_call.map(self.array)
 
     def _arrays(self, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
@@ -215,7 +218,7 @@ class FlaxSide:
         return jnp.asarray(x) if self.dtype == OWN else cast(jnp.asarray(x), jnp.dtype(self.dtype))
 
     def _settings(self) -> AbstractContextManager[None]:
-        """Those in which the model is traced and run."""
+        """Return the context in which the model is traced and run."""
         return as_it_runs() if self.dtype == OWN else nullcontext()
 
 

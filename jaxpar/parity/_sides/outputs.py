@@ -1,9 +1,9 @@
-"""What a model returned, as arrays with names that are the same in both frameworks.
+"""Flatten a model's outputs to arrays whose names are the same in both frameworks.
 
-torch code returns subclasses of dict, dataclasses and named tuples, Flax code `flax.struct` and pytrees. All
-are walked by the names of their fields, so `Out(logits=x)` on one side meets `{"logits": x}` on the other. An
-array that stands alone has the name "", however many containers are around it. Nothing is dropped: an object
-that holds arrays and cannot be walked is an error.
+torch code returns dict subclasses, dataclasses and named tuples, Flax code `flax.struct` and pytrees. All are
+walked by field names, so `Out(logits=x)` on one side corresponds to `{"logits": x}` on the other. A single
+array is named "", however deeply it is nested. Nothing is dropped: an object that holds arrays and cannot be
+walked is an error.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from ...errors import LeafError
 
 IsArray = Callable[[Any], bool]
 NUMBERS = (type(None), bool, int, float, complex, str, bytes)
-"""What no framework computes on a device: it is not compared."""
+"""Types of plain Python values, which are not compared."""
 DEEP = 4
-"""Levels of attributes in which a strange object is searched for arrays."""
+"""Depth to which an unknown object's attributes are searched for arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """Arrays by name.
+    """A model's output arrays by name.
 
     Attributes:
-      sole: how the only array was reached; "" if it stood alone, None if there are several.
+      arrays: the arrays to compare.
+      sole: the path of a single array in the outputs, "" for a bare array; None for several arrays.
       left_out: names of arrays that were not chosen.
     """
 
@@ -40,22 +41,22 @@ class Outputs:
 
 @dataclasses.dataclass
 class Returned:
-    """What is said of a side's last outputs beside their arrays; as in `Outputs`."""
+    """Describes the last outputs without holding their arrays; the attributes are `Outputs`'s."""
 
     sole: str | None = None
     left_out: tuple[str, ...] = ()
 
 
 def outputs_of(side: str, tree: Any, is_array: IsArray, chosen: Mapping[str, str] | None = None) -> Outputs:
-    """All arrays in what a model returned, or those that were chosen.
+    """Return all arrays in a model's outputs, or the chosen ones.
 
     Args:
-      side: whose outputs they are, in errors.
-      chosen: this side's names, with all below them, and the names that they get; None are all.
+      side: the model's name in errors.
+      chosen: new names by name in `tree`; a name includes everything nested under it. None chooses all.
 
     Raises:
-      LeafError: an object that holds arrays and is no container.
-      ValueError: a name that is not there.
+      LeafError: an object that is not a container holds arrays.
+      ValueError: a chosen name does not exist.
     """
     arrays = named(tree, is_array)
     if chosen is not None:
@@ -88,12 +89,12 @@ def _chosen(side: str, available: dict[str, Any], chosen: Mapping[str, str]) -> 
 
 
 def _below(arrays: Mapping[str, Any], name: str) -> list[str]:
-    """A name, and those of the arrays inside of it."""
+    """Return the names that equal `name` or are nested under it."""
     return [path for path in arrays if path == name or (name and path.startswith(f"{name}["))]
 
 
 def named(tree: Any, is_array: IsArray) -> dict[str, Any]:
-    """The arrays that containers hold, by their place: [0], ['logits']; other objects are passed over."""
+    """Return the arrays in nested containers by path: [0], ['logits']. Other objects are skipped."""
     return {path: leaf for path, leaf in _walk(tree, "") if is_array(leaf)}
 
 
@@ -121,8 +122,8 @@ def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """The parts of a container with their keys; None if it is none."""
-    if isinstance(node, Mapping):  # before dataclasses: a ModelOutput is both, and leaves out what is None
+    """Return a container's (key, child) pairs; None for any other object."""
+    if isinstance(node, Mapping):  # first: a ModelOutput is a dataclass too, with None fields
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return list(zip(node._fields, node, strict=True))
@@ -145,7 +146,7 @@ def _key(path: tuple[Any, ...]) -> Any:
 
 
 def _hidden(value: Any, is_array: IsArray, depth: int, visited: set[int]) -> str | None:
-    """The path of an array somewhere inside of an object; None if there is none."""
+    """Return the path of an array inside an object; None if the object holds no arrays."""
     if is_array(value):
         return ""
     if not depth or id(value) in visited or isinstance(value, (*NUMBERS, type)) or callable(value):

@@ -1,10 +1,10 @@
-"""Task: what both sides are asked to do. Observation: what they show. Neither knows a framework's modules.
+"""Framework-independent data of a compared step: Task and Batch go in, an Observation comes out.
 
-Layout is where the channels are. torch has them at axis 1, Flax at the end; a token has none.
+A Layout says where the channels are: torch has them at axis 1, Flax at the end; tokens have no channels.
 
-Where the user gives no loss, it is a fixed random projection of everything the model returns. Every element
-of every output gets a factor of its own, so no error can cancel: a plain sum would hide a permutation, and
-the gradient of a mean after BatchNorm is zero.
+Without a user-defined loss, the loss is a fixed random projection of all outputs. Every element of every
+output has a different factor, so errors cannot cancel: a plain sum would hide a permutation, and the gradient
+of a mean after BatchNorm is zero.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..._typing import Shape
 from .call_arguments import Call
 
 OWN = "own"
-"""Instead of an element type: each array has its own."""
+"""Used in place of an element type: every array keeps its own type."""
 
 Named = dict[str, np.ndarray]
-"""Arrays by name: a leaf's path, or a place in the outputs."""
+"""Arrays by name: a leaf's path, or a path in the outputs."""
 
 Loss = tuple[Callable[..., Any], Callable[..., Any]]
-"""(torch's, JAX's), both called with (outputs, *targets)."""
+"""(torch loss, JAX loss), both called with (outputs, *targets)."""
 
 Optimizer = tuple[Callable[..., Any], Any]
 """(parameters -> torch optimizer, optax transformation)."""
@@ -41,7 +41,7 @@ def same(x: np.ndarray) -> np.ndarray:
 
 
 def to_channels_last(x: np.ndarray) -> np.ndarray:
-    """[N, C, *S] to [N, *S, C]; integers and arrays of fewer than three axes stay as they are."""
+    """Permute (N, C, *S) to (N, *S, C); integers and arrays with fewer than three axes are unchanged."""
     return np.moveaxis(x, 1, -1) if _has_channels(x) else x
 
 
@@ -61,10 +61,21 @@ NAMES: dict[str, tuple[Move, Move]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How arrays travel: `inputs` (and targets) to Flax, `outputs` to Flax and back.
+    """Axis permutations between torch's and Flax's arrays.
 
-    All are functions of one NumPy array that only permute its elements. `channels_first` says whether the
-    Flax model computes in torch's axes; if left out, it does where `inputs` stay as they are.
+    All three are functions of one NumPy array that only permute its elements.
+
+    Attributes:
+      inputs: torch's inputs and targets to Flax's.
+      outputs: torch's outputs to Flax's.
+      outputs_back: the inverse of `outputs`.
+      channels_first: whether the Flax model computes in torch's axes; by default, whether `inputs` is the
+        identity.
+
+    >>> import numpy as np
+    >>> from jaxpar.parity import Layout
+    >>> Layout.parse("channels_last").inputs(np.zeros((2, 3, 8, 9))).shape
+    (2, 8, 9, 3)
     """
 
     inputs: Move = same
@@ -78,7 +89,7 @@ class Layout:
 
     @classmethod
     def parse(cls, layout: str | tuple[str, str] | Layout) -> Layout:
-        """From "same", "channels_last", a pair of them for inputs and outputs, or a Layout."""
+        """Return the layout "same" or "channels_last", a pair of these (inputs, outputs), or a Layout."""
         if isinstance(layout, Layout):
             return layout
         pair = (layout, layout) if isinstance(layout, str) else tuple(layout)
@@ -92,12 +103,12 @@ class Layout:
 
 
 IMAGES = 4
-"""Axes of images. Arrays of fewer may be tokens, whose channels are last in torch too."""
+"""Number of axes of images. Arrays with fewer may be sequences, whose channels are last in torch too."""
 
 
 @contextmanager
 def noting_layout(layout: Layout, call: Call) -> Iterator[None]:
-    """Adds to an error of the Flax model what it is likely to come from, if it was given torch's images."""
+    """Add a hint to errors of a Flax model that was called with images in torch's layout."""
     try:
         yield
     except Exception as error:
@@ -112,7 +123,7 @@ def noting_layout(layout: Layout, call: Call) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Task:
-    """What is computed in a step, the same for both sides; `compare` explains its arguments."""
+    """The configuration of a step, equal for both sides; `compare` documents the options."""
 
     training: bool = True
     loss: Loss | None = None
@@ -121,19 +132,20 @@ class Task:
     layout: Layout = field(default_factory=Layout)
     seed: int = 0
     outputs: Mapping[str, str] | None = None
-    """Of the outputs that are compared torch's names, with Flax's; None are all."""
+    """Flax's names of the compared outputs by torch's names; None compares all."""
     channels_first: bool = False
-    """Whether the Flax model is given arrays as torch has them, so that dropout's masks fit as they are."""
+    """Whether the Flax model's inputs are in torch's layout, so that dropout masks need no permutation."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step.
+    """The data of one step.
 
     Attributes:
-      torch_call, flax_call: torch's call and Flax's, each in its own layout.
-      targets: in torch's layout.
-      common: torch's floating arrays that Flax is given too, by place: Flax's place, and the way there.
+      torch_call, flax_call: the two models' arguments, each in its framework's layout.
+      targets: the loss's targets, in torch's layout.
+      common: for each floating array of torch's call that Flax's call has too, by name: the name in Flax's
+        call, and the permutation to Flax's layout.
     """
 
     torch_call: Call = field(default_factory=Call)
@@ -144,21 +156,21 @@ class Batch:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one step shows. `state` and `weights` are those after it."""
+    """The arrays of one step, in Flax's layout; `state` and `weights` are the values after the step."""
 
     outputs: Named
     loss: Named
-    """Empty where the loss is only the projection, which says nothing that the outputs do not say."""
+    """Empty for the default projection, which is a function of the compared outputs."""
     input_gradients: Named
     gradients: Named
     state: Named
     weights: Named
     masks: tuple[np.ndarray, ...] = ()
-    """Dropout's factors (0 or 1/(1-p)) in the order of the calls, in torch's layout."""
+    """Dropout factors (0 or 1/(1-p)) in the order of the calls, in torch's layout."""
 
 
 def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the projection is of: floating outputs, and both parts of complex ones. Of tensors or arrays."""
+    """Return floating outputs, and both parts of complex ones: the tensors or arrays to project."""
     parts: dict[str, Any] = {}
     for name, x in outputs.items():
         if "complex" in str(x.dtype):
@@ -169,20 +181,20 @@ def real_parts(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def factors(shapes: Mapping[str, Shape], seed: int) -> dict[str, np.ndarray]:
-    """The projection's float64 factors, of a size that keeps the loss near 1; the same on both sides.
+    """Return the projection's float64 factors, equal on both sides and scaled so that the loss is near 1.
 
     Args:
-      shapes: of `real_parts`, in torch's layout.
+      shapes: shapes of `real_parts` by name, in torch's layout.
     """
-    # A stream of its own: inputs drawn from RandomState(seed) would be projected on themselves, and the
-    # input gradient of a norm is nothing but rounding then.
+    # A separate stream: inputs drawn from RandomState(seed) would equal the factors, and the input gradient
+    # of a normalization projected on its input is pure rounding.
     random = np.random.RandomState([seed % 2**32, *b"projection"])
     return {
         name: random.standard_normal(shape) / max(1, math.prod(shape)) ** 0.5
-        for name, shape in sorted(shapes.items())  # one order, whatever the containers have
+        for name, shape in sorted(shapes.items())  # independent of the containers' order
     }
 
 
 def in_type_of(dtype: str, projection: np.ndarray) -> np.ndarray:
-    """The factors as a side of this type begins with them: float32 where each array has its own type."""
+    """Return the factors as a side of this type uses them: in float32 if arrays keep their own types."""
     return projection.astype(np.float32) if dtype == OWN else projection

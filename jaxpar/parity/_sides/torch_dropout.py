@@ -1,7 +1,7 @@
-"""Dropout in torch: the masks that were drawn, in the order of the calls, and noise among them.
+"""Dropout in torch: capture masks and noise in the order of the calls.
 
-The numbers drawn are torch's own: the mask is dropout of ones, which draws what dropout of the input would
-have drawn. What draws inside a fused kernel cannot be watched and is refused.
+The numbers are torch's own: a mask is dropout applied to ones, which draws the same numbers as dropout
+applied to the input. Layers that draw inside a fused kernel cannot be observed and are refused.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class Capture(TorchFunctionMode):
-    """Keeps dropout's factors, 0 or 1/(1-p), in the order of the calls, while it is entered.
+    """Records dropout's factors, 0 or 1/(1-p), in the order of the calls, while entered.
 
-    A mode belongs to a thread: other threads drop as ever.
+    Modes are thread-local: other threads are not affected.
     """
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class Capture(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _seen_inside(self, function: Callable[..., T]) -> Callable[..., T]:
-        """The function with globals of its own, in which what it calls is watched.
+        """Return the function with different globals, in which its calls of dropout are captured.
 
-        A mode is off inside the function that it handles. Patching torch.nn.functional for the length of the
-        call would reach every thread that drops at the time.
+        A mode is disabled inside the function that it handles, and patching torch.nn.functional during the
+        call would affect every other thread.
         """
         attention = functional.scaled_dot_product_attention
         watched = {
             "dropout": partial(self._dropout, functional.dropout),
             "scaled_dot_product_attention": partial(self._attention, attention),
-            "has_torch_function": lambda tensors: False,  # it has been dispatched: to here
+            "has_torch_function": lambda tensors: False,  # already dispatched
         }
         copy = FunctionType(function.__code__, function.__globals__ | watched, function.__name__)
         copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -78,7 +78,7 @@ class Capture(TorchFunctionMode):
         training = kwargs.get("training", kwargs.get("train", others[0] if others else True))
         if not training or p == 0:
             return input
-        # Dropout of ones draws what dropout of the input would have drawn, of each kind in its own shape.
+        # The original function, because dropout1d to dropout3d draw one number per channel.
         with torch.no_grad():
             mask = function(torch.ones_like(input), p, True)
         self.masks.append(mask)
@@ -87,7 +87,7 @@ class Capture(TorchFunctionMode):
     def _bernoulli(
         self, function: Callable[..., Any], input: torch.Tensor, p: Any = None, **kwargs: Any
     ) -> torch.Tensor:
-        """Zeros and ones of a model that drops by itself; kept as the factors of dropout are."""
+        """Capture zeros and ones that a model draws for its own dropout, as dropout factors."""
         options = {} if p is None else {"p": p}
         in_place = function is torch.Tensor.bernoulli_
         chance = torch.as_tensor((0.5 if in_place else input) if p is None else p)
@@ -108,7 +108,7 @@ class Capture(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """The kernel's own definition, step by step, so that its mask can be seen."""
+        """Compute attention by the kernel's documented definition, in which the mask is accessible."""
         if not dropout_p:
             return function(
                 query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -131,7 +131,7 @@ class Capture(TorchFunctionMode):
 
 
 def refuse_unwatchable(module: torch.nn.Module, replicas: int) -> None:
-    """Raises NotImplementedError for layers in training mode whose random numbers cannot be seen."""
+    """Raise NotImplementedError for layers in training mode whose random numbers cannot be captured."""
     for path, layer in module.named_modules():
         kind = type(layer).__name__
         recurrent = isinstance(layer, torch.nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1

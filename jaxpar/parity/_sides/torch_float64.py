@@ -1,8 +1,8 @@
-"""float64 all the way through a torch model, whatever types it asks for inside. Flax's side: `flax_float64`.
+"""Run a torch model in float64 throughout, whatever types its code requests; `flax_float64` is the Flax side.
 
-`x.float()`, `softmax(..., dtype=torch.float32)`, `torch.arange(4) / 3`, whose type is torch's default: each
-is float64 here. torch's default type belongs to the process, so it stays as it is, and what is made in it is
-made again. Modes belong to a thread, and other threads compute as ever.
+`x.float()`, `softmax(..., dtype=torch.float32)` and `torch.arange(4) / 3`, which has torch's default type,
+all return float64. The default type is process-wide, so it is not changed; tensors created in it are created
+again in float64. Modes are thread-local, so other threads are not affected.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ WIDE = {
     torch.complex64: torch.complex128,
 }
 BITS = {torch.ops.aten.view.dtype}
-"""They are about the bits of a type."""
+"""Operations on the bits of a type."""
 DEFAULT = {"rand", "randn", "normal", "zeros", "ones", "empty", "eye", "linspace", "logspace"}
-"""Operations that make tensors of torch's default type."""
+"""Operations that create tensors of torch's default type."""
 EXACT: dict[Any, Callable] = {
     torch.ops.aten.hardsigmoid_backward.default: lambda dy, x: torch.where(x.abs() < 3, dy / 6, 0.0)
 }
-"""Operations whose own code rounds to float32, here without: torch's 1/6 is 3e-8 off."""
+"""Replacements of operations that round to float32 internally: torch's 1/6 has an error of 3e-8."""
 FROM_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}
 
 
 @contextmanager
 def in_float64(constants: Constants | None = None) -> Iterator[None]:
-    """Inside it no operation of this thread gives a floating type narrower than float64.
+    """Make every operation of this thread return float64 instead of narrower floating types.
 
     Args:
-      constants: what becomes of tensors that had been rounded before.
+      constants: converts tensors that were rounded before.
     """
     with _Numbers(), _Operations(constants or Constants()):
         yield
 
 
 class Within(torch.nn.Module):
-    """A module that enters a context itself: replicas run in threads of their own."""
+    """A module that enters a context in `forward`, because each replica runs in a separate thread."""
 
     def __init__(self, module: torch.nn.Module, context: Callable[[], AbstractContextManager[None]]):
         super().__init__()
@@ -63,15 +63,16 @@ class Within(torch.nn.Module):
 
 
 def rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The nearest values of a type, in float64; inside of `in_float64`, too."""
+    """Round to the nearest values of `dtype`, as float64; also works inside `in_float64`."""
     return torch.from_numpy(tensor.detach().numpy().astype(jnp.dtype(dtype)).astype(np.float64))
 
 
 def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]) -> None:
-    """All floating tensors of a module in float64, also those that are plain attributes.
+    """Convert all floating tensors of a module to float64, including plain attributes.
 
     Args:
-      constants: what becomes of those that are not `linked`, that is, not given to the Flax module too.
+      constants: converts tensors that are not in `linked`.
+      linked: names of the tensors that the Flax module has too.
     """
     named: dict[str, torch.Tensor] = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     named |= {f"{path}.{name}".lstrip("."): x for path, name, x in _attributes(module)}
@@ -79,7 +80,7 @@ def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]
     values = {name: constants(array_of(x), name) for name, x in narrow.items()}
     module.double()
     for x in (*module.parameters(), *module.buffers()):
-        x.data = wide(x.data)  # complex ones, which `double` leaves as they are
+        x.data = wide(x.data)  # `double` skips complex tensors
     for path, name, x in _attributes(module):
         vars(module.get_submodule(path))[name] = wide(x)
     for name, value in values.items():
@@ -90,7 +91,7 @@ def widen(module: torch.nn.Module, constants: Constants, linked: Collection[str]
 
 
 def _attributes(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
-    """Path of the layer, name, and tensor."""
+    """Return (layer path, attribute name, tensor) for each plain tensor attribute."""
     return [
         (path, name, x)
         for path, layer in module.named_modules()
@@ -100,12 +101,12 @@ def _attributes(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64 (complex128) if its type is a narrower one, else itself."""
+    """Return the tensor in float64 (complex128) if its type is narrower, else unchanged."""
     return tensor.to(WIDE.get(tensor.dtype, tensor.dtype))
 
 
 class Rounding(TorchDispatchMode):
-    """What operations return, forward and backward, is off by up to two units of float64, at random."""
+    """Perturbs the result of every forward and backward operation by up to 2**-51, relative, at random."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -126,14 +127,14 @@ class Rounding(TorchDispatchMode):
 
 
 class _Numbers(TorchFunctionMode):
-    """Tensors of Python's numbers: they are rounded before any operation sees them."""
+    """Creates tensors of Python numbers in float64, before the default type rounds the numbers."""
 
     def __torch_function__(
         self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> PyTree:
         kwargs = kwargs or {}
         if function in FROM_NUMBERS and args and not isinstance(args[0], torch.Tensor):
-            # The operations inside have made float64 of float32, which is too late for its digits.
+            # The dtype is float64 by now, but the digits were rounded first. Create the tensor again.
             dtype = function(*args, **kwargs).dtype
             if dtype.is_floating_point or dtype.is_complex:
                 return function(*args, **{**kwargs, "dtype": dtype})
@@ -141,7 +142,7 @@ class _Numbers(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """Every operation, below autograd and below torch's own functions: nothing passes by."""
+    """Widens every operation at dispatch level, below autograd and torch's own functions."""
 
     def __init__(self, constants: Constants):
         super().__init__()
@@ -162,7 +163,7 @@ class _Operations(TorchDispatchMode):
         return _again(operation, args, kwargs, result)
 
     def _widened(self, operation: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments in float64, and types that are asked for; but not what the operation writes to."""
+        """Widen arguments and requested types, except tensors that the operation writes to."""
         infos = operation._schema.arguments
         written = [info.alias_info is not None and info.alias_info.is_write for info in infos]
         names = {info.name for info, is_written in zip(infos, written, strict=True) if is_written}
@@ -173,21 +174,22 @@ class _Operations(TorchDispatchMode):
         )
 
     def _given(self, x: Any) -> Any:
-        """What operations made is float64 already: a narrow tensor was there before."""
+        """Widen an argument. Results are float64 already, so a narrow tensor existed before the run."""
         if isinstance(x, torch.Tensor) and x.dtype in WIDE:
             return torch.from_numpy(np.array(self.constants(array_of(x))))
         return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
-    """float64 as float32 where its bits are asked for in 32, as the model was written."""
+    """Return float64 tensors as float32 where the model requests a 32-bit reinterpretation."""
     return x.to(torch.float32) if x.dtype == torch.float64 and dtype.itemsize == 4 else x, dtype
 
 
 def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether it makes a tensor of torch's default type, out of nothing.
+    """Return whether an operation creates a tensor of torch's default type from no other tensor.
 
-    Random numbers must not be drawn twice, and -1e308 is no float32.
+    These get dtype=float64 up front rather than a second run: random numbers must not be drawn twice, and
+    -1e308 overflows float32.
     """
     name = operation._schema.name.removeprefix("aten::")
     if name in ("arange", "full"):
@@ -196,7 +198,7 @@ def _in_default_type(operation: Any, args: tuple, kwargs: dict) -> bool:
 
 
 def _again(operation: Any, args: tuple, kwargs: dict, result: PyTree) -> PyTree:
-    """What came out in torch's default type, once more in float64."""
+    """Repeat an operation in float64 whose result has torch's default type."""
     if (
         any(argument.name == "dtype" for argument in operation._schema.arguments)
         and kwargs.get("dtype") is None
@@ -204,13 +206,13 @@ def _again(operation: Any, args: tuple, kwargs: dict, result: PyTree) -> PyTree:
         return operation(*args, **{**kwargs, "dtype": torch.float64})
     try:
         again = operation(*jax.tree.map(_real, args), **jax.tree.map(_real, kwargs))
-    except (RuntimeError, TypeError, IndexError):  # it wants integers
+    except (RuntimeError, TypeError, IndexError):  # requires integers
         again = result
     return jax.tree.map(lambda x: wide(x) if isinstance(x, torch.Tensor) else x, again)
 
 
 def _real(x: Any) -> Any:
-    """Integers that an operation makes real numbers of."""
+    """Convert integer tensors to float64, for operations that convert them to floating ones."""
     is_integer = isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex()
     return x.to(torch.float64) if is_integer else x
 

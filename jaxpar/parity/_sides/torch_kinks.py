@@ -1,4 +1,4 @@
-"""Elements at a kink, where rounding alone decides which of two derivatives a framework takes."""
+"""Count inputs at a kink of an activation, where rounding decides between two derivatives."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ POINTS: dict[str, tuple[float, ...]] = {
     "softshrink": (-0.5, 0.5),
     "hardshrink": (-0.5, 0.5),
 }
-"""By function, with its default settings."""
+"""The positions of a function's kinks, for its default settings."""
 
 T = TypeVar("T")
 
 
 class _Count(TorchFunctionMode):
-    """Belongs to the thread that enters it."""
+    """Counts elements, and elements near a kink, by function name; thread-local as all modes are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Count(TorchFunctionMode):
 
 @contextmanager
 def counted(notes: list[str]) -> Iterator[None]:
-    """Counts while a torch model runs; `notes` gets a sentence for each function with such elements."""
+    """Count while a torch model runs, and append a sentence to `notes` for each function with near kinks."""
     with _Count() as count:
         yield
     for name, near in count.near.items():

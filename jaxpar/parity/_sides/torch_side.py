@@ -1,7 +1,7 @@
-"""The torch model at work: in one element type, alone or in torch's own DataParallel.
+"""TorchSide: a step of the torch model in one element type, alone or in torch's DataParallel.
 
-PyTorch is the reference, so everything is done as its documentation does it: `zero_grad`, forward,
-`backward`, `step`. What is seen has Flax's names and layout.
+PyTorch is the reference, so a step is the documented sequence of `zero_grad`, forward, `backward` and `step`.
+Results are returned with Flax's names and layout.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TO = {"float32": "float", "bfloat16": "bfloat16", "float16": "half"}
 
 
 class TorchSide:
-    """A copy of `module` on the CPU, its floating tensors in `dtype` ("float64", "bfloat16"; OWN: their own).
+    """A CPU copy of `module` with floating tensors in `dtype` ("float64", "bfloat16"; OWN keeps their types).
 
     Args:
-      constants: in float64, what becomes of tensors that had been rounded before.
+      constants: converts tensors that were rounded before the run; for float64 only.
 
     Attributes:
-      returned: how the last outputs were returned.
-      rounding: a seed, where results are to be off by a rounding; see `Rounding`.
+      returned: describes the structure of the last outputs.
+      rounding: the seed of random rounding errors, or None; see `Rounding`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TorchSide:
         constants: Constants | None = None,
     ):
         self.dtype, self.torch_dtype = dtype, getattr(torch, dtype, None)
-        # To the CPU, where two runs give the same bits; kernels that add up atomically do not.
+        # On the CPU, because GPU kernels with atomic additions are not reproducible.
         self.module = copy.deepcopy(module).to("cpu").train(task.training)
         self.constants = (constants or Constants()) if dtype == "float64" else None
         if self.constants:
@@ -64,13 +64,13 @@ class TorchSide:
     def step(
         self, batch: Batch, observe: AbstractContextManager | None = None, forward_only: bool = False
     ) -> Observation:
-        """Forward, backward, and the optimizer's step if there is one.
+        """Run forward pass, backward pass and, if the task has an optimizer, an update.
 
         Args:
-          observe: entered around forward and loss, to watch them.
-          forward_only: no backward pass and no step; gradients are zero then.
+          observe: a context that is entered around the forward pass and the loss.
+          forward_only: skip backward pass and update; gradients are zero then.
         """
-        # To None, as torch's own zero_grad does: optimizers skip such parameters, weight decay included.
+        # None, not zeros: optimizers skip parameters without a gradient, including their weight decay.
         self.module.zero_grad(set_to_none=True)
         with self._wrapped() as net, seeded(self.task.seed + self.steps), self._wide(), Capture() as dropout:
             call = batch.torch_call.map(self._input)
@@ -99,23 +99,23 @@ class TorchSide:
         )
 
     def leaves(self, outputs: PyTree) -> dict[str, torch.Tensor]:
-        """The outputs that are compared, by name."""
-        # A mapping of every name in torch to the name that both sides have: torch's own.
+        """Return the compared outputs by name."""
+        # Both sides use torch's names, so here each name maps to itself.
         chosen = None if self.task.outputs is None else {name: name for name in self.task.outputs}
         compared = outputs_of("the torch module", outputs, is_tensor, chosen)
         self.returned = Returned(compared.sole, compared.left_out)
         return compared.arrays
 
     def weights(self) -> Named:
-        """The parameters as Flax has them."""
+        """Return the parameters with Flax's names and layout."""
         return self.links.parameters(self._arrays())
 
     def state(self) -> Named:
-        """Everything but the parameters, as Flax has it."""
+        """Return the buffers with Flax's names and layout."""
         return self.links.state(self._arrays())
 
     def continue_from(self, other: TorchSide) -> None:
-        """Takes over weights, buffers, optimizer state and step count of another element type."""
+        """Copy weights, buffers, optimizer state and step count from a side of a different element type."""
         self.module.load_state_dict(other.module.state_dict())
         if self.optimizer and other.optimizer:
             self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
@@ -123,7 +123,7 @@ class TorchSide:
 
     @contextmanager
     def _wide(self) -> Iterator[None]:
-        """The arithmetic of a thread that runs the module."""
+        """Enter this side's arithmetic modes, which every thread that runs the module needs."""
         with (
             Rounding(self.rounding) if self.rounding is not None else nullcontext(),
             in_float64(self.constants) if self.constants else nullcontext(),
@@ -132,21 +132,21 @@ class TorchSide:
 
     @contextmanager
     def _wrapped(self) -> Iterator[torch.nn.Module]:
-        """The module, or torch's DataParallel of it where there are several replicas."""
+        """Yield the module, wrapped in torch's DataParallel if the task has several replicas."""
         if self.task.replicas == 1:
             yield self.module
             return
         import torch_ref
 
         threads = torch.get_num_threads()
-        # Both of these reach all of torch in this process, for the length of a step. torch's DataParallel
-        # asks modules of torch for its devices, and torch has one number of threads for all.
+        # Both changes are process-wide for the length of a step: torch's DataParallel queries global modules
+        # of torch for its devices, and the number of threads is a global setting.
         with torch_ref.pretend(self.task.replicas) as devices:
             self.device = devices.device
             module = self.module.to(self.device)
             replica = Within(module, self._wide) if self.constants else module
             net = torch.nn.DataParallel(replica, list(range(devices.count)))
-            # Every replica is a thread already. With a pool for each of them steps can take seconds.
+            # Every replica runs in a thread. With a pool of threads for each, a step can take seconds.
             torch.set_num_threads(1)
             try:
                 yield net
@@ -154,9 +154,9 @@ class TorchSide:
                 torch.set_num_threads(threads)
 
     def _tensor(self, x: np.ndarray) -> torch.Tensor:
-        """A copy, in the side's type if the array is floating."""
+        """Return a copy as a tensor, in this side's type if the array is floating."""
         wide = self.constants is not None and jnp.issubdtype(x.dtype, jnp.floating)
-        # As an array: as a tensor it would be a constant that had been rounded before.
+        # Widened in NumPy: a float32 tensor would be treated as a constant that was rounded before.
         tensor = tensor_of(np.array(x, np.float64 if wide else x.dtype, order="C"))
         return tensor.to(self.device, self.torch_dtype if tensor.is_floating_point() else None)
 
@@ -169,7 +169,7 @@ class TorchSide:
     ) -> torch.Tensor:
         if self.task.loss:
             return self.task.loss[0](outputs, *(self._tensor(y) for y in targets))
-        # Integers, as an argmax among the outputs, have no gradient.
+        # Integer outputs, such as an argmax, have no gradient.
         real = real_parts(leaves)
         projection = factors({name: tuple(x.shape) for name, x in real.items()}, self.task.seed)
         terms = [
@@ -179,7 +179,7 @@ class TorchSide:
 
     def _gradients(self) -> Named:
         parameters = self.module.named_parameters(remove_duplicate=False)
-        # Of a complex parameter torch has the direction in which the loss grows, JAX its conjugate.
+        # For a complex parameter, JAX's gradient is the conjugate of torch's.
         gradients = {name: to_numpy(_gradient(p).conj()) for name, p in parameters}
         return self.links.to_flax(gradients, gradient=True)
 
@@ -188,16 +188,16 @@ class TorchSide:
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """torch says None where JAX says zero."""
+    """Return the gradient, with zeros (as in JAX) for None."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's CPU generator starts at `seed` inside, and is as before afterwards.
+    """Seed torch's CPU generator, and restore its state on exit.
 
-    It is one for the whole process. Modules draw from it and take no other, so another thread that draws from
-    it meanwhile gets other numbers, and gives the comparison others: NotDeterministicError says so.
+    The generator is process-wide, and modules cannot use a different one. A thread that draws concurrently
+    changes the comparison's numbers, which `compare` reports as NotDeterministicError.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -205,10 +205,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy."""
+    """Return a copy as a NumPy array."""
     return array_of(tensor).copy()
 
 
 def named_leaves(tree: PyTree) -> dict[str, torch.Tensor]:
-    """The tensors in a layer's arguments or outputs, by their place; other objects are passed over."""
+    """Return the tensors in a layer's arguments or outputs by path; other objects are skipped."""
     return named(tree, is_tensor)
