@@ -17,7 +17,7 @@ from flax import nnx
 import jaxpar
 
 from ...errors import JaxparError
-from ...parity import Comparison, Policy, Stopped, compare, load_torch
+from ...parity import Comparison, Policy
 from .models import DigitsCNN, torch_cnn
 from .settings import LEARNING_RATE, MOMENTUM, TOLERANCE, TRAIN_ROWS, DemoSettings, Fault, has_torch
 
@@ -112,9 +112,12 @@ def _mean_of_means(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def _compared(net: nnx.Module, digits: Digits, watch: Watch) -> Comparison:
     """Compare all steps, and leave the torch model's first weights in `net`."""
+    # Here, because parity.compare needs torch and the training does not.
     import torch
 
     import torch_ref
+
+    from ...parity import Stopped, compare, load_torch
 
     settings, fault = digits.settings, digits.settings.fault
     reference = torch_cnn(settings.seed)
@@ -174,9 +177,9 @@ def _trained(
 
 
 def _completed(comparison: Comparison | None, settings: DemoSettings) -> str:
-    epochs = comparison.steps // settings.steps_per_epoch if comparison else 0
+    epochs = 0 if comparison is None else comparison.steps // settings.steps_per_epoch
     done = f"{epochs} of {settings.epochs} epochs were completed"
-    if comparison is None:
+    if comparison is None or not epochs:
         return f"{done}."
     return f"{done}, and both sides were {'the same' if comparison.same else 'different'} in them."
 

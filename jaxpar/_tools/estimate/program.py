@@ -20,7 +20,6 @@ class Program:
 
     Attributes:
       results: the results' shapes, with the shardings that the compiler chose.
-      arguments: bytes of the arguments.
       temporary: bytes that are neither arguments nor results.
       everything: bytes of arguments, results and temporaries together.
       text: the compiled program, in HLO.
@@ -41,10 +40,9 @@ class Program:
             lowered.out_info,
             compiled.output_shardings,
         )
-        self.arguments = int(analysis.argument_size_in_bytes)
         self.temporary = int(analysis.temp_size_in_bytes)
         returned = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-        self.everything = self.arguments + returned + self.temporary
+        self.everything = int(analysis.argument_size_in_bytes) + returned + self.temporary
 
 
 def size(tree: PyTree) -> int:

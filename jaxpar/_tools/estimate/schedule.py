@@ -221,11 +221,6 @@ def unknown(program: Sequence[Event]) -> list[str]:
     return sorted(uncounted)
 
 
-def kernels(program: Sequence[Event]) -> int:
-    """How many are started in a step."""
-    return sum(event.turns for event in program if isinstance(event, Kernel))
-
-
 def starts(program: Sequence[Event]) -> Iterator[CollectiveStart]:
     """The collectives, every turn of a loop as one of its own."""
     for event in program:
