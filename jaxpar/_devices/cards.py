@@ -82,10 +82,21 @@ _CARDS: dict[str, tuple[Any, ...]] = {
     "h100": ("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 1.98, 3352.32, 84942979072, 50, HOPPER, True),
     "h200": ("NVIDIA H200 141GB HBM3e", (9, 0), 132, 128, 2048, 1.98, 4800, 151397597184, 50, HOPPER, True),
     "b200": ("NVIDIA B200", (10, 0), 148, 128, 2048, 1.965, 7672.32, 191514411008, 126.5, HOPPER, True),
-    "gb200": ("NVIDIA GB200", (10, 0),
+    "gb200": ("NVIDIA GB200", (10, 0), 152, 128, 2048, 2.062, 7928.064, 197897748480, 129.25, HOPPER, True),
     "b300": ("NVIDIA B300", (10, 3), 158, 128, 2048, 1.965, 7936, 297021865984, 129.25, HOPPER),
     "gb300": ("NVIDIA GB300", (10, 3), 152, 128, 2048, 2.07, 7928.064, 297021079552, 129.25, HOPPER, True),
-    "rtx6000pro": ("NVIDIA RTX PRO 6000 Blackwell", (12, 0),
+    "rtx6000pro": (
+        "NVIDIA RTX PRO 6000 Blackwell",
+        (12, 0),
+        188,
+        128,
+        1536,
+        2.6,
+        1792,
+        96 << 30,
+        128,
+        (128, 99),
+    ),
 }
 CARDS = {name: Card(*figures) for name, figures in _CARDS.items()}
 """Cards by the names that `jaxpar.topology` accepts."""
