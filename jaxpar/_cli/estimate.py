@@ -13,32 +13,18 @@ from .._tools.estimate.hardware import Hardware
 from .._tools.estimate.report import Estimate
 from ..errors import SpecError
 from .spec import failed, read_names
-
-UNITS = {
-    "flops": 1e12,
-    "bandwidth": 1e9,
-    "memory": 1e9,
-    "link": 1e9,
-    "network": 1e9,
-    "latency": 1e-6,
-    "network_latency": 1e-6,
-    "kernel": 1e-6,
-    "collective": 1e-6,
-    "products": 1,
-    "streaming": 1,
-    "exchanging": 1,
-}
-"""The units of the options' numbers, in bytes, seconds and operations."""
+from .values import RATES
 
 
 def run(spec: str, *, device: str, as_json: bool, png: str | None, **options: Any) -> None:
     """Print the estimate, and draw it if `png` is a path."""
-    changes = {name: options.pop(name) for name in UNITS if name in options}
-    changes = {name: rate * UNITS[name] for name, rate in changes.items() if rate is not None}
+    rates = {name: (options.pop(name, None), unit) for name, (unit, _) in RATES.items()}
+    changes = {name: rate * unit for name, (rate, unit) in rates.items() if rate is not None}
     try:
         hardware = Hardware.of(device, **changes)
     except ValueError as error:
         raise SpecError(str(error).removeprefix("estimate: ")) from None
+    # The report must not look like one of the card itself.
     if changes:
         hardware = dataclasses.replace(hardware, name=f"{hardware.name} (figures changed)")
     prediction = _estimated(spec, hardware, options)

@@ -22,7 +22,7 @@ from ..errors import MatchError, SpecError
 from .demo.settings import DemoSettings, Fault, has_torch
 from .ending import leave, plain_ending
 from .port import port
-from .values import Finite, OutputPath, check_outputs
+from .values import MICROSECOND, RATES, Finite, OutputPath, check_outputs
 
 
 def main() -> None:
@@ -186,29 +186,12 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
         sys.exit(1 if isinstance(error, MatchError) else 2)
 
 
-RATES = {
-    "flops": "TFLOP/s in every type.",
-    "bandwidth": "GB/s between a device and its memory.",
-    "memory": "GB of a device.",
-    "link": "GB/s from a device to its neighbour.",
-    "network": "GB/s from a host to another.",
-    "latency": "Microseconds for one step of a ring within a host.",
-    "network-latency": "Microseconds for one step of a ring between hosts.",
-    "products": "The part of --flops that products reach.",
-    "streaming": "The part of --bandwidth that other kernels reach.",
-    "exchanging": "The part of --link and --network that collectives reach.",
-    "kernel": "Microseconds to start a kernel.",
-    "collective": "Microseconds to start a collective.",
-}
-"""Options of `jaxpar estimate` that replace a card's figures."""
-MAY_BE_ZERO = ("latency", "network-latency", "kernel", "collective")
-
-
 def rates_options(command: Command) -> Command:
-    for name, what in reversed(RATES.items()):
+    # Decorators apply from the last to the first, and --help lists options in the order of the table.
+    for name, (unit, what) in reversed(RATES.items()):
+        rate, option = Finite(min=0, min_open=unit != MICROSECOND), f"--{name.replace('_', '-')}"
         shown = "that of the device"
-        rate = Finite(min=0, min_open=name not in MAY_BE_ZERO)
-        command = click.option(f"--{name}", type=rate, metavar="X", show_default=shown, help=what)(command)
+        command = click.option(option, type=rate, metavar="X", show_default=shown, help=what)(command)
     return command
 
 

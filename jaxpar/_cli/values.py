@@ -13,6 +13,22 @@ import click
 
 OUTPUTS = ("html", "junit", "record", "png")
 """Options that name a file to write."""
+MICROSECOND = 1e-6
+RATES = {
+    "flops": (1e12, "TFLOP/s in every type."),
+    "bandwidth": (1e9, "GB/s between a device and its memory."),
+    "memory": (1e9, "GB of a device."),
+    "link": (1e9, "GB/s from a device to its neighbour."),
+    "network": (1e9, "GB/s from a host to another."),
+    "latency": (MICROSECOND, "Microseconds for one step of a ring within a host."),
+    "network_latency": (MICROSECOND, "Microseconds for one step of a ring between hosts."),
+    "products": (1, "The part of --flops that products reach."),
+    "streaming": (1, "The part of --bandwidth that other kernels reach."),
+    "exchanging": (1, "The part of --link and --network that collectives reach."),
+    "kernel": (MICROSECOND, "Microseconds to start a kernel."),
+    "collective": (MICROSECOND, "Microseconds to start a collective."),
+}
+"""Options of `jaxpar estimate` that replace a card's figures, with their units in SI. Only times may be 0."""
 NEEDS = {"html": ("jinja2", "parity"), "record": ("safetensors", "parity"), "png": ("matplotlib", "report")}
 """The package that an output needs, and the jaxpar extra that installs it."""
 
