@@ -107,6 +107,7 @@ class Parity:
         """
         from . import parity
 
+        # A parametrized test's name has brackets and slashes.
         path = self.folder / (re.sub(r"[^\w.-]", "_", name) + ".safetensors")
         if self.update or (self.record and not path.exists()):
             path.parent.mkdir(exist_ok=True)

@@ -29,6 +29,7 @@ def convert(source: str, target: str, *, key: str | None, spec: str | None, to: 
     """
     tensors: dict[str, Any] = read_weights(source, key=key)
     if spec is not None:
+        # Without a spec names and layout stay, and only the format changes.
         conversion = Conversion(**_model(spec), label=f"convert {source}")
         tensors = conversion.to_flax(tensors) if to == "flax" else conversion.to_torch(tensors)
     write_weights(target, tensors, metadata={"format": "flax" if to == "flax" else "pt"})

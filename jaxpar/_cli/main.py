@@ -45,6 +45,7 @@ def devices_option(default: str) -> Callable[[Command], Command]:
 def start_devices(n: int | None) -> None:
     """Apply `--devices`. JAX must not have started."""
     if n is not None:
+        # The option asks for virtual devices, which JAX ignores where it finds a GPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
     virtual_devices(n or 8)  # where there are GPUs, JAX prefers them
 
@@ -91,6 +92,7 @@ def demo(
 
     settings = DemoSettings(epochs, batch_size, seed, Fault(plant) if plant else None)
     steps = settings.steps * (2 if has_torch() else 1)  # compared, then trained
+    # Shown before the imports below, which take seconds.
     with progress(steps, description="starting JAX and PyTorch", leave=False) as shown:
         start_devices(devices)
         from .demo import report
@@ -137,6 +139,7 @@ def parity(spec: str, devices: int | None, **options: Any) -> None:
       jaxpar parity spec.py --steps 20 --optimizer adamw:lr=1e-3 --html report.html
       jaxpar parity spec.py --replicas 4
     """
+    # Checked before JAX starts, so that a wrong command line fails at once.
     if options["record"] and options["check"]:
         raise click.UsageError("--record writes what --check reads; choose one.")
     if options["check"]:
@@ -175,12 +178,14 @@ def convert(source: str, target: str, key: str | None, spec: str | None, to: str
       jaxpar convert checkpoint.pt model.safetensors --key model.state_dict
       jaxpar convert model.safetensors flax.safetensors --spec spec.py --to flax
     """
+    # The layout of weights is defined by a model only.
     if (spec is None) != (to is None):
         raise click.UsageError("--spec and --to belong together: the model, and the layout that is wanted.")
     from .convert import convert as run
 
     try:
         click.echo(run(source, target, key=key, spec=spec, to=to))
+    # Unlike in other commands, code 1 means weights that do not fit the model.
     except (MatchError, OSError, ModuleNotFoundError, TypeError) as error:
         click.echo(f"jaxpar: {error}", err=True)
         sys.exit(1 if isinstance(error, MatchError) else 2)
@@ -321,6 +326,7 @@ def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
     """
     if watch and as_json:
         raise click.UsageError("--watch repeats a table and --json prints one document; choose one.")
+    # JAX would reserve most of every GPU's memory, which a running job needs.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         if devices:
@@ -333,6 +339,7 @@ def devices(devices: int | None, watch: float | None, as_json: bool) -> None:
         if watch:
             table.watch(console, watch)
         snapshot = table.look()
+    # Ctrl-C is the regular end of --watch.
     except KeyboardInterrupt:
         if not watch:
             raise

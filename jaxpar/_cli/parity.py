@@ -29,6 +29,7 @@ def run(
 
     `chosen` overrides the spec's arguments.
     """
+    # First, because a typing error should not wait for the spec's models.
     both = read_optimizer(optimizer) if optimizer else None
     arguments = read_spec(spec, ("flax_module",) if check else NEEDED)
     arguments |= {name: value for name, value in chosen.items() if value is not None}
@@ -40,7 +41,9 @@ def run(
     except parity.Stopped as stop:
         if stop.comparison is None:
             raise
+        # The completed steps are worth a report, also after Ctrl-C.
         comparison, stopped = stop.comparison, True
+    # These mostly come from the spec's own code, so the message names the spec's line.
     except (ValueError, TypeError, NotImplementedError, SystemExit) as error:
         raise failed(spec, "", error) from error
     if html:

@@ -28,6 +28,7 @@ def read_spec(
     from ..parity import compare
 
     defined, arguments = read_names(path), inspect.signature(compare).parameters
+    # Two separate inputs replace the common one.
     both = {"torch_inputs", "flax_inputs"} <= defined.keys()
     undefined = [name for name in needed if name not in defined and not (both and name == "inputs")]
     if undefined:
@@ -63,6 +64,7 @@ def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
 
     name, _, settings = text.partition(":")
     try:
+        # Parsed as the arguments of a call, and evaluated as literals only: nothing in the text is executed.
         call = ast.parse(f"f({settings})", mode="eval").body
         assert isinstance(call, ast.Call)
         keywords = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
@@ -76,6 +78,7 @@ def read_optimizer(text: str) -> tuple[Callable[..., Any], Any]:
         raise SpecError(f"--optimizer {name}: it is none of {', '.join(both)}.")
     try:
         jax_optimizer = getattr(optim, name.lower())(**keywords)
+        # Both constructors validate the settings, before any model is built.
         kinds[name.lower()]([torch.nn.Parameter(torch.zeros(1))], **keywords)
     except (TypeError, ValueError) as error:
         raise SpecError(f"--optimizer {text}: {error}") from None

@@ -38,6 +38,7 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
+        # click's own code for wrong usage is 2, which means holes here.
         error.exit_code = COULD_NOT  # type: ignore[misc]  # click reads it from the instance
         raise
 
@@ -112,6 +113,7 @@ def run(
     for training in lines:
         verdict = f"the same: largest difference {training.largest:.2g}" if training.same else "different"
         click.echo(f"\n{training}\n{verdict}" + ("" if training.same else f"\n\n{training.comparison}"))
+    # A file that is the same, with an optimizer that differs, is different.
     return port.status or int(not all(training.same for training in lines))
 
 
@@ -185,6 +187,7 @@ def _file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, because dataclasses and pickle look their module up by name.
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module

@@ -29,6 +29,7 @@ def current_device() -> int:
 
     torch counterpart: `torch.cuda.current_device` (docs/semantics.md row P4).
     """
+    # `jax.default_device` may name any device, also one that integers do not count.
     now = _devices.device()
     indexed = _devices.devices()
     if now not in indexed:

@@ -103,6 +103,7 @@ def device(spec: DeviceLike | None = None) -> jax.Device:
 
 def name(d: jax.Device) -> str:
     """Return a device's name in tables and errors: `cuda:1`, `cpu:0`, or `h100:7` for a topology's device."""
+    # They are not in `jax.local_devices`, and their id is their index in the topology.
     if compile_only(d):
         return f"{card_of(d.device_kind)}:{d.id}"
     kind = "cuda" if d.platform == "gpu" else d.platform
@@ -117,6 +118,7 @@ def _from_text(text: str) -> jax.Device:
             f"device: {text!r} is not a device; write a kind ({', '.join(('cpu', *_ACCELERATOR))}), and an "
             "index after a colon if you like: 'cpu', 'cuda:1'."
         )
+    # The pattern has no sign and no leading zeros: `cuda:-1` and `cuda:01` are typing errors.
     kind, index = match[1], int(match[2] or 0)
     now = _current()
     if kind == "cpu":

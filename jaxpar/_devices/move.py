@@ -61,6 +61,7 @@ def to(x: PyTree, device: DeviceLike | jax.Array | None = None, dtype: DTypeLike
             for _, m in nnx.iter_modules(x, graph=True)
             if isinstance(m, nnx.Embed) and m.dtype == m.embedding.dtype
         ]
+        # In place, so that optimizers and other references to the module stay valid.
         nnx.update(x, _move(nnx.state(x, graph=True), "module", target, dtype, stay_spread=True))
         # Embed is the only layer of Flax that stores a dtype for its results when it is created.
         for table in tables:
@@ -167,7 +168,9 @@ def _move(
     leaves = [leaf for _, leaf in leaves_with_paths]
     for leaf, name in zip(leaves, names, strict=True):
         _check(leaf, name)
+    # All leaves are checked before the first one moves, so that an error leaves the tree unchanged.
     check_alive(leaves, names, "to")
+    # As in torch, a single array may get any dtype, and a module's integers never change.
     alone = len(leaves) == 1 and is_array(tree)
     moved = [
         _move_leaf(leaf, target, dtype if alone else _dtype(leaf, dtype), stay_spread) for leaf in leaves
@@ -215,6 +218,7 @@ def _is_there(leaf: jax.Array | np.ndarray, target: jax.Device, stay_spread: boo
     if not is_real(leaf):
         return is_staged()  # the compiler places tracers; a device_put would pin them
     home = leaf.devices()
+    # A replicated module is on this device already; moving it would undo DataParallel's placement.
     if stay_spread and len(home) > 1 and target in home:
         return True
     return home == {target} and leaf.committed

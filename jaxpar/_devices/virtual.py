@@ -124,6 +124,7 @@ def _set(n: int) -> bool:
     if os.environ.get(_OURS) == os.environ.get("PJRT_NPROC"):
         # Not set, or set by jaxpar for a previous n, in this process or its parent.
         os.environ.pop("PJRT_NPROC", None)
+    # XLA's default pool has max(n, cores) threads, which may be enough.
     if _pool_of_the_user() is None and _safe(n) > max(n, cores()):
         os.environ["PJRT_NPROC"] = os.environ[_OURS] = str(_safe(n))
     _watch_the_start()

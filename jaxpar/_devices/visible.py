@@ -66,6 +66,7 @@ def check() -> None:
       UserWarning: names both values and the cure.
     """
     change = changed_visible_devices()
+    # Every call of `devices` comes here, and one warning per change is enough.
     if change and change != _memory.warned:
         _memory.warned = change
         then, now = ("unset" if value is None else repr(value) for value in change)

@@ -113,6 +113,7 @@ class Profile:
             self._start()
         try:
             outputs = self._function(*args, **kwargs)
+            # Also after the call before the first traced one, whose operations may still run.
             if self._first - 1 <= self._calls < self._last:
                 # Operations run asynchronously, and must end before the trace starts or stops.
                 jax.block_until_ready(outputs)
@@ -173,6 +174,7 @@ def operations(trace: Path) -> list[Operation]:
     microseconds: dict[tuple[str, str], float] = {}
     for event in events:
         arguments = event.get("args", {})
+        # Only complete events of compiled operations; the trace also has Python's and the runtime's.
         if event.get("ph") != "X" or "hlo_op" not in arguments:
             continue
         key = arguments["hlo_op"], arguments.get("hlo_module", "")

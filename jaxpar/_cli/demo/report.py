@@ -132,6 +132,7 @@ def _worst(result: DemoResult, epoch: int) -> dict[str, Judged]:
         return {}
     n = result.settings.steps_per_epoch
     rows = [row for row in result.comparison.rows if (row.difference.step - 1) // n == epoch]
+    # By severity and not by size: a tensor of a wrong shape has no size.
     kinds = {kind.value: [row for row in rows if row.difference.kind is kind] for kind in KINDS}
     return {
         kind: max(same_kind, key=lambda row: row.severity) for kind, same_kind in kinds.items() if same_kind

@@ -121,6 +121,7 @@ def _compared(net: nnx.Module, digits: Digits, watch: Watch) -> Comparison:
 
     settings, fault = digits.settings, digits.settings.fault
     reference = torch_cnn(settings.seed)
+    # `_trained` then starts from the weights that both sides start from here.
     load_torch(net, reference)
     order = -1 if fault is Fault.ORDER else 1
     try:
@@ -165,6 +166,7 @@ def _trained(
         for step in range(first, first + settings.steps_per_epoch):
             rows = digits.rows(step)
             begun = time.perf_counter()
+            # `float` waits for the step, so that the time is the step's and not the dispatch's.
             loss += float(train_step(digits.images[rows], digits.labels[rows])) * len(rows) / TRAIN_ROWS
             times.append(1000 * (time.perf_counter() - begun))
             watch(f"epoch {epoch + 1} of {settings.epochs}")

@@ -89,6 +89,7 @@ def _handle(library: ModuleType, device: jax.Device) -> object | None:
     address = bus_address(ordinal)
     try:
         if address is not None:
+            # The bus address is unambiguous; both indices depend on the environment.
             return library.nvmlDeviceGetHandleByPciBusId(address)
         handle = _from_variable(library, ordinal)
         return handle if library.nvmlDeviceGetName(handle) == device.device_kind else None

@@ -94,6 +94,7 @@ def text(snapshot: Snapshot) -> Group:
     """Return a table for a terminal or a log."""
     # On a narrow terminal cells may break at spaces, but the name must stay in one line.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    # Without NVML the column would be empty for every device.
     shared = any(row.gpu_bytes_used is not None for row in snapshot.rows)
     table.add_column("index", justify="right")
     table.add_column("name", no_wrap=True)

@@ -14,6 +14,7 @@ from flax import nnx
 def as_shapes(net: nnx.Module) -> nnx.Module:
     """Return the module without values, so that none of the user's arrays move."""
     definition, state = nnx.split(net, graph=True)
+    # Through eval_shape, because some leaves are keys or numbers that have no shape attribute.
     return nnx.merge(definition, jax.eval_shape(lambda state: state, state))
 
 

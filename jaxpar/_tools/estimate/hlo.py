@@ -131,6 +131,7 @@ def read(text: str) -> Module:
     computations: dict[str, dict[str, Instruction]] = {}
     entry, computation = None, None
     for line in text.splitlines():
+        # A computation's header is the only line that ends in a brace after a parameter list.
         if header := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
             computation = computations.setdefault(header.group(2), {})
             entry = header.group(2) if header.group(1) else entry
@@ -152,6 +153,7 @@ def instruction(line: str) -> Instruction | None:
     begin = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
     if not begin:
         return None
+    # A tuple's shape contains spaces and comments, so its end is found by counting brackets.
     middle = _closing(line, begin.end()) if line[begin.end()] == "(" else line.index(" ", begin.end())
     start = line.index("(", middle)
     end = _closing(line, start)
@@ -159,6 +161,7 @@ def instruction(line: str) -> Instruction | None:
         name=begin.group(2),
         operation=line[middle:start].strip(),
         results=arrays(line[begin.end() : middle]),
+        # Operands carry their shapes in some versions of XLA and not in others; the percent sign is in all.
         operands=tuple(re.findall(r"%([\w.\-]+)", line[start:end])),
         attributes=line[end:],
         root=bool(begin.group(1)),
@@ -190,6 +193,7 @@ def _bits(kind: str) -> int:
     >>> _bits("bf16"), _bits("f8e4m3fn"), _bits("pred"), _bits("token")
     (16, 8, 8, 0)
     """
+    # The only type without its width in the name; tokens and opaque values have no bytes.
     if kind == "pred":
         return 8
     digits = re.search(r"\d+", kind)

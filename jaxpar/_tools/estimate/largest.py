@@ -45,6 +45,7 @@ def largest(peak: Callable[[int], int], room: float, rows: int, at_rows: int) ->
         guess = _next(peaks, room)
     fits = [b for b, needed in peaks.items() if needed <= room]
     most = max(fits, default=0)
+    # Peaks need not be monotonic, so only a compiled neighbour that does not fit proves the result.
     sure = most + 1 in peaks if fits else 1 in peaks
     return Largest(most, peaks.get(most, min(peaks.values())), len(peaks) - 1, sure)
 
@@ -58,6 +59,7 @@ def _next(peaks: dict[int, int], room: float) -> int:
         return fits or 1
     if over and len(peaks) % 3 == 0:  # bisect now and then, in case the peaks are not on a line
         return (low + high) // 2
+    # Interpolate once the limit is bracketed, else extrapolate from the two nearest sizes.
     a, b = (fits, over) if fits and over else sorted(peaks, key=lambda n: abs(peaks[n] - room))[:2]
     slope = (peaks[b] - peaks[a]) / (b - a)
     if slope <= 0:

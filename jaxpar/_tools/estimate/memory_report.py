@@ -105,6 +105,7 @@ def memory_report(
     tx = transformation(optimizer, "memory_report")
     loss = scalar(loss_fn or mean_square, "memory_report")
     step = ReportedStep(as_shapes(module), tx, loss, args, placement)
+    # Without the update, which torch runs on the first device only; `compiled_step` has it.
     devices, outputs = sharded(step)
     update = optimizer is not None
     full_step = step.trace(
@@ -177,6 +178,7 @@ def gathered(step: ReportedStep, outputs: PyTree) -> tuple[DeviceBytes, ...]:
     replicas = {b: _replica(step, b) for b in set(sizes)}
     devices = []
     for i, d in enumerate(step.placement.devices):
+        # A batch with fewer rows than devices leaves the last devices without a replica, as in torch.
         works = i < len(sizes)
         replica = replicas[sizes[i]] if works else ReplicaBytes(0, 0, 0)
         usage = {part: n * works for part, n in step.state.items()}

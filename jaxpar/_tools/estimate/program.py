@@ -20,6 +20,7 @@ class Program:
 
     Attributes:
       results: the results' shapes, with the shardings that the compiler chose.
+      arguments: bytes of the arguments.
       temporary: bytes that are neither arguments nor results.
       everything: bytes of arguments, results and temporaries together.
       text: the compiled program, in HLO.
@@ -40,9 +41,11 @@ class Program:
             lowered.out_info,
             compiled.output_shardings,
         )
+        self.arguments = int(analysis.argument_size_in_bytes)
         self.temporary = int(analysis.temp_size_in_bytes)
+        # Donated arguments share memory with results, and would be counted twice.
         returned = int(analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-        self.everything = int(analysis.argument_size_in_bytes) + returned + self.temporary
+        self.everything = self.arguments + returned + self.temporary
 
 
 def size(tree: PyTree) -> int:

@@ -97,6 +97,8 @@ class Estimate:
         alike: dict[tuple, Slot] = {}
         for slot in self.schedule.slots:
             if slot.lane == COMPUTE:
+                # A layer that repeats has one operation per repetition; in one row each they would fill the
+                # table.
                 key = slot.origin or slot.name, slot.flops, slot.bytes
                 more = alike.get(key)
                 alike[key] = _both(more, slot) if more else slot

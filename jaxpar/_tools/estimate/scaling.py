@@ -50,6 +50,7 @@ def exchange(start: CollectiveStart, n: int, per_host: int, hardware: Hardware) 
     if n == 1:
         return 0.0
     g, h = min(n, per_host), math.ceil(n / per_host)
+    # An all-reduce is a reduce-scatter and an all-gather; the other kinds go around the ring once.
     passes = 2 if start.kind == "all-reduce" else 1
     within = _ring(g, passes * start.bytes, hardware.link * hardware.exchanging)
     between = _ring(h, passes * start.bytes, hardware.network * hardware.exchanging)
@@ -65,6 +66,7 @@ def scale(
     rows: int, events: Sequence[Event], hardware: Hardware, numbers: Iterable[int], per_host: int
 ) -> tuple[ScalingPoint, ...]:
     """Return a point for each number of devices."""
+    # Without communication, so that efficiency counts exposed communication only.
     alone = simulate(events, hardware, 1, per_host).step
     points = []
     for n in numbers:

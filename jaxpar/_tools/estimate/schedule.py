@@ -120,13 +120,18 @@ def _events(
         operation = instruction.operation
         inner = [module.computations[name] for name in instruction.called]
         if operation in ("while", "call"):
+            # A loop without a known trip count is counted once: its time cannot be predicted from the
+            # program.
             again = (instruction.turns or 1) if operation == "while" else 1
+            # The loop's body or the called computation: `called` leaves a loop's condition out.
             yield from _events(module, inner[-1], turns * again, seconds)
         elif operation == "conditional":
+            # Which branch runs is only known at run time. The longest keeps the prediction an upper bound.
             branches = [list(_events(module, branch, turns, seconds)) for branch in inner]
             yield from max(branches, key=lambda branch: _busy(branch, seconds))
         elif kind := _collective(instruction, inner):
             yield from _exchange(instruction, kind, computation, inner, turns)
+        # The work of an asynchronous kernel is counted at its start; the done only waits.
         elif not operation.endswith("-done") and (done := work(instruction, computation, module)):
             yield Kernel(instruction.name, instruction.origin, done, turns)
 
@@ -141,6 +146,7 @@ def _collective(instruction: Instruction, inner: Sequence[Computation]) -> str |
     if operation == "async-start":
         operation = inner[0].root.operation
     elif operation == "async-done":
+        # An async-done names no computation, so only its name shows that it ends a collective.
         return "done" if any(kind in instruction.name for kind in COLLECTIVES) else None
     return next((kind for kind in COLLECTIVES if operation in (kind, f"{kind}-start", f"{kind}-done")), None)
 
@@ -177,10 +183,14 @@ def lanes(
             slots.append(Slot(event.name, event.origin, COMPUTE, now, took, flops, moved))
             now += took
         elif isinstance(event, CollectiveStart):
+            # One communicator serves all collectives, so each begins after the one before, however early it
+            # starts.
             begin, took = max(now, free), exchange(event) * event.turns
             slots.append(Slot(event.name, event.kind, EXCHANGE, begin, took, bytes=event.bytes * event.turns))
             free = ends[event.name] = begin + took
         else:
+            # A done inside a loop may name a start outside the parsed computation: then wait for all
+            # collectives.
             now = max(now, ends.get(event.name, free))
     return LaneSchedule(_hidden(slots))
 
@@ -200,6 +210,7 @@ def _merged(computing: Iterator[Slot]) -> list[tuple[float, float]]:
     """Merge kernels without a gap between them into intervals."""
     spans: list[tuple[float, float]] = []
     for slot in computing:
+        # Kernels are in order and do not overlap, so comparing with the last interval is enough.
         if spans and slot.begin <= spans[-1][1]:
             spans[-1] = spans[-1][0], slot.end
         else:

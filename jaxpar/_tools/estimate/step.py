@@ -55,6 +55,7 @@ def target(hardware: Hardware, hosts: int, devices: int) -> Target:
         why = f"XLA's compiler for GPUs is not installed ({INSTALL})"
     first = _devices.devices()[0]
     alike = [d for d in _devices.devices() if d.device_kind == first.device_kind]
+    # Two devices are enough to get a program with collectives, and compile fastest.
     return Target(tuple(alike[: min(2, hosts * devices)]), why)
 
 
@@ -106,6 +107,7 @@ def compile_step(
 ) -> StepProgram:
     """Compile for one device's rows and a module that may have no values; nothing runs."""
     optimizer, n = optimizer_of(net, tx), len(where.devices)
+    # `batch` has one device's rows, and the traced program takes those of all devices.
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n * x.shape[0], *x.shape[1:]), x.dtype), batch)
     placement = Placement(where.devices, 0, where.devices[0])
     with cudnn_of(where.devices[0]):
@@ -117,5 +119,6 @@ def compile_step(
 
 def _memory(program: Program, state: dict[str, int], batch: int) -> Memory:
     temporary = max(program.everything - sum(state.values()) - batch, 0)
+    # XLA reports only a sum of temporary bytes. Gradients are alive together at the end of the backward pass.
     gradients = min(state["parameters"], temporary)
     return Memory(**state, gradients=gradients, activations=temporary - gradients, batch=batch)

@@ -47,8 +47,10 @@ def work(instruction: Instruction, computation: Computation, module: Module) -> 
         return None
     products = list(_products(instruction, computation, module))
     flops = sum(n for n, _ in products)
+    # A fusion may mix types. The largest product decides which rate applies.
     _, kind = max(products, default=(0, ""))
     library = instruction.operation == "custom-call" and not products
+    # These targets are custom calls by name only: they compute no products.
     counted = not library or instruction.target in ("Sharding", "AllocateBuffer", "TopK", "__gpu$TopK")
     return KernelWork(float(flops), float(_bytes(instruction, computation, module)), kind, counted)
 
@@ -65,8 +67,10 @@ def _products(
     if flops:
         lhs, rhs = computation.operand(instruction, 0), computation.operand(instruction, 1)
         complex_ = lhs.kind.startswith("c")
+        # Tensor cores run a mixed product at the rate of its wider operand.
         kind = _FLOATS.get(max((lhs, rhs), key=lambda x: x.bytes / x.size).kind)
         if kind:  # products of integers are not floating-point work
+            # A complex multiplication has four real ones.
             yield flops * (4 if complex_ else 1), kind
 
 
@@ -93,6 +97,7 @@ def _flops(instruction: Instruction, computation: Computation) -> int:
         results, kernel = _convolved(instruction, computation)
         labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.attributes)
         assert labels, instruction.name  # every convolution has dim_labels
+        # Each output channel uses its part of the kernel only, also in a grouped convolution.
         return 2 * results.size * kernel.size // kernel.shape[labels.group(1).index("o")]
     if target.startswith("__cudnn$fmha"):
         return _attention(instruction, computation)
@@ -127,6 +132,7 @@ def _attention(instruction: Instruction, computation: Computation) -> int:
 
 def _bytes(instruction: Instruction, computation: Computation, module: Module) -> int:
     """Return the bytes read and written."""
+    # An operand that appears twice is read once, from the cache the second time.
     operands = [computation.instructions[name] for name in dict.fromkeys(instruction.operands)]
     if instruction.operation == "fusion":
         fused = module.computations[instruction.called[0]]
@@ -150,8 +156,10 @@ def _read(source: Instruction, fused: Computation) -> int:
             read += _read(user, fused)
         elif user.operation in SLICES and first:
             read += user.bytes
+        # The updated array itself is not read: the fusion writes the slice in place.
         elif user.operation != "dynamic-update-slice" or not first:
             return source.bytes
+    # Several overlapping slices of an array cost at most the array.
     return min(read, source.bytes)
 
 

@@ -88,7 +88,8 @@ class Gang:
         self.terminal = terminal
         self.output = GangOutput(terminal if settings.tee else None, logs)
         self.workers: list[Worker] = []
-        port, secret = free_port(), fresh()  # so that no rank of an earlier attempt can join
+        # Fresh for each attempt, so that no rank of an earlier attempt can join.
+        port, secret = free_port(), fresh()
         try:
             for rank in range(settings.n):
                 added = variables(settings, rank, port, secret, restart)

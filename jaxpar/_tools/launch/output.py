@@ -32,6 +32,7 @@ class Stream:
         if self.file and chunk:
             self.file.put(chunk)
         *lines, self.partial = (self.partial + chunk).split(b"\n")
+        # A progress bar may never end its line, and the buffer must stay bounded.
         if self.partial and (not chunk or len(self.partial) >= LONGEST):  # a line may never end
             lines.append(self.partial)
             self.partial = b""

@@ -114,6 +114,7 @@ def _table(gang: Gang, cause: Worker | None = None) -> list[str]:
         step = str(worker.step) if worker.step >= 0 else "-"
         after = f"{worker.ended - gang.born:.2f} s"
         rows.append((str(worker.rank), str(worker.process.pid), clock, after, step, ending(worker)))
+    # The last column is free text and stays unpadded.
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return [
         "  " + "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[5]])

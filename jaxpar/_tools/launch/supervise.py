@@ -97,6 +97,7 @@ class Supervisor:
             return ""
         if outcome.code in NEVER_RESTARTED:
             return f"exit code {outcome.code} is never restarted: the same would happen again"
+        # Restarts after a preemption do not count against --max-restarts.
         if outcome.code != PREEMPTED and self.counted >= self.settings.max_restarts:
             return f"not restarted: --max-restarts is {self.settings.max_restarts}"
         if self.idle > self.settings.patience:

@@ -62,6 +62,7 @@ class Pulse:
             return None
         # A waiting rank has made at least as many steps as the rank that it waits for.
         suspects = [worker for worker in self.workers if worker.code is None or worker.left_early]
+        # A rank that exited early comes before hanging ones: the others wait for it.
         first = min(suspects, key=lambda worker: (not worker.left_early, self.last_beats[worker.rank]))
         return first, self._silence(first, now)
 
@@ -91,6 +92,7 @@ class GangWatch:
     def _look(self) -> AttemptEnd | None:
         self._listen()
         now = time.monotonic()
+        # Preempted workers have saved their state, so their exit is not a failure.
         failed = [worker for worker in self.gang.look() if worker.code not in (DONE, PREEMPTED)]
         if failed and not self.stopped:
             return self._failure(failed)

@@ -37,7 +37,8 @@ def main() -> None:
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2)
     marks = Marks(os.environ[BEAT_FILE])
-    atexit.register(marks.cells.__setitem__, Marks.DONE, 1)  # registered first, so called last
+    # Exit handlers run in reverse order, so this one, registered first, runs last.
+    atexit.register(marks.cells.__setitem__, Marks.DONE, 1)
     kind, target, *_ = sys.argv[1:]
     sys.argv[:] = sys.argv[2:]
     if UNSAFE:
@@ -48,6 +49,7 @@ def main() -> None:
         else:
             runpy.run_path(target, run_name="__main__")
     except SystemExit as wish:
+        # Regular ends, with exit handlers: success, and a preemption after which the state was saved.
         if wish.code in (None, 0, 75):
             raise
         marks.cells[Marks.FAILED] = time.monotonic_ns()
