@@ -30,9 +30,9 @@ def figure(function: str, size: tuple[float, float]) -> Any:
         raise ImportError(
             f"{function}: plot needs matplotlib, which is not installed: pip install 'jaxpar[report]'."
         ) from error
-    made = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(made)  # and not pyplot, which keeps figures and may open windows
-    return made
+    chart = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(chart)  # and not pyplot, which keeps figures and may open windows
+    return chart
 
 
 def tidy(panel: Any) -> None:
@@ -42,15 +42,15 @@ def tidy(panel: Any) -> None:
     panel.set_axisbelow(True)
 
 
-def save(made: Any, path: str | os.PathLike[str], *notes: str) -> None:
+def save(chart: Any, path: str | os.PathLike[str], *notes: str) -> None:
     """Writes a figure; notes, date, versions and command are its foot. SOURCE_DATE_EPOCH makes it again."""
     import matplotlib
 
-    letters = int(made.get_figwidth() * 72 / (0.6 * FOOT))
+    letters = int(chart.get_figwidth() * 72 / (0.6 * FOOT))
     lines = [textwrap.fill(text, letters) for text in (*notes, _stamp.line())]
-    made.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=FOOT, color="#666666")
+    chart.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=FOOT, color="#666666")
     with matplotlib.rc_context({"svg.hashsalt": "jaxpar"}):  # or every SVG would have other names in it
-        made.savefig(path, dpi=150)
+        chart.savefig(path, dpi=150)
 
 
 def draw(columns: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
@@ -71,15 +71,15 @@ def panels(steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> Any:
     """A figure with a panel for each metric over the steps, up to three side by side."""
     across = 2 if len(metrics) == 4 else min(len(metrics), 3)
     down = math.ceil(len(metrics) / across)
-    made = figure("MetricsLog", (4.2 * across, 3 * down))
-    grid = made.subplots(down, across, squeeze=False).flat
+    chart = figure("MetricsLog", (4.2 * across, 3 * down))
+    grid = chart.subplots(down, across, squeeze=False).flat
     for panel, (name, column) in zip(grid, metrics.items(), strict=False):
-        there = np.isfinite(column)
-        style = ".-" if there.sum() < 50 else "-"  # a single point has no line
-        panel.plot(steps[there], column[there], style, color="#0072B2", linewidth=1)
+        finite = np.isfinite(column)
+        style = ".-" if finite.sum() < 50 else "-"  # a single point has no line
+        panel.plot(steps[finite], column[finite], style, color="#0072B2", linewidth=1)
         panel.set_title(name, fontsize=10)
         panel.set_xlabel("step")
         tidy(panel)
     for panel in grid[len(metrics) :]:
         panel.remove()
-    return made
+    return chart

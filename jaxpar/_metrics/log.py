@@ -32,7 +32,7 @@ Waiting: TypeAlias = "deque[tuple[int, dict[str, Number | jax.Array]]]"
 """Steps that are logged and not written yet, oldest first."""
 
 
-class Writer(Protocol):
+class BoardWriter(Protocol):
     """The part of a TensorBoard writer that is used."""
 
     def add_scalar(self, tag: str, scalar_value: Number, global_step: int) -> object: ...
@@ -70,7 +70,7 @@ class MetricsLog:
         *,
         csv: bool = True,
         jsonl: bool = True,
-        tensorboard: bool | Writer | None = None,
+        tensorboard: bool | BoardWriter | None = None,
     ) -> None:
         if not csv and not jsonl:
             raise ValueError("MetricsLog: csv=False and jsonl=False leave no file to write.")
@@ -78,7 +78,7 @@ class MetricsLog:
         self._waiting: Waiting = deque()
         self._files: list[File] = []
         self._last: int | None = None
-        self._board: Writer | None = None
+        self._board: BoardWriter | None = None
         self._closed = False
         if not is_first():
             return
@@ -87,7 +87,7 @@ class MetricsLog:
         rows = _reader(self.directory)
         # A process may have been killed between the two files: then the first one is right.
         self._files = [
-            file for file, wanted in zip(_files(self.directory), (jsonl, csv), strict=True) if wanted
+            file for file, enabled in zip(_files(self.directory), (jsonl, csv), strict=True) if enabled
         ]
         for file in self._files:
             file.write(rows)
@@ -223,7 +223,7 @@ def _check_name(name: str) -> None:
         raise MetricError(f"MetricsLog.log: {name!r} cannot be the name of a column.")
 
 
-def _write(waiting: Waiting, files: list[File], board: Writer | None, wait: bool = True) -> None:
+def _write(waiting: Waiting, files: list[File], board: BoardWriter | None, wait: bool = True) -> None:
     """Writes what is ready, in order; with `wait` all of it."""
     while waiting and (wait or all(map(is_ready, waiting[0][1].values()))):
         step, values = waiting.popleft()
@@ -237,7 +237,7 @@ def _write(waiting: Waiting, files: list[File], board: Writer | None, wait: bool
         board.flush()
 
 
-def _finish(waiting: Waiting, files: list[File], board: Writer | None) -> None:
+def _finish(waiting: Waiting, files: list[File], board: BoardWriter | None) -> None:
     try:
         _write(waiting, files, board)
     finally:
@@ -261,16 +261,16 @@ def _read(name: str, step: int, value: Number | jax.Array) -> Number:
         raise
 
 
-def _board(wanted: bool | Writer | None, directory: Path) -> Writer | None:
-    if wanted is None or wanted is False:
+def _board(tensorboard: bool | BoardWriter | None, directory: Path) -> BoardWriter | None:
+    if tensorboard is None or tensorboard is False:
         return None
-    if wanted is not True:
-        return wanted
+    if tensorboard is not True:
+        return tensorboard
     try:
-        found = import_module("tensorboardX")
+        module = import_module("tensorboardX")
     except ImportError as error:
         raise ImportError(
             "MetricsLog: tensorboard=True needs tensorboardX: pip install tensorboardX."
         ) from error
-    writer: Writer = found.SummaryWriter(str(directory))
+    writer: BoardWriter = module.SummaryWriter(str(directory))
     return writer

@@ -165,7 +165,7 @@ class _Latest:
     """
 
     def __init__(self) -> None:
-        self.seen = ""
+        self.shown = ""
         self.waiting: list[object] = []
 
     def take(self, value: object) -> None:
@@ -177,11 +177,11 @@ class _Latest:
         while self.waiting and is_ready(self.waiting[0]):
             value = self.waiting.pop(0)
             if isinstance(value, str):
-                self.seen = value
+                self.shown = value
             elif not (is_device_array(value) and value.is_deleted()):
                 number = read(value)
-                self.seen = f"{number:.4g}" if isinstance(number, float) else str(number)
-        return self.seen
+                self.shown = f"{number:.4g}" if isinstance(number, float) else str(number)
+        return self.shown
 
 
 # ------------------------------------------------------------------------------------------- views
@@ -236,8 +236,8 @@ class _Lines(_Silence):
     def _print_step(self) -> None:
         of, self.printed = self.of, self.of.done
         count = f"step {of.done}" if of.total is None else f"step {of.done} of {of.total}"
-        said = ", ".join(filter(None, (of.description, of.values())))
-        self._print(f"{count}: {said}" if said else count)
+        details = ", ".join(filter(None, (of.description, of.values())))
+        self._print(f"{count}: {details}" if details else count)
 
     def _print(self, text: str) -> None:
         if text:

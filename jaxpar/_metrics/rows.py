@@ -100,12 +100,12 @@ class File:
         if not self.path.exists():
             return
         with open(self.path, encoding="utf-8", newline="", errors="replace") as file:
-            whole = (line for line in file if line.endswith("\n"))
+            complete = (line for line in file if line.endswith("\n"))
             number = 0
 
             def counted() -> Iterator[str]:
                 nonlocal number
-                for number, line in enumerate(whole, 1):  # noqa: B007
+                for number, line in enumerate(complete, 1):  # noqa: B007
                     yield line
 
             try:
@@ -124,15 +124,15 @@ class File:
           more: columns that no row has yet.
         """
         self.close()
-        found = (name for _, values in rows() for name in values)
-        self.columns = list(dict.fromkeys([*self.columns, *found, *more]))
-        beside = self.path.with_name(self.path.name + ".partial")
-        with _named(beside), open(beside, "w", encoding="utf-8", newline="") as file:
+        names = (name for _, values in rows() for name in values)
+        self.columns = list(dict.fromkeys([*self.columns, *names, *more]))
+        partial = self.path.with_name(self.path.name + ".partial")
+        with _named(partial), open(partial, "w", encoding="utf-8", newline="") as file:
             file.write(self.form.header(self.columns))
             file.writelines(self.form.line(row, self.columns) for row in rows())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, self.path)
+        os.replace(partial, self.path)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
     def append(self, row: Row) -> None:
@@ -152,10 +152,10 @@ class File:
 
 def _append(file: io.FileIO, line: bytes) -> None:
     """All of a line or nothing: a full disk takes some of its bytes, and the next line would go on there."""
-    size, rest = os.fstat(file.fileno()).st_size, memoryview(line)
+    size, remaining = os.fstat(file.fileno()).st_size, memoryview(line)
     try:
-        while rest:
-            rest = rest[file.write(rest) :]
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
     except OSError:
         os.ftruncate(file.fileno(), size)
         raise

@@ -150,9 +150,9 @@ def _check_keys(first: Mapping[Any, Any], batch: Sequence[Sample]) -> None:
     for i, sample in enumerate(batch):
         if not isinstance(sample, Mapping):
             raise TypeError(_KINDS.format(type(first).__name__, i, type(sample).__name__))
-        missing = [key for key in first if key not in sample]
-        if missing:
-            raise KeyError(missing[0])
+        absent = [key for key in first if key not in sample]
+        if absent:
+            raise KeyError(absent[0])
         if len(sample) != len(first):
             raise KeyError(
                 f"default_collate: sample 0 has the keys {list(first)} and sample {i} has {list(sample)}."
@@ -170,27 +170,27 @@ def _columns(first: Sequence[Any], batch: Sequence[Sample]) -> list[Batch]:
 
 def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Batch]) -> Batch:
     """The same kind of mapping with other values; a dict if that kind cannot be constructed."""
-    made = {key: value(key) for key in like}
+    converted = {key: value(key) for key in like}
     try:
         if isinstance(like, MutableMapping):
             clone = copy.copy(like)
-            clone.update(made)
+            clone.update(converted)
             return clone
-        return type(like)(made)  # type: ignore[call-arg]
+        return type(like)(converted)  # type: ignore[call-arg]
     except TypeError:
-        return made
+        return converted
 
 
-def _sequence(like: Sequence[Any], made: list[Batch]) -> Batch:
+def _sequence(like: Sequence[Any], items: list[Batch]) -> Batch:
     """The same kind of sequence with other items; a list for tuples and kinds that cannot be constructed."""
     if isinstance(like, tuple):
-        return made
+        return items
     try:
         if isinstance(like, MutableSequence):
             clone = copy.copy(like)
-            for i, item in enumerate(made):
+            for i, item in enumerate(items):
                 clone[i] = item
             return clone
-        return type(like)(made)  # type: ignore[call-arg]
+        return type(like)(items)  # type: ignore[call-arg]
     except TypeError:
-        return made
+        return items

@@ -21,7 +21,7 @@ from ..random import Generator
 from ._collate import default_collate, default_convert
 from ._dataset import is_stream
 from ._distributed_sampler import DistributedSampler
-from ._epoch import Epoch, Position, ReadAhead, Workers, kept
+from ._epoch import Epoch, Position, ReadAhead, Workers, reused
 from ._fetch import END, Dataset, look_up
 from ._generators import generator_from_text, generator_to_text, source
 from ._samplers import BatchSampler, RandomSampler, SequentialSampler
@@ -108,8 +108,8 @@ class DataLoader:
                 sampler = _InfiniteSampler()
             elif shuffle:
                 # Without a generator of its own the sampler draws a new seed for each epoch, as torch's.
-                own = None if generator is not None else self._draws
-                sampler = RandomSampler(dataset, generator=generator, seed=own)
+                sampler_seed = None if generator is not None else self._draws
+                sampler = RandomSampler(dataset, generator=generator, seed=sampler_seed)
             else:
                 sampler = SequentialSampler(dataset)
         if batch_sampler is not None:
@@ -200,7 +200,7 @@ class DataLoader:
             (self.prefetch_factor or 1) * self.num_workers,
             self.timeout,
             copies=processes,
-            places=processes and self._stream,
+            stateful=processes and self._stream,
         )
         return Epoch(next(_epochs) if processes else job.fetcher(), index, position, ahead)
 
@@ -226,7 +226,7 @@ class DataLoader:
         else:
             # Made once: threads that are started anew, after an error, go on with their random numbers.
             make = functools.partial(Threads, job, [job.info(i, "thread") for i in range(job.workers)])
-        return kept(make) if self.persistent_workers else make
+        return reused(make) if self.persistent_workers else make
 
     def _index(self) -> Iterator[Any]:
         """The rows of each batch; as an array if the data set can look it up and the sampler has arrays."""
@@ -270,11 +270,11 @@ class DataLoader:
         Raises:
           ValueError: the state belongs to a loader with other batches.
         """
-        for name, mine in self._form().items():
-            if state[name] != mine:
+        for name, value in self._form().items():
+            if state[name] != value:
                 raise ValueError(
                     f"DataLoader: the state was saved with {name}={state[name]} and this loader has "
-                    f"{name}={mine}, so its batches are others. Make it as it was, or begin an epoch."
+                    f"{name}={value}, so its batches are others. Make it as it was, or begin an epoch."
                 )
         self._restore(state["start"])
         self._position = None
@@ -286,10 +286,10 @@ class DataLoader:
 
     def _start(self) -> dict[str, Any]:
         sampler = self._index_sampler
-        place = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
+        sampler_state = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
         # Workers that stay were seeded in their first epoch, and no other draws a seed.
         seed = self._base_seed if self.persistent_workers else None
-        return {"generator": generator_to_text(self._draws), "sampler": place, "base_seed": seed}
+        return {"generator": generator_to_text(self._draws), "sampler": sampler_state, "base_seed": seed}
 
     def _restore(self, start: dict[str, Any]) -> None:
         if start["sampler"]:

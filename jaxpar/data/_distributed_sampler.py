@@ -94,11 +94,11 @@ class DistributedSampler:
           ValueError: the state is of a sampler with another order.
         """
         for name in _ORDER_DEPENDS_ON:
-            mine = getattr(self, name)
-            if state[name] != mine:
+            value = getattr(self, name)
+            if state[name] != value:
                 raise ValueError(
                     f"DistributedSampler: the state was saved with {name}={state[name]} and this sampler has "
-                    f"{name}={mine}, so its rows are others. Make it as it was, or begin an epoch."
+                    f"{name}={value}, so its rows are others. Make it as it was, or begin an epoch."
                 )
         self.epoch = state["epoch"]
 
@@ -137,9 +137,9 @@ class EvaluationSampler:
         n, R, r = len(self.dataset), self.num_replicas, self.rank
         if self.interleaved:
             return range(r, n, R)
-        each, more = divmod(n, R)
-        start = r * each + min(r, more)
-        return range(start, start + each + (r < more))
+        share, more = divmod(n, R)
+        start = r * share + min(r, more)
+        return range(start, start + share + (r < more))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._rows())

@@ -48,7 +48,7 @@ class ReadAhead:
     batches: int
     timeout: float
     copies: bool = False
-    places: bool = False
+    stateful: bool = False
 
 
 @dataclasses.dataclass
@@ -96,7 +96,7 @@ class Epoch:
         return batch
 
     def _warn_of_length(self, promised: int) -> None:
-        several = self._read_ahead is not None and self._read_ahead.places
+        several = self._read_ahead is not None and self._read_ahead.stateful
         share = " Or each worker reads all of it: take a share by get_worker_info." if several else ""
         warnings.warn(
             f"DataLoader: the iterable data set is longer than it said: len(loader) was {promised}, and "
@@ -149,7 +149,7 @@ class Epoch:
         for task in self._todo:
             if task.future is None:
                 if self._workers is None:
-                    if self._begun and ahead.places:
+                    if self._begun and ahead.stateful:
                         raise RuntimeError(
                             "DataLoader: the worker processes of this epoch have ended, and with them their "
                             "places "
@@ -184,7 +184,7 @@ class Epoch:
         self._release()
 
 
-def kept(make: Callable[[], Workers]) -> Callable[[], Workers]:
+def reused(make: Callable[[], Workers]) -> Callable[[], Workers]:
     """Gives the same workers to every epoch, until one of them dies."""
     those: list[Workers] = []
 

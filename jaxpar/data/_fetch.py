@@ -51,10 +51,10 @@ def _look_up(dataset: Dataset) -> Gather | None:
         return dataset.gather
     if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):
         return lambda rows: TensorDataset(dataset).gather(rows)[0]
-    if type(dataset) is Subset and (whole := _look_up(dataset.dataset)) is not None:
+    if type(dataset) is Subset and (gather := _look_up(dataset.dataset)) is not None:
         indices = np.asarray(dataset.indices)
         if indices.dtype.kind in "iu" and indices.ndim == 1:
-            return lambda rows: whole(indices[np.asarray(rows, np.intp)])
+            return lambda rows: gather(indices[np.asarray(rows, np.intp)])
     return None
 
 

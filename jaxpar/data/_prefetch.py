@@ -66,7 +66,7 @@ class Prefetch:
     def __init__(self, iterable: Iterable[PyTree], send: Send, size: int):
         self._iterable, self._send, self._size = iterable, send, size
         self._passes: weakref.WeakSet[_PrefetchIterator] = weakref.WeakSet()
-        self._place: list[Any] = []  # of the last batch that was returned
+        self._position: list[Any] = []  # of the last batch that was returned
         self._resume: PyTree = None
 
     def __iter__(self) -> Iterator[PyTree]:
@@ -74,8 +74,8 @@ class Prefetch:
         if self._resume is not None:
             rows.set_state(self._resume)  # type: ignore[attr-defined]
         read = _reader(self._iterable, rows)
-        self._resume, self._place = None, [None if read is None else read()]
-        one = _PrefetchIterator(_Channel(self._size), rows, self._send, read, self._place)
+        self._resume, self._position = None, [None if read is None else read()]
+        one = _PrefetchIterator(_Channel(self._size), rows, self._send, read, self._position)
         self._passes.add(one)
         return one
 
@@ -102,21 +102,21 @@ class Prefetch:
         Raises:
           TypeError: it has neither `state_dict` nor its iterator `get_state`.
         """
-        if self._place:
-            place = self._place[0]
+        if self._position:
+            position = self._position[0]
         else:
             read = _reader(self._iterable, None)
-            place = None if read is None else read()
-        if place is None:
+            position = None if read is None else read()
+        if position is None:
             raise TypeError(
                 f"prefetch: the place in a {type(self._iterable).__name__} cannot be saved, since it has "
                 "neither state_dict nor an iterator with get_state (before the first batch, state_dict only)."
             )
-        return place
+        return position
 
     def load_state_dict(self, state: PyTree) -> None:
         """The next loop continues after the batch at which `state_dict` was called."""
-        self._place = [state]
+        self._position = [state]
         if hasattr(self._iterable, "load_state_dict"):
             self._iterable.load_state_dict(state)
         else:
@@ -125,9 +125,9 @@ class Prefetch:
 
 def _reader(iterable: object, rows: object) -> Reader:
     """The method that returns the iterable's place: grain's, of the iterator, or torchdata's."""
-    for source, word in ((rows, "get_state"), (iterable, "state_dict")):
-        if hasattr(source, word):
-            return getattr(source, word)
+    for source, method in ((rows, "get_state"), (iterable, "state_dict")):
+        if hasattr(source, method):
+            return getattr(source, method)
     return None
 
 
@@ -173,8 +173,10 @@ def _end_all() -> None:
 class _PrefetchIterator:
     """The iterator of one loop."""
 
-    def __init__(self, channel: _Channel, rows: Iterator[PyTree], send: Send, read: Reader, place: list[Any]):
-        self.channel, self._place = channel, place
+    def __init__(
+        self, channel: _Channel, rows: Iterator[PyTree], send: Send, read: Reader, position: list[Any]
+    ):
+        self.channel, self._position = channel, position
         self._error: BaseException | None = None
         # When the loop drops its iterator, the thread ends. At exit `_end_all` does it, in the right order.
         weakref.finalize(self, channel.end).atexit = False
@@ -195,19 +197,19 @@ class _PrefetchIterator:
         if self.channel.ended:
             raise StopIteration
         try:
-            batch, place = self.channel.ready.get()
+            batch, position = self.channel.ready.get()
         except BaseException:  # Ctrl-C: its traceback keeps this iterator alive, and so would the thread be
             self.channel.end()
             raise
         if batch is END:
             self.channel.end()
-            if place is None:
+            if position is None:
                 raise StopIteration
             # Kept, so that a second next() does not look like the end of the data.
-            self._error = place
-            raise place
+            self._error = position
+            raise position
         self.channel.room.release()
-        self._place[:] = [place]
+        self._position[:] = [position]
         return batch
 
 
@@ -223,7 +225,7 @@ def _read_and_send(channel: _Channel, rows: Iterator[PyTree], send: Send, read: 
                 batch = next(rows, END)
                 if batch is END:
                     break
-                place = None if read is None else read()
+                position = None if read is None else read()
                 what = "sent to the devices"
                 with jax.enable_x64(x64):
                     batch = send(batch)
@@ -233,7 +235,7 @@ def _read_and_send(channel: _Channel, rows: Iterator[PyTree], send: Send, read: 
                 break
             if channel.ended:
                 return
-            channel.ready.put((batch, place))
+            channel.ready.put((batch, position))
             del batch  # else one more batch than `size` would be alive while the next is read
     finally:
         channel.ready.put((END, last))

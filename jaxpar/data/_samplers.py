@@ -187,14 +187,14 @@ class BatchSampler:
 
     def arrays(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """The batches as arrays, from a sampler's blocks of rows, drawn at the same moments."""
-        rest = np.empty(0, np.intp)
+        pending = np.empty(0, np.intp)
         for block in blocks:
-            rest = np.concatenate([rest, block]) if len(rest) else block
-            for end in range(self.batch_size, len(rest) + 1, self.batch_size):
-                yield rest[end - self.batch_size : end]
-            rest = rest[len(rest) - len(rest) % self.batch_size :]
-        if len(rest) and not self.drop_last:
-            yield rest
+            pending = np.concatenate([pending, block]) if len(pending) else block
+            for end in range(self.batch_size, len(pending) + 1, self.batch_size):
+                yield pending[end - self.batch_size : end]
+            pending = pending[len(pending) - len(pending) % self.batch_size :]
+        if len(pending) and not self.drop_last:
+            yield pending
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state; empty if it has none."""

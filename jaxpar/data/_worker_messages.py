@@ -98,9 +98,9 @@ def pack(content: Any) -> Packed:
     Raises:
       OSError: no memory is left for them. What pickle raises, and what the object's class does.
     """
-    found: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(content, protocol=5, buffer_callback=found.append)
-    buffers = [buffer.raw() for buffer in found]
+    pickled: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(content, protocol=5, buffer_callback=pickled.append)
+    buffers = [buffer.raw() for buffer in pickled]
     if sum(map(len, buffers)) < SMALL or not hasattr(os, "memfd_create"):
         return Packed(head, buffers, None)
     file = os.memfd_create("jaxpar-batch")
@@ -145,8 +145,8 @@ def receive(connection: Connection) -> Received:
         memory = mmap.mmap(file, os.fstat(file).st_size)
     finally:
         os.close(file)
-    places = zip(_offsets(sizes), sizes, strict=True)
-    views = [memoryview(memory)[offset : offset + size] for offset, size in places]
+    extents = zip(_offsets(sizes), sizes, strict=True)
+    views = [memoryview(memory)[offset : offset + size] for offset, size in extents]
     if len(_maps) >= MAPPED:
         return Received(head, [bytearray(view) for view in views])
     _maps.add(memory)

@@ -78,14 +78,14 @@ class _Worker:
     """A process, and the batches that it was asked for, in order. A thread of its own reads its answers."""
 
     def __init__(self, context: BaseContext, job: Job, i: int):
-        self.i, self.started, self.said = i, False, False
+        self.i, self.started, self.reported = i, False, False
         self.death: str | None = None  # a raised error would hold the loop, and the loop the workers
         self.asked: collections.deque[tuple[Future[Any], int, Index]] = collections.deque()
         self.lock = threading.Lock()
-        self.connection, theirs = context.Pipe()
+        self.connection, worker_end = context.Pipe()
         name = f"DataLoader worker {i}"
-        self.process = context.Process(target=work, args=(theirs, job, i), name=name, daemon=True)  # type: ignore[attr-defined]
-        with theirs, _ctrl_c_held_back():
+        self.process = context.Process(target=work, args=(worker_end, job, i), name=name, daemon=True)  # type: ignore[attr-defined]
+        with worker_end, _ctrl_c_blocked():
             self._start()
         # Without the worker's own end: if this process had it too, the connection would not end with the
         # worker.
@@ -148,11 +148,11 @@ class _Worker:
 
         See Epoch._release.
         """
-        while self.asked and not self.said:
+        while self.asked and not self.reported:
             future, *_ = self.asked.popleft()
             if future.set_running_or_notify_cancel():
                 future.set_exception(WorkerError(self.death))
-                self.said = True
+                self.reported = True
 
     def _obituary(self) -> str:
         code = self.process.exitcode
@@ -160,8 +160,8 @@ class _Worker:
         who = f"DataLoader worker {self.i} (pid {self.process.pid})"
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            said = signal.strsignal(-code) or name
-            return f"{who} is killed by signal: {said} ({name}){doing}. {_cure(name)}"
+            description = signal.strsignal(-code) or name
+            return f"{who} is killed by signal: {description} ({name}){doing}. {_cure(name)}"
         if not self.started:
             return (
                 f"{who} exited unexpectedly with exit code {code}, before it could begin; what it said is "
@@ -199,7 +199,7 @@ def _cure(name: str) -> str:
 
 
 @contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
+def _ctrl_c_blocked() -> Iterator[None]:
     """What starts now inherits the mask, so that Ctrl-C does not end it before it can ignore the signal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -111,8 +111,8 @@ def adafactor(
         paths, structure = jax.tree_util.tree_flatten_with_path(grads)
         columns = [structure.flatten_up_to(tree) for tree in (*state[1:], params)]
         results = [
-            _leaf(scalars, eps, d, axes(path, g), g, *rest)
-            for (path, g), *rest in zip(paths, *columns, strict=True)
+            _leaf(scalars, eps, d, axes(path, g), g, *leaves)
+            for (path, g), *leaves in zip(paths, *columns, strict=True)
         ]
         move, *moments = (structure.unflatten([r[i] for r in results]) for i in range(4))
         if not is_zero(weight_decay):

@@ -271,20 +271,20 @@ def _two_moments(
             require_params(params, function)
         step = optax.safe_increment(state.step)
         now = _Now(step, *(value_at(value, state.step) for value in (lr, *betas)))
-        own, changed = scalars(state, now)
+        method_scalars, changed = scalars(state, now)
 
-        def rule(s, g, m, v, *rest):
-            b1, b2, shrink, *own = s
+        def rule(s, g, m, v, *extra):
+            b1, b2, shrink, *method_scalars = s
             m = m + (1 - b1) * (g - m)
             v = b2 * v + (1 - b2) * g * g
-            largest = [jnp.maximum(rest[0], v)] if amsgrad else []
-            moved = move(own, g, m, [v, *largest][-1])
-            return (moved if is_zero(decay) else moved - shrink * rest[-1]), m, v, *largest
+            largest = [jnp.maximum(extra[0], v)] if amsgrad else []
+            moved = move(method_scalars, g, m, [v, *largest][-1])
+            return (moved if is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
 
         common = (now.beta1, now.beta2, now.rate * decay)
-        kept = [getattr(state, field) for field in fields]
+        old_moments = [getattr(state, field) for field in fields]
         others = () if is_zero(decay) else (params,)
-        updates, *moments = leafwise(rule, (*common, *own), grads, kept, *others)
+        updates, *moments = leafwise(rule, (*common, *method_scalars), grads, old_moments, *others)
         return updates, state._replace(step=step, **changed, **dict(zip(fields, moments, strict=True)))
 
     return chain(gradient_stages(0 if decoupled else weight_decay, maximize), create, update, function)

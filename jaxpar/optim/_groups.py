@@ -15,7 +15,7 @@ from .. import _exact
 from ..errors import HyperparameterError
 from ._paths import KeyPath
 
-Place: TypeAlias = "tuple[KeyPath, nnx.Variable]"
+Leaf: TypeAlias = "tuple[KeyPath, nnx.Variable]"
 
 NOTES = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 """What torch's schedulers write down in a group. It is kept here and changes no step."""
@@ -40,8 +40,8 @@ class ParamGroup(MutableMapping[str, Any]):
         finite number.
     """
 
-    def __init__(self, optimizer: nnx.Optimizer, places: dict[str, list[KeyPath]]):
-        self._optimizer, self._places = weakref.ref(optimizer), places
+    def __init__(self, optimizer: nnx.Optimizer, paths: dict[str, list[KeyPath]]):
+        self._optimizer, self._paths = weakref.ref(optimizer), paths
         self._notes: dict[str, Any] = {}
         self._last: dict[str, float] = {}
 
@@ -71,13 +71,13 @@ class ParamGroup(MutableMapping[str, Any]):
         del self._notes[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places or key in self._notes
+        return key in self._paths or key in self._notes
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._places, *self._notes])
+        return iter([*self._paths, *self._notes])
 
     def __len__(self) -> int:
-        return len(self._places) + len(self._notes)
+        return len(self._paths) + len(self._notes)
 
     def __repr__(self) -> str:
         return f"ParamGroup({dict(self)})"
@@ -93,8 +93,8 @@ class ParamGroup(MutableMapping[str, Any]):
         optimizer = self._optimizer()
         if optimizer is None:
             raise RuntimeError("param_groups: the optimizer of this group does not exist any more.")
-        if key not in self._places:
-            can = ", ".join(map(repr, self._places)) or "nothing"
+        if key not in self._paths:
+            can = ", ".join(map(repr, self._paths)) or "nothing"
             if key in NOTES:
                 raise KeyError(key)
             raise HyperparameterError(
@@ -102,7 +102,7 @@ class ParamGroup(MutableMapping[str, Any]):
                 "set. Make it with a number for what is to change (a momentum other than 0, no schedule): "
                 "optim.sgd(lr=0.1, momentum=0.9), or optax.inject_hyperparams(optax.adam)(learning_rate=0.1)."
             )
-        return [_follow(optimizer.opt_state, path) for path in self._places[key]]
+        return [_follow(optimizer.opt_state, path) for path in self._paths[key]]
 
 
 def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
@@ -111,18 +111,20 @@ def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
     A group is what `optim.param_groups` or `optax.partition` keeps under one label, in the order of the
     labels; without these there is one.
     """
-    found = _groups.get(optimizer)
-    if found is None:
-        places: dict[tuple[Any, ...], dict[str, list[KeyPath]]] = {}
+    groups = _groups.get(optimizer)
+    if groups is None:
+        paths: dict[tuple[Any, ...], dict[str, list[KeyPath]]] = {}
         for path, _ in _leaves(optimizer.opt_state):
             named = _hyperparameter(path)
             if named is not None and not _is_scheduled(optimizer.opt_state, path):
                 where, name = named
-                places.setdefault(where, {}).setdefault(name, []).append(path)
-        found = [ParamGroup(optimizer, each) for each in places.values()] or [ParamGroup(optimizer, {})]
+                paths.setdefault(where, {}).setdefault(name, []).append(path)
+        groups = [ParamGroup(optimizer, group_paths) for group_paths in paths.values()] or [
+            ParamGroup(optimizer, {})
+        ]
         if not any(isinstance(x.get_value(), jax.core.Tracer) for _, x in _leaves(optimizer.opt_state)):
-            _groups[optimizer] = found
-    return found
+            _groups[optimizer] = groups
+    return groups
 
 
 def check_optimizer(optimizer: Any) -> nnx.Optimizer:
@@ -144,8 +146,8 @@ def for_each_group(name: str, optimizer: nnx.Optimizer, value: Any) -> list[Any]
     return list(value)
 
 
-def _leaves(state: Any) -> list[Place]:
-    leaves: list[Place] = jax.tree_util.tree_leaves_with_path(
+def _leaves(state: Any) -> list[Leaf]:
+    leaves: list[Leaf] = jax.tree_util.tree_leaves_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)
     )
     return leaves
@@ -156,12 +158,12 @@ def _hyperparameter(path: KeyPath) -> tuple[tuple[Any, ...], str] | None:
     if len(path) < 2 or getattr(path[-2], "name", None) != "hyperparams":
         return None
     name = path[-1].key
-    words = [getattr(key, "name", None) for key in path]
+    names = [getattr(key, "name", None) for key in path]
     labels = tuple(
         path[i].key
         for i in range(1, len(path))
         # What `jaxpar.each_device` takes apart is one group.
-        if words[i - 1] == "inner_states" and (i < 2 or words[i - 2] != "each_device")
+        if names[i - 1] == "inner_states" and (i < 2 or names[i - 2] != "each_device")
     )
     return labels, OPTAX.get(name, name)
 

@@ -218,9 +218,11 @@ def _advance(
         return Point(t, f, g, g @ d)
 
     start_point = Point(jnp.zeros_like(t), now.loss, now.gradient, slope)
-    left = options.max_eval - now.evaluations
-    found, evaluations = strong_wolfe(point, start_point, t, jnp.abs(d).max(), options.tolerance_change, left)
-    return found.t, found.f, found.g, evaluations
+    budget = options.max_eval - now.evaluations
+    accepted, evaluations = strong_wolfe(
+        point, start_point, t, jnp.abs(d).max(), options.tolerance_change, budget
+    )
+    return accepted.t, accepted.f, accepted.g, evaluations
 
 
 def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:

@@ -34,13 +34,13 @@ def leafwise(
     leaves, structure = jax.tree.flatten(grads)
     columns = [structure.flatten_up_to(tree) for tree in (*moments, *others)]
     results = []
-    for g, *rest in zip(leaves, *columns, strict=True):
+    for g, *inputs in zip(leaves, *columns, strict=True):
         wide = jnp.promote_types(jnp.result_type(g), jnp.float32)
         # A Python number stays one, so that it takes the leaf's type and the compiler sees a constant.
         cast = [s if isinstance(s, (int, float)) else jnp.asarray(s, wide) for s in scalars]
-        update, *new = rule(cast, *(jnp.asarray(x, wide) for x in (g, *rest)))
-        kept = [y.astype(x.dtype) for x, y in zip(rest[: len(moments)], new, strict=True)]
-        results.append((update, *kept))
+        update, *new = rule(cast, *(jnp.asarray(x, wide) for x in (g, *inputs)))
+        stored = [y.astype(x.dtype) for x, y in zip(inputs[: len(moments)], new, strict=True)]
+        results.append((update, *stored))
     return tuple(structure.unflatten([result[i] for result in results]) for i in range(1 + len(moments)))
 
 

@@ -54,13 +54,13 @@ def param_groups(
             raise ValueError(f"param_groups: group {i} has no key 'params'.")
     transforms: dict[int, optax.GradientTransformation] = {}
     for i, group in enumerate(groups):
-        own = {key: value for key, value in group.items() if key not in ("params", "frozen")}
+        options = {key: value for key, value in group.items() if key not in ("params", "frozen")}
         if group.get("frozen", False):
-            if own:
-                raise ValueError(f"param_groups: group {i} is frozen and has the options {sorted(own)}.")
+            if options:
+                raise ValueError(f"param_groups: group {i} is frozen and has the options {sorted(options)}.")
             transforms[i] = _frozen(optimizer, defaults)
         else:
-            transforms[i] = optimizer(**{**defaults, **own})
+            transforms[i] = optimizer(**{**defaults, **options})
     selections = [group["params"] for group in groups]
 
     def labels(tree: PyTree) -> PyTree:
@@ -80,8 +80,8 @@ def _frozen(
 ) -> optax.GradientTransformation:
     """No update. It keeps a rate all the same, as torch's group does, so that the others keep their places in
     `optimizer.param_groups`."""
-    own = inspect.signature(optimizer).parameters.get("lr")
-    lr = defaults.get("lr", None if own is None else own.default)
+    parameter = inspect.signature(optimizer).parameters.get("lr")
+    lr = defaults.get("lr", None if parameter is None else parameter.default)
     return optax.set_to_zero() if lr is None or lr is inspect.Parameter.empty else _still(lr)
 
 
@@ -91,20 +91,20 @@ def _still(lr: ScalarOrSchedule) -> optax.GradientTransformationExtraArgs:
 
 
 def _group_of(selections: Sequence[Selection], path: str) -> int:
-    found = [i for i, selection in enumerate(selections) if _selects(selection, path)]
-    if len(found) > 1:
+    matches = [i for i, selection in enumerate(selections) if _selects(selection, path)]
+    if len(matches) > 1:
         raise ValueError(
             f"some parameters appear in more than one parameter group: {path} is in groups "
-            f"{' and '.join(map(str, found))}."
+            f"{' and '.join(map(str, matches))}."
         )
-    if not found:
-        found = [i for i, selection in enumerate(selections) if selection is ...]
-        if len(found) != 1:
+    if not matches:
+        matches = [i for i, selection in enumerate(selections) if selection is ...]
+        if len(matches) != 1:
             raise ValueError(
                 f"param_groups: {path} is in no group. Add {{'params': ...}} for all other leaves, or "
                 "{'params': ..., 'frozen': True} to leave them as they are."
             )
-    return found[0]
+    return matches[0]
 
 
 def _selects(selection: Selection, path: str) -> bool:

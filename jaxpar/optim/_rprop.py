@@ -69,9 +69,9 @@ def rprop(
             # used as it is by the next: nothing is computed twice, and `size` and `prev` can overwrite
             # their own memory.
             agree = g * before
-            kept = jnp.clip(size, low, high)
+            unchanged = jnp.clip(size, low, high)
             changed = jnp.clip(size * jnp.where(agree > 0, grow, shrink), low, high)
-            size = jnp.where((agree > 0) | (agree < 0), changed, kept)
+            size = jnp.where((agree > 0) | (agree < 0), changed, unchanged)
             prev = jnp.where((agree < 0) & ~(size < low), 0, g)
             # Comparisons rather than jnp.sign, since torch's sign of nan is 0.
             return jnp.where(prev > 0, -size, jnp.where(prev < 0, size, 0)), prev, size

@@ -46,14 +46,14 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
             tx = make(*args, **kwargs)  # checks all of them
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = {name: _get(bound.arguments, name) for name in names}
-            kept = {
+            values = {name: _get(bound.arguments, name) for name in names}
+            numbers = {
                 name: float(value)
-                for name, value in given.items()
+                for name, value in values.items()
                 if is_number(value) and (name == "lr" or value != 0)
             }
             again: Callable[..., Tx] = make
-            return _keep(kept, tx, lambda new: again(**_put(bound.arguments, new))) if kept else tx
+            return _keep(numbers, tx, lambda new: again(**_put(bound.arguments, new))) if numbers else tx
 
         return build
 
@@ -61,12 +61,12 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
 
 
 def _keep(
-    kept: dict[str, float],
+    numbers: dict[str, float],
     tx: Tx,
     make: Callable[[dict[str, jax.Array]], Tx],
 ) -> Tx:
     def init(params):
-        return HyperparametersState({name: _exact.scalar(x) for name, x in kept.items()}, tx.init(params))
+        return HyperparametersState({name: _exact.scalar(x) for name, x in numbers.items()}, tx.init(params))
 
     def update(updates, state, params=None, **extra):
         updates, inner = make(state.hyperparams).update(updates, state.inner_state, params, **extra)

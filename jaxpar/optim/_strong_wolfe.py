@@ -38,11 +38,11 @@ def strong_wolfe(
       longest: the largest element of the direction; the search ends when the bracket times it is below
         `tolerance`. max_ls: the most steps.
     """
-    low, high, done, taken, evaluations = _bracket(evaluate, start, t, max_ls)
+    low, high, done, steps, evaluations = _bracket(evaluate, start, t, max_ls)
     first_is_low = low.f <= high.f
     low, high = _where(first_is_low, low, high), _where(first_is_low, high, low)
-    found, more = _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls)
-    return found, evaluations + more
+    point, more = _zoom(evaluate, start, low, high, done, steps, longest, tolerance, max_ls)
+    return point, evaluations + more
 
 
 def _where(condition: jax.Array, a: Point, b: Point) -> Point:
@@ -54,28 +54,30 @@ def _bracket(
 ) -> tuple[Point, Point, jax.Array, jax.Array, jax.Array]:
     """Two points with an acceptable one between them; the same point twice if it is acceptable itself."""
 
-    def stops(i, before, here):
-        climbed = (here.f > start.f + ARMIJO * here.t * start.slope) | ((i > 1) & (here.f >= before.f))
-        good = ~climbed & (jnp.abs(here.slope) <= -CURVATURE * start.slope)
-        return climbed | good | (here.slope >= 0), good
+    def stops(i, before, current):
+        climbed = (current.f > start.f + ARMIJO * current.t * start.slope) | (
+            (i > 1) & (current.f >= before.f)
+        )
+        good = ~climbed & (jnp.abs(current.slope) <= -CURVATURE * start.slope)
+        return climbed | good | (current.slope >= 0), good
 
     def go_on(carry):
-        i, before, here = carry
-        return (i < max_ls) & ~stops(i, before, here)[0]
+        i, before, current = carry
+        return (i < max_ls) & ~stops(i, before, current)[0]
 
     def longer(carry):
-        i, before, here = carry
-        bounds = (here.t + 0.01 * (here.t - before.t), here.t * 10)
-        return i + 1, here, evaluate(_cubic(before, here, bounds))
+        i, before, current = carry
+        bounds = (current.t + 0.01 * (current.t - before.t), current.t * 10)
+        return i + 1, current, evaluate(_cubic(before, current, bounds))
 
-    i, before, here = jax.lax.while_loop(go_on, longer, (jnp.zeros((), int), start, evaluate(t)))
+    i, before, current = jax.lax.while_loop(go_on, longer, (jnp.zeros((), int), start, evaluate(t)))
     exhausted = i == max_ls
-    done = ~exhausted & stops(i, before, here)[1]
-    first = _where(exhausted, start, _where(done, here, before))
-    return first, here, done, i, i + 1
+    done = ~exhausted & stops(i, before, current)[1]
+    first = _where(exhausted, start, _where(done, current, before))
+    return first, current, done, i, i + 1
 
 
-def _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls):
+def _zoom(evaluate, start, low, high, done, steps, longest, tolerance, max_ls):
     """Moves one end of the bracket after the other; the result is the end with the lower value."""
 
     def go_on(carry):
@@ -99,9 +101,9 @@ def _zoom(evaluate, start, low, high, done, taken, longest, tolerance, max_ls):
 
     # Which end comes first matters: torch interpolates from the first to the second.
     first_is_low = jnp.ones((), bool)
-    carry = (low, high, done, taken, first_is_low, jnp.zeros((), bool))
+    carry = (low, high, done, steps, first_is_low, jnp.zeros((), bool))
     low, _, _, i, _, _ = jax.lax.while_loop(go_on, narrower, carry)
-    return low, i - taken
+    return low, i - steps
 
 
 def _inside(t: jax.Array, a: Point, b: Point, poor: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -122,5 +124,5 @@ def _cubic(a: Point, b: Point, bounds: tuple[jax.Array, jax.Array] | None = None
     d2 = jnp.sqrt(jnp.maximum(square, 0))
     forward = b.t - (b.t - a.t) * ((b.slope + d2 - d1) / (b.slope - a.slope + 2 * d2))
     backward = a.t - (a.t - b.t) * ((a.slope + d2 - d1) / (a.slope - b.slope + 2 * d2))
-    inside = jnp.clip(jnp.where(a.t <= b.t, forward, backward), low, high)
-    return jnp.where(square >= 0, inside, (low + high) / 2)
+    minimum = jnp.clip(jnp.where(a.t <= b.t, forward, backward), low, high)
+    return jnp.where(square >= 0, minimum, (low + high) / 2)

@@ -42,7 +42,7 @@ PLANTS = [
     *plants("jaxpar/optim/_adam.py",
         ('-size * (m / (jnp.sqrt(v) / root + eps))', '-size * (m / ((jnp.sqrt(v) + eps) / root))', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),
         ('v = b2 * v + (1 - b2) * g * g', 'v = b2 * v + (1 - b2) * jnp.abs(g)', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),
-        ('move(own, g, m, [v, *largest][-1])', 'move(own, g, m, v)', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),
+        ('move(method_scalars, g, m, [v, *largest][-1])', 'move(method_scalars, g, m, v)', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),
         ('common = (now.beta1, now.beta2, now.rate * decay)', 'common = (now.beta1, now.beta2, decay)', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),
         ('gradient_stages(0 if decoupled else weight_decay, maximize)', 'gradient_stages(weight_decay, maximize)', "tests/test_optim.py -m \"not long\" -k \"fifty and adam\""),
         ('jnp.where(rho > 5, jnp.sqrt(', 'jnp.where(rho > 4, jnp.sqrt(', "tests/test_optim.py -m \"not long\" -k \"fifty and radam\""),

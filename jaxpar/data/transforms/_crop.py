@@ -31,12 +31,12 @@ class CenterCrop:
 
     def __call__(self, img: Image) -> np.ndarray:
         x = array(img, "CenterCrop")
-        missing = [max(0, want - have) for want, have in zip(self.size, x.shape, strict=False)]
-        (more_h, more_w), (h, w) = missing, self.size
-        if any(missing):
+        deficit = [max(0, want - have) for want, have in zip(self.size, x.shape, strict=False)]
+        (more_h, more_w), (h, w) = deficit, self.size
+        if any(deficit):
             x = pad(x, (more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2))
-        top, left = (round((have - want) / 2) for have, want in zip(x.shape, self.size, strict=False))
-        return crop(x, top, left, h, w)
+        row, column = (round((have - want) / 2) for have, want in zip(x.shape, self.size, strict=False))
+        return crop(x, row, column, h, w)
 
     def __repr__(self) -> str:
         return f"CenterCrop(size={self.size})"
@@ -85,14 +85,14 @@ class RandomCrop(Draws):
         if self.padding is not None:
             x = pad(x, self.padding, self.fill, self.padding_mode)
         for axis in (1, 0):
-            missing = self.size[axis] - x.shape[axis]
-            if self.pad_if_needed and missing > 0:
-                sides = (missing, 0, missing, 0) if axis else (0, missing, 0, missing)
+            deficit = self.size[axis] - x.shape[axis]
+            if self.pad_if_needed and deficit > 0:
+                sides = (deficit, 0, deficit, 0) if axis else (0, deficit, 0, deficit)
                 x = pad(x, sides, self.fill, self.padding_mode)
-        top, left = self._place((x.shape[0], x.shape[1]))
-        return crop(x, top, left, *self.size)
+        row, column = self._corner((x.shape[0], x.shape[1]))
+        return crop(x, row, column, *self.size)
 
-    def _place(self, have: Size) -> Size:
+    def _corner(self, have: Size) -> Size:
         (h, w), (height, width) = self.size, have
         if height < h or width < w:
             raise ValueError(

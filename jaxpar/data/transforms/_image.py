@@ -51,11 +51,11 @@ def size_of(img: Image, function: str) -> Size:
     return array(img, function).shape[:2]
 
 
-def crop(img: Image, top: int, left: int, height: int, width: int) -> Image:
+def crop(img: Image, row: int, column: int, height: int, width: int) -> Image:
     """A part that lies inside of the image."""
     if is_pil(img):
-        return img.crop((left, top, left + width, top + height))
-    return img[top : top + height, left : left + width]
+        return img.crop((column, row, column + width, row + height))
+    return img[row : row + height, column : column + width]
 
 
 def pair(size: int | Sequence[int], function: str) -> Size:

@@ -107,8 +107,8 @@ def _resample(x: np.ndarray, axis: int, n: int) -> np.ndarray:
         weights = np.floor(0.5 + weights * 2**BITS).astype(np.int32)
         total += 2 ** (BITS - 1)
     for tap, weight in enumerate(weights.T):
-        place = np.minimum(first + tap, x.shape[axis] - 1)  # a tap beyond the border weighs nothing
-        total += x.take(place, axis).astype(number) * weight.reshape(shape)
+        pixels = np.minimum(first + tap, x.shape[axis] - 1)  # a tap beyond the border weighs nothing
+        total += x.take(pixels, axis).astype(number) * weight.reshape(shape)
     return (total >> BITS if x.dtype == np.uint8 else total).astype(x.dtype)
 
 
@@ -119,7 +119,7 @@ def _weights(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
     center = (np.arange(new) + 0.5) * scale
     first = np.maximum((center - reach + 0.5).astype(np.intp), 0)
     last = np.minimum((center + reach + 0.5).astype(np.intp), old)
-    place = first[:, None] + np.arange((last - first).max())
-    distance = np.abs((place - center[:, None] + 0.5) * (1.0 / reach))
-    weights = np.where(place < last[:, None], np.maximum(1.0 - distance, 0.0), 0.0)
+    pixels = first[:, None] + np.arange((last - first).max())
+    distance = np.abs((pixels - center[:, None] + 0.5) * (1.0 / reach))
+    weights = np.where(pixels < last[:, None], np.maximum(1.0 - distance, 0.0), 0.0)
     return first, weights / np.add.accumulate(weights, axis=1)[:, -1:]

@@ -52,8 +52,8 @@ class RandomResizedCrop(Draws):
         self._set_seed(seed)
 
     def __call__(self, img: Image) -> np.ndarray:
-        top, left, height, width = self._part(*size_of(img, "RandomResizedCrop"))
-        return resize(crop(img, top, left, height, width), self.size, "RandomResizedCrop")
+        row, column, height, width = self._part(*size_of(img, "RandomResizedCrop"))
+        return resize(crop(img, row, column, height, width), self.size, "RandomResizedCrop")
 
     def _part(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Top, left, height and width, from the draws of torchvision."""

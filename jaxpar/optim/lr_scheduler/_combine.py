@@ -38,21 +38,21 @@ def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Sche
         raise ValueError(f"sequential_lr: milestones must not decrease, but are {list(milestones)}.")
 
     def part(i, t):
-        schedule, own = schedulers[i], jnp.maximum(t - starts[i], 0)
+        schedule, local_t = schedulers[i], jnp.maximum(t - starts[i], 0)
         carry = getattr(schedule, "carry", None)
         if carry and i:
             before = starts[i] - 1
             which = bisect.bisect_right(milestones, before)
-            return carry(own, part(which, jnp.asarray(before)))
-        return schedule(own)
+            return carry(local_t, part(which, jnp.asarray(before)))
+        return schedule(local_t)
 
     def rate(t):
         return _choose(t, starts, lambda i: part(i, t))
 
     def advance(t, before):
         def one(i):
-            own = jnp.maximum(t - starts[i], 0)
-            moved = _chainable(schedulers[i], "SequentialLR").advance(own, before)
+            local_t = jnp.maximum(t - starts[i], 0)
+            moved = _chainable(schedulers[i], "SequentialLR").advance(local_t, before)
             return moved if i == 0 else jnp.where(t == starts[i], part(i, t), moved)
 
         return _choose(t, starts, one)

@@ -125,8 +125,8 @@ def _phases(
         for i, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
     result = phases.pop()
-    for end, here in zip(ends[-2::-1], reversed(phases), strict=True):
-        result = jnp.where(t <= end, here, result)
+    for end, value in zip(ends[-2::-1], reversed(phases), strict=True):
+        result = jnp.where(t <= end, value, result)
     return result
 
 

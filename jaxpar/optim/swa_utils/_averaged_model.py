@@ -69,14 +69,17 @@ class AveragedModel(nnx.Module):
 
     def update_parameters(self, model: nnx.Module) -> None:
         """Takes the module's present parameters into the average; the first ones are copied."""
-        mine, other = _variables(self.module), _variables(model)
-        _check_same(mine, other)
-        averaged = [x.get_value() for x in mine]
-        current = [_beside(x.get_value(), own) for x, own in zip(other, averaged, strict=True)]
-        kinds = tuple(isinstance(x, nnx.Param) for x in mine)
+        variables, other = _variables(self.module), _variables(model)
+        _check_same(variables, other)
+        averaged = [x.get_value() for x in variables]
+        current = [
+            _on_devices_of(x.get_value(), average_value)
+            for x, average_value in zip(other, averaged, strict=True)
+        ]
+        kinds = tuple(isinstance(x, nnx.Param) for x in variables)
         average = _averager(self.avg_fn, self.multi_avg_fn, self.use_buffers, kinds)
         new, count = average(averaged, current, self.n_averaged.get_value())
-        for variable, value in zip((*mine, self.n_averaged), (*new, count), strict=True):
+        for variable, value in zip((*variables, self.n_averaged), (*new, count), strict=True):
             variable.set_value(value)
 
 
@@ -117,14 +120,16 @@ def _variables(module: nnx.Module) -> list[nnx.Variable]:
     ]
 
 
-def _check_same(mine: list[nnx.Variable], other: list[nnx.Variable]) -> None:
-    here, there = ([x.get_value().shape for x in side] for side in (mine, other))
-    if here != there:
-        i = next((i for i, both in enumerate(zip(here, there, strict=False)) if both[0] != both[1]), None)
+def _check_same(averaged: list[nnx.Variable], other: list[nnx.Variable]) -> None:
+    expected, received = ([x.get_value().shape for x in side] for side in (averaged, other))
+    if expected != received:
+        i = next(
+            (i for i, both in enumerate(zip(expected, received, strict=False)) if both[0] != both[1]), None
+        )
         what = (
-            f"{len(here)} arrays, and {len(there)} are given"
+            f"{len(expected)} arrays, and {len(received)} are given"
             if i is None
-            else f"array {i} of shape {here[i]}, and {there[i]} is given"
+            else f"array {i} of shape {expected[i]}, and {received[i]} is given"
         )
         raise ValueError(
             f"AveragedModel.update_parameters: the average has {what}. Give it the module that it was made "
@@ -132,6 +137,6 @@ def _check_same(mine: list[nnx.Variable], other: list[nnx.Variable]) -> None:
         )
 
 
-def _beside(x: jax.Array, own: jax.Array) -> jax.Array:
+def _on_devices_of(x: jax.Array, average: jax.Array) -> jax.Array:
     """A parameter where its average lies."""
-    return x if x.sharding == own.sharding else jax.device_put(x, own.sharding)
+    return x if x.sharding == average.sharding else jax.device_put(x, average.sharding)

@@ -30,15 +30,20 @@ def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | Non
     norms = [node for _, node in nnx.iter_graph(model, graph=True) if _is_batch_norm(node) and _tracks(node)]
     if not norms:
         return
-    with _modes_kept(model), _every_batch_alike(norms):
+    with _restored_modes(model), _every_batch_alike(norms):
         model.train()
         for n, batch in enumerate(loader, 1):
             x = batch[0] if isinstance(batch, (list, tuple)) else batch
-            kept = [each for norm in norms if not _averages_itself(norm) for each in (norm.mean, norm.var)]
-            before = [each.get_value() for each in kept]
+            statistics = [
+                statistic
+                for norm in norms
+                if not _averages_itself(norm)
+                for statistic in (norm.mean, norm.var)
+            ]
+            before = [statistic.get_value() for statistic in statistics]
             _forward(model, x if device is None else jax.device_put(x, device))
-            for each, old in zip(kept, before, strict=True):
-                each.set_value((1 - 1 / n) * old + 1 / n * each.get_value())
+            for statistic, old in zip(statistics, before, strict=True):
+                statistic.set_value((1 - 1 / n) * old + 1 / n * statistic.get_value())
 
 
 @nnx.jit
@@ -78,7 +83,7 @@ def _every_batch_alike(norms: list[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _modes_kept(model: nnx.Module) -> Iterator[None]:
+def _restored_modes(model: nnx.Module) -> Iterator[None]:
     modes = [
         (node, mode, getattr(node, mode))
         for _, node in nnx.iter_graph(model, graph=True)

@@ -34,7 +34,10 @@ class _Combined(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """As of every scheduler, with those of its schedulers."""
-        return {**super().state_dict(), "_schedulers": [each.state_dict() for each in self._schedulers]}
+        return {
+            **super().state_dict(),
+            "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict["_schedulers"]
@@ -123,7 +126,7 @@ class ChainedScheduler(_Combined):
 
 
 def _undo(scheduler: Any) -> None:
-    for each in getattr(scheduler, "_schedulers", ()):
-        _undo(each)
+    for member in getattr(scheduler, "_schedulers", ()):
+        _undo(member)
     if not hasattr(scheduler, "_schedulers"):
         scheduler.last_epoch -= 1

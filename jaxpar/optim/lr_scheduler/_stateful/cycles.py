@@ -195,6 +195,6 @@ def _phases(total: int, pct_start: float, three_phase: bool) -> list[dict[str, A
     return [up, down, _phase(total - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum")]
 
 
-def _phase(end_step: float, *words: str) -> dict[str, Any]:
+def _phase(end_step: float, *names: str) -> dict[str, Any]:
     keys = ("start_lr", "end_lr", "start_momentum", "end_momentum")
-    return {"end_step": end_step, **dict(zip(keys, words, strict=True))}
+    return {"end_step": end_step, **dict(zip(keys, names, strict=True))}

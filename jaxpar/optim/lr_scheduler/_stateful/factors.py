@@ -59,8 +59,8 @@ class MultiStepLR(_ByFactor):
         super().__init__(optimizer, last_epoch)
 
     def _scale(self) -> float | None:
-        here = self.milestones.get(self.last_epoch, 0)
-        return self.gamma**here if here else None
+        count = self.milestones.get(self.last_epoch, 0)
+        return self.gamma**count if count else None
 
     def _get_closed_form_lr(self) -> list[float]:
         reached = bisect_right(sorted(Counter(self.milestones).elements()), self.last_epoch)
@@ -167,12 +167,12 @@ class PolynomialLR(_ByFactor):
     def _scale(self) -> float | None:
         if self._is_initial or self.last_epoch > self.total_iters:
             return None
-        left, before = (1.0 - t / self.total_iters for t in (self.last_epoch, self.last_epoch - 1))
-        return float((left / before) ** self.power)
+        remaining, before = (1.0 - t / self.total_iters for t in (self.last_epoch, self.last_epoch - 1))
+        return float((remaining / before) ** self.power)
 
     def _get_closed_form_lr(self) -> list[float]:
-        left = 1.0 - min(self.total_iters, self.last_epoch) / self.total_iters
-        return [lr * left**self.power for lr in self.base_lrs]
+        remaining = 1.0 - min(self.total_iters, self.last_epoch) / self.total_iters
+        return [lr * remaining**self.power for lr in self.base_lrs]
 
 
 class _ByFunction(LRScheduler):
@@ -183,18 +183,18 @@ class _ByFunction(LRScheduler):
         self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * n
         if len(self.lr_lambdas) != n:
             raise ValueError(f"Expected {n} lr_lambdas, but got {len(self.lr_lambdas)}")
-        for each in self.lr_lambdas:
-            if not callable(each):
-                raise TypeError(f"lr_lambda should be a function, but got {type(each).__name__}")
+        for function in self.lr_lambdas:
+            if not callable(function):
+                raise TypeError(f"lr_lambda should be a function, but got {type(function).__name__}")
         super().__init__(optimizer, last_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """As of every scheduler; of the functions the attributes of those that are objects, as in torch."""
-        return {**super().state_dict(), "lr_lambdas": [attributes(each) for each in self.lr_lambdas]}
+        return {**super().state_dict(), "lr_lambdas": [attributes(function) for function in self.lr_lambdas]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rest = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
-        super().load_state_dict(rest)
+        state = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
+        super().load_state_dict(state)
         for function, saved in zip(self.lr_lambdas, state_dict["lr_lambdas"], strict=True):
             if saved is not None:
                 function.__dict__.update(saved)
