@@ -1,6 +1,6 @@
-"""The parity kit: is this Flax model the same as that torch model, and if not, where and why?
+"""Parity: check that a Flax model computes what a torch model computes, and find where and why it does not.
 
-The table of contents is `__init__.pyi`; README.md says how a comparison walks through the files.
+`__init__.pyi` is the table of contents; README.md follows a comparison through the files.
 `import jaxpar.parity` imports neither JAX nor torch.
 """
 

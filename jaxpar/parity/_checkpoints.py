@@ -1,9 +1,9 @@
-"""Checkpoints of a torch training script: weights and optimizer, here and back.
+"""Load and save the checkpoints of a torch training script: weights and optimizer state.
 
 Such scripts write a dict, `{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}`,
-with `module.` before every name where the model was wrapped in DataParallel or DistributedDataParallel. The
-weights go through `load_torch` and `to_torch`, and the optimizer's state through the same links, because a
-moment lies as its parameter does.
+with the prefix `module.` on every name if the model was wrapped in DataParallel or DistributedDataParallel.
+The weights go through `load_torch` and `to_torch`. The optimizer's state uses the same links, because a
+moment has the layout of its parameter.
 """
 
 from __future__ import annotations
@@ -44,28 +44,39 @@ def load_checkpoint(
     lossy: bool = False,
     keys: tuple[str, str] = KEYS,
 ) -> dict[str, Any]:
-    """Continues a torch run: its weights into `net`, its optimizer's state into `optimizer`.
+    """Continue a torch run: load its weights into `net` and its optimizer's state into `optimizer`.
 
     Args:
-      path: what `torch.save` wrote; read without running any code in it.
-      net: an NNX module, also in DataParallel or the like; updated in place.
-      optimizer: with a `tx` of `jaxpar.optim` that has the options of the torch optimizer, for all
-        parameters; updated in place. The file's hyperparameters are not taken.
+      path: a file written by `torch.save`; reading it runs no code from the file.
+      net: an NNX module, possibly wrapped in DataParallel or DistributedDataParallel; updated in place.
+      optimizer: an optimizer over all parameters whose `tx` is the `jaxpar.optim` counterpart of the torch
+        optimizer, with the same options; updated in place. The file's hyperparameters are ignored.
       mapping, ignore_torch, ignore_flax: as in `load_torch`.
-      names: torch's parameters in the order in which its optimizer got them. Without it the file's own
-        "param_names", or else the order of the weights, which is right for `model.parameters()`.
-      step: the number of steps taken, which torch.optim.SGD does not keep.
-      lossy: allows weights to change when they are converted to a leaf's element type.
-      keys: where the two state_dicts are in the file.
+      names: torch's parameter names in the order in which its optimizer received them. Defaults to the
+        file's "param_names", or else to the order of the weights, which is that of `model.parameters()`.
+      step: the number of steps taken, which torch.optim.SGD does not record.
+      lossy: allows weights to change when they are converted to a leaf's dtype.
+      keys: the file's keys for the two state_dicts.
 
     Returns:
-      The rest of the file: the epoch and the like.
+      The file's other entries, such as the epoch.
 
     Raises:
-      FileError: no such file, damaged, or without such entries. MatchError: the weights do not fit.
-      ValueError: the optimizer's state does not fit. Nothing has changed then.
+      FileError: the file is missing, damaged, or lacks one of `keys`.
+      MatchError: the weights do not fit.
+      ValueError: the optimizer's state does not fit. In all cases nothing has changed.
 
     torch counterpart: `torch.load` and two calls of `load_state_dict`.
+
+    >>> import os, tempfile
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> net = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "linear.pt")
+    ...     parity.save_checkpoint(path, net, extra={"epoch": 3})
+    ...     parity.load_checkpoint(path, nnx.Linear(2, 3, rngs=nnx.Rngs(1)))
+    {'epoch': 3}
     """
     file = read_weights(path)
     wrapped, net = net, _bare(net)
@@ -107,21 +118,32 @@ def save_checkpoint(
     keys: tuple[str, str] = KEYS,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a file that a torch script goes on from; it appears when it is complete.
+    """Write a checkpoint that a torch script can resume from. The file appears only once it is complete.
 
     Args:
-      path: ending in `.pt`, `.pth` or `.bin`.
+      path: a path ending in `.pt`, `.pth` or `.bin`.
       net, optimizer, mapping, ignore_torch, ignore_flax, names, keys: as in `load_checkpoint`.
-      like: a checkpoint of the torch script, read or not: its names and their order, and the optimizer's
-        "param_groups", without which torch cannot go on. Needed with `optimizer`.
-      module_prefix: puts `module.` before every name, for a script that loads into the wrapper.
-      extra: further entries, such as the epoch: numbers, texts, and containers of these.
+      like: a checkpoint of the torch script (a path or its contents). Supplies the names and their order, and
+        the optimizer's "param_groups", which torch needs to resume. Required with `optimizer`.
+      module_prefix: prefixes every name with `module.`, for a script that loads into the wrapper.
+      extra: additional entries, such as the epoch: numbers, strings, and containers of these.
 
     Raises:
-      MatchError: the names of `like` are not the model's. ValueError: the optimizer's state does not fit.
-      FileError: `like` cannot be read. OSError: the file cannot be written; what was there still is.
+      MatchError: the names in `like` are not the model's.
+      ValueError: the optimizer's state does not fit.
+      FileError: `like` cannot be read.
+      OSError: the file cannot be written; an existing file is left unchanged.
 
     torch counterpart: `torch.save({"model": ..., "optimizer": ...}, path)`.
+
+    >>> import os, tempfile, torch
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "linear.pt")
+    ...     parity.save_checkpoint(path, nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    ...     sorted(torch.load(path)["model"])
+    ['bias', 'weight']
     """
     import torch
 
@@ -156,7 +178,7 @@ def save_checkpoint(
 def _options(
     mapping: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
 ) -> dict[str, Any]:
-    # Tuples, because they are read twice: for the weights, and for the optimizer's state.
+    # As tuples: iterators would be exhausted after the weights, and the optimizer's state reads them again.
     return {"mapping": mapping, "ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
 
 
@@ -172,7 +194,10 @@ def _bare(net: Any) -> nnx.Module:
 
 
 def _parameters(optimizer: nnx.Optimizer, *nets: nnx.Module) -> PyTree:
-    """The parameters as the optimizer got them: of the net, or of its wrapper."""
+    """Return the parameters with the tree structure that the optimizer was built for.
+
+    That is the structure of the bare net or of its wrapper; only the optimizer's state can tell which.
+    """
     for net in nets:
         parameters = nnx.as_pure(nnx.state(net, optimizer.wrt, graph=True))
         fresh: Any = jax.tree.structure(jax.eval_shape(optimizer.tx.init, parameters))
@@ -191,7 +216,7 @@ def _entry(file: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
 def _names(
     links: Links, model: Mapping[str, Any], optimizer_state: Mapping[str, Any], names: Sequence[str] | None
 ) -> list[str] | None:
-    """The parameters' names in the optimizer's order, as they are in the weights."""
+    """Return the parameters' names in the weights, in the optimizer's order."""
     groups = optimizer_state["param_groups"]
     recorded_names = [called for group in groups for called in group.get("param_names", ())]
     count = sum(len(group["params"]) for group in groups)
@@ -222,7 +247,7 @@ def _without(name: str) -> str:
 
 
 def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
-    """For the path of a parameter: its torch parameter, and the way there and back."""
+    """Return a function from a leaf's path to its torch parameter and the conversions in both directions."""
     parts_by_leaf = {}
     for part in links.parts:
         for i, leaf in enumerate(part.flax):
@@ -245,7 +270,8 @@ def _layout(links: Links) -> Callable[[str], jaxpar.optim.TorchParam]:
 
         def to_torch(array: npt.ArrayLike) -> np.ndarray:
             array = np.asarray(array)
-            # Flax may hold a torch parameter in several leaves; the state of one is known here.
+            # Flax may split one torch parameter into several leaves. Only one leaf's state is available, so
+            # the other leaves are zeros.
             leaf_values = [np.zeros(shape, array.dtype) for shape in shapes]
             leaf_values[i] = array
             return part.back(leaf_values)[0]

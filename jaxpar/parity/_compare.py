@@ -1,11 +1,11 @@
-"""compare: a torch model and a Flax model do the same task, and what both show is measured and judged.
+"""compare: run a torch model and a Flax model on one task, measure the differences and judge them.
 
     torch module ─┐                                                                 ┌─ Judged rows
     Flax module ──┼─► Sides ─► level: steps ─► Difference ... ─► judge ─► Comparison ┼─ Divergence
     inputs, loss ─┘                                                                 └─ Curve
 
-torch has nothing like it. Neither module is changed, and while they are compared other threads see JAX, Flax
-and torch as they are; what torch has only once for a process is named where it is used (`_sides/torch_side`).
+torch has no counterpart. Neither module is changed, and other threads see JAX, Flax and torch unmodified;
+`_sides/torch_side` names the few settings that torch has only per process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ Progress = Callable[[int, int], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C: `comparison` has the steps that were completed; None if there was none."""
+    """Raised on Ctrl-C. `comparison` covers the completed steps; None if no step was completed.
+
+    >>> from jaxpar import parity
+    >>> isinstance(parity.Stopped(None), KeyboardInterrupt)
+    True
+    """
 
     def __init__(self, comparison: Comparison | None):
         super().__init__("parity.compare was stopped")
@@ -83,49 +88,59 @@ def compare(
     policy: Policy | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Whether a Flax model is the same as a torch model: outputs, gradients, state, training.
+    """Check whether a Flax model equals a torch model: outputs, gradients, state, training.
 
     Args:
-      torch_module: the reference. It works on the CPU, in torch's own DataParallel for `replicas` > 1.
+      torch_module: the reference. Runs on the CPU, in torch's own DataParallel for `replicas` > 1.
       flax_module: an nnx.Module or a linen.Module.
-      inputs: of one call, in torch's layout: one argument, a tuple or list of them, or a dict of keyword
-        arguments. Dicts, lists and tuples may be inside, and None, numbers, flags and text are passed as
-        they are. A function of the step gives every step its own.
-      torch_inputs, flax_inputs: instead, where the two sides take different things; each in its own layout.
-      outputs: which are compared, by name (`["logits"]`, or `{"[0]": "['logits']"}`: torch's with Flax's),
-        each with all below it; all if left out. The comparison's notes list the others.
-      targets: what the losses take after the outputs; likewise.
-      loss: (torch's, JAX's), both called with (outputs, *targets). If left out, a fixed random
-        projection of the outputs, in which every element counts.
-      optimizer: (parameters -> torch optimizer, optax transformation).
-      steps: of training. More than one needs an optimizer.
-      replicas: N; the batch is split as DataParallel splits it, on both sides.
+      inputs: the arguments of one call, in torch's layout: a single argument, a tuple or list of positional
+        arguments, or a dict of keyword arguments, possibly nested. None, numbers, bools and strings are
+        passed unchanged. Or a function of the step number, for different inputs at every step.
+      torch_inputs, flax_inputs: replace `inputs` where the two sides take different arguments; each in its
+        own layout.
+      outputs: the outputs to compare, by name (`["logits"]`, or `{"[0]": "['logits']"}` from torch's to
+        Flax's names), each including everything nested under it. Defaults to all outputs; the comparison's
+        notes list those that are left out.
+      targets: arguments of the losses after the outputs, or a function of the step number.
+      loss: a pair (torch's, JAX's), both called with (outputs, *targets). Defaults to a fixed random
+        projection of the outputs, which depends on every element.
+      optimizer: a pair (parameters -> torch optimizer, optax transformation).
+      steps: the number of training steps. More than one requires an optimizer.
+      replicas: the number of replicas; both sides split the batch as DataParallel does.
       level: "semantic", "numeric", "trajectory" or "as it runs".
-      dtype: at the levels numeric and trajectory, the type that is asked about.
-      resync: trajectory: every step starts from the reference; else both run freely, and a curve with
-        an envelope says how far they went.
-      training: the mode of both models; the torch module's own if left out.
-      layout: "same", "channels_last" (axis 1 of arrays with three axes or more goes to the end for
+      dtype: the dtype under test at the levels numeric and trajectory.
+      resync: for trajectories: start every step from the reference's state. Otherwise both sides run freely,
+        and a curve with an envelope reports how far they drift.
+      training: the mode of both models; defaults to the torch module's.
+      layout: "same", "channels_last" (moves axis 1 of arrays with three or more axes to the end for
         Flax), a pair of these for inputs and outputs, or a `parity.Layout`.
-      mapping: which path is which; see `parity.match`. Names that agree need none.
-      ignore_torch, ignore_flax: lists of names, with all below them, that are left out: torch tensors that
-        the Flax model does without, and leaves that keep their values. The comparison's notes list them.
-      weights: "torch": Flax gets torch's. "own": each has its own, and they are compared.
-      variables: of a Linen module, with weights="own" or `ignore_flax`.
-      torch_kwargs, flax_kwargs: more keyword arguments of every call, which may be any objects; for Linen
-        those of `apply`: `rngs`, `mutable`, `method`.
-      seed: of the projection and of dropout. Masks are drawn by torch and used by both.
-      policy: the bounds, if not those of the level.
-      progress: called after every step with its number and the number of all.
+      mapping: Flax paths for torch names, see `parity.match`. Only needed where the names disagree.
+      ignore_torch, ignore_flax: names, including everything nested under them, to leave out: torch tensors
+        that the Flax model lacks, and leaves that keep their values. The comparison's notes list them.
+      weights: "torch" copies torch's weights to Flax; "own" keeps both models' weights and compares them.
+      variables: a Linen module's variables, for weights="own" or `ignore_flax`.
+      torch_kwargs, flax_kwargs: additional keyword arguments of every call, which may be any objects; for
+        Linen the arguments of `apply`: `rngs`, `mutable`, `method`.
+      seed: seeds the projection and dropout. torch draws the masks, and both sides use them.
+      policy: the bounds; defaults to the level's.
+      progress: called after every step with its number and the total.
 
     Raises:
-      MatchError: leaves without a counterpart.
-      NotDeterministicError: a model gives two results for the same batch.
-      MaskError: dropout that torch's masks do not reach.
-      ValueError: arguments that contradict each other, or a name in `outputs` that is not there.
-      Stopped: Ctrl-C; a KeyboardInterrupt with what was completed.
+      MatchError: a leaf has no counterpart.
+      NotDeterministicError: a model returns two different results for the same batch.
+      MaskError: a dropout that does not use torch's masks.
+      ValueError: arguments contradict each other, or `outputs` contains an unknown name.
+      Stopped: on Ctrl-C; a KeyboardInterrupt that carries the completed steps.
 
-    No torch counterpart. The bounds are those of docs/comparison.md.
+    No torch counterpart. docs/comparison.md derives the bounds.
+
+    >>> import numpy as np, torch
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> x = np.ones((2, 3), np.float32)
+    >>> comparison = parity.compare(torch.nn.Linear(3, 4), nnx.Linear(3, 4, rngs=nnx.Rngs(0)), x)
+    >>> comparison
+    <Comparison: semantic, same, 4 tensors>
     """
     request = Request(
         torch_module=torch_module,
@@ -158,10 +173,18 @@ def compare(
 
 
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:
-    """`compare` for tests, with its arguments: passes if both are the same, and returns the comparison.
+    """Call `compare` and raise unless the models are the same; returns the comparison. For tests.
 
     Raises:
-      ParityError: they are not; the message has the table, the first divergent layer and the likely cause.
+      ParityError: the models differ. The message has the table, the first divergent layer and the likely
+        cause.
+
+    >>> import numpy as np, torch
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> x = np.ones((2, 3), np.float32)
+    >>> parity.assert_parity(torch.nn.LayerNorm(3), nnx.LayerNorm(3, epsilon=1e-5, rngs=nnx.Rngs(0)), x).same
+    True
     """
     comparison = compare(*args, **kwargs)
     require_same(comparison)
@@ -174,10 +197,10 @@ def run(
     progress: Progress | None = None,
     take: Callable[[LevelStep], None] | None = None,
 ) -> Comparison:
-    """Takes the steps and judges what they show.
+    """Run the steps, judge the differences, and search for causes if the models differ.
 
     Args:
-      findings: empty; what was measured is in it afterwards.
+      findings: an empty object that collects the measurements.
       take: called with every step.
     """
     with exact(), between_steps() as check:
@@ -197,7 +220,8 @@ def run(
         if request.parsed_level is Level.SEMANTIC:
             compared = judge_lost_digits(pair, request.batch, compared)
             compared = explain_by_constants(pair, request.batch, compared)
-        # As they run, models may differ by rounding alone, which has no place.
+        # At the level "as it runs" a difference may be rounding alone, which no layer causes. With replicas,
+        # a layer runs once per replica, and the replay would see only one of the runs.
         if compared.same or request.replicas > 1 or request.parsed_level is Level.AS_IT_RUNS:
             return compared
         return dataclasses.replace(compared, divergence=find(pair, request.batch, compared))
@@ -220,7 +244,7 @@ def _result(request: Request, findings: Findings) -> Comparison:
 
 
 def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[LevelStep]:
-    """Runs the level; what it finds is in `findings` after each step."""
+    """Run the level's steps; `findings` is complete up to each step that is yielded."""
     level = request.parsed_level
     sides = pair.sides(level, request.dtype)
     if pair.weights == "own":
@@ -235,7 +259,7 @@ def _steps(pair: ModelPair, request: Request, findings: Findings) -> Iterator[Le
 
 
 def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:
-    """The steps of a level."""
+    """Return the generator function of a level."""
     if level is Level.TRAJECTORY:
         return _levels.resynchronised if resync else _levels.free
     loops = {Level.SEMANTIC: _levels.semantic, Level.AS_IT_RUNS: _levels.as_it_runs}
@@ -243,7 +267,7 @@ def _loop(level: Level, resync: bool) -> Callable[..., Iterator[LevelStep]]:
 
 
 def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[TorchSide, FlaxSide]:
-    """Both sides as they were before the first step."""
+    """Return both sides in their state before the first step."""
     reference = pair.reference(sides.reference.dtype)
     candidate = pair.candidate(reference)
     if request.parsed_level is Level.TRAJECTORY and request.resync:
@@ -252,16 +276,16 @@ def _start(pair: ModelPair, sides: Sides[TorchSide], request: Request) -> tuple[
 
 
 def _said(mapping: Entries | None) -> list[str]:
-    """What `match` said of its guesses: a verdict is worth no more than the mapping."""
+    """Return `match`'s notes on its guesses, which belong in the report: a verdict depends on the mapping."""
     return [f"mapping: {note}" for note in getattr(mapping, "notes", ())]
 
 
 def _check_determinism(
     pair: ModelPair, sides: Sides[TorchSide], request: Request, first: LevelStep, findings: Findings
 ) -> None:
-    """The same batch twice must give the same bits, or every verdict is an accident.
+    """Run the first batch again and require bit-identical results, without which no verdict is meaningful.
 
-    On the way the elements at a kink are counted.
+    Also counts the elements at a kink, in the same run of torch.
     """
     torch_side, flax_side = _start(pair, sides, request)
     again = torch_side.step(first.batch, counted(findings.notes))
@@ -273,7 +297,7 @@ def _check_determinism(
             "they compute, or give loss=."
         )
     returned = torch_side.returned
-    del torch_side, again  # of a large model there is no room for both sides twice
+    del torch_side, again  # two copies of both sides of a large model may not fit into memory
     masks = first.reference.masks
     _require_equal("the Flax module", candidate, flax_side.step(first.batch, masks, keep=False))
     if flax_side.draws(first.batch):
@@ -283,7 +307,7 @@ def _check_determinism(
 
 
 def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
-    """A sentence if the only array comes out of other containers, and one on outputs that were not chosen."""
+    """Note outputs that were left out, and a single output that the two sides nest differently."""
     notes = []
     if (
         torch_returned.sole is not None
@@ -304,7 +328,7 @@ def _forms(torch_returned: Returned, flax_returned: Returned) -> list[str]:
 
 
 def _require_own_draws_without_effect(first: Observation, other: Observation) -> None:
-    """Dropout's masks are torch's; what Flax draws beside them would be a difference that means nothing."""
+    """Raise MaskError if the Flax module draws random numbers besides dropout masks, which are torch's."""
     for part in ("outputs", "loss", "state", "gradients"):
         for name, x in getattr(first, part).items():
             if x.tobytes() != getattr(other, part)[name].tobytes():

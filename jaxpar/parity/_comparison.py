@@ -1,6 +1,6 @@
-"""Comparison: the result as users see it, which shows and saves itself.
+"""Comparison: the public result of `compare`, with methods to print and save it.
 
-torch has no counterpart: `torch.testing.assert_close` raises or is silent.
+torch has no counterpart: `torch.testing.assert_close` only raises or passes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ Path = str | os.PathLike[str]
 
 
 class Comparison(ComparisonData):
-    """Whether a Flax model is the same as a torch model, and where it is not.
+    """The verdict on a Flax model and a torch model, and where they differ.
 
-    It has no truth value: `if compare(...)` would read as "if they are the same" and as "if there is a
-    result". Ask for `.same`. `print(comparison)` shows the table.
+    A comparison has no truth value, because `if compare(...)` would be ambiguous; use `.same`.
+    `print(comparison)` shows the table.
 
     Attributes:
-      level: the question that was asked.
-      rows: every tensor of every step, with its verdict.
-      steps: of training.
-      replicas: devices that had rows.
-      divergence: the first layer that differs, if one was looked for and found.
-      curve: errors by step, if there was a trajectory.
-      environment: versions, flags, threads, seeds, settings of precision: names and values.
-      notes: what else matters: kinks, why parameters are noise, determinism, overridden dtypes.
-      seconds: how long it took.
+      level: the level of the comparison.
+      rows: every tensor at every step, with its verdict.
+      steps: the number of training steps.
+      replicas: the number of devices that had rows.
+      divergence: the first divergent layer, if one was found.
+      curve: errors by step, for a trajectory.
+      environment: versions, flags, threads, seeds and precision settings.
+      notes: remarks on kinks, noise, determinism and overridden dtypes.
+      seconds: the duration.
       policy: the bounds.
-      subject: what was compared, `torch class against Flax class`.
-      constants: names of tensors that were rounded to float32 before the comparison, if both are the same
-        but for that; the notes have the numbers.
+      subject: the compared classes, `torch class against Flax class`.
+      constants: names of tensors that were rounded to float32 before the comparison, if that is the only
+        difference; the notes have the numbers.
+
+    >>> from jaxpar.parity import Comparison, Level
+    >>> Comparison(Level.SEMANTIC, rows=()).same
+    False
     """
 
     def __bool__(self) -> bool:
@@ -58,28 +62,33 @@ class Comparison(ComparisonData):
         yield text.table(self, options.max_width)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, as docs/comparison.md describes them."""
+        """Return plain values for JSON, in the format of docs/comparison.md.
+
+        >>> from jaxpar.parity import Comparison, Level
+        >>> Comparison(Level.SEMANTIC, rows=()).as_dict()["level"]
+        'semantic'
+        """
         return document.document(self)
 
     @classmethod
     def from_json(cls, text: str) -> Comparison:
-        """The comparison that `save_json` wrote.
+        """Return the comparison that `save_json` wrote.
 
         Raises:
-          ValueError: the text is not such a document; the message says where.
+          ValueError: the text is not such a document; the message names the offending element.
         """
         return document.loads(text, cls)
 
     def save_json(self, path: Path) -> None:
-        """Writes strict JSON in UTF-8."""
+        """Write strict JSON in UTF-8."""
         _write(path, document.dumps(self))
 
     def save_junit(self, path: Path) -> None:
-        """Writes JUnit's XML: one test case for each kind of tensor at each path, and for each layer."""
+        """Write JUnit XML: one test case for each kind of tensor at each path, and for each layer."""
         _write(path, junit.dumps(self))
 
     def save_html(self, path: Path) -> None:
-        """Writes the report as one HTML file that needs nothing else, no network either.
+        """Write the report as one self-contained HTML file, which needs no network.
 
         Raises:
           ImportError: jinja2 is not installed.
@@ -88,10 +97,16 @@ class Comparison(ComparisonData):
 
 
 def require_same(comparison: Comparison) -> None:
-    """Passes if both are the same.
+    """Raise unless both models are the same.
 
     Raises:
-      ParityError: they are not; the message is the table, the first divergent layer and the likely cause.
+      ParityError: they differ. The message has the table, the first divergent layer and the likely cause.
+
+    >>> from jaxpar import parity
+    >>> parity.require_same(parity.Comparison(parity.Level.SEMANTIC, rows=()))
+    Traceback (most recent call last):
+    ...
+    jaxpar.errors.ParityError: Nothing was compared at the semantic level...
     """
     if not comparison.same:
         raise ParityError(f"{comparison}")

@@ -1,6 +1,6 @@
-"""The values that a comparison consists of. They know nothing of how they are drawn or saved.
+"""The data of a comparison, without the code that prints or saves it.
 
-`Comparison`, which users see, is a ComparisonData that can show itself.
+`Comparison`, the public class, adds that code to `ComparisonData`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from .measuring import Judged, Level, Outcome, Policy
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """A change of the candidate's layer that makes it equal to the reference's.
+    """A change to the candidate's layer that makes it equal to the reference's.
 
     Attributes:
-      text: the change, as one would write it: `epsilon=1e-05`, `approximate=False`.
-      relative: max|c - r| / max|r| of the layer's output after it.
+      text: the change as a user would write it: `epsilon=1e-05`, `approximate=False`.
+      relative: max|c - r| / max|r| of the layer's output after the change.
+
+    >>> from jaxpar.parity import Cause
+    >>> print(Cause("epsilon=1e-05", relative=0.0))
+    exactly equal if epsilon=1e-05
     """
 
     text: str
@@ -30,15 +34,19 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class LayerResult:
-    """One pair of layers, replayed from the reference's inputs.
+    """The result of replaying one layer on the reference's inputs.
 
     Attributes:
-      reference: path of the torch module.
-      candidate: path of the Flax module.
-      kind: the torch module's class.
-      relative: max|c - r| / max|r| of the output; infinite where it cannot be compared.
-      same: whether that is within the bound.
-      note: what else is to be said; may be empty.
+      reference: the torch module's path.
+      candidate: the Flax module's path.
+      kind: the torch module's class name.
+      relative: max|c - r| / max|r| of the output; infinite if the outputs cannot be compared.
+      same: whether `relative` is within the bound.
+      note: a remark, or "".
+
+    >>> from jaxpar.parity import LayerResult
+    >>> LayerResult("fc", "fc", "Linear", relative=2e-16, same=True).same
+    True
     """
 
     reference: str
@@ -51,15 +59,20 @@ class LayerResult:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """A place that differs though it is given the reference's inputs: a layer, or the code in front of it.
+    """A layer, or the code leading to a layer, that differs although it received the reference's inputs.
 
     Attributes:
       reference, candidate, kind: as in `LayerResult`.
-      where: a sentence: which layer, in which direction, at which step.
-      causes: what makes it equal, the best first; empty if the catalogue has nothing.
-      layers: all layers replayed, in the order in which the reference runs them.
-      others: every other place that differs by itself, those first that change the outputs. They have
-        neither layers nor others.
+      where: a sentence that locates the difference: the layer, the direction, the step.
+      causes: changes that make both equal, the best first; empty if the catalogue has none.
+      layers: all replayed layers, in the reference's order of execution.
+      others: the other independent divergences, those that change the outputs first. Their `layers` and
+        `others` are empty.
+
+    >>> from jaxpar.parity import Cause, Divergence
+    >>> divergence = Divergence("ln", "ln", "LayerNorm", "ln differs.", (Cause("epsilon=1e-05", 0.0),))
+    >>> divergence.causes[0].text
+    'epsilon=1e-05'
     """
 
     reference: str
@@ -73,15 +86,18 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """An error by training step, beside an envelope of runs of the reference on nudged inputs.
+    """The candidate's error by training step, and the envelope of the reference's runs on nudged inputs.
 
     Attributes:
-      steps: their numbers, ascending.
-      candidate: the candidate's error at each.
-      low, high: the smallest and largest error of the reference's runs at each.
-      first_outside: the first step at which the candidate is above the envelope and its tolerance.
-      resync: whether the candidate was set back to the reference's state before every step; else both
-        run freely.
+      steps: the step numbers, ascending.
+      candidate: the candidate's error at each step.
+      low, high: the smallest and largest error of the reference's runs at each step.
+      first_outside: the first step at which the candidate exceeds the envelope and its tolerance.
+      resync: whether every step started from the reference's state; otherwise both ran freely.
+
+    >>> from jaxpar.parity import Curve
+    >>> Curve(steps=(1, 2), candidate=(1e-7, 2e-7), low=(1e-7, 1e-7), high=(3e-7, 3e-7)).failing
+    False
     """
 
     steps: tuple[int, ...]
@@ -104,10 +120,10 @@ class Curve:
 
     @property
     def failing(self) -> bool:
-        """Whether leaving the envelope counts.
+        """Whether the curve leaves its envelope in a way that counts as different.
 
-        A free run counts in its first 20 steps, and as long as the envelope has stayed below 1e-4: later a
-        single ReLU or max-pooling that falls to the other side moves either side by any amount.
+        A free run counts for its first 20 steps, and after that while the envelope has stayed below 1e-4:
+        later, a single ReLU or max-pooling that flips moves either side by any amount.
         """
         if self.first_outside is None:
             return False
@@ -119,7 +135,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ComparisonData:
-    """Every row with its verdict, the first divergence and the circumstances; see `Comparison`."""
+    """The attributes and verdicts of a `Comparison`, which documents them."""
 
     level: Level
     rows: tuple[Judged, ...]
@@ -136,15 +152,15 @@ class ComparisonData:
 
     @property
     def same(self) -> bool:
-        """Whether something was compared, no row is different, and no curve leaves its envelope."""
+        """Whether at least one tensor was compared, no row differs, and no curve leaves its envelope."""
         return bool(self.rows) and not self.different and not (self.curve is not None and self.curve.failing)
 
     @property
     def different(self) -> tuple[Judged, ...]:
-        """The rows that are different, in the order of computation: the first one is where to look."""
+        """The rows that differ, in the order of computation: start with the first one."""
         return tuple(row for row in self.rows if row.outcome is Outcome.DIFFERENT)
 
     @property
     def largest(self) -> Judged | None:
-        """The row nearest to its limit, or farthest above it; None without rows. Noise comes last."""
+        """The row with the largest severity, or None without rows. Noise comes last."""
         return max(self.rows, key=lambda row: row.severity, default=None)

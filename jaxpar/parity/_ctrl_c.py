@@ -1,8 +1,8 @@
-"""Ctrl-C between two steps instead of anywhere.
+"""Defer Ctrl-C to the end of a step.
 
-Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a compiler's callback or an
-import that swallows exceptions it turns into another error, is lost, or ends the process in native code. A
-comparison asks between two steps instead.
+Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a compiler's callback, or an
+import that swallows exceptions, it turns into a different error, is lost, or ends the process in native code.
+A comparison checks for it between two steps instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 
 class _Remember:
-    """A handler of SIGINT: the first is kept until `check`, the second raises at once."""
+    """A SIGINT handler: defers the first signal until `check`, and raises at the second."""
 
     pending = False
 
@@ -31,11 +31,11 @@ class _Remember:
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Gives a function that raises KeyboardInterrupt if Ctrl-C came since.
+    """Yield a function that raises KeyboardInterrupt if Ctrl-C was pressed in the meantime.
 
-    Inside a loop that keeps Ctrl-C in the same way (`jaxpar.progress`, a handler with `check`) it asks that
-    one, so that both end. Outside the main thread, and where SIGINT is ignored or has another handler,
-    nothing is changed.
+    Inside an outer loop that defers Ctrl-C (`jaxpar.progress`: any handler with `check`), it is the outer
+    handler's function, so that both loops end. Changes nothing outside the main thread, or if SIGINT is
+    ignored or has a custom handler.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Exactness: arithmetic without needless rounding, or the user's own, and what else numbers depend on."""
+"""Control float64 and matmul precision during a comparison, and record the environment in the report."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from .. import _stamp
 from ._sides.step_data import OWN, Task
 
 _users: ContextVar[tuple[bool, str | None]] = ContextVar("users")
-"""Whether the user has float64, and the precision of matrix products, outside of `exact`."""
+"""The user's settings outside `exact`: whether float64 is enabled, and the precision of matrix products."""
 
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """float64 exists, and no matrix product is rounded to fewer digits than its type has.
-
-    Both settings are those of the thread. A thread that trains meanwhile keeps its own.
-    """
+    """Enable float64 and full-precision matrix products, in this thread only."""
     token = _users.set(_settings())
     try:
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -34,19 +31,19 @@ def exact() -> Iterator[None]:
 
 @contextmanager
 def as_it_runs() -> Iterator[None]:
-    """Inside of `exact`, the user's own settings again."""
+    """Restore the user's settings inside `exact`."""
     x64, precision = _users.get()
     with jax.enable_x64(x64), jax.default_matmul_precision(precision):
         yield
 
 
 def _settings() -> tuple[bool, str | None]:
-    values: Any = jax.config  # whose options are no attributes to a type checker
+    values: Any = jax.config  # a type checker does not see its options as attributes
     return values.jax_enable_x64, values.jax_default_matmul_precision
 
 
 def environment(task: Task, dtype: str) -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return the versions, devices and settings that the numbers depend on."""
     values = {
         "date": _stamp.when(),
         "command": _stamp.command(),

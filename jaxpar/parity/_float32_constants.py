@@ -1,11 +1,11 @@
-"""Rounded: are two models the same, but for constants that were rounded to float32 before the comparison?
+"""Recognize differences that come only from constants rounded to float32 before the comparison.
 
-A table that torch made in `__init__` is float32 for ever, and a Flax model that computes it in `__call__`
-computes it in float64 here. They differ by 1e-8, and nothing is wrong. So where models differ, each is run
-again with its own constants moved by up to half a unit of their type, which is what rounding did to them. If
-that moves every tensor as far as the models are apart, rounding explains it. A table that was computed in
-float32 may be farther off: if Flax has another one in its place, torch is run with it and must agree with
-Flax in everything.
+A table that torch computes in `__init__` stays float32, while a Flax model that computes the table in
+`__call__` computes it in float64 here. The two differ by 1e-8, and neither is wrong. So if the models differ,
+each runs again with its constants perturbed by up to half a unit of their dtype, as rounding did. If that
+moves every tensor as far as the models differ, rounding explains the difference. A table computed in float32
+may be farther off: if Flax has a different table of that size, torch runs with Flax's table, and then
+everything must agree.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .measuring import Difference, Judged, Kind, Outcome, judge
 
 SEEDS = (1, 2, 3)
 FACTOR = 4.0
-"""A difference may be so many times what moving the constants did: it takes the largest of a few throws."""
+"""How many times the effect of the perturbation a difference may be, since only a few seeds are tried."""
 SHARE = 1e-2
-"""A constant that explains less than this part of the differences is not named."""
+"""Constants that explain a smaller share of the differences are not named."""
 SINGLY = 16
-"""Constants that are moved one by one; of more only the first are."""
+"""The number of constants that are perturbed one at a time; each costs a run of both models."""
 CLOSE = 1e-4
-"""Two tables that are nearer than this, relatively, may be one that was computed in float32."""
+"""The relative distance up to which two tables count as the same table, computed in float32."""
 
 Key = tuple[Kind, str, int]
 
 
 def explain_by_constants(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
-    """The comparison with CONSTANTS for DIFFERENT, if constants explain every difference; else as it is."""
+    """Return the comparison with CONSTANTS in place of DIFFERENT if constants explain every difference."""
     different = compared.different
     if not different or any(row.difference.fault is not None for row in different):
         return compared
@@ -55,7 +55,7 @@ def explain_by_constants(pair: ModelPair, batches: Batches, compared: Comparison
 def _moved(
     pair: ModelPair, batches: Batches, compared: Comparison, base: _Run, torchs: Constants, flaxs: Constants
 ) -> Comparison | None:
-    """All constants are moved at once, and if that is enough, one by one for their names."""
+    """Perturb all constants at once; if that explains the differences, one at a time to name them."""
     steps, different = len(base.steps), compared.different
     moves: dict[Key, float] = {}
     for seed in SEEDS:
@@ -86,7 +86,7 @@ def _alone(pair: ModelPair, batches: Batches, base: _Run, side: str, name: str) 
 def _exchanged(
     pair: ModelPair, batches: Batches, compared: Comparison, torchs: Constants, flaxs: Constants
 ) -> Comparison | None:
-    """torch with Flax's tables in the place of its own."""
+    """Run torch with Flax's tables in place of its own."""
     instead = dict(_alike(torchs.originals, [*flaxs.originals.values(), *flaxs.exact]))
     if not instead:
         return None
@@ -113,7 +113,7 @@ def _exchanged(
 
 
 def _alike(torchs: Named, flaxs: Iterable[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Constants of torch, and those of Flax that may be the same."""
+    """Pair torch's constants with the closest table of Flax, if one is close enough."""
     for name, torch_constant in torchs.items():
         fitting = [
             x for x in flaxs if x.size == torch_constant.size and 0 < _apart(torch_constant, x) < CLOSE
@@ -130,7 +130,7 @@ def _apart(torch_constant: np.ndarray, flax_constant: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Both models' steps, with such constants, and the weights that they started from."""
+    """Both models' steps with perturbed constants, and the weights before the first step."""
 
     start: dict[str, Named]
     steps: list[LevelStep]
@@ -144,10 +144,10 @@ class _Run:
 
 
 def _moves(moved: _Run, base: _Run) -> dict[Key, float]:
-    """How far each tensor of either model went: max|difference|, the sum of both."""
+    """Return how far each tensor moved: max|difference|, summed over the two models."""
     distances: dict[Key, float] = {}
     for side, start in base.start.items():
-        # Both start from the weights that the models were given.
+        # The perturbed run and the base run start from the same weights.
         before = (start, start)
         for moved_step, base_step in zip(moved.steps, base.steps, strict=True):
             results = getattr(moved_step, side), getattr(base_step, side)

@@ -1,14 +1,14 @@
-"""The three questions, each a loop of steps: who runs, from where, and what is held against what.
+"""The levels, each a loop of steps: which models run, from which state, and what is compared.
 
-            runs                                       every step starts from
-semantic    torch float64, Flax float64                each side's own last step
+            models                                     every step starts from
+semantic    torch float64, Flax float64                the side's previous step
 numeric     oracle torch float64, torch and Flax in    the reference's weights; one step
-            the type that is asked about
+            the dtype under test
 as it runs  the oracle, torch and Flax as they are     the reference's weights; one step
-trajectory  the numeric three                          the reference's last step (resync), or own
+trajectory  as numeric                                 the reference's previous step (resync), or its own
 
-A loop yields what it saw of each step. torch's sides may be at work or played back from a record, so nothing
-here imports torch.
+A loop yields the results of each step. torch's sides may be live or replayed from a record, so this file does
+not import torch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ._sides.torch_side import TorchSide
 
 MEMBERS = 5
-"""Runs of the reference on inputs that are off by one ulp: the envelope of a free trajectory."""
+"""The number of runs of the reference on inputs one ulp off, which form the envelope of a free trajectory."""
 OUTSIDE = 3.0
-"""How many times as far from the oracle as the farthest of them a free trajectory may be."""
+"""How many times the envelope's largest error a free trajectory's error may be."""
 RESOLVED = 2.0**-52 / 1e-10 * 16
-"""An update that is a smaller part of its weight than this has no ten digits, even in float64."""
+"""The smallest ratio of update to weight at which a float64 difference of weights has ten digits."""
 
 PARTS = {
     Kind.OUTPUT: "outputs",
@@ -43,13 +43,13 @@ PARTS = {
     Kind.INPUT_GRADIENT: "input_gradients",
     Kind.GRADIENT: "gradients",
 }
-"""Parts of Observation, in the order of computation."""
+"""The attribute of a step's results for each kind, in the order of computation."""
 
 Batches = Callable[[int], Batch]
 
 
 class Reference(Protocol):
-    """torch's side, at work or from a record."""
+    """torch's side, live or replayed from a record."""
 
     def step(self, batch: Batch) -> Observation: ...
 
@@ -61,12 +61,12 @@ R = TypeVar("R", bound=Reference)
 
 @dataclasses.dataclass(frozen=True)
 class Sides(Generic[R]):
-    """The models, all from the same weights.
+    """The models of a level, all with the same weights.
 
     Attributes:
-      reference, candidate: in the type that is asked about.
-      oracle: torch in float64; None at the semantic level, where the reference is in float64 itself.
-      single: makes torch in float32, for the semantic level's question which gradients are noise.
+      reference, candidate: torch and Flax in the dtype under test.
+      oracle: torch in float64; None at the semantic level, where the reference is in float64.
+      single: creates torch in float32, which tells the semantic level which gradients are noise.
     """
 
     reference: R
@@ -77,7 +77,7 @@ class Sides(Generic[R]):
 
 @dataclasses.dataclass(frozen=True)
 class LevelStep:
-    """What one step showed. `reference` is float64 at the semantic level, where there is no oracle."""
+    """The results of one step. Without an oracle (semantic level), `reference` is in float64."""
 
     number: int
     batch: Batch
@@ -88,7 +88,7 @@ class LevelStep:
 
 @dataclasses.dataclass
 class Findings:
-    """What a level finds, step by step, so that nothing is lost when it is stopped."""
+    """The measurements of a level, collected step by step so that Ctrl-C loses none."""
 
     differences: list[Difference] = dataclasses.field(default_factory=list)
     noise: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -98,14 +98,14 @@ class Findings:
     steps: int = 0
 
     def add_noise(self, double: Named, single: Named) -> None:
-        """From the reference's gradients in two precisions: whole parameters, and parts of others."""
+        """Add the noise in the reference's gradients, given in two precisions: parameters and elements."""
         self.noise |= noise(double, single)
         for name, mask in noise_elements(double, single).items():
             self.noise_elements[name] = mask | self.noise_elements.get(name, False)
 
 
 def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
-    """Both in float64, each going on from its own last step."""
+    """Run both sides in float64, each from its own previous step."""
     before = (sides.candidate.weights(), sides.reference.weights())
     for number in range(1, steps + 1):
         batch = batches(number)
@@ -117,14 +117,15 @@ def semantic(sides: Sides[R], batches: Batches, steps: int, findings: Findings) 
         if sides.candidate.tx:
             after = candidate.weights, reference.weights
             findings.differences += resolved_updates(before, after, number, findings.noise_elements)
-        # Adam makes steps of the learning rate even of noise. Statistics behind such a parameter would drift.
+        # Adam turns even noise into steps of the learning rate, so these parameters, and the statistics after
+        # them, would drift apart.
         sides.candidate.load({name: reference.weights[name] for name in findings.noise}, {})
         before = (sides.candidate.weights(), reference.weights)
         yield LevelStep(number, batch, candidate, reference)
 
 
 def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
-    """One step in a lower precision, held against the reference's own error there."""
+    """Run one step in a lower precision, and measure against the reference's error in that precision."""
     assert sides.oracle
     for number in range(1, steps + 1):
         batch = batches(number)
@@ -136,7 +137,7 @@ def numeric(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -
 
 
 def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
-    """The numeric step, and how far each side is from exact arithmetic."""
+    """Run the numeric step in the models' own dtypes, and note each side's distance from exact arithmetic."""
     for step in numeric(sides, batches, steps, findings):
         assert step.oracle
         for part in ("outputs", "gradients"):
@@ -149,7 +150,7 @@ def as_it_runs(sides: Sides[R], batches: Batches, steps: int, findings: Findings
 
 
 def _error(results: Named, true: Named) -> float:
-    """The largest max|x - o| / max|o|."""
+    """Return the largest max|x - o| / max|o| of all tensors."""
     errors = [0.0]
     for name, o in true.items():
         x = results.get(name)
@@ -161,10 +162,10 @@ def _error(results: Named, true: Named) -> float:
 def resynchronised(
     sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findings
 ) -> Iterator[LevelStep]:
-    """Every step starts from the reference's weights, statistics and optimizer state.
+    """Start every step from the reference's weights and statistics.
 
-    The optimizer state of the candidate follows from its own gradients at the reference's weights: it
-    needs no translation, and its error stays that of one step's gradient.
+    The candidate keeps its own optimizer state, computed from its gradients at the reference's weights: the
+    state needs no translation, and its error stays as small as the error of one step's gradient.
     """
     assert sides.oracle
     errors: list[tuple[float, float, float]] = []
@@ -187,7 +188,7 @@ def resynchronised(
 
 
 def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findings) -> Iterator[LevelStep]:
-    """Nobody is set back. Distances from the oracle, beside those of runs on inputs one ulp off."""
+    """Run all sides freely, and compare the candidate's drift with runs on inputs that are one ulp off."""
     assert sides.oracle
     start = sides.oracle.weights()
     members = [sides.reference, *(copy.deepcopy(sides.reference) for _ in range(MEMBERS))]
@@ -214,7 +215,7 @@ def free(sides: Sides[TorchSide], batches: Batches, steps: int, findings: Findin
 
 
 def _distance(moved: Named, oracle: Named, findings: Findings) -> float:
-    """|moved - oracle| / |oracle| over all parameters but the noise, as one long vector."""
+    """Return |moved - oracle| / |oracle| of all parameters except noise, taken as one vector."""
     names = [name for name in oracle if name in moved and name not in findings.noise]
     error = sum(float(np.square(moved[name] - oracle[name]).sum()) for name in names)
     squared_norm = sum(float(np.square(oracle[name]).sum()) for name in names)
@@ -222,7 +223,7 @@ def _distance(moved: Named, oracle: Named, findings: Findings) -> float:
 
 
 def _nudged(batch: Batch, member: int) -> Batch:
-    """Inputs one ulp up or down, element by element; member 0 has the inputs as they are."""
+    """Move every input element one ulp up or down at random; member 0 keeps the inputs."""
     if member == 0:
         return batch
     random = np.random.RandomState(member)
@@ -239,7 +240,8 @@ def _nudged(batch: Batch, member: int) -> Batch:
 
 def _first_outside(errors: list[tuple[float, float, float]], results: Observation) -> int | None:
     types = {x.dtype for x in results.weights.values() if x.dtype.kind not in "biu"}
-    # An envelope of 0, where every run takes the same path, must not make rounding a difference.
+    # If every run of the reference takes the same path, the envelope is 0, and rounding would count as
+    # different.
     floor = 16 * max((float(np.finfo(t).eps) if t.kind == "f" else 2.0**-8 for t in types), default=0.0)
     outside = (n for n, (error, _, top) in enumerate(errors, start=1) if error > OUTSIDE * top + floor)
     return next(outside, None)
@@ -248,7 +250,7 @@ def _first_outside(errors: list[tuple[float, float, float]], results: Observatio
 def step_differences(
     candidate: Observation, reference: Observation, step: int, oracle: Observation | None = None
 ) -> list[Difference]:
-    """All that one step shows before the update, in the order of computation."""
+    """Measure the step's outputs, loss, state and gradients, in the order of computation."""
     differences = []
     for kind, part in PARTS.items():
         true = getattr(oracle, part) if oracle else None
@@ -259,10 +261,10 @@ def step_differences(
 def resolved_updates(
     before: tuple[Named, Named], after: tuple[Named, Named], step: int, left_out: Named
 ) -> list[Difference]:
-    """The weights after the step, and those updates that are large enough to have digits.
+    """Measure the weights after the step, and the updates that are large enough to have digits.
 
     Args:
-      before, after: the weights of candidate and reference.
+      before, after: (candidate's, reference's) weights.
     """
     c, r = (_Moves(b, a, tuple(_moving(b, a))) for b, a in zip(before, after, strict=True))
     resolved = tuple(name for name in r if name in c and _top(r[name]) > RESOLVED * _top(before[1][name]))
@@ -272,16 +274,16 @@ def resolved_updates(
 
 
 def _updates(moves: list[Named], weights: Named, step: int, left_out: Named) -> list[Difference]:
-    """The updates of candidate, reference and oracle, in this order, read off such weights."""
+    """Measure the updates of candidate, reference and oracle, which are differences of `weights`."""
     candidate, reference, oracle = moves
-    # They are float64 differences; the unit of their rounding is that of the weights they were read off.
+    # The updates are float64 differences, but they were rounded to the dtype of the weights.
     units = {unit_roundoff(x.dtype) for x in weights.values() if x.dtype.kind not in "biu"}
     unit = max(units, default=None)
     return measure(candidate, reference, Kind.UPDATE, step, oracle, unit, left_out, carriers=weights)
 
 
 def _moved(before: Named, after: Named) -> Named:
-    """What a step added, in float64 so that the difference itself adds no rounding."""
+    """Return the step's update of each weight, in float64 so that the subtraction adds no rounding."""
     return dict(_Moves(before, after, tuple(_moving(before, after))))
 
 
@@ -291,7 +293,7 @@ def _moving(before: Named, after: Named) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Moves(Mapping[str, np.ndarray]):
-    """What a step added to some weights, made when it is asked for: all of it is as large as the model."""
+    """The updates of some weights, computed on access: all of them together are as large as the model."""
 
     before: Named
     after: Named

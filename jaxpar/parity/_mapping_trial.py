@@ -1,8 +1,8 @@
-"""Evidence: guesses of which layer is which are tried by running both models.
+"""Test guessed mappings by running both models.
 
-torch's weights are replaced by random ones first: new layers have the same ones and zeros, and any order of
-them would fit. The outputs agree if every guess is right, or if it makes no difference to them. So each pair
-of guesses is exchanged as well, and where the outputs stay the same the guess is called ambiguous.
+torch's weights are randomized first: freshly initialized layers hold equal ones and zeros, so that any order
+would fit. The outputs agree if every guess is right, or if a wrong guess does not affect them. So each pair
+of guesses is also exchanged, and reported as ambiguous if the outputs stay the same.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from ._weights.tree import FlaxModule, Variables, tree_of
 from ._weights.unmatched import ignored
 
 Attempt = tuple[Sequence[LayerGroup], tuple[int, ...]]
-"""Groups, and for each array that may lie in several ways the number of one."""
+"""Groups, and the index of the axis order for each array with several possible ones."""
 FITS = 1e-6
-"""Outputs that are nearer than this agree. Another order of random weights moves them by far more."""
+"""The error up to which outputs agree; a wrong order of random weights moves them much farther."""
 MOST_ORDERS, MOST_EXCHANGES = 64, 64
 SMALL = 4
-"""Layers of which all orders are tried; of more only neighbours are exchanged."""
+"""The largest group whose orders are all tried; in larger groups only neighbours are exchanged."""
 
 
 class MappingTrial:
-    """Both models on one example in float64, torch's with random weights.
+    """Both models on one example in float64, with random weights.
 
     Attributes:
-      outputs: torch's.
-      calls: the order of first calls in both models.
+      outputs: torch's outputs.
+      calls: for torch and Flax, the position of each layer in the order of first calls.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class MappingTrial:
                 self.outputs, self.calls = torch_outputs, self._flax_calls()
 
     def orders(self, bare: Any) -> Calls:
-        """The calls by the names that guesses are made by."""
+        """Return both orders of calls, with torch's paths stripped by `bare`."""
         torch_calls, flax_calls = self.calls
         return {bare(path): i for path, i in torch_calls.items()}, flax_calls
 
     def error(self, entries: Entries, ignore_torch: Iterable[str], ignore_flax: Iterable[str]) -> float:
-        """How far the outputs are apart with this mapping; infinite where it is none."""
+        """Return the largest relative error of an output with this mapping; inf if the mapping is invalid."""
         try:
             links = links_of(
                 self.flax_module,
@@ -127,7 +127,7 @@ class MappingTrial:
         )
 
     def _variables(self) -> Variables | None:
-        """Of a Linen module: zeros in the types that the user's own settings give."""
+        """Return zeros for a Linen module, in the dtypes of the user's settings; None for NNX."""
         if not isinstance(self.flax_module, nnx.Module):
             return zero_variables(self.flax_module, self.batch.flax_call)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in self.tree.values().values()):
@@ -158,7 +158,7 @@ class MappingTrial:
 def tried_mapping(
     trial: MappingTrial, mapping: Entries | None, ignore_torch: Iterable[str], ignore_flax: Iterable[str]
 ) -> GuessedMapping:
-    """The mapping whose outputs agree, with notes on what was tried."""
+    """Return the first mapping whose outputs agree, with notes on the attempts."""
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     torch_source = source_of(trial.torch_module)
     plain = Guesses(trial.tree, torch_source, mapping, **ignoring)
@@ -181,7 +181,7 @@ def tried_mapping(
 
 
 def _attempts(named: Sequence[LayerGroup], guesses: Guesses) -> Iterator[Attempt]:
-    """Each order, with each way in which single arrays may lie."""
+    """Yield each order of layers, combined with each axis order of single arrays."""
     for groups in _orders(named, guesses.groups):
         axis_choices = [range(len(turn.axes)) for turn in guesses.turns(groups)]
         yield from ((groups, choices) for choices in itertools.product(*axis_choices))
@@ -190,7 +190,7 @@ def _attempts(named: Sequence[LayerGroup], guesses: Guesses) -> Iterator[Attempt
 def _notes(
     guesses: Guesses, fitting: Attempt, errors: Sequence[float], error: Callable[[Attempt], float]
 ) -> Iterator[str]:
-    """That the guesses fit, and which of them other guesses could replace."""
+    """Yield a note that the guesses fit, and one for each guess that could be exchanged."""
     groups, choices = fitting
     yield f"tried: with random weights the outputs agree, {errors[-1]:.2g} apart"
     exchanges = list(_exchanges(groups))
@@ -206,7 +206,7 @@ def _notes(
 
 
 def _orders(named: Sequence[LayerGroup], called: Sequence[LayerGroup]) -> Iterator[Sequence[LayerGroup]]:
-    """In the order of calls, in the order of definition, and then with one group in another order."""
+    """Yield the order of calls, the order of definition, and then orders with one group rearranged."""
     yield called
     if named != called:
         yield named
@@ -235,9 +235,9 @@ def _with(group: LayerGroup, flax: Iterable[str]) -> LayerGroup:
 
 
 def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
-    """A copy with random weights, of the size of the old ones.
+    """Return a copy with noise added to its weights, in proportion to their size.
 
-    What is ignored keeps its values: Flax computes them, as a table of sines that is a parameter in torch.
+    Ignored parameters keep their values, because Flax computes them: a table of sines, for example.
     """
     shaken = copy.deepcopy(module).to("cpu")
     ignored_names, _ = ignored(shaken.state_dict(), ignore, "ignore_torch")
@@ -253,7 +253,7 @@ def _shaken(module: torch.nn.Module, ignore: Iterable[str]) -> torch.nn.Module:
 
 @contextmanager
 def _noting(module: torch.nn.Module, order: dict[str, int]) -> Iterator[None]:
-    """Fills in the order of first calls."""
+    """Record the order of first calls into `order`."""
 
     def note(path: str, layer: torch.nn.Module, args: tuple) -> None:
         order.setdefault(path, len(order))

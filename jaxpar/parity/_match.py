@@ -1,4 +1,4 @@
-"""match: a mapping to start from, guessed by names, kinds, shapes and order, and tried on an example."""
+"""match: guess a mapping from names, kinds, shapes and order, and test it on an example."""
 
 from __future__ import annotations
 
@@ -32,31 +32,42 @@ def match(
     layout: str | tuple[str, str] | Layout = "same",
     torch_kwargs: Mapping[str, Any] | None = None,
 ) -> GuessedMapping:
-    """A mapping to start from, where torch's names and Flax's paths disagree.
+    """Guess a mapping for the names on which torch and Flax disagree.
 
-    Names that agree are not in it. Leftovers of both sides are paired by the order of layers of the same
-    kind and shape, if there are as many here as there; each such line is a guess and says so. Look at it,
-    edit it, and pass it to `load_torch`, which never guesses.
+    Names that agree are omitted. The remaining layers are paired in order with layers of the same kind and
+    shape, if both sides have equally many; each such line is marked as a guess. Check it, edit it, and pass
+    it to `load_torch`, which never guesses.
 
-    With an `example` both models run on it, torch's with random weights. The order is that of the calls then,
-    and the guesses are exchanged until the outputs agree. What the outputs do not decide is said.
+    Given an `example`, both models run on it with random weights. Layers are then paired in the order of
+    calls, and the guesses are exchanged until the outputs agree; guesses that the outputs cannot decide are
+    noted.
 
     Args:
       flax_module: an NNX module, or a Linen module with `inputs` or an `example`.
       torch_module: a torch module, a state_dict, or a path.
-      mapping: what is known already; it is part of the result.
-      ignore_torch, ignore_flax: names that are left out, as in `load_torch`.
-      inputs, kwargs: arguments of one call of a Linen module; shapes are enough.
-      example: the inputs of one call, in torch's layout, as for `compare`; it needs two modules with values.
-      torch_inputs, flax_inputs: instead of an example, where the two sides take different things.
-      outputs: by which it is decided, as for `compare`; all if left out.
-      layout, torch_kwargs: of the example, as for `compare`, which calls `kwargs` flax_kwargs.
+      mapping: the known part of the mapping, which the result includes.
+      ignore_torch, ignore_flax: names to leave out, as in `load_torch`.
+      inputs, kwargs: arguments of one call of a Linen module; shapes suffice.
+      example: the inputs of one call, in torch's layout, as for `compare`. Requires modules with values.
+      torch_inputs, flax_inputs: replace the example where the two sides take different arguments.
+      outputs: the outputs that must agree, as for `compare`; defaults to all.
+      layout, torch_kwargs: for the example, as for `compare`; `kwargs` is its `flax_kwargs`.
 
     Returns:
-      A Mapping: a dict that prints as one, with what stays unmatched and what is ambiguous as comments.
+      A Mapping: a dict that prints as a dict display, with unmatched and ambiguous names as comments.
 
     Raises:
-      TypeError: an example without a torch module, or a Flax module without values.
+      TypeError: an example without a torch module, or with a Flax module that has no values.
+
+    >>> import torch
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> torch_module = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    >>> class Flax(nnx.Module):
+    ...     def __init__(self):
+    ...         self.fc = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> dict(parity.match(Flax(), torch_module))
+    {'0': 'fc'}
     """
     ignoring: dict[str, Any] = {"ignore_torch": tuple(ignore_torch), "ignore_flax": tuple(ignore_flax)}
     examples = example, torch_inputs, flax_inputs

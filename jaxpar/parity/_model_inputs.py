@@ -1,8 +1,8 @@
-"""Calls: what each side is called with, from the arguments of `compare` and `match`.
+"""Build the arguments of each side's call from the arguments of `compare` and `match`.
 
 inputs ───────► torch's call ──────────────────────────────► Batch.torch_call
        └layout► Flax's call ──mode, dropout's stream───────► Batch.flax_call
-torch_inputs, flax_inputs instead, where the two take different things
+torch_inputs and flax_inputs replace inputs where the two sides take different arguments.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ._sides.step_data import Batch, Move, Task, same, to_channels_last
 from ._weights.tree import FlaxModule, Variables
 
 Inputs = Any
-"""Of one call: one argument, a tuple or list of them by position, or a dict of them by keyword, with dicts,
-lists and tuples inside; or a function of the step's number (from 1) that returns one of these."""
+"""The arguments of one call: a single argument, a tuple or list of positional arguments, or a dict of keyword
+arguments, all possibly nested; or a function of the step number (from 1) that returns one of these."""
 
 Outputs = str | int | Sequence[str | int] | Mapping[str | int, str | int]
-"""Names of outputs: those that both sides have, or torch's with Flax's."""
+"""Names of outputs common to both sides, or a mapping from torch's names to Flax's."""
 
 Kwargs = Mapping[str, Any] | None
 
 
 class ModelInputs:
-    """The calls of all steps.
+    """Builds both sides' calls for every step.
 
     Args:
-      inputs: of both sides, of torch, of Flax; the last two in their own layout, None where not given.
-      kwargs: torch's and Flax's, passed beside them.
-      as_array: what makes arrays of arguments.
+      inputs: common inputs, torch's, Flax's; the last two in each side's own layout. None where not passed.
+      kwargs: additional keyword arguments for torch and for Flax.
+      as_array: converts an argument to a NumPy array.
 
     Raises:
-      TypeError: inputs for neither side or for one of them twice.
+      TypeError: a side has no inputs, or has them twice.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ModelInputs:
         self.as_array = as_array
 
     def batch(self, step: int) -> Batch:
-        """The calls of a step; without targets."""
+        """Return the calls of a step, without targets."""
         both, torchs, flaxs = (x(step) if callable(x) else x for x in self.inputs)
         torch_call = self._call(both if torchs is None else torchs, self.kwargs[0])
         layout = self.task.layout.inputs
@@ -80,7 +80,7 @@ class ModelInputs:
         return Batch(torch_call, in_mode(self.module, flax_call, self.task), common=common)
 
     def notes(self) -> list[str]:
-        """What was decided for the user."""
+        """Describe the choices made on the user's behalf, for the report."""
         batch = self.batch(1)
         calls = [self._call(x(1) if callable(x) else x, self.kwargs[1]) for x in self.inputs if x is not None]
         mode_flags = flags(self.module, calls[-1], self.task.training)
@@ -100,7 +100,10 @@ class ModelInputs:
 
 
 def _common(torch_call: Call, flax_call: Call, layout: Move, shared: set[str]) -> dict[str, tuple[str, Move]]:
-    """torch's floating arrays that Flax has: those that came from one argument, or hold the same numbers."""
+    """Map each floating input of torch to Flax's name for it and the layout change between the two.
+
+    Inputs match if both sides got them from one argument, or if they hold equal values.
+    """
     counterparts: dict[str, tuple[str, Move]] = {}
     unpaired = {name: x for name, x in flax_call.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     for name, x in torch_call.arrays.items():
@@ -122,7 +125,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def output_pairs(outputs: Outputs | None) -> dict[str, str] | None:
-    """Names of outputs in torch, with Flax's."""
+    """Return Flax's name for each of torch's output names, or None to compare all outputs."""
     if outputs is None:
         return None
     if isinstance(outputs, Mapping):
@@ -139,14 +142,14 @@ def output_pairs(outputs: Outputs | None) -> dict[str, str] | None:
 
 
 def zero_variables(module: linen.Module, call: Call) -> Variables:
-    """The variables of a Linen module, without the work of drawing them."""
+    """Return a Linen module's variables filled with zeros, without running its initializers."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), variable_shapes(module, call))
 
 
 def variable_shapes(module: linen.Module, call: Call) -> Any:
-    """The same with shapes alone."""
+    """Return a Linen module's variables as ShapeDtypeStructs."""
 
-    def init(call: Call) -> Variables:  # arrays of JAX, for models that ask
+    def init(call: Call) -> Variables:  # inside eval_shape, for models that test isinstance(x, jax.Array)
         streams = call.kwargs.get("rngs", {})
         streams = streams if isinstance(streams, dict) else {}
         rngs = {"params": jax.random.key(0), "dropout": jax.random.key(0), **streams}
@@ -156,8 +159,9 @@ def variable_shapes(module: linen.Module, call: Call) -> Any:
 
 
 def in_float32(call: Call) -> Call:
-    """The call for a trace that looks for shapes: NumPy's float64 is nobody's choice.
+    """Return the call with float64 arrays cast to float32, for tracing shapes.
 
-    A model that starts a loop from zeros in float32 could not even be initialised with it.
+    float64 is NumPy's default rather than the user's choice, and it would break the initialization of a model
+    that starts a scan from float32 zeros.
     """
     return call.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x)

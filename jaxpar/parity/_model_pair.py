@@ -1,4 +1,4 @@
-"""ModelPair: the two modules that should be the same, which leaf is which, and sides of them in any type."""
+"""ModelPair: the two modules under comparison, the links between their leaves, and a factory of sides."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ModelPair:
     """Two modules and their task.
 
     Attributes:
-      variables: of a Linen module; zeros where the weights are torch's.
-      links: which Flax leaf is made of which torch tensors.
-      weights: "torch" if Flax gets torch's, "own" if each keeps its own.
+      variables: a Linen module's variables; zeros if torch's weights are loaded.
+      links: the torch tensors of each Flax leaf.
+      weights: "torch" if Flax gets torch's weights, "own" if each module keeps its own.
     """
 
     torch_module: torch.nn.Module
@@ -34,13 +34,13 @@ class ModelPair:
     links: Links
     weights: str
     _candidates: dict[str, FlaxSide] = dataclasses.field(default_factory=dict, compare=False)
-    """One side of each type: its compiled step serves all that follow."""
+    """One Flax side per dtype, so that later sides reuse its compiled step."""
 
     def reference(self, dtype: str, constants: Constants | None = None) -> TorchSide:
         return TorchSide(self.torch_module, self.links, self.task, dtype, constants)
 
     def candidate(self, reference: TorchSide, constants: Constants | None = None) -> FlaxSide:
-        """In the reference's type, with its weights unless both have their own."""
+        """Return Flax's side in the reference's dtype, with its weights unless both modules have their own."""
         dtype = reference.dtype
         if constants is not None:
             side = self._candidate(dtype, constants)
@@ -59,13 +59,13 @@ class ModelPair:
         )
 
     def sides(self, level: Level, dtype: str) -> Sides[TorchSide]:
-        """Those that a level needs, all from the same weights."""
+        """Return the sides of a level, all with the same weights."""
         if level is Level.SEMANTIC:
             reference = self.reference("float64")
             single = functools.partial(self.reference, "float32")
             return Sides(reference, self.candidate(reference), single=single)
         reference = self.reference(OWN if level is Level.AS_IT_RUNS else dtype)
         oracle = self.reference("float64")
-        # The oracle starts from the rounded weights: what rounding them does is nobody's error.
+        # The oracle starts from the rounded weights, so that rounding them counts as neither side's error.
         oracle.continue_from(reference)
         return Sides(reference, self.candidate(reference), oracle)

@@ -1,9 +1,9 @@
-"""record and check: what torch computed, kept in a file, so that a test needs only JAX.
+"""record and check: store torch's results in a file, so that a test needs only JAX.
 
     record:  torch, Flax ─► compare ─► same? ─► name.safetensors (arrays) + name.json (everything else)
-    check:   name.safetensors, name.json, Flax ─► the same loop, torch's side played back ─► Comparison
+    check:   name.safetensors, name.json, Flax ─► the same loop, torch's side replayed ─► Comparison
 
-Everything is kept in Flax's layout and by the paths of Flax's leaves. No torch counterpart.
+All arrays have Flax's layout and are named by the paths of Flax's leaves. No torch counterpart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ VERSION = 3
 Calls = tuple[Arguments, Call]
 Ratios = dict[tuple[Kind, str, int], float | None]
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
-"""The attributes of Observation that are kept, in its order."""
+"""The attributes of a step's results that are stored, in the order of the constructor."""
 FIELDS = {
     **dict.fromkeys(("level", "dtype", "subject", "sha256", "seal"), str),
     **dict.fromkeys(("steps", "replicas", "seed"), int),
@@ -56,7 +56,7 @@ FIELDS = {
     **dict.fromkeys(("environment", "policy", "noise"), dict),
     **dict.fromkeys(("ratios", "calls", "outputs"), list),
 }
-"""What the .json has beside its format and version, and of which type."""
+"""The fields of the .json besides its format and version, with their types."""
 
 
 def record(
@@ -66,19 +66,30 @@ def record(
     inputs: Inputs = None,
     **arguments: Any,
 ) -> Comparison:
-    """Compares, and if both are the same keeps what torch computed, for `check`.
+    """Compare both models, and if they are the same store torch's results for `check`.
 
     Args:
-      path: of the `.safetensors` file; a `.json` of the same name is written beside it.
-      torch_module, flax_module, inputs, arguments: those of `compare`, at the levels semantic and numeric.
+      path: the `.safetensors` file to write, next to a `.json` file of the same name.
+      torch_module, flax_module, inputs, arguments: as for `compare`, at the levels semantic and numeric.
 
     Returns:
       The comparison.
 
     Raises:
-      ParityError: both are not the same; nothing is written.
-      ValueError: a trajectory or a model as it runs, which have no fixed values to keep.
+      ParityError: the models differ; nothing is written.
+      ValueError: the levels trajectory and "as it runs", which have no fixed values.
       OSError: the folder is missing or not writable.
+
+    >>> import os, tempfile, torch
+    >>> import numpy as np
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> torch_module, flax_module = torch.nn.Linear(3, 4), nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "linear.safetensors")
+    ...     comparison = parity.record(path, torch_module, flax_module, np.ones((2, 3), np.float32))
+    ...     sorted(os.listdir(folder))
+    ['linear.json', 'linear.safetensors']
     """
     from ._compare import compare, run  # torch, which `check` does without
     from ._request import Request
@@ -119,23 +130,34 @@ def check(
     variables: Variables | None = None,
     flax_kwargs: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Whether a Flax model still computes what torch computed when the record was made.
+    """Check that a Flax model still computes what torch computed when the record was made.
 
-    Needs no torch. A ratio that has grown to more than twice the recorded one is a difference, even
-    where it is within the bound.
+    Does not need torch. A ratio that has grown to more than twice the recorded one counts as different, even
+    if it is within the bound.
 
     Args:
-      path: of the `.safetensors` file.
-      flax_module: the model; its weights are the record's.
-      loss: JAX's loss, if the record was made with one.
-      optimizer: the optax transformation, if the record was made with one.
-      variables: of a Linen module, to start from: `module.init(...)`.
-      flax_kwargs: keyword arguments of every call, in the place of those that were recorded.
+      path: the `.safetensors` file.
+      flax_module: the model, which gets the record's weights.
+      loss: JAX's loss, if the record was made with a loss.
+      optimizer: the optax transformation, if the record was made with an optimizer.
+      variables: a Linen module's variables: `module.init(...)`.
+      flax_kwargs: keyword arguments of every call, which replace the recorded ones.
 
     Raises:
-      FileError: the record is missing, damaged, or of another version.
-      MatchError: the model has other leaves than the record.
-      ValueError: the record was made with a loss or optimizer and there is none, or the reverse.
+      FileError: the record is missing, damaged, or has a different version.
+      MatchError: the model's leaves are not the record's.
+      ValueError: the record has a loss or optimizer and the call does not, or the reverse.
+
+    >>> import os, tempfile, torch
+    >>> import numpy as np
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> flax_module = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "linear.safetensors")
+    ...     _ = parity.record(path, torch.nn.Linear(3, 4), flax_module, np.ones((2, 3), np.float32))
+    ...     parity.check(path, flax_module)
+    <Comparison: semantic, same, 4 tensors>
     """
     started = time.perf_counter()
     target = _target(path)
@@ -168,8 +190,8 @@ def check(
         run = _levels.numeric if numeric else _levels.semantic
         batches = partial(_batch, arrays, calls, lambda call: in_mode(flax_module, call, task))
         for _ in run(sides, batches, manifest["steps"], findings):
-            pass  # all that is asked for is in findings
-    # safetensors files are ordered by element size; the manifest has the order of computation.
+            pass  # the results are collected in findings
+    # safetensors orders tensors by element size; the manifest has the order of computation.
     order = {key: i for i, key in enumerate(ratios)}
     findings.differences.sort(key=lambda d: order.get((d.kind, d.name, d.step), len(order)))
     recorded_in = {f"{name} (record)": value for name, value in manifest["environment"].items()}
@@ -188,7 +210,7 @@ def check(
 
 
 def _start(pair: ModelPair, dtype: str, first: LevelStep) -> Named:
-    """What both sides start from, and the factors of the default loss."""
+    """Return both sides' initial weights and state, and the factors of the default loss."""
     reference = pair.reference(dtype)
     arrays = {f"start/{name}": x for name, x in {**reference.weights(), **reference.state()}.items()}
     if not pair.task.loss:
@@ -198,7 +220,7 @@ def _start(pair: ModelPair, dtype: str, first: LevelStep) -> Named:
 
 
 def _tape(request: Request, findings: Findings, steps: list[LevelStep]) -> Named:
-    """What was seen of torch, step by step. `expected` is in float64, `reference` its run in another type."""
+    """Return torch's arrays at every step: `expected` in float64, `reference` in the dtype under test."""
     arrays = {f"noise/{name}": mask for name, mask in findings.noise_elements.items()}
     move = request.task.layout.inputs
     for step in steps:
@@ -217,7 +239,7 @@ def _named(prefix: str, results: Observation) -> Named:
 
 
 class _Played:
-    """torch's side, as a record has it. It starts from the weights that the candidate has."""
+    """torch's side, replayed from a record; it starts from the candidate's weights."""
 
     def __init__(self, arrays: Named, which: str, candidate: FlaxSide):
         self.arrays, self.which, self.start, self.steps = arrays, which, candidate.weights(), 0
@@ -242,7 +264,7 @@ def _batch(arrays: Named, calls: list[Calls], in_its_mode: Callable[[Call], Call
 
 
 def _calls(manifest: Mapping[str, Any], target: Path, flax_kwargs: Mapping[str, Any] | None) -> list[Calls]:
-    """The form of each step's call, and the keyword arguments that come in the place of recorded ones."""
+    """Return the form of each step's call, and the keyword arguments that replace recorded ones."""
     replacements = Call.of((), flax_kwargs)
     try:
         forms = [form_from_json(call) for call in manifest["calls"]]
@@ -316,7 +338,7 @@ def _manifest(comparison: Comparison, request: Request, noise: dict[str, str], d
 
 
 def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | None]]:
-    """Kind, name and step of every row, with the larger of its ratios."""
+    """Yield the kind, name, step and larger ratio of every row."""
     for row in comparison.rows:
         d = row.difference
         both = [ratio for ratio in (d.ratio_rms, d.ratio_max) if ratio is not None and np.isfinite(ratio)]
@@ -324,7 +346,7 @@ def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | Non
 
 
 def _bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
-    """The bounds that the record was made with, and each row's ratio in the order of computation."""
+    """Return the record's bounds, and each row's ratio in the order of computation."""
     try:
         overrides = tuple((str(pattern), float(bound)) for pattern, bound in manifest["policy"]["overrides"])
         level = Level(manifest["level"])
@@ -336,7 +358,7 @@ def _bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
 
 
 def _read_manifest(target: Path) -> dict[str, Any]:
-    """Raises FileError for whatever is wrong with the two files."""
+    """Read and validate the .json; raises FileError if either file is unusable."""
     manifest_path = target.with_suffix(".json")
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
@@ -373,7 +395,7 @@ def _read_manifest(target: Path) -> dict[str, Any]:
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
-    """A digest of what the .json says, not of its bytes: spaces and the order of keys are free."""
+    """Return a digest of the .json's content, which ignores whitespace and the order of keys."""
     content = {name: value for name, value in manifest.items() if name != "seal"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

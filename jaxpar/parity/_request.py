@@ -1,4 +1,4 @@
-"""Request: the arguments of compare, checked, and what follows from them."""
+"""Request: the validated arguments of `compare`, and the values derived from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._weights.tree import FlaxModule, Variables
 from .measuring import Level, Policy
 
 Arrays = Any
-"""One array, a tuple of arrays, or a function of the step's number (from 1) that returns either."""
+"""One array, a tuple of arrays, or a function of the step number (from 1) that returns either."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -118,7 +118,7 @@ class Request:
         return {Level.SEMANTIC: "float64", Level.AS_IT_RUNS: OWN}.get(self.parsed_level, self.dtype)
 
     def pair(self) -> ModelPair:
-        """Both modules, their leaves paired."""
+        """Link both modules' leaves."""
         task, module, variables = self.task, self.flax_module, self.variables
         if task.training:
             refuse_unwatchable(self.torch_module, task.replicas)
@@ -157,7 +157,7 @@ class Request:
         )
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step. All sides get the values rounded to the type that is asked about."""
+        """Return a step's batch. All sides get values rounded to the dtype under test."""
         step_targets = self.targets(step) if callable(self.targets) else self.targets
         several = step_targets if isinstance(step_targets, tuple | list) else (step_targets,)
         targets = tuple(self._array(x, f"targets[{i}]") for i, x in enumerate(several))
@@ -169,7 +169,7 @@ class Request:
             return array
         if self.compute_dtype != OWN:
             return array.astype(jnp.dtype(self.compute_dtype))
-        # NumPy's own type is nobody's choice, and torch refuses float64 beside float32.
+        # float64 is NumPy's default, not the user's choice, and torch refuses to mix it with float32 weights.
         return array if array.dtype != np.float64 else array.astype(self._type_of_torch())
 
     def _type_of_torch(self) -> np.dtype:

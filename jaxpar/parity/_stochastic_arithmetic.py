@@ -1,14 +1,13 @@
-"""Conditioned: is a difference only what float64 can resolve of such a number?
+"""Loosen the bounds of tensors whose digits cancel, as measured by stochastic arithmetic in torch.
 
-The mean of what a norm has just centred, a gradient through two norms: most digits cancel, in torch too.
-How many is seen from torch itself. Where models differ, torch runs again with the result of every
-operation, forward and backward, moved at random by a unit of float64 (stochastic arithmetic, as in CADNA).
-A tensor that moves by more than rounding does gets a bound in proportion, and where nothing of it can be
-known there is no verdict.
+In the mean of what a norm has just centred, or in a gradient through two norms, most digits cancel, in torch
+too. torch itself shows how many: where the models differ, torch runs again with the result of every
+operation, forward and backward, moved at random by one unit of float64 (stochastic arithmetic, as in CADNA).
+A tensor that moves farther than rounding gets a bound in proportion; one that moves too far gets no verdict.
 
-Flax's compiler rounds in places that torch's operations do not show: a * b - c * d with the digits of one
-product kept is no 0 where both are the same number. So what still differs is asked again of the same program,
-compiled without optimisations. It means the same, and a mistake is in it, too.
+XLA also rounds where torch's operations do not: with a fused multiply-add, a * b - c * d is not 0 even if
+both products are equal. So tensors that still differ are judged again from the same program compiled without
+optimizations, which has the same meaning and contains the same mistakes.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from .measuring import Judged, Key, Kind, Outcome, judge
 
 SEEDS = (1, 2, 3)
 FACTOR = 16.0
-"""The other framework rounds in other places: a difference may be so many times what moving torch's did."""
+"""How many times the effect of perturbing torch a difference may be: Flax rounds at different operations."""
 NOTHING = 1e-3
-"""Where the bound would be higher there is no verdict."""
+"""The highest bound of a verdict; a tensor that would need a higher one is noise."""
 OUTPUTS = 1e-6
-"""The highest bound of an output or a loss, which are what a model is for."""
+"""The highest bound of an output or a loss: a model whose outputs have fewer digits is not usable."""
 
 
 def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -> Comparison:
-    """The comparison, with other outcomes where its own numbers say that digits are lost."""
+    """Return the comparison with the verdicts revised for tensors whose digits cancel."""
     lost = [row for row in compared.different if row.difference.fault is None]
     if not lost:
         return compared
@@ -54,12 +53,12 @@ def _key(row: Judged) -> Key:
 
 
 def _most(row: Judged) -> float:
-    """The highest bound at which there is still a verdict."""
+    """Return the highest bound at which the row gets a verdict."""
     return OUTPUTS if row.difference.kind in (Kind.OUTPUT, Kind.LOSS) else NOTHING
 
 
 class Perturbation(NamedTuple):
-    """How far a tensor goes when the results of torch's operations are moved by a unit."""
+    """How far a tensor moves when the results of torch's operations are moved by one unit."""
 
     relative: float = 0.0
     max_abs: float = 0.0
@@ -101,7 +100,7 @@ def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
 
 
 def _unoptimised(pair: ModelPair, batches: Batches, compared: Comparison) -> tuple[Judged, ...]:
-    """The comparison once more, of Flax's program without the compiler's optimisations."""
+    """Compare again, with Flax's program compiled without optimizations."""
     reference, findings = pair.reference("float64"), Findings()
     candidate = pair.candidate(reference).unoptimised()
     sides = Sides(reference, candidate, single=functools.partial(pair.reference, "float32"))

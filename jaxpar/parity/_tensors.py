@@ -1,6 +1,6 @@
-"""torch tensors as NumPy arrays and back, bit for bit, without copies; ml_dtypes has what NumPy lacks.
+"""Convert torch tensors to NumPy arrays and back, bit for bit, without copies; ml_dtypes adds missing dtypes.
 
-torch is imported only where a tensor is there, or is wanted.
+torch is imported only when a tensor is passed or created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import FileError
 
 SIZED = {1: "uint8", 2: "int16"}
-"""By item size: the type in which tensors of a type that NumPy lacks pass between the two."""
+"""By item size: the dtype through which tensors pass whose dtype NumPy lacks."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -23,10 +23,10 @@ def is_tensor(value: Any) -> bool:
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """A tensor's values as an array on its own memory, where they are on the CPU.
+    """Return a tensor's values as an array, which shares memory with a CPU tensor.
 
     Raises:
-      TypeError: a tensor without plain values: sparse, quantized, on `meta`, not initialised.
+      TypeError: the tensor has no plain values: it is sparse, quantized, on `meta`, or not initialized.
     """
     import torch
 
@@ -37,18 +37,18 @@ def array_of(tensor: Any) -> np.ndarray:
     tensor = tensor.cpu().resolve_conj().resolve_neg()
     name = str(tensor.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):
-        # A view of strided memory needs a type of the same size in between.
+        # NumPy cannot receive bfloat16 from torch, and a view of strided memory must keep the item size.
         return tensor.view(getattr(torch, SIZED[tensor.itemsize])).numpy().view(getattr(ml_dtypes, name))
     return tensor.numpy()
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """In float64, complex numbers in complex128; the array itself if it is that already."""
+    """Cast to float64 or complex128; returns the array itself if it has that dtype."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
 
 
 def tensor_of(array: np.ndarray) -> Any:
-    """An array's values as a tensor on the array's own memory, which must be writable."""
+    """Return a tensor that shares memory with the array, which must be writable."""
     import torch
 
     name = array.dtype.name
@@ -59,7 +59,7 @@ def tensor_of(array: np.ndarray) -> Any:
 
 
 def array_from(path: str, name: str, value: Any) -> np.ndarray:
-    """An array to write, of whatever holds numbers, without a copy where that is possible; or a FileError."""
+    """Return an array to write from any array-like value, without a copy where possible; or raise FileError."""
     try:
         array = array_of(value) if is_tensor(value) else np.asarray(value)
         if not hasattr(value, "dtype"):  # a number or a list, which would come back as an array
@@ -72,7 +72,7 @@ def array_from(path: str, name: str, value: Any) -> np.ndarray:
 
 
 def tensor_from(path: str, name: str, value: Any) -> Any:
-    """A tensor to write, on memory of its own unless it is one already."""
+    """Return a tensor to write; a copy unless the value is a tensor."""
     if is_tensor(value):
         return value.detach().cpu()
     array = np.array(array_from(path, name, value), order="C")

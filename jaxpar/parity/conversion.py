@@ -1,7 +1,7 @@
-"""Conversion of weights between torch's layout and Flax's, in memory, from arrays by name to arrays by name.
+"""Convert weights between torch's and Flax's names and layouts, from arrays to arrays in memory.
 
-`load_torch` and `to_torch` move weights between two models. Here the Flax module, which may have shapes only,
-says what the leaves are called and how they lie.
+`load_torch` and `to_torch` move weights between two models. Here the Flax module only supplies the leaves'
+names and layouts, so shapes suffice.
 """
 
 from __future__ import annotations
@@ -24,17 +24,25 @@ from ._weights.unmatched import complete_links
 
 
 def call_of(inputs: Any, kwargs: Mapping[str, Any] | None, layout: Layout) -> dict[str, Any]:
-    """`inputs` and `kwargs` of a Conversion, from the inputs of `compare` in torch's layout."""
+    """Return a Conversion's `inputs` and `kwargs` for inputs in torch's layout, as for `compare`."""
     call = Call.of(inputs).map(layout.inputs).with_kwargs(Call.of((), kwargs))
     return {"inputs": call.args, "kwargs": call.kwargs}
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """Between torch's arrays and those of a Flax module; the arguments are those of `load_torch`.
+    """Converts between torch's state_dict and a Flax module's arrays; takes the arguments of `load_torch`.
 
-    `label` is what errors begin with. Flax's arrays have the names of the module's variables, with Linen's
-    collections.
+    `label` is the prefix of error messages. Flax's arrays are named by the module's variables, including
+    Linen's collections.
+
+    >>> import numpy as np
+    >>> from flax import nnx
+    >>> from jaxpar.parity.conversion import Conversion
+    >>> conversion = Conversion(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> arrays = conversion.to_flax({"weight": np.ones((3, 2)), "bias": np.zeros(3)})
+    >>> {name: x.shape for name, x in sorted(arrays.items())}
+    {'bias': (3,), 'kernel': (2, 3)}
     """
 
     flax_module: FlaxModule
@@ -47,7 +55,7 @@ class Conversion:
     label: str = "Conversion"
 
     def to_flax(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """From a torch state_dict, of tensors or arrays.
+        """Convert a torch state_dict of tensors or arrays.
 
         Raises:
           MatchError: the weights are not the model's.
@@ -59,7 +67,7 @@ class Conversion:
         return {tree.files[path]: leaf for path, leaf in converted(links, torch_weights).items()}
 
     def to_torch(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The way back, to a state_dict of arrays.
+        """Convert Flax's arrays back to a state_dict of arrays.
 
         Raises:
           MatchError: the arrays are not the model's.
