@@ -40,7 +40,7 @@ class ModelPair:
         return TorchSide(self.torch_module, self.links, self.task, dtype, constants)
 
     def candidate(self, reference: TorchSide, constants: Constants | None = None) -> FlaxSide:
-        """Return Flax's side in the reference's dtype, with its weights unless both modules have their own."""
+        """Return Flax's side in the reference's dtype, with its weights unless both have their own."""
         dtype = reference.dtype
         if constants is not None:
             side = self._candidate(dtype, constants)

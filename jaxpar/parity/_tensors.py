@@ -59,7 +59,7 @@ def tensor_of(array: np.ndarray) -> Any:
 
 
 def array_from(path: str, name: str, value: Any) -> np.ndarray:
-    """Return an array to write from any array-like value, without a copy where possible; or raise FileError."""
+    """Convert a value to an array to write, without a copy where possible; raises FileError."""
     try:
         array = array_of(value) if is_tensor(value) else np.asarray(value)
         if not hasattr(value, "dtype"):  # a number or a list, which would come back as an array

@@ -1,4 +1,4 @@
-"""Rendering a comparison: text for a terminal, JSON, JUnit's XML, one HTML file.
+"""Render a comparison as text for a terminal, JSON, JUnit XML, or one HTML file.
 
 Each file draws a `ComparisonData`; none of them measures or judges. `phrases` holds the sentences that all of
 them share.

@@ -1,7 +1,7 @@
-"""A comparison as JSON and back. The document has the form of the dataclasses, field by field.
+"""Convert a comparison to JSON and back; the document mirrors the dataclasses field by field.
 
-JSON has no NaN, no infinity and no complex numbers. Where a number is expected, "NaN", "Infinity" and
-"-Infinity" are texts, and a complex number is an object with `real` and `imag`.
+JSON has no NaN, infinity or complex numbers. They are written as the strings "NaN", "Infinity" and
+"-Infinity", and as an object with `real` and `imag`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def document(comparison: ComparisonData) -> dict[str, Any]:
-    """Plain values. `same` is the verdict, for readers without jaxpar."""
+    """Return plain values. `same` is the verdict, for readers without jaxpar."""
     head = {"format": FORMAT, "version": VERSION, "same": comparison.same}
     return head | _encoded(comparison)
 
 
 def dumps(comparison: ComparisonData) -> str:
-    """Strict JSON in ASCII, a line for every field and every row."""
+    """Return strict JSON in ASCII, one line per field and row."""
     lines = []
     for name, value in document(comparison).items():
         shown = _line(value)
@@ -49,10 +49,10 @@ def _line(value: Json) -> str:
 
 
 def loads(text: str, kind: type[R]) -> R:
-    """What `dumps` was given, as a ComparisonData of this class.
+    """Return the `kind` that `dumps` wrote.
 
     Raises:
-      ValueError: the text is not JSON, or not of this form; the message says where.
+      ValueError: the text is not JSON, or not a comparison; the message names the offending element.
     """
     try:
         content = json.loads(text, parse_constant=_no_such_number, object_pairs_hook=_once)
@@ -90,7 +90,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(kind: Any, value: Json, path: str) -> Any:
-    """The value of a type; `path` says where in the document it stands."""
+    """Decode a value of the type `kind`; `path` is its location in the document, for errors."""
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, path)
     if typing.get_origin(kind) is tuple:

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs no network: the page is `report.html.j2`."""
+"""Render a comparison as one HTML file that needs no network, from the template `report.html.j2`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..measuring import Judged, Level
 from . import pages, phrases, plots
 
 ROWS = 1000
-"""In the table; the ones nearest to their limit. The others are counted."""
+"""The number of rows in the table, those nearest to their limit; the others are counted."""
 
 
 def dumps(comparison: ComparisonData) -> str:
-    """The page. It is valid XML as well, so a test notices when a name becomes markup.
+    """Return the page. It is also valid XML, so that a test notices when a name becomes markup.
 
     Raises:
       ImportError: jinja2 is not installed.
@@ -72,7 +72,7 @@ def _view(comparison: ComparisonData) -> dict[str, Any]:
 
 
 def _circumstances(comparison: ComparisonData) -> list[str]:
-    """When, with what and by which command it was compared; without a date of its own, when it is written."""
+    """Return the date (today if the comparison has none), the versions and the command of the comparison."""
     environment = comparison.environment
     versions = ", ".join(f"{name} {environment[name]}" for name in _stamp.SHOWN if name in environment)
     return [
@@ -89,7 +89,7 @@ def _cells(row: Judged) -> dict[str, Any]:
 
 
 def path(points: list[tuple[float, float]]) -> str:
-    """The points joined, as SVG writes it."""
+    """Return an SVG path through the points."""
     return "M" + "L".join(f"{x:g},{y:g}" for x, y in points)
 
 

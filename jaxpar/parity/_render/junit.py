@@ -1,4 +1,4 @@
-"""A comparison as JUnit's XML for CI systems: a test case for each tensor, each layer and the curve."""
+"""Render a comparison as JUnit XML for CI systems: a test case for each tensor, each layer and the curve."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import phrases
 from .phrases import legal
 
 STEPS = 10
-"""Steps that a failure lists."""
+"""The number of steps that a failure lists."""
 
 
 def dumps(comparison: ComparisonData) -> str:
-    """One failure for each tensor that differs at any step; noise is a skipped case with its reason."""
+    """Return XML with a failure for each tensor that differs at any step; noise is a skipped test case."""
     suite = ElementTree.Element("testsuite", name=legal(comparison.subject or "parity"))
     properties = ElementTree.SubElement(suite, "properties")
     facts = {"level": comparison.level.value, "steps": comparison.steps, "replicas": comparison.replicas}

@@ -1,7 +1,7 @@
-"""pages: which page of the guide says more of a divergence.
+"""Find the pages of the guide that explain a divergence.
 
-The site's address is not known here. JAXPAR_DOCS may hold it, or the folder of the site; without it a report
-names the page as the repository has it, `docs/nn_norms.md`.
+The environment variable JAXPAR_DOCS may hold the site's address or folder; without it a report names the page
+by its path in the repository, `docs/nn_norms.md`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ BY_KIND = {
     r"loss|\w*Loss": "losses",
     r"optimizer|SGD|ASGD|\w*Ada\w*|\w+Adam\w*|RMSprop|Rprop|LBFGS|Muon": "optim",
 }
-"""The page of a torch class; what none of them names is in the catalogue of causes."""
+"""The page of each torch class, by regular expression; the catalogue of causes covers all others."""
 CATALOGUE = "compare"
 SCHEME = re.compile(r"(?!https?:)[\w+.-]+:|//", re.I)
-"""What an address must not begin with: a report links nothing that runs."""
+"""Schemes that an address must not have, so that a report never links to executable code."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A page of the guide; without an address it is only named."""
+    """A page of the guide; its address is None if JAXPAR_DOCS is not set."""
 
     name: str
     address: str | None
 
 
 def of(comparison: ComparisonData) -> list[Page]:
-    """The pages about every place that differs, each once, and the catalogue of causes."""
+    """Return the pages on every divergence, without duplicates, and the catalogue of causes."""
     d = comparison.divergence
     if d is None:
         return []

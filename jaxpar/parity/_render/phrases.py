@@ -1,4 +1,4 @@
-"""Phrases: what a comparison says in words and short numbers, the same in every form."""
+"""Sentences and short numbers that all forms of a report share."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ QUESTIONS = {
 }
 ORDER = (Outcome.DIFFERENT, Outcome.CONSTANTS, Outcome.WORSE, Outcome.SAME, Outcome.NOISE)
 PLACES = 5
-"""Places beside the first that are described; the others are listed."""
+"""The number of divergences described after the first; the others are listed."""
 LISTED = 8
-"""Names in a list; the others are counted."""
+"""The number of names in a list; the others are counted."""
 FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML cannot hold, not even escaped, and HTML should not."""
+"""Characters that are invalid in XML even when escaped, and should not be in HTML."""
 
 
 def legal(text: str) -> str:
-    """The text with a replacement for each character that a document cannot hold."""
+    """Replace characters that are invalid in XML and HTML."""
     return FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def worst_first(rows: tuple[Judged, ...]) -> list[Judged]:
-    """By outcome, then by severity; equal rows stay in the order of computation."""
+    """Sort by outcome, then by severity; ties keep the order of computation."""
     return sorted(rows, key=lambda row: (ORDER.index(row.outcome), -row.severity))
 
 
@@ -62,7 +62,7 @@ def _count(count: int, what: str) -> str:
 
 
 def summary(comparison: ComparisonData) -> str:
-    """What was compared and how, and the counts that the headline leaves out."""
+    """Return the subject, the number of steps and replicas, and the counts that the headline omits."""
     by_outcome = counts(comparison.rows)
     parts = [comparison.subject] if comparison.subject else []
     parts += [_count(comparison.steps, "step"), _count(comparison.replicas, "replica")]
@@ -78,7 +78,7 @@ def summary(comparison: ComparisonData) -> str:
 
 
 def divergence(comparison: ComparisonData) -> list[str]:
-    """The places that differ by themselves, and what would make them equal; empty if there is none."""
+    """Return lines on the independent divergences and their causes; [] without a divergence."""
     d = comparison.divergence
     if d is None:
         return []
@@ -114,12 +114,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def layer(path: str) -> str:
-    """A module's path. The model's own is empty, and gets a name."""
+    """Return a module's path, or a name for the model itself, whose path is empty."""
     return path or "the model itself"
 
 
 def short(x: float | None) -> str:
-    """Two digits of very small and large numbers, three of others."""
+    """Format a number with two digits if it is very small or large, else with three."""
     if x is None:
         return ""
     if x == 0 or not math.isfinite(x):
@@ -128,12 +128,12 @@ def short(x: float | None) -> str:
 
 
 def value(x: Number) -> str:
-    """An element, with enough digits to show a difference of 1e-10."""
+    """Format an element with enough digits to show a difference of 1e-10."""
     return "" if x is None else f"{x:.12g}" if isinstance(x, (float, complex)) else str(x)
 
 
 def name(difference: Difference) -> str:
-    """The tensor's path. A model's only output has none, and gets a name."""
+    """Return the tensor's path, or a name for a model's only output, whose path is empty."""
     return difference.name or f"the {difference.kind.value}"
 
 
@@ -146,7 +146,7 @@ def limit(row: Judged) -> str:
 
 
 def middle(text: str, length: int) -> str:
-    """At most so many characters: the ends of a path tell most, so the middle goes."""
+    """Shorten to at most `length` characters by cutting the middle, since a path's ends are most telling."""
     if len(text) <= length:
         return text
     end = (length - 1) // 2

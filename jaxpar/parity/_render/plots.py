@@ -1,4 +1,4 @@
-"""Where things lie in the report's pictures: numbers to coordinates. The template draws."""
+"""Compute the coordinates of the report's plots, which the template draws."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..measuring import Judged, Kind, Level, Outcome
 from . import phrases
 
 POINTS = 1500
-"""Of one plot of errors."""
+"""The maximum number of points of one plot of errors."""
 WIDTH, HEIGHT = 360, 278
 LEFT, RIGHT, TOP, BOTTOM = 92, 348, 12, 212
 ZERO_X, ZERO_Y = 70, 230
-"""Where zeros are drawn, which have no place on a logarithmic axis."""
+"""The pixels of zeros, which a logarithmic axis does not have."""
 CURVE_WIDTH, CURVE_HEIGHT = 720, 300
 BAR_FLOOR = 1e-17
 
@@ -31,13 +31,13 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float) -> Axis:
-        """The whole decades that hold the values."""
+        """Return an axis of the whole decades that contain the values."""
         logs = [math.log10(v) for v in values if 0 < v < math.inf] or [0.0]
         low, high = math.floor(min(logs)), math.ceil(max(logs))
         return cls(low - (low == high), high + (low == high), start, end)
 
     def at(self, value: float) -> float:
-        """The pixel of a value; values beyond an end are drawn there."""
+        """Return the pixel of a value; values beyond an end are drawn at that end."""
         log = math.log10(value) if value > 0 else self.low
         part = (min(max(log, self.low), self.high) - self.low) / (self.high - self.low)
         return round(self.start + part * (self.end - self.start), 1)
@@ -59,7 +59,7 @@ class Guide:
 
 @dataclasses.dataclass(frozen=True)
 class Scatter:
-    """Errors against magnitudes of one kind of tensor; a mark is (x, y)."""
+    """A plot of errors against magnitudes for one kind of tensor; a mark is (x, y)."""
 
     kind: Kind
     x: Axis
@@ -71,14 +71,14 @@ class Scatter:
 
 
 def scatters(comparison: ComparisonData) -> list[Scatter]:
-    """One plot for each kind of tensor that has samples."""
+    """Return a plot for each kind of tensor that has samples."""
     sampled = [row for row in comparison.rows if row.difference.samples]
     kinds = {kind: [row for row in sampled if row.difference.kind is kind] for kind in Kind}
     return [_scatter(kind, rows, comparison) for kind, rows in kinds.items() if rows]
 
 
 ON_TOP = (Outcome.NOISE, Outcome.SAME, Outcome.WORSE, Outcome.CONSTANTS, Outcome.DIFFERENT)
-"""Marks of later ones cover those of earlier ones."""
+"""The drawing order: later marks cover earlier ones."""
 
 
 def _scatter(kind: Kind, rows: Sequence[Judged], comparison: ComparisonData) -> Scatter:
@@ -88,7 +88,7 @@ def _scatter(kind: Kind, rows: Sequence[Judged], comparison: ComparisonData) -> 
     marks: dict[Outcome, list[tuple[float, float]]] = {}
     for outcome in ON_TOP:
         of_it = [pair for row in rows if row.outcome is outcome for pair in row.difference.samples]
-        # Whole pixels are near enough, and most of the points fall together.
+        # Rounded to whole pixels, most points coincide, which keeps the file small.
         pixels = {(round(x.at(a)) if a else ZERO_X, round(y.at(b)) if b else ZERO_Y) for a, b in of_it}
         if pixels:
             marks[outcome] = _thinned(sorted(pixels))
@@ -105,7 +105,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _guide(text: str, factor: float, x: Axis, y: Axis) -> Guide | None:
-    """The part of error = factor·magnitude that lies in the plot."""
+    """Return the visible part of the line error = factor·magnitude."""
     shift = math.log10(factor)
     low, high = max(x.low, y.low - shift), min(x.high, y.high - shift)
     if low >= high:
@@ -116,7 +116,7 @@ def _guide(text: str, factor: float, x: Axis, y: Axis) -> Guide | None:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """A layer or a tensor; `part` of the width is filled."""
+    """A bar for a layer or a tensor; `part` is the filled percentage of the width."""
 
     label: str
     kind: str
@@ -128,7 +128,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Bars in order of execution; `limit` is the place of the bound, as a part of the width."""
+    """Bars in order of execution; `limit` is the position of the bound in percent of the width."""
 
     title: str
     text: str
@@ -137,7 +137,7 @@ class Bars:
 
 
 def bars(comparison: ComparisonData) -> Bars:
-    """The replayed layers, or else the worst step of every tensor."""
+    """Return bars for the replayed layers, or else for the worst step of every tensor."""
     d = comparison.divergence
     return _layer_bars(d.layers, comparison.policy.relative) if d and d.layers else _tensor_bars(comparison)
 
@@ -185,7 +185,7 @@ def _tensor_bars(comparison: ComparisonData) -> Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """The curve of errors by step over its envelope, as points."""
+    """The points of the curve of errors by step, and of its envelope."""
 
     x: list[tuple[float, str]]
     y: Axis
@@ -195,7 +195,7 @@ class Trajectory:
 
 
 def trajectory(curve: Curve) -> Trajectory:
-    """The curve in pixels; at most 600 steps are drawn, among them the first one outside."""
+    """Convert the curve to pixels. At most about 600 steps are drawn, including the first one outside."""
     y = Axis.over([*curve.candidate, *curve.low, *curve.high], CURVE_HEIGHT - 44, 14)
     first, last = curve.steps[0], max(curve.steps[-1], curve.steps[0] + 1)
 
@@ -216,7 +216,7 @@ def trajectory(curve: Curve) -> Trajectory:
 
 
 def _round_steps(first: int, last: int) -> range:
-    """About ten steps at most: multiples of 1, 2 or 5 times a power of ten."""
+    """Return about ten ticks at most: multiples of 1, 2 or 5 times a power of ten."""
     least = max(1.0, (last - first) / 10)
     power = 10 ** math.floor(math.log10(least))
     spacing = next(k * power for k in (1, 2, 5, 10) if k * power >= least)

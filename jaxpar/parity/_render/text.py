@@ -1,4 +1,4 @@
-"""A comparison as a table for a terminal or a log: the worst rows first, the others counted."""
+"""Render a comparison as a table for a terminal or a log: the worst rows first, the others counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..measuring import Judged, Level, Outcome
 from . import phrases
 
 WIDTH = 120
-"""Of the text that `str` returns; a terminal has its own."""
+"""The width of the text that `str` returns; a terminal has its own width."""
 SHOWN = {
     Outcome.DIFFERENT: 20,
     Outcome.CONSTANTS: 10,
@@ -22,7 +22,7 @@ SHOWN = {
     Outcome.SAME: 3,
     Outcome.NOISE: 5,
 }
-"""Rows of each outcome, the worst first; the others are counted."""
+"""The number of rows shown for each outcome, the worst first; the others are counted."""
 STYLES = {
     Outcome.DIFFERENT: "bold red",
     Outcome.CONSTANTS: "yellow",
@@ -40,7 +40,7 @@ def plain(comparison: ComparisonData) -> str:
 
 
 def table(comparison: ComparisonData, width: int) -> Group:
-    """For rich, in so many columns; it has colours where the terminal has, unless NO_COLOR is set."""
+    """Return a rich renderable of the given width, coloured if the terminal is and NO_COLOR is not set."""
     verdict = Outcome.SAME if comparison.same else Outcome.DIFFERENT
     parts: list[RenderableType] = [
         Text(phrases.headline(comparison) + ".", STYLES[verdict]),
@@ -66,7 +66,7 @@ def _shown(comparison: ComparisonData) -> list[Judged]:
 
 
 def _rows(comparison: ComparisonData, width: int) -> Table:
-    """As many columns as fit. No number is cut; a path is folded or loses its middle."""
+    """Return a table with as many columns as fit. Numbers are never cut; a path is folded or shortened."""
     numeric, steps, wide = comparison.level is not Level.SEMANTIC, comparison.steps > 1, width >= 100
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     grid.add_column("verdict", no_wrap=True)
@@ -115,7 +115,7 @@ def _collapsed(comparison: ComparisonData) -> list[str]:
 
 
 def _reasons(comparison: ComparisonData) -> list[str]:
-    """Reasons of the rows whose numbers do not tell: faults and noise."""
+    """Return the reasons of rows with faults or noise, whose numbers do not explain the verdict."""
     reasons = (
         f"{row.difference.kind.value} {phrases.name(row.difference)}: {row.reason}"
         for row in _shown(comparison)

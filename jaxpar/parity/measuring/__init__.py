@@ -1,10 +1,10 @@
-"""Measuring and judging: how far the arrays of two sides are apart, and which differences mean something.
+"""Measure how far two sides' arrays are apart, and judge which differences are meaningful.
 
     arrays by name ─► measure ─► Difference ─► judge ─► Judged
                       noise, noise_elements ────┘
 
-`measure` has no opinion, `judge` holds its numbers against a `Policy`. Arrays are whatever NumPy can hold;
-neither JAX nor torch is imported.
+`measure` only measures; `judge` compares its numbers with the bounds of a `Policy`. Arrays may be anything
+that NumPy accepts; neither JAX nor torch is imported.
 """
 
 from ._distance import unit_roundoff as unit_roundoff

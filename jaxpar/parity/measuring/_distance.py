@@ -1,4 +1,4 @@
-"""distance: the arithmetic of two arrays, chunk by chunk, in the memory of a few chunks."""
+"""distance: compare two arrays chunk by chunk, in the memory of a few chunks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import ml_dtypes
 import numpy as np
 
 CHUNK = 1 << 13
-"""Elements at once. In float64 they stay in a core's cache, and below the 128 KiB above which the allocator
-asks the system for every temporary array anew."""
+"""Elements per chunk. In float64 a chunk fits a core's cache, and is below the 128 KiB above which the
+allocator requests fresh memory from the system for every temporary array."""
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass
 class Distance:
-    """What one pass over c, r and perhaps an oracle o finds; `Difference` says more."""
+    """The sums and maxima of one pass over c, r and an optional oracle o; see `Difference`."""
 
     largest: float = 0.0
     """max|c - r|"""
     position: int = 0
-    """Where, in the flattened arrays."""
+    """The index of the largest |c - r| in the flattened arrays."""
     rms: float = 0.0
     element_wise: float = 0.0
     """max(|c - r| / |r|)"""
@@ -33,9 +33,9 @@ class Distance:
     magnitude: float = 0.0
     """max|r|"""
     compared: int = 0
-    """Elements in these numbers."""
+    """The number of elements that the numbers include."""
     disagreements: int = 0
-    """NaN or infinities that do not agree; integers that are not equal."""
+    """The number of mismatched NaNs and infinities, or of unequal integers."""
     first_disagreement: int = 0
     candidate_error: tuple[float, float] = (0.0, 0.0)
     """RMS and maximum of c - o."""
@@ -65,20 +65,20 @@ def unit_roundoff(dtype: np.dtype[Any]) -> float:
 
 @functools.cache
 def smallest_normal(dtype: np.dtype[Any]) -> float:
-    """Below it the steps are all equal."""
+    """The smallest normal number; below it, representable numbers are equally spaced."""
     return float(ml_dtypes.finfo(dtype).smallest_normal)
 
 
 def narrower(c: Array, r: Array) -> np.dtype[Any]:
-    """The type of the two that has fewer digits."""
+    """Return the dtype with fewer digits."""
     return c.dtype if unit_roundoff(c.dtype) >= unit_roundoff(r.dtype) else r.dtype
 
 
 def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None = None) -> Distance:
-    """Compares floats or complex numbers of one shape in float64 or complex128.
+    """Compare floats or complex numbers of one shape in float64 or complex128.
 
-    None of the numbers includes positions where both have the same NaN or infinity, where the oracle alone
-    has one, or where `left_out` is True.
+    The numbers exclude positions where both arrays have the same NaN or infinity, where only the oracle has
+    one, and where `left_out` is True.
     """
     measured = Distance(ulp=0)
     wide = np.complex128 if "c" in (c.dtype.kind, r.dtype.kind) else np.float64
@@ -116,7 +116,7 @@ def distance(c: Array, r: Array, o: Array | None = None, left_out: Array | None 
 
 
 def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
-    """Compares integers or bools of one shape; exactly, also int64 with uint64."""
+    """Compare integers or bools of one shape; exact even for int64 against uint64."""
     measured = Distance()
     error = _Norm()
     for chunk in _chunks(c, r, None, left_out):
@@ -142,11 +142,10 @@ def integers(c: Array, r: Array, left_out: Array | None = None) -> Distance:
 
 
 def ulp(c: Array, r: Array) -> int:
-    """The largest number of representable steps between finite numbers of one type.
+    """Return the largest number of representable steps between finite numbers of one dtype.
 
-    The bits of a float without its sign, read as an integer, count the steps from zero; so the
-    distance of two floats is that of two integers. -0 and 0 are no step apart. A complex number is two
-    numbers.
+    The bits of a float without its sign, read as an integer, count the steps from zero, so two floats are as
+    far apart as two integers. -0 and 0 are zero steps apart. A complex number counts as two numbers.
     """
     if c.dtype.kind == "c":
         c, r = (np.ascontiguousarray(x).view(x.real.dtype) for x in (c, r))
@@ -158,7 +157,7 @@ def ulp(c: Array, r: Array) -> int:
 
 
 def _steps(pattern: Array, bits: int) -> Array:
-    """Steps from zero, negative below it: sign and magnitude as two's complement."""
+    """Return the signed number of steps from zero: converts sign and magnitude to two's complement."""
     sign = pattern >> (bits - 1)
     return ((pattern & np.array((1 << (bits - 1)) - 1, pattern.dtype)) ^ sign) - sign
 
@@ -172,15 +171,15 @@ class _Chunk:
     r: Array
     o: Array | None
     keep: Array | None
-    """Where to compare; None for everywhere."""
+    """True for the elements to compare; None for all."""
     positions: Array | None = None
-    """Of its elements in the part, if it has some of them only."""
+    """The elements' positions in the part, if the chunk holds only some of its elements."""
 
     def __getitem__(self, positions: Array) -> _Chunk:
         return _Chunk(self.start, self.c[positions], self.r[positions], None, None, positions)
 
     def at(self, i: int) -> int:
-        """Where its element i is in the flattened arrays."""
+        """Return the position of element i in the flattened arrays."""
         return self.start + (i if self.positions is None else int(self.positions[i]))
 
 
@@ -195,9 +194,9 @@ def _chunks(c: Array, r: Array, o: Array | None, left_out: Array | None) -> Iter
 
 
 def _parts(arrays: list[Array]) -> Iterable[tuple[Array, ...]]:
-    """All elements in order, a few of each array at a time, without a copy of a whole one.
+    """Yield all elements in C order, a chunk of each array at a time, without copying an array.
 
-    They are views, or where an array lies otherwise a buffer, which the next ones take over.
+    The chunks are views of contiguous arrays, and otherwise a buffer that the next chunk overwrites.
     """
     if all(x.flags.c_contiguous for x in arrays):
         flat = [x.reshape(-1) for x in arrays]
@@ -207,7 +206,7 @@ def _parts(arrays: list[Array]) -> Iterable[tuple[Array, ...]]:
 
 
 def _find_apart(measured: Distance, chunk: _Chunk, a: Array, b: Array) -> None:
-    """Counts NaN and infinities that do not agree."""
+    """Count mismatched NaNs and infinities."""
     disagreeing = ~((np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)))
     _count_apart(measured, disagreeing if chunk.keep is None else disagreeing & chunk.keep, chunk)
 
@@ -226,7 +225,7 @@ def _comparable(chunk: _Chunk, a: Array, b: Array, t: Array | None) -> Array:
 
 
 def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, Array]:
-    """Candidates for the largest number of steps: few, if all elements are normal and near."""
+    """Return the elements that may be the most steps apart: only a few if all are normal and close."""
     # Two normal numbers of one sign are ln(c / r)·2^p to twice that many steps apart. Where |c - r| / |r| is
     # below 1/2, the logarithm is 0.8 to 1.4 times it; so an element with less than a quarter of the largest
     # ratio cannot have the most steps.
@@ -240,7 +239,7 @@ def _most_steps(c: Array, r: Array, ratio: Array, scale: Array) -> tuple[Array, 
 
 
 class _Norm:
-    """Maximum and root mean square of numbers >= 0; no square overflows or vanishes."""
+    """Running maximum and root mean square of numbers >= 0, without overflow or underflow of the squares."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -249,10 +248,10 @@ class _Norm:
         self._total = 0.0
 
     def add(self, x: Array, top: float) -> bool:
-        """Adds x, whose maximum is top; returns whether the maximum has grown."""
+        """Add x, whose maximum is top; returns whether the maximum has grown."""
         grown, self.largest = top > self.largest, max(top, self.largest)
         self.count += x.size
-        if top == 0 or self.largest == math.inf:  # of zeros, which may be another array's, the size counts
+        if top == 0 or self.largest == math.inf:  # only the count changes
             return grown
         scale, total = 1.0, float(x @ x)
         if not 1e-280 < total < math.inf:

@@ -1,9 +1,9 @@
-"""judge: which differences are a difference in meaning. docs/comparison.md says where the bounds come from.
+"""judge: decide which differences are differences in meaning. docs/comparison.md derives the bounds.
 
 torch counterpart: the tolerances of `torch.testing.assert_close`. A fixed tolerance is wrong in both
-directions: it fails a healthy float32 matmul of 256 columns and passes a wrong epsilon. So float64 is held
-against float64 with a bound far above its rounding, and float32 against what the reference itself loses in
-float32. Cosine similarity, means and element-wise relative errors decide nothing: a constant added to every
+directions: it fails a healthy float32 matmul of 256 columns and passes a wrong epsilon. So float64 is
+compared with float64 under a bound far above its rounding, and float32 with the reference's own loss in
+float32. Cosine similarity, means and element-wise relative errors are not used: a constant added to every
 pixel leaves a cosine of 0.9996.
 """
 
@@ -20,15 +20,19 @@ from ._measure import Difference, Kind
 
 
 class Level(enum.Enum):
-    """Which question is asked.
+    """The question that a comparison answers.
 
     Attributes:
-      SEMANTIC: do both mean the same? Both sides in float64, held against a relative bound.
-      NUMERIC: is the candidate as exact as the reference? Both in their own type, held against an
-        oracle in float64.
-      TRAJECTORY: is one step of training as exact as the reference's, at every step?
-      AS_IT_RUNS: the numeric question with the types and the precision that both models have outside of a
-        comparison: what do they cost?
+      SEMANTIC: do both compute the same function? Both sides in float64, under a relative bound.
+      NUMERIC: is the candidate as exact as the reference? Both in a lower precision, against a float64
+        oracle.
+      TRAJECTORY: is every training step as exact as the reference's?
+      AS_IT_RUNS: the numeric question in the dtypes and precision that both models use outside a
+        comparison: how many digits do these cost?
+
+    >>> from jaxpar.parity import Level
+    >>> Level.parse("as-it-runs").value
+    'as it runs'
     """
 
     SEMANTIC = "semantic"
@@ -38,10 +42,10 @@ class Level(enum.Enum):
 
     @classmethod
     def parse(cls, level: str | Level) -> Level:
-        """The level of that name.
+        """Return the level of that name.
 
         Raises:
-          ValueError: there is none.
+          ValueError: the name is unknown.
         """
         try:
             return cls(level if isinstance(level, Level) else re.sub("[-_]", " ", str(level).lower()))
@@ -51,35 +55,45 @@ class Level(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """The verdict on one tensor."""
+    """The verdict on one tensor.
+
+    >>> from jaxpar.parity import Outcome
+    >>> [outcome.value for outcome in Outcome]
+    ['same', 'worse', 'constants', 'noise', 'different']
+    """
 
     SAME = "same"
     WORSE = "worse"
     """Within the bound, but the error is `Policy.warn` times the reference's own or more."""
     CONSTANTS = "constants"
-    """Within what float32 constants explain, which were rounded before the comparison."""
+    """The difference is explained by constants that were rounded to float32 before the comparison."""
     NOISE = "noise"
-    """No verdict: the gradient is nothing but rounding."""
+    """No verdict: the gradient consists of rounding only."""
     DIFFERENT = "different"
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The bounds. docs/comparison.md says where the defaults come from.
+    """The bounds of the verdicts. docs/comparison.md derives the defaults.
 
     Attributes:
-      level: the one whose bounds are used.
-      relative: semantic: max|c - r| / max|r| may be this. Healthy pairs are near 3e-15.
-      k_rms, k_max: numeric and trajectory: the ratios may be this. Healthy tensors reach 3.14 and 3.51.
-      half_k_rms, half_k_max: the same for types with 12 digits or fewer (bfloat16, float16, TF32).
+      level: the level whose bounds apply.
+      relative: semantic: the bound of max|c - r| / max|r|. Healthy pairs are near 3e-15.
+      k_rms, k_max: numeric and trajectory: the bounds of the ratios. Healthy tensors reach 3.14 and 3.51.
+      half_k_rms, half_k_max: the same for dtypes with 12 bits of precision or fewer (bfloat16, float16,
+      TF32).
       luck: the probability that the reference of a small tensor is exact by chance: both k are multiplied by
         luck^(-1/n) for n elements, 1.01 for a thousand, 2.5 for ten.
-      k_most: the most that both k may become.
-      warn: a ratio from here on is WORSE.
+      k_most: the upper limit of both k after that.
+      warn: ratios from here on are WORSE.
       growth: the factor by which a ratio may exceed its recorded one; ratios below 1 count as 1.
       noise_units: numeric: how many units of the largest gradient a noise gradient may be off.
-      overrides: pairs (shell pattern of names, relative) for tensors that depend on the dtype by definition;
-        the first that fits counts, at the semantic level only.
+      overrides: pairs (shell pattern of names, relative) for tensors that depend on the dtype by definition.
+        The first match applies, at the semantic level only.
+
+    >>> from jaxpar.parity import Policy
+    >>> Policy(overrides=(("*.running_var", 1e-6),)).relative
+    1e-10
     """
 
     level: Level = Level.SEMANTIC
@@ -98,14 +112,14 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A difference and the verdict on it.
+    """A difference and its verdict.
 
     Attributes:
-      difference: what was measured.
+      difference: the measurements.
       outcome: the verdict.
       value: the number that decided.
-      limit: its bound; 0 where equality was due.
-      reason: the verdict as a sentence, for all but plain SAME.
+      limit: the bound of `value`; 0 where equality is required.
+      reason: the verdict as a sentence; "" for most SAME tensors.
     """
 
     difference: Difference
@@ -116,7 +130,7 @@ class Judged:
 
     @property
     def severity(self) -> float:
-        """How many times the limit: above 1 is different. It orders rows of all kinds; noise comes last."""
+        """The value as a multiple of the limit: above 1 is different. Noise has -1, to sort last."""
         if self.outcome is Outcome.NOISE:
             return -1.0
         if self.value == 0:
@@ -134,20 +148,25 @@ def judge(
     noise: Mapping[str, str] | None = None,
     recorded: Mapping[Key, float] | None = None,
 ) -> tuple[Judged, ...]:
-    """Every difference with its outcome, in the same order.
+    """Return every difference with its outcome, in the same order.
 
     Args:
-      differences: what `measure` found, all kinds and steps that belong together.
+      differences: the results of `measure`, for all kinds and steps of one comparison.
       policy: the bounds and the level.
-      noise: parameters whose gradient is noise, each with the reason: what `noise()` returns. Their gradients
-        are held against the largest gradient of the step, their updates and weights against nothing; unless
-        both sides have the very same gradient, as where it is exactly 0 on both. Outputs, losses, input
-        gradients, state and faults are never excused.
+      noise: the parameters whose gradient is noise, with the reasons, as `noise()` returns them. Their
+        gradients are judged relative to the step's largest gradient, and their updates and weights are not
+        judged, unless both sides have bit-identical gradients. Outputs, losses, input gradients, state and
+        faults are never excused.
       recorded: the larger ratio of earlier runs; growth beyond `policy.growth` is DIFFERENT.
 
     Raises:
-      ValueError: the level needs ratios, and the differences have none because they were measured
-        without an oracle.
+      ValueError: the level needs ratios, but the differences were measured without an oracle.
+
+    >>> import numpy as np
+    >>> from jaxpar.parity.measuring import Kind, Policy, judge, measure
+    >>> differences = measure({"y": np.ones(3)}, {"y": np.full(3, 1.01)}, Kind.OUTPUT)
+    >>> judge(differences, Policy())[0].outcome.value
+    'different'
     """
     rows = list(differences)
     largest: dict[tuple[Kind, int], float] = {}
@@ -169,7 +188,7 @@ def judge(
 
 
 def _equal_gradients(differences: Iterable[Difference]) -> set[str]:
-    """The parameters whose gradients are the same on both sides at every step, bit for bit."""
+    """Return the parameters whose gradients are bit-identical on both sides at every step."""
     gradients = [d for d in differences if d.kind is Kind.GRADIENT]
     return {d.name for d in gradients} - {d.name for d in gradients if d.fault is not None or d.max_abs > 0}
 
@@ -189,7 +208,7 @@ def _judged(d: Difference, policy: Policy, why: str | None, largest: float, reco
 
 
 def _beside_the_largest(d: Difference, policy: Policy, largest: float, why: str, within: Outcome) -> Judged:
-    """A tensor without a size of its own is held against the largest of its kind and step."""
+    """Judge a tensor whose magnitude is 0 or noise relative to the largest of its kind and step."""
     limit = policy.relative
     if policy.level is not Level.SEMANTIC and d.unit is not None:
         limit = policy.noise_units * d.unit

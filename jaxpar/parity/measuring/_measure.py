@@ -1,7 +1,7 @@
-"""measure: how far the tensors of two sides are apart, in one pass and without an opinion.
+"""measure: compute how far two sides' tensors are apart, in one pass, without judging.
 
-torch has `torch.testing.assert_close`, which measures and judges at once, element by element; here `_judge`
-judges. Nothing is skipped: a tensor that cannot be compared has a `fault`.
+torch counterpart: `torch.testing.assert_close`, which measures and judges at once, element by element; here
+`_judge` judges. No tensor is skipped: one that cannot be compared has a `fault`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from ._distance import Array, Distance, category, distance, integers, narrower, 
 
 Number = int | float | complex | None
 Arrays = Mapping[str, Any]
-"""By name, of whatever NumPy can hold."""
+"""Array-likes by name: anything that NumPy accepts."""
 
 SAMPLES = 2000
-"""Points for the plot of error against magnitude, for all tensors of one call together."""
+"""The total number of points per call for the plot of error against magnitude."""
 
 
 class Kind(enum.Enum):
-    """The part that a tensor plays in a model."""
+    """The role of a tensor in a model.
+
+    >>> from jaxpar.parity import Kind
+    >>> Kind("input gradient").name
+    'INPUT_GRADIENT'
+    """
 
     OUTPUT = "output"
     LOSS = "loss"
@@ -39,36 +44,36 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One tensor at one step: c is the candidate's, r the reference's, o the oracle's.
+    """The difference of one tensor at one step: c is the candidate's, r the reference's, o the oracle's.
 
-    Positions where both sides have the same NaN or infinity, and those that were left out, count as equal
-    and are in none of the numbers. All numbers are taken in float64 (complex128).
+    Positions where both sides have the same NaN or infinity, and positions that were left out, count as equal
+    and are excluded from the numbers, which are computed in float64 (complex128).
 
     Attributes:
-      kind: the part that it plays.
-      name: its path.
-      step: of the training loop, from 1.
-      shape: the reference's, or the candidate's where only that exists.
+      kind: the tensor's role.
+      name: the tensor's path.
+      step: the training step, from 1.
+      shape: the reference's shape, or the candidate's if only that exists.
       dtype: the common type, or `candidate's / reference's`.
       max_abs: max|c - r|; infinite where nothing can be compared.
       max_rel: max(|c - r| / |r|), element by element. For the report only: one element near zero
         makes it large in a healthy tensor.
       relative: max|c - r| / max|r|, the semantic level's number. 0 if both are zero, infinite if only the
         reference is, and with a fault.
-      rms: the root of the mean of |c - r|².
+      rms: the root mean square of |c - r|.
       ulp: the largest number of representable steps between c and r, in the narrower of the two types;
         of a complex number's parts. None for integers and with a fault. For the report only.
-      index: of the element with the largest |c - r|; () for a scalar and with a fault.
-      candidate, reference: the values there; None with a fault that has no such element.
+      index: the index of the largest |c - r|; () for a scalar and with a fault.
+      candidate, reference: the values at `index`; None for a fault without such an element.
       magnitude: max|r|.
-      fault: why the tensors cannot be compared, or are not equal though they must be, as a sentence: a tensor
-        on one side only, shapes, kinds of dtype, positions of NaN and infinity, integers. Else None.
+      fault: a sentence on why the tensors cannot be compared, or are unequal where equality is required: a
+        tensor on one side only, shapes, kinds of dtype, positions of NaN and infinity, integers. Else None.
       ratio_rms: rms(c - o) / max(rms(r - o), u·rms(o)), u the unit roundoff. None without an oracle, for
         integers and with a fault; 0 if c is o; infinite if only r and o are zero.
       ratio_max: max|c - o| / max(max|r - o|, 2u·max|o|), likewise.
       unit: the u of the ratios; None where they are None.
-      left_out: how many elements were not compared because the caller said so.
-      samples: pairs (|r|, |c - r|) of some elements, three digits each, for a plot.
+      left_out: the number of elements that the caller excluded.
+      samples: pairs (|r|, |c - r|) of some elements, rounded to three digits, for a plot.
     """
 
     kind: Kind
@@ -94,7 +99,7 @@ class Difference:
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -109,25 +114,30 @@ def measure(
     samples: int = SAMPLES,
     carriers: Arrays | None = None,
 ) -> list[Difference]:
-    """One difference for every name on either side, in the reference's order.
+    """Return one difference for every name on either side, in the reference's order.
 
     Args:
-      candidate: arrays by name, of whatever NumPy can hold (with ml_dtypes: bfloat16, float8, int4). A
-        gradient that does not exist is None or an array of JAX's float0; None, float0 and a gradient of
-        zeros are equal to each other.
+      candidate: array-likes by name (with ml_dtypes: bfloat16, float8, int4). A gradient that does not exist
+        is None or an array of JAX's float0; None, float0 and a gradient of zeros count as equal.
       reference: likewise.
-      kind: the part that all of them play in the model.
-      step: the number of the training step.
-      oracle: the same names from a more precise run; with it there are ratios.
-      unit: the unit roundoff of the compute type, for the ratios; if left out, that of the candidate's or
-        the reference's type, whichever has fewer digits.
-      left_out: for some of the names a bool array, True where an element is not to be compared.
-      samples: points for the plot, shared by all tensors: at least 16 each at step 1; at step n an n-th of
-        it, at least the worst element each, so that many steps do not need much. 0 is none.
-      carriers: for some of the names an array that they were read off (an update off the weight): its
-        rounding is in them, so for the ratios an error of u·|carrier| is nobody's fault.
+      kind: the role of all these tensors.
+      step: the training step.
+      oracle: the same names from a more precise run; required for the ratios.
+      unit: the unit roundoff of the compute dtype, for the ratios. Defaults to that of the candidate's or
+        the reference's dtype, whichever has fewer digits.
+      left_out: bool arrays for some of the names, True for elements to exclude.
+      samples: the total number of points for the plot: at least 16 per tensor at step 1; at step n an n-th of
+        that, but at least each tensor's worst element, to keep long runs small. 0 for no samples.
+      carriers: for some of the names, the array that the tensor was computed from (an update from a weight).
+        The tensor contains the carrier's rounding, so the ratios tolerate an error of u·|carrier|.
 
-    Memory: some arrays of 65,536 elements, whatever the size of the leaves; no array is copied whole.
+    Memory: a few arrays of 65,536 elements, for leaves of any size; no array is copied as a whole.
+
+    >>> import numpy as np
+    >>> from jaxpar.parity.measuring import Kind, measure
+    >>> (difference,) = measure({"w": np.array([1.0, 2.5])}, {"w": np.array([1.0, 2.0])}, Kind.WEIGHT)
+    >>> difference.relative, difference.index
+    (0.25, (1,))
     """
     names = list(dict.fromkeys([*reference, *candidate]))
     points = max(16 if step <= 1 else 1, samples // max(step, 1) // max(len(names), 1)) if samples else 0
@@ -179,7 +189,7 @@ def _nothing_against_something(kind: Kind, c: Array | None, r: Array | None) -> 
 
 
 def _array(x: npt.ArrayLike | None) -> Array | None:
-    """A NumPy array without a copy where that can be; None for None and float0."""
+    """Return a NumPy array, without a copy where possible; None for None and float0."""
     if x is None:
         return None
     array = np.asarray(x)
@@ -195,7 +205,7 @@ def _numbers(
     points: int,
     carrier: npt.ArrayLike | None,
 ) -> dict[str, Any]:
-    """The numbers of two arrays, and a fault where exact agreement is due."""
+    """Return the attributes of two arrays' difference, with a fault if they had to be equal and are not."""
     exact = category(r.dtype) in ("bool", "integer")
     measured = integers(c, r, left_out) if exact else distance(c, r, o, left_out)
     numbers = _plain(measured, c, r)
@@ -240,7 +250,7 @@ def _disagreement(measured: Distance, c: Array, r: Array, what: str) -> dict[str
 
 
 def _nothing(fault: str | None) -> dict[str, Any]:
-    """The numbers of tensors without elements to compare: equal, or infinitely far apart."""
+    """Return the attributes for tensors without comparable elements: equal, or infinitely far apart."""
     far = 0.0 if fault is None else math.inf
     numbers = dict.fromkeys(("max_abs", "max_rel", "relative", "rms"), far)
     empty = {"ulp": None, "index": (), "candidate": None, "reference": None, "magnitude": 0.0}
@@ -248,7 +258,7 @@ def _nothing(fault: str | None) -> dict[str, Any]:
 
 
 def _ratios(measured: Distance, unit: float, carrier: npt.ArrayLike | None) -> dict[str, float]:
-    """The candidate's error over the reference's own, or over the rounding of the result if larger."""
+    """Return the candidate's error divided by the reference's, or by the oracle's rounding if larger."""
     (rms_c, max_c), (rms_r, max_r) = measured.candidate_error, measured.reference_error
     rms_o, max_o = measured.oracle_size
     if carrier is not None:
@@ -269,11 +279,11 @@ def _over(error: float, scale: float) -> float:
 
 
 def _samples(c: Array, r: Array, worst: int, points: int) -> tuple[tuple[float, float], ...]:
-    """The worst element, and one at random from each of so many equal parts; every run takes the same."""
+    """Sample the worst element and one random element per equal part; the same in every run."""
     if not points or not r.size:
         return ()
     count = min(points - 1, r.size)
-    # At random, because equal steps could hit the same channel every time.
+    # Random positions, because equal strides could hit the same channel every time.
     drawn = (np.arange(count) + np.random.default_rng(0).random(count)) * (r.size / max(count, 1))
     positions = np.unique([worst, *np.minimum(drawn.astype(np.int64), r.size - 1)])
     wide = np.complex128 if r.dtype.kind == "c" else np.float64

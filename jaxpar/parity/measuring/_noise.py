@@ -1,8 +1,8 @@
-"""noise: gradients that are nothing but rounding, which parity must not be asked of; and elements at a kink.
+"""noise: find gradients that consist of rounding only, which cannot be compared; and elements at a kink.
 
-torch has no such rule. The bias before a BatchNorm and the key bias of attention have the gradient 0; what is
-computed is the rounding of a sum, another one in every framework. Adam divides it by its own size, so such
-parameters walk at random by the learning rate in every step, in either framework.
+torch has no such rule. The bias before a BatchNorm and the key bias of attention have gradient 0; the
+computed value is the rounding of a sum, which differs between frameworks. Adam divides it by its own size, so
+these parameters take random steps of the learning rate, in either framework.
 """
 
 from __future__ import annotations
@@ -16,28 +16,33 @@ import numpy.typing as npt
 from ._distance import category, distance
 
 NOISE = 0.1
-"""The relative error of float32 above which a gradient is noise: not one digit is right."""
+"""The relative error of float32 above which a gradient is noise: no digit is correct."""
 ROUNDING = 2.0**-44
-"""A float64 gradient this small beside the model's largest is the rounding of a sum (512 units)."""
+"""A float64 gradient this small relative to the model's largest is the rounding of a sum (512 units)."""
 
 
 def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The parameters whose gradient is noise in the reference, each with the reason, as a sentence.
+    """Return the parameters whose gradient is noise in the reference, with the reason as a sentence.
 
     Args:
       gradient64: the reference's gradients from a run in float64.
-      gradient32: the same from a run in float32, if there was one.
+      gradient32: the gradients from a run in float32, if available.
 
     Three cases; g64 and g32 are one parameter's gradients:
 
-    - rms(g32 - g64) > 0.1·rms(g64): float32 has not one digit of it. This is the rule; it tells a small
-      gradient, of which float32 has seven digits, from no gradient.
-    - g64 is exactly 0 everywhere. The candidate may compute the same 0 as the rounding of a sum.
-    - without a float32 run: max|g64| <= 2^-44 of the largest gradient of the model.
+    - rms(g32 - g64) > 0.1·rms(g64): no digit of float32 is correct. This is the main rule; it distinguishes a
+      small gradient, of which float32 has seven digits, from a zero gradient.
+    - g64 is exactly 0 everywhere. The candidate may compute that 0 as the rounding of a sum.
+    - without a float32 run: max|g64| <= 2^-44 of the model's largest gradient.
 
-    Noise excuses no gradient of any size: `judge` holds it against the largest gradient of the model instead
-    of against itself, and leaves out the parameter's updates and weights unless the candidate has the very
-    same gradient.
+    Noise does not excuse arbitrary gradients: `judge` compares the error with the model's largest gradient
+    instead of the tensor's own, and skips the parameter's updates and weights unless both sides' gradients
+    are bit-identical.
+
+    >>> import numpy as np
+    >>> from jaxpar.parity.measuring import noise
+    >>> noise({"kernel": np.ones(3), "bias": np.zeros(3)})
+    {'bias': 'its gradient is exactly 0 in the reference'}
     """
     reasons = {}
     sizes = {name: _size(g) for name, g in gradient64.items() if _is_there(g)}
@@ -59,10 +64,15 @@ def noise(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any] | None = 
 
 
 def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Where a gradient is noise in a part of the tensor: |g32 - g64| > 0.1·|g64|, element by element.
+    """Return masks of the elements whose gradient is noise: |g32 - g64| > 0.1·|g64|.
 
-    For `measure(left_out=...)` of updates and weights, as of the key third of a fused query-key-value bias.
-    Only tensors with such elements that are not noise as a whole are in the result.
+    For `measure(left_out=...)` of updates and weights; an example is the key third of a fused query-key-value
+    bias. Contains only tensors that have such elements and are not noise as a whole.
+
+    >>> import numpy as np
+    >>> from jaxpar.parity.measuring import noise_elements
+    >>> noise_elements({"bias": np.array([1.0, 1e-17])}, {"bias": np.array([1.0, 3e-9])})["bias"].tolist()
+    [False, True]
     """
     noisy = noise(gradient64, gradient32)
     masks = {}
@@ -77,9 +87,13 @@ def noise_elements(gradient64: Mapping[str, Any], gradient32: Mapping[str, Any])
 
 
 def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float = 1e-6) -> int:
-    """How many elements lie within `width` of a point where the derivative jumps, as of a ReLU at 0.
+    """Count the elements within `width` of a point where the derivative jumps, such as a ReLU's 0.
 
-    Rounding may put such an element on the other side, and its gradient with it.
+    Rounding may move such an element across the point, which changes its gradient.
+
+    >>> from jaxpar.parity.measuring import kinks
+    >>> kinks([0.0, 1e-9, 0.5])
+    2
     """
     with np.errstate(invalid="ignore"):  # NaN of a bfloat16
         x = np.asarray(array).astype(np.float64, copy=False)
@@ -88,11 +102,11 @@ def kinks(array: npt.ArrayLike, points: Sequence[float] = (0.0,), width: float =
 
 
 def _is_there(gradient: npt.ArrayLike | None) -> bool:
-    """Neither None nor JAX's float0."""
+    """Whether the gradient is neither None nor JAX's float0."""
     return gradient is not None and category(np.asarray(gradient).dtype) in ("float", "complex")
 
 
 def _size(gradient: npt.ArrayLike) -> tuple[float, float]:
-    """RMS and maximum."""
+    """Return the gradient's RMS and maximum."""
     g = np.asarray(gradient)
     return distance(g, g, g).oracle_size
