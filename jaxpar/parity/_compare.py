@@ -142,34 +142,9 @@ def compare(
     >>> comparison
     <Comparison: semantic, same, 4 tensors>
     """
-    request = Request(
-        torch_module=torch_module,
-        flax_module=flax_module,
-        inputs=inputs,
-        torch_inputs=torch_inputs,
-        flax_inputs=flax_inputs,
-        outputs=outputs,
-        targets=targets,
-        loss=loss,
-        optimizer=optimizer,
-        steps=steps,
-        replicas=replicas,
-        level=level,
-        dtype=dtype,
-        resync=resync,
-        training=training,
-        layout=layout,
-        mapping=mapping,
-        ignore_torch=ignore_torch,
-        ignore_flax=ignore_flax,
-        weights=weights,
-        variables=variables,
-        torch_kwargs=torch_kwargs,
-        flax_kwargs=flax_kwargs,
-        seed=seed,
-        policy=policy,
-    )
-    return run(request, Findings(), progress)
+    # Before any other local variable: the parameters, except progress, are the fields of a Request.
+    arguments = {name: value for name, value in locals().items() if name != "progress"}
+    return run(Request(**arguments), Findings(), progress)
 
 
 def assert_parity(*args: Any, **kwargs: Any) -> Comparison:

@@ -8,13 +8,11 @@ All arrays have Flax's layout and are named by the paths of Flax's leaves. No to
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +25,13 @@ from ._comparison import Comparison, require_same
 from ._exactness import environment, exact
 from ._files import read_weights, write_weights
 from ._levels import Findings, LevelStep, Sides
+from ._record_manifest import FORMAT, bounds, digest, manifest_of, read_manifest, seal
 from ._sides.call_arguments import Arguments, Call, form_from_json, form_to_json
 from ._sides.flax_mode import in_mode
 from ._sides.flax_side import FlaxSide
 from ._sides.step_data import Batch, Named, Observation, Task, same
 from ._weights.tree import FlaxModule, Variables
-from .measuring import Kind, Level, Policy, judge
+from .measuring import Level, judge
 
 if TYPE_CHECKING:
     import jax
@@ -43,20 +42,9 @@ if TYPE_CHECKING:
     from ._model_pair import ModelPair
     from ._request import Request
 
-FORMAT = "jaxpar parity record"
-VERSION = 3
 Calls = tuple[Arguments, Call]
-Ratios = dict[tuple[Kind, str, int], float | None]
 PARTS = ("outputs", "loss", "input_gradients", "gradients", "state", "weights")
 """The attributes of a step's results that are stored, in the order of the constructor."""
-FIELDS = {
-    **dict.fromkeys(("level", "dtype", "subject", "sha256", "seal"), str),
-    **dict.fromkeys(("steps", "replicas", "seed"), int),
-    **dict.fromkeys(("training", "loss", "optimizer"), bool),
-    **dict.fromkeys(("environment", "policy", "noise"), dict),
-    **dict.fromkeys(("ratios", "calls", "outputs"), list),
-}
-"""The fields of the .json besides its format and version, with their types."""
 
 
 def record(
@@ -113,10 +101,10 @@ def record(
         arrays = _start(pair, request.compute_dtype, steps[0]) | _tape(request, findings, steps)
     contiguous = {name: np.array(x, order="C") for name, x in arrays.items()}
     write_weights(target, contiguous, metadata={"format": FORMAT})
-    manifest = _manifest(comparison, request, findings.noise, _digest(target))
+    manifest = manifest_of(comparison, request, findings.noise, digest(target))
     manifest["calls"] = [form_to_json(step.batch.flax_call.form) for step in steps]
     manifest["ignored"] = sorted(pair.links.ignored)
-    manifest["seal"] = _seal(manifest)
+    manifest["seal"] = seal(manifest)
     target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     return comparison
 
@@ -161,9 +149,9 @@ def check(
     """
     started = time.perf_counter()
     target = _target(path)
-    manifest = _read_manifest(target)
+    manifest = read_manifest(target)
     arrays = read_weights(target)
-    policy, ratios = _bounds(manifest, target)
+    policy, ratios = bounds(manifest, target)
     level = policy.level
     for name, what in (("loss", loss), ("optimizer", optimizer)):
         if manifest[name] != (what is not None):
@@ -312,101 +300,8 @@ def _load(side: FlaxSide, start: Named, target: Path) -> None:
     side.load(start, start)
 
 
-def _manifest(comparison: Comparison, request: Request, noise: dict[str, str], digest: str) -> dict[str, Any]:
-    task = request.task
-    policy = dataclasses.asdict(comparison.policy)
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "subject": comparison.subject,
-        "level": comparison.level.value,
-        "dtype": request.compute_dtype,
-        "steps": comparison.steps,
-        "replicas": task.replicas,
-        "training": task.training,
-        "channels_first": task.channels_first,
-        "seed": task.seed,
-        "loss": task.loss is not None,
-        "optimizer": task.optimizer is not None,
-        "outputs": [*(task.outputs or {}).items()],
-        "environment": dict(comparison.environment),
-        "policy": {**policy, "level": comparison.level.value},
-        "noise": noise,
-        "ratios": list(_ratios(comparison)),
-        "sha256": digest,
-    }
-
-
-def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | None]]:
-    """Yield the kind, name, step and larger ratio of every row."""
-    for row in comparison.rows:
-        d = row.difference
-        both = [ratio for ratio in (d.ratio_rms, d.ratio_max) if ratio is not None and np.isfinite(ratio)]
-        yield d.kind.value, d.name, d.step, max(both, default=None)
-
-
-def _bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
-    """Return the record's bounds, and each row's ratio in the order of computation."""
-    try:
-        overrides = tuple((str(pattern), float(bound)) for pattern, bound in manifest["policy"]["overrides"])
-        level = Level(manifest["level"])
-        policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
-        return policy, {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
-    except (ValueError, TypeError) as error:
-        manifest_path = target.with_suffix(".json")
-        raise FileError(f"{manifest_path}: its level, policy or ratios make no sense: {error}.") from None
-
-
-def _read_manifest(target: Path) -> dict[str, Any]:
-    """Read and validate the .json; raises FileError if either file is unusable."""
-    manifest_path = target.with_suffix(".json")
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(
-            f"{manifest_path}: there is no such file; make the record with parity.record."
-        ) from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise FileError(f"{manifest_path}: it cannot be read: {error}.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FileError(f"{manifest_path}: it is not a record of parity.record.")
-    if manifest.get("version") != VERSION:
-        raise FileError(
-            f"{manifest_path}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
-        )
-    if absent := FIELDS.keys() - manifest.keys():
-        raise FileError(f"{manifest_path}: {', '.join(sorted(absent))} is missing.")
-    for name, kind in FIELDS.items():
-        if type(manifest[name]) is not kind:
-            actual = type(manifest[name]).__name__
-            raise FileError(f"{manifest_path}: its {name} is {actual}, not {kind.__name__}.")
-    if manifest["seal"] != _seal(manifest):
-        raise FileError(
-            f"{manifest_path}: it was changed after parity.record wrote it. A record's bounds are those of "
-            "the comparison that made it; to get others, make it again with policy=... ."
-        )
-    if manifest["policy"].keys() != {field.name for field in dataclasses.fields(Policy)}:
-        raise FileError(f"{manifest_path}: its policy has other bounds: {sorted(manifest['policy'])}.")
-    if not target.is_file() or _digest(target) != manifest["sha256"]:
-        raise FileError(
-            f"{target}: it is missing, or not the file that {manifest_path.name} was written for."
-        )
-    return manifest
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    """Return a digest of the .json's content, which ignores whitespace and the order of keys."""
-    content = {name: value for name, value in manifest.items() if name != "seal"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _target(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix != ".safetensors":
         raise FileError(f"{target}: a record ends in .safetensors.")
     return target
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

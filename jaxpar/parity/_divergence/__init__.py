@@ -1,13 +1,13 @@
-"""Divergence: every place that differs although it is given the reference's inputs, and why.
+"""Find every layer or piece of code that differs although it received the reference's inputs, and why.
 
     torch_trace ──► inputs and outputs of every layer, the functions called ──┐
-                                                                              ├─► places ─► Divergence
+                                                                              ├─► sites ─► Divergence
     flax_replay ──► each layer of Flax on these inputs ───────────────────────┤
-    search ───────► torch, departing in one thing, until it is Flax ──────────┘
+    search ───────► torch with one change, until it computes Flax's arrays ───┘
 
-`forward` holds both passes; `losses`, `gradients`, `weights` and `optimizers` look elsewhere. `catalogue`,
-`exchanges` and `arrays` know what may be wrong, and `search` tries it. Everything is done in float64, where a
-layer is either the same or not.
+`forward` traces and replays both passes; `losses`, `gradients`, `weights` and `optimizers` cover the rest of
+a training step. `catalogue`, `layer_exchanges` and `array_changes` list possible mistakes, and `search` tries
+them. All of this is in float64, where a layer is either the same or clearly different.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .sites import SiteSearch, in_order
 
 
 def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Divergence | None:
-    """The places where the models differ, those first that change the outputs; None if float64 shows none.
+    """Return the divergences, those that change the outputs first; None if float64 shows none.
 
-    Weights come first, if each model has its own; then layers and the code between them; the loss;
-    gradients, where the last layer that differs is the first of the backward pass; the update; last what
-    leaves the outputs alone.
+    Searches the weights first, if each model has its own; then layers and the code between them; the loss;
+    the gradients, whose last divergent layer is the first one of the backward pass; and the update.
+    Divergences that leave the outputs unchanged come last.
     """
     step = min((row.difference.step for row in compared.different), default=1)
     different = [row.difference for row in compared.different if row.difference.step == step]
@@ -37,7 +37,7 @@ def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Diverge
     kinds = {d.kind for d in different}
     if step == 0:  # weights="own": they were compared before the first step
         return weights.divergence(pair, different)
-    # In the order of computation: every later place inherits what an earlier one got wrong.
+    # In the order of computation, because later values inherit the errors of earlier ones.
     forward = Forward(pair, batches, step)
     sites = list(SiteSearch(forward))
     divergences = list(in_order(sites))
@@ -56,7 +56,7 @@ def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Diverge
 
 
 def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
-    """Outputs agree, gradients do not: the layer nearest to the loss whose own gradient differs."""
+    """Locate the layer closest to the loss whose gradient differs, when the outputs agree."""
     order = [result.candidate for result in forward.layers]
     names = {d.name for d in different if d.kind is Kind.GRADIENT}
     owners = [path for path in order if any(name.startswith(f"{path}.") for name in names)]

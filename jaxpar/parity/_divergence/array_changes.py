@@ -1,4 +1,4 @@
-"""Arrays: what was made of torch's array to get Flax's, where it can be read off both."""
+"""Recognize how Flax's array was computed from torch's, from the two arrays alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .catalogue.scales import described
 from .search import EQUAL, SINGLE, Explanation, relative_error
 
 FEWEST = 4
-"""Elements of an array that is said to be a multiple: of fewer, chance may say so."""
+"""The smallest array that may be reported as a multiple; smaller ones may be multiples by chance."""
 
 
 def made_of(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Explanation]:
-    """Changes of torch's array, of no elements or axes in particular, that make it Flax's."""
+    """Return the changes of torch's whole array that yield Flax's, the closest first."""
     if (
         flax_array.shape != torch_array.shape
         or flax_array.size < 2
@@ -34,7 +34,7 @@ def _changes(flax_array: np.ndarray, torch_array: np.ndarray) -> Iterator[tuple[
         shift = int(flax_array.flat[0]) - int(torch_array.flat[0])
         yield f"positions are torch's (they are shifted by {shift})", torch_array + shift
     elif torch_array.dtype.kind == "f" and flax_array.size >= FEWEST:
-        # The smallest elements have the fewest digits of the ratio.
+        # The ratio of the largest elements has the most correct digits.
         largest = np.unravel_index(np.abs(torch_array).argmax(), torch_array.shape)
         scale = float(flax_array[largest] / torch_array[largest]) if torch_array[largest] else 0.0
         text = f"there is no factor (it is multiplied by {described(scale, reversed(torch_array.shape))})"
@@ -54,13 +54,14 @@ def _changes(flax_array: np.ndarray, torch_array: np.ndarray) -> Iterator[tuple[
 
 
 def blocks(x: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
-    """An axis of (heads, size) read as (size, heads), or of (3, heads, size) as (heads, 3, size)."""
+    """Read an axis of (heads, size) as (size, heads), or of (3, heads, size) as (heads, 3, size)."""
     x = np.moveaxis(x, axis, -1)
     length = x.shape[-1]
     divisors = [n for n in range(2, length) if length % n == 0]
     for first, second in itertools.product(divisors, divisors):
         last = length // (first * second)
-        # With something behind them, one of both is the number of parts: real and imaginary, q, k and v.
+        # With a third factor, one of the two is a number of parts: real and imaginary, or q, k and v. Other
+        # splits into three are implausible, and there are many.
         if length % (first * second) or (last > 1 and min(first, second) > 3):
             continue
         split = x.reshape(*x.shape[:-1], first, second, last)
@@ -70,7 +71,7 @@ def blocks(x: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _rounded(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Cause]:
-    """All values of one side are values of float32, and are torch's but for that."""
+    """Recognize arrays that are equal except that one side's values are rounded to float32."""
     error = relative_error(flax_array, torch_array)
     if torch_array.dtype.kind != "f" or error > SINGLE:
         return []

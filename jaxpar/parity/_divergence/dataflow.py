@@ -1,7 +1,7 @@
-"""Dataflow: of a run of torch that was watched, only the functions that a departure reaches, called again.
+"""Recompute only the torch functions that a departure affects, from the trace of a run.
 
-A model runs for as long as it is deep, and most causes that are tried are wrong. Here one costs a few calls.
-What this finds is only a candidate: a run of the whole model decides.
+A run of the model takes as long as the model is deep, and most hypotheses are wrong. Here, rejecting one
+costs a few calls. A hypothesis that passes is only a candidate, and a run of the whole model decides.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .torch_trace import Departure, LayerCall, Op, Trace, storage, tensors
 
 
 class NotRecomputable(Exception):
-    """A function works in place or draws random numbers, or the place is further on: only a run can tell."""
+    """The result needs a run: a function works in place or draws random numbers, or is outside the trace."""
 
 
 class Dataflow:
-    """The functions that no layer called, up to a place; layers return what they returned.
+    """The traced functions between the layers, up to op number `end`; layers return their recorded outputs.
 
     Args:
-      inside: of this layer's call the functions instead.
+      layer_call: use the functions inside this call instead.
     """
 
     def __init__(self, trace: Trace, end: int, layer_call: LayerCall | None = None):
@@ -37,7 +37,7 @@ class Dataflow:
         self._last_written = {address: op.index for op in trace.ops for address in op.written}
 
     def after(self, departure: Departure, target: torch.Tensor) -> torch.Tensor | None:
-        """A tensor of the run as it is with the departure; None if that does not reach it.
+        """Return the value of `target` under the departure; None if the departure does not affect it.
 
         Raises:
           NotRecomputable: a function on the path works in place, reads a tensor that is written to
@@ -56,14 +56,14 @@ class Dataflow:
             before = torch.random.get_rng_state()
             result = change(op.function, args, kwargs) if change else op.function(*args, **kwargs)
             if not torch.equal(before, torch.random.get_rng_state()):
-                raise NotRecomputable  # it would draw other numbers than in the model's own order
+                raise NotRecomputable  # it would draw different numbers than in the model's order of calls
             old, new = tensors(op.result), tensors(result)
             instead |= {id(x): y for x, y in zip(old, new, strict=False)}
         return instead.get(id(target))
 
     def _is_lost(self, op: Op) -> bool:
-        """Whether the function cannot be called again on what it was given."""
-        # Running averages are written by a kernel that does not say so.
+        """Whether the function's arguments have been overwritten, so that it cannot be called again."""
+        # The kernel that updates running averages does not increment the tensors' versions.
         counts = any(x is True for x in (*op.args, *op.kwargs.values()))
         if op.written or (op.name in ("batch_norm", "instance_norm") and counts):
             return True
@@ -80,7 +80,7 @@ class Dataflow:
 
 
 def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
-    """The tree with other tensors in the place of these, by their ids."""
+    """Return the tree with tensors replaced by id; other leaves and unknown containers are kept."""
 
     def leaf(x: object) -> object:
         return instead.get(id(x), x) if isinstance(x, torch.Tensor) else x
@@ -95,7 +95,7 @@ def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
 def quick(
     flow: Dataflow, call: LayerCall, index: int, which: str, departure: Departure
 ) -> Sequence[torch.Tensor]:
-    """The array of a layer's call with the departure, without a run; empty if it is not reached."""
+    """Return one tensor of a layer's call under the departure, without a run; [] if it is unaffected."""
     path = departure.exchanged.get(call.path, call.path)
     same = flow.trace.call((path, call.nth))
     if same is None:
@@ -104,5 +104,5 @@ def quick(
         raise NotRecomputable
     target = (same.input_tensors if which == "inputs" else same.output_tensors)[index]
     recomputed = flow.after(departure, target)
-    # An exchanged layer is given what arrives at its partner, changed or not.
+    # An exchanged layer gets its partner's inputs, whether or not these have changed.
     return [recomputed] if recomputed is not None else [target] if path != call.path else []

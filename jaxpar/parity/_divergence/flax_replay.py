@@ -1,8 +1,8 @@
-"""Replaying Flax: every layer is given the reference's inputs, in one compiled run of the whole model.
+"""Replay Flax's layers on the reference's inputs, in one compiled run of the whole model.
 
-What a layer was about to be given is noted and then replaced; what it returns is noted and then replaced by
-what the reference's layer returned. So an error stays where it is made: a layer's result depends on the layer
-alone, and what arrives at a layer only on the code between the layers.
+A layer's inputs are recorded and then replaced by the reference's; its outputs likewise. So errors do not
+propagate: a layer's outputs depend on the layer alone, and its recorded inputs only on the code between the
+layers.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from .torch_trace import LayerCall
 
 Array = np.ndarray | jax.Array
 Key = tuple[str, int]
-"""A call: the Flax path, and how many calls of it came before."""
+"""A call of a Flax layer: its path, and the number of earlier calls."""
 Both = tuple[np.ndarray, np.ndarray]
 """Flax's array, and the reference's in the same layout."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What Flax's layers did with the reference's inputs.
+    """The arrays of one replay.
 
     Attributes:
-      inputs: the arrays that each call was about to be given, by their numbers: the first, and the real ones
-        behind it. Of integers one row stands for many.
-      results: the first array that each call returned, from the reference's inputs.
-      outputs: of the model.
-      state: after the call.
-      misfits: the first array of calls that return other shapes than the reference's.
-      unreplayed: calls that Flax did not make, or whose arrays do not fit; each with the reason.
+      inputs: each call's original inputs by position: the first array, and later ones if floating. A single
+        row of integers may represent a batch of equal rows.
+      results: the first output of each call, computed from the reference's inputs.
+      outputs: the model's outputs.
+      state: the model's state after the call.
+      misfits: the first output of calls whose shapes differ from the reference's.
+      unreplayed: calls that Flax did not make, or whose shapes do not fit, with the reason.
     """
 
     inputs: dict[Key, dict[int, Both]]
@@ -57,12 +57,12 @@ class Replay:
 def replay(
     side: FlaxSide, batch: Batch, masks: tuple[np.ndarray, ...], calls: Mapping[Key, tuple[LayerCall, bool]]
 ) -> Replay:
-    """Runs the model forward once.
+    """Run the model forward once.
 
     Args:
-      calls: for each call of a Flax layer the reference's, and whether its channels are last in Flax.
+      calls: for each call of a Flax layer, the reference's call, and whether Flax has its channels last.
     """
-    # Arguments of the compiled run and not its constants, which XLA would spend its time folding.
+    # Arguments of the compiled function rather than constants: XLA would spend minutes folding these.
     references = {key: (call.inputs, call.outputs) for key, (call, _) in calls.items()}
     channels_last = {key: last for key, (_, last) in calls.items()}
     unreplayed = dict.fromkeys(calls, "not called in Flax")
@@ -82,7 +82,7 @@ def replay(
 
 
 class _Forcing:
-    """A handler that gives every known call the reference's arrays, and notes the layer's own."""
+    """A call handler that records each layer's arrays and replaces them by the reference's."""
 
     def __init__(self, references: Mapping, channels_last: Mapping[Key, bool], unreplayed: dict[Key, str]):
         self.references, self.channels_last, self.unreplayed = references, channels_last, unreplayed
@@ -100,7 +100,8 @@ class _Forcing:
         if key not in self.references:
             return call(*args, **kwargs)
         if get_opaque_trace_state(convention="nnx") != self.trace:
-            # What is seen there is one row, or belongs to a program of its own, and must not leave it.
+            # Under vmap an array is a single row, and scan traces a separate program: its tracers must not
+            # leak into this one.
             self.unreplayed[key] = "called inside of vmap, scan, remat or another transformation"
             return call(*args, **kwargs)
         reference_inputs, reference_outputs = self.references[key]
@@ -130,7 +131,7 @@ class _Forcing:
 
 
 def _by_keyword(layer: FlaxModule, kwargs: Mapping[str, Any]) -> list[str]:
-    """Keyword arguments that are numbers and no masks, in the order of the signature, which is torch's."""
+    """Return the names of numeric keyword arguments (not masks), in the signature's order, as torch's."""
     order = inspect.signature(type(layer).__call__).parameters
     names = [*(name for name in order if name in kwargs), *(name for name in kwargs if name not in order)]
     return [name for name in names if _is_number(kwargs[name])]
@@ -143,8 +144,8 @@ def _is_number(x: Any) -> bool:
 def _replaced(
     flax_arrays: Sequence[Any], torch_arrays: Sequence[Any], channels_last: bool, rows: bool = False
 ) -> list[Any] | None:
-    """Our arrays with theirs in their places; None if the first does not fit."""
-    placed = list(flax_arrays)  # what the reference has not, such as a flag, stays Flax's own
+    """Replace Flax's arrays by torch's; None if the first one does not fit."""
+    placed = list(flax_arrays)  # arguments that torch lacks, such as a flag, stay Flax's
     for i, (flax_array, torch_array) in enumerate(zip(flax_arrays, torch_arrays, strict=False)):
         if hasattr(flax_array, "shape"):
             fitting = fit(torch_array, flax_array.shape, channels_last, rows or _is_whole(flax_array))
@@ -156,7 +157,10 @@ def _replaced(
 
 
 def _pairs(flax_arrays: Sequence[Any], torch_arrays: Sequence[Any], channels_last: bool) -> dict[int, tuple]:
-    """Our arrays and theirs, by number. Behind the first, masks of the frameworks mean different things."""
+    """Pair Flax's arrays with torch's by position: the first, and later ones if floating.
+
+    Later bools and integers are masks, which mean different things in the two frameworks.
+    """
     pairs = {}
     for i, (flax_array, torch_array) in enumerate(zip(flax_arrays, torch_arrays, strict=False)):
         if hasattr(flax_array, "shape") and (i == 0 or jnp.issubdtype(flax_array.dtype, jnp.floating)):
@@ -173,9 +177,9 @@ def _is_whole(x: Any) -> bool:
 def together(
     flax_array: Array, torch_array: Array, channels_last: bool, rows: bool
 ) -> tuple[Array, Array] | None:
-    """Our array, and theirs in its layout; where one row stands for many, both with all the rows.
+    """Return Flax's array and torch's in the same layout, or None if the shapes do not fit.
 
-    None if they do not fit, even so.
+    With `rows`, a single row that represents a batch is broadcast.
     """
     exactly = fit(torch_array, flax_array.shape, channels_last)
     if exactly is not None:
@@ -187,20 +191,20 @@ def together(
 
 
 def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> Array | None:
-    """The array in the layout of a shape: as it is, channels at the end, or time and batch swapped.
+    """Return torch's array in the layout of Flax's shape: as it is, channels last, or time and batch swapped.
 
     Args:
-      rows: whether one row may stand for many, as positions that are the same in every row.
+      rows: whether one row may represent a batch, as for positions that are equal in every row.
     """
     if channels_last and array.ndim > 2:
         array = jnp.moveaxis(array, 1, -1)
         return array if array.shape == shape else None
     if array.shape == shape:
         return array
-    # torch's recurrent layers have time first, unless they were told otherwise.
+    # torch's recurrent layers have time first, unless batch_first=True.
     if array.ndim > 2 and jnp.swapaxes(array, 0, 1).shape == shape:
         return jnp.swapaxes(array, 0, 1)
-    # A layer of the user's own, of whose channels the rulebook says nothing.
+    # A user-defined layer, about whose channels the rulebook has no information.
     if array.ndim > 2 and jnp.issubdtype(array.dtype, jnp.floating):
         last = jnp.moveaxis(array, 1, -1)
         if last.shape == shape:
@@ -209,7 +213,7 @@ def fit(array: Array, shape: Shape, channels_last: bool, rows: bool = False) -> 
 
 
 def _with_rows(array: Array, shape: Shape) -> Array | None:
-    """[S, ...], [1, S, ...] and [B, S, ...] in each other's shape; of many rows the first."""
+    """Convert between [S, ...], [1, S, ...] and [B, S, ...]; of several rows, take the first."""
     if array.ndim == len(shape) + 1:
         return array[0] if array.shape[1:] == shape else None
     if array.ndim + 1 == len(shape):
@@ -220,7 +224,7 @@ def _with_rows(array: Array, shape: Shape) -> Array | None:
 
 
 def unfit(flax_array: np.ndarray, shape: Shape, channels_last: bool) -> np.ndarray | None:
-    """Flax's array in torch's layout, of such a shape there; the way back from `fit`."""
+    """Return Flax's array in torch's layout and shape, or None: the inverse of `fit`."""
     if channels_last and flax_array.ndim > 2:
         flax_array = np.moveaxis(flax_array, -1, 1)
     for array in (flax_array, flax_array.swapaxes(0, 1) if flax_array.ndim > 2 else flax_array):

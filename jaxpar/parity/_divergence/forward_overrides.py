@@ -1,7 +1,7 @@
-"""Overridden forwards: a torch layer that makes its own inputs, as a table of positions that counts a mask.
+"""Detect torch layers with a custom `forward` that computes their inputs, such as positions from a mask.
 
-Its Flax layer is the plain one, called with what the torch layer makes inside. Given torch's inputs it would
-return something else, and nothing would be wrong.
+The Flax counterpart is the plain layer, called on the computed inputs. Replayed on the torch layer's inputs,
+it would correctly return something different.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from .torch_trace import LayerCall, tensors
 
 
 def plain_results(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> list[np.ndarray] | None:
-    """What the forward of the torch class that the rule is about returns for such a call.
+    """Return the results of the rule's torch class for a call of its subclass, one for each way to call it.
 
-    One result for each way to call it; None if the layer has no other forward. Of a class that is no subclass
-    of it, and no table, nothing is known, and it is None, too.
+    None if the layer does not override `forward`, or if its class is neither a subclass nor an embedding.
     """
     plain = _plain_forward(layer, rule)
     if plain is None or not call.outputs:
@@ -36,13 +35,13 @@ def plain_results(layer: torch.nn.Module, rule: Rule, call: LayerCall) -> list[n
             try:
                 again = tensors(plain(layer, *args, **kwargs))
             except Exception:
-                continue  # the plain forward has other arguments, or refuses what it is given
+                continue  # the plain forward has a different signature, or rejects these arguments
             results += [to_numpy(x) for x in again[:1]]
     return results
 
 
 def _plain_forward(layer: torch.nn.Module, rule: Rule) -> Callable[..., Any] | None:
-    """None if the layer has no other forward."""
+    """Return the overridden `forward`, or None if the layer does not override it."""
     for kind in rule.kinds:
         base = getattr(torch.nn, kind, None)
         if base is not None and isinstance(layer, base):
@@ -58,7 +57,7 @@ def _looked_up(layer: torch.nn.Module, index: torch.Tensor) -> torch.Tensor:
 
 
 def _ways_to_call(call: LayerCall) -> Iterator[tuple[tuple, dict[str, Any]]]:
-    """As it was called, with the arrays alone, and with the first array alone."""
+    """Yield the original arguments, the arrays alone, and the first array alone."""
     arrays = [tensor_of(x.copy()) for x in call.inputs]
     instead = {id(old): new for old, new in zip(call.input_tensors, arrays, strict=True)}
     yield with_tensors(call.arguments, instead)

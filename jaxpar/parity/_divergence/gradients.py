@@ -1,4 +1,4 @@
-"""Gradients that differ where outputs agree: torch frozen or padded elsewhere, until it is Flax."""
+"""Explain gradients that differ although the outputs agree: torch with other frozen or padded parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .forward import Forward
 from .search import EQUAL, relative_error
 
 Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]
-"""In words what is right and what Flax does instead, and torch applied so."""
+"""A description of the change, and a context manager that applies it to torch."""
 
 
 def causes(forward: Forward, path: str, flax: str) -> tuple[Cause, ...]:
-    """Why the gradients of a layer's own tensors are not torch's."""
+    """Return the changes to torch that yield Flax's gradients of a layer's parameters."""
     every = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).gradients
     flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
     torch_gradients = forward.seen.gradients
@@ -52,7 +52,7 @@ def _interventions(
 
 
 def _padded(layer: torch.nn.Embedding, flax_gradients: Named, torch_gradients: Named) -> Iterator[int | None]:
-    """None, and the rows that have a gradient in torch and none in Flax."""
+    """Yield None, and up to two rows that have a gradient in torch but not in Flax."""
     yield None
     for name, x in flax_gradients.items():
         if x.ndim == 2 and len(x) == layer.num_embeddings:

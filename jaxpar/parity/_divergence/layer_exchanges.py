@@ -1,4 +1,4 @@
-"""Exchanges: one layer in the place of another, or with its weights, or none at all."""
+"""Hypotheses on layers: exchanged, applied with a different layer's weights, or left out."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .search import EQUAL, Explanation, Hypothesis, relative_error
 from .torch_trace import Change, Departure, Function, LayerCall, Op
 
 RECENT = 6
-"""Calls of layers in front of a place that may be in each other's."""
+"""The number of layer calls before a divergence that may have been exchanged."""
 
 
 def exchanges(
     forward: Forward, call: LayerCall | None, layer_differs: bool = False
 ) -> Iterator[list[Hypothesis]]:
-    """What may be wrong with which layer is called.
+    """Yield hypotheses on which layers are called, in stages.
 
     Args:
-      call: of the layer in front of which something differs; None for the model's outputs.
-      inside: whether the layer itself differs.
+      call: the call whose inputs differ; None for the model's outputs.
+      layer_differs: whether the call's own result differs instead.
     """
     if layer_differs and call is not None:
         yield [*_weights_of_others(forward, call)]
@@ -45,10 +45,10 @@ def exchanges(
 
 
 def beside_the_sum(forward: Forward, call: LayerCall | None, flax_array: np.ndarray) -> list[Explanation]:
-    """A norm in front of a residual's branch and not behind the sum, or the other way: read off the arrays.
+    """Recognize pre-norm in place of post-norm, or the reverse, from the arrays alone.
 
     Args:
-      ours: what Flax gives the layer.
+      flax_array: the layer's input in Flax.
     """
     explanations = []
     for other in forward.trace.calls if call is not None else []:
@@ -90,7 +90,7 @@ def _in_the_place_of_another(
 
 
 def _alike(forward: Forward, a: LayerCall, b: LayerCall) -> bool:
-    """Whether their shapes do not tell them apart."""
+    """Whether the layers' outputs and parameters have equal shapes."""
     if [x.shape for x in a.outputs] != [x.shape for x in b.outputs]:
         return False
     shapes = ({name: x.shape for name, x in _parameters(forward, call).items()} for call in (a, b))
@@ -127,7 +127,7 @@ def _left_out(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesis]
 
 
 def _rearranged(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
-    """What a layer returns, read in another order: heads and their size, parts and heads."""
+    """Yield a layer's output with the factors of its last axis in a different order: heads, size, parts."""
     for call in recent:
         if call.outputs and call.outputs[0].ndim > 1:
             for text, array in blocks(call.outputs[0], call.outputs[0].ndim - 1):
@@ -139,7 +139,7 @@ SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 
 
 def _other_operands(forward: Forward, ops: list[Op], recent: list[LayerCall]) -> Iterator[Hypothesis]:
-    """A residual that is taken from elsewhere, as behind the norm instead of in front of it."""
+    """Yield sums whose residual operand is a different array, such as the norm's output."""
     for op in ops:
         if op.name not in SUMS or not isinstance(op.result, torch.Tensor):
             continue

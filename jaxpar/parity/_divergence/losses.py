@@ -1,4 +1,4 @@
-"""Outputs agree and losses do not: torch's loss with one call changed, until it is Flax's."""
+"""Explain losses that differ although the outputs agree: torch's loss with one call changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .torch_trace import Departure
 
 
 def loss_divergence(forward: Forward) -> Divergence:
-    """The loss, with what would make torch's equal to Flax's."""
+    """Return the loss's divergence, with the changes that yield Flax's loss."""
 
     def watch(departure: Departure) -> Named:
         results, _ = forward.rerun(departure)

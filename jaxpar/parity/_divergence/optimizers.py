@@ -1,4 +1,4 @@
-"""Gradients agree and updates do not: torch's optimizer with other settings, until it is optax's."""
+"""Explain updates that differ although the gradients agree: torch's optimizer with one setting changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "decoupled_weight_decay": (True, False),
     "initial_accumulator_value": (0.0, 0.1),
 }
-"""What other libraries have as their defaults."""
+"""Defaults of other libraries, the likeliest mistakes."""
 
 CONJUGATE = (
     "the optimizer is given the gradients of complex parameters (it acts on their conjugates, which JAX's "
@@ -43,12 +43,12 @@ OTHERS = {"Adam": ("AdamW", "NAdam"), "AdamW": ("Adam",), "NAdam": ("Adam",), "R
 
 
 def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[str]) -> Divergence | None:
-    """Runs both sides for `steps` steps, torch's with each variation, and compares the weights.
+    """Run both sides for `steps` steps, torch with each variation in turn, and compare the weights.
 
     Args:
-      steps: beyond the first that differs, if there are more: settings that are alike in one step
-        (a smaller rate and more dampening) part in the next.
-      noise: parameters that are left out.
+      steps: should extend past the first differing step: settings that are equivalent for one step (a smaller
+        rate, more dampening) differ in the next.
+      noise: parameters to leave out.
     """
     if not pair.task.optimizer:
         return None
@@ -58,14 +58,14 @@ def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[
     candidate = pair.candidate(reference)
     for step in range(1, steps + 1):
         candidate.step(batches(step), reference.step(batches(step)).masks)
-    # torch runs from the start with each variation: an optimizer's state remembers its settings.
+    # Every variation runs from the start, because an optimizer's state depends on its earlier settings.
     flax_weights, causes = candidate.weights(), []
     for text, other in itertools.chain(_as_one_bias(build, pair), _variations(build, right)):
         varied = dataclasses.replace(pair, task=dataclasses.replace(pair.task, optimizer=(other, tx)))
         try:
             torch_weights = _weights(varied, batches, steps)
         except (ValueError, TypeError, RuntimeError):
-            continue  # settings that torch refuses
+            continue  # torch rejects these settings
         relative = max(
             relative_error(flax_weights[name], torch_weights[name])
             for name in torch_weights
@@ -79,7 +79,10 @@ def divergence(pair: ModelPair, batches: Batches, steps: int, noise: Collection[
 
 
 def _as_one_bias(build: Build, pair: ModelPair) -> Iterator[tuple[str, Build]]:
-    """Where Flax has the sum of torch's two recurrent biases, which moves half as far as they do."""
+    """Yield the variation for Flax's recurrent layers, whose one bias is the sum of torch's two.
+
+    Both of torch's biases get the gradient, so their sum moves twice as far as Flax's bias.
+    """
     names = [name for name, _ in pair.torch_module.named_parameters()]
     summed = [
         (part, names.index(part.torch[0]), names.index(part.torch[1]))
@@ -129,7 +132,7 @@ def _variations(build: Build, right: torch.optim.Optimizer) -> Iterator[tuple[st
 
 
 def _forms(build: Build, defaults: dict[str, Any]) -> Iterator[tuple[str, Build]]:
-    """Other formulas under the same name."""
+    """Yield different formulas that optimizers of the same name use."""
     if "betas" in defaults:
         yield "moments are divided by 1 - beta**t (they are not)", partial(_adam, build, corrected=False)
         for eps in dict.fromkeys((defaults["eps"], 1e-8)):
@@ -155,7 +158,7 @@ def _forms(build: Build, defaults: dict[str, Any]) -> Iterator[tuple[str, Build]
 
 
 class _Adam(torch.optim.Optimizer):
-    """optax's formula, each part as it is asked for; decay as in AdamW, or in the gradient."""
+    """Adam as optax computes it, with options; weight decay as in AdamW (decoupled), or in the gradient."""
 
     def __init__(self, groups: Any, decoupled: bool, root: float, corrected: bool, nesterov: bool):
         super().__init__(groups, {})
@@ -198,14 +201,14 @@ def _adam(
 
 
 def _root_of(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
-    """RMSprop by optax's default: g / sqrt(v + eps)."""
+    """Build RMSprop with optax's default formula: g / sqrt(v + eps)."""
     before = build(parameters)
     groups = [{**group, "betas": (0.0, group["alpha"]), "eps": 0.0} for group in before.param_groups]
     return _Adam(groups, False, before.defaults["eps"], corrected=False, nesterov=False)
 
 
 def _decoupled(build: Build, share: float, parameters: Parameters) -> torch.optim.Optimizer:
-    """A share of the weight as it was before the step is taken from it, and the gradient has none."""
+    """Build the optimizer with decoupled decay: each step subtracts `share` times the old weight."""
     optimizer = _with(build, {"weight_decay": 0.0}, parameters)
     old_values: list[torch.Tensor] = []
 
@@ -231,10 +234,10 @@ def _with(build: Build, settings: dict[str, Any], parameters: Parameters) -> tor
 
 
 def _every(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
-    """An optimizer that knows no None, as in JAX, where what is not used or frozen decays like the rest."""
+    """Build an optimizer that treats missing gradients as zeros, as JAX does: such parameters still decay."""
     frozen = [p for p in parameters if not p.requires_grad]
     for p in frozen:
-        p.requires_grad_(True)  # it may be asked for those that have a gradient
+        p.requires_grad_(True)  # `build` may select the parameters that require a gradient
     optimizer = build(parameters)
     for p in frozen:
         p.requires_grad_(False)
@@ -251,7 +254,7 @@ def _every(build: Build, parameters: Parameters) -> torch.optim.Optimizer:
 def _summed(
     build: Build, summed: list[tuple[Part, int, int]], parameters: Parameters
 ) -> torch.optim.Optimizer:
-    """An optimizer for which the second bias is in the first one, and stays 0."""
+    """Build an optimizer that trains the sum of two biases: the first holds the sum, the second stays 0."""
     stay = []
     for part, *both in summed:
         first, second = (parameters[i] for i in both)

@@ -1,6 +1,6 @@
-"""The search for a cause: torch, departing from itself in one thing, until it gives what Flax gave.
+"""Search for causes: run torch with one change at a time until it computes Flax's arrays.
 
-A cause is named only if torch's own answer proves it. Nothing is assumed about Flax's code.
+A cause is reported only if a run of torch proves it. Nothing is assumed about Flax's code.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from .dataflow import NotRecomputable
 from .torch_trace import Departure, Op
 
 Watch = Callable[[Departure], Named]
-"""Runs torch with this departure; returns the arrays that Flax's are held against."""
+"""Runs torch with a departure; returns the arrays to compare with Flax's."""
 
 Quick = Callable[[Departure], Named]
-"""The same without a run of the model, where that can be had; NotRecomputable where it cannot."""
+"""The same without a run of the model; raises NotRecomputable where that is impossible."""
 
 EQUAL = 1e-10
 SINGLE = 2.0**-20
-"""How far a value in float32 may be from one in float64: some roundings."""
+"""How far float32 values may be from float64 ones: a few roundings."""
 SHARE = 1e-5
-"""A cause explains a difference if it leaves a smaller part of it, and no more than float32 does."""
+"""A cause explains a difference if it leaves at most this share of the difference, and at most SINGLE."""
 HYPOTHESES = 3000
-"""For one place at most; a window of many calls has many variations."""
+"""The limit per site; a window of many calls has many variations."""
 OPS = 60_000
-"""Functions called in runs of the whole model, for one place at most; for all places three times as many."""
+"""The limit of function calls in runs of the whole model, per site; three times as many for all sites."""
 FEWEST = 40
-"""Runs for one place that even a deep model has."""
+"""The minimum number of runs per site, for deep models."""
 
 
 class Hypothesis(NamedTuple):
-    """A departure, and in words what is right and what it does instead."""
+    """A departure, and a text that describes the right behaviour and the departure's."""
 
     text: str
     departure: Departure
 
 
 class Explanation(NamedTuple):
-    """A hypothesis that made torch equal to Flax. `departure` is empty where no run of torch was needed."""
+    """A hypothesis that made torch equal to Flax; its departure is empty if no run was needed."""
 
     cause: Cause
     departure: Departure = Departure()
 
 
 class Search:
-    """Searches of one comparison: they share a number of runs, and what was found is tried first.
+    """The searches of one comparison, which share a budget of runs and try earlier explanations first.
 
     Args:
-      length: functions that a run of the model calls.
+      length: the number of functions that a run of the model calls.
     """
 
     def __init__(self, length: int):
@@ -75,11 +75,11 @@ class Search:
         quick: Quick | None = None,
         before: float = 0.0,
     ) -> list[Explanation]:
-        """Every hypothesis of the first stage in which one explains Flax's arrays, the best first.
+        """Return the hypotheses that explain Flax's arrays, of the first stage that has any, the best first.
 
         Args:
-          before: how far torch is from them without a departure. Both may have tables of float32 that differ
-            by roundings, as rotary positions have; such a rest is allowed for.
+          before: torch's error without a departure. A small part of it may remain, because tables of float32,
+            such as rotary positions, may differ by rounding.
         """
         tolerance = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL
         runs = _Runs(min(self.limit, self.remaining), watch, quick, flax, tolerance)
@@ -98,7 +98,7 @@ class Search:
 
 @dataclasses.dataclass
 class _Runs:
-    """Runs of the model, as many as there may be."""
+    """A limited number of runs of the model."""
 
     limit: int
     watch: Watch
@@ -108,10 +108,10 @@ class _Runs:
     used: int = 0
 
     def apart(self, departure: Departure) -> float:
-        """How far torch is from Flax then."""
+        """Return torch's error relative to Flax under the departure; inf if rejected."""
         try:
-            # The user did not make the wrong call, and is not to be warned of it. Python's filters and
-            # torch's generator belong to the process; both are restored after every run.
+            # A warning about a deliberately wrong call would confuse the user. Python's filters and torch's
+            # generator belong to the process, so both are restored after every run.
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
                 quick_error = self._quickly(departure)
                 if (quick_error is None and self.used == self.limit) or (
@@ -121,11 +121,11 @@ class _Runs:
                 self.used += quick_error is None  # where Flax's result is had already, a run but confirms it
                 return self._error(self.watch(departure))
         except Exception:
-            # A wrong way that torch refuses is not what Flax did; the model may refuse by any error.
+            # If torch rejects the change, Flax did not do the same. The model's code may raise anything.
             return math.inf
 
     def _quickly(self, departure: Departure) -> float | None:
-        """How far it is without a run; None if that is not known."""
+        """Return the error without a run, or None if a run is needed."""
         try:
             return self._error(self.quick(departure)) if self.quick else None
         except NotRecomputable:
@@ -144,7 +144,7 @@ def _explaining(hypotheses: list[Hypothesis], runs: _Runs) -> list[Explanation]:
             explanations.append(Explanation(Cause(hypothesis.text, relative), hypothesis.departure))
     if any(explanation.cause.relative <= EQUAL for explanation in explanations):
         explanations = [explanation for explanation in explanations if explanation.cause.relative <= EQUAL]
-    # The same mistake in several calls is one cause; the call that explains most stands for it.
+    # One mistake in several calls is one cause; keep the call that explains most.
     best = {
         explanation.cause.text: explanation
         for explanation in sorted(explanations, key=lambda explanation: -explanation.cause.relative)
@@ -153,12 +153,12 @@ def _explaining(hypotheses: list[Hypothesis], runs: _Runs) -> list[Explanation]:
 
 
 def known_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:
-    """The catalogue's variations of these calls: one call at a time, then all calls of a kind together."""
+    """Yield the catalogue's variations: of one call at a time, then of all calls of a kind together."""
     yield from _of(ops, variations)
 
 
 def any_mistakes(ops: Sequence[Op]) -> Iterator[list[Hypothesis]]:
-    """What may be wrong with the result of any call: its place, its scale, its order, its type."""
+    """Yield changes to any call's result: its position, scale, order and dtype."""
     yield from _of(ops, anything_wrong)
 
 
@@ -173,12 +173,12 @@ def _of(ops: Sequence[Op], catalogue: Catalogue) -> Iterator[list[Hypothesis]]:
         single.append(Hypothesis(variation.text, departure))
         alike[variation.text] = alike.get(variation.text, Departure()) | departure
     yield single
-    # A function that splits heads wrongly does so for query, key and value.
+    # A mistake often repeats: a helper that splits heads wrongly does so for query, key and value.
     yield [Hypothesis(text, departure) for text, departure in alike.items() if len(departure.changes) > 1]
 
 
 def _all(ops: Sequence[Op], catalogue: Catalogue) -> Iterator[tuple[int, Variation]]:
-    # The last first: what is wrong earlier has mostly been found at an earlier place.
+    # In reverse order, because mistakes in earlier calls were usually found at an earlier site.
     for position, op in reversed([*enumerate(ops)]):
         wrong_calls = catalogue(ops, position)
         while True:
@@ -186,15 +186,14 @@ def _all(ops: Sequence[Op], catalogue: Catalogue) -> Iterator[tuple[int, Variati
                 with warnings.catch_warnings(action="ignore"):
                     variation = next(wrong_calls, None)
             except (TypeError, KeyError, IndexError, AttributeError, ValueError, RuntimeError):
-                break  # called in a way that the catalogue does not know
+                break  # the call has a form that the catalogue does not cover
             if variation is None:
                 break
             yield op.index, variation
 
 
 def relative_error(c: np.ndarray, r: np.ndarray) -> float:
-    """max|c - r| / max|r|, infinite where the shapes or the NaNs differ."""
-    # NaN in one and not in the other is no small difference, and neither is another shape.
+    """Return max|c - r| / max|r|; infinite if the shapes or the positions of NaNs and infinities differ."""
     if c.shape != r.shape or not np.array_equal(np.isfinite(c), np.isfinite(r)):
         return math.inf
     finite = np.isfinite(r)

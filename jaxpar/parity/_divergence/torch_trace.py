@@ -1,9 +1,8 @@
-"""Watching torch: what went into each layer and came out, which functions were called, and runs that depart
-from it.
+"""Trace torch's layers and functions, and run the model with departures from its own behaviour.
 
-A departure is how causes are found. "What if torch's layer_norm had eps=1e-6?" is answered by torch itself,
-and the answer is held against what Flax computed. Hooks sit on the compared copy alone, and the mode that
-sees the functions belongs to this thread.
+Departures are how causes are found: "what if torch's layer_norm had eps=1e-6?" is answered by a run of torch,
+which is compared with Flax's result. Hooks are registered only on the compared copy, and the mode that
+intercepts functions is local to this thread.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ from .._tensors import tensor_of
 
 Function = Callable[..., PyTree]
 Change = Callable[[Function, tuple, dict], PyTree]
-"""What to do instead of function(*args, **kwargs)."""
+"""Called as change(function, args, kwargs) in place of function(*args, **kwargs)."""
 Nth = tuple[str, int]
-"""A call of a layer: its torch path, and how many calls of it came before."""
+"""A call of a torch layer: its path, and the number of earlier calls."""
 
 
 @dataclasses.dataclass(eq=False)
 class Op:
-    """One call of a torch function, by its place in the run.
+    """One call of a torch function.
 
     Attributes:
-      written: the storages, by address, that it wrote to in place.
+      index: the position in the run's order of calls.
+      written: the addresses of the storages that it modified in place.
     """
 
     index: int
@@ -55,13 +55,14 @@ class LayerCall:
     """One call of a layer.
 
     Attributes:
-      nth: how many calls of the same layer came before.
-      inputs, outputs: its arrays in torch's layout; the outputs are the layer's own.
-      first, last: the ops that it made are range(first, last).
+      nth: the number of earlier calls of the layer.
+      inputs, outputs: its arrays in torch's layout; the outputs are those before a departure.
+      first, last: its ops are range(first, last).
       input_tensors, output_tensors: the tensors themselves, in a run that keeps its ops.
-      arguments: what it was called with, in such a run.
-      replayed: whether Flax's layer is given the same inputs in the replay. What a layer that is not calls
-        is code like that between the layers.
+      arguments: its (args, kwargs), in such a run.
+      replayed: whether Flax's layer gets the same inputs in the replay. Otherwise its ops count as code
+      between
+        the layers.
     """
 
     path: str
@@ -82,7 +83,7 @@ class LayerCall:
 
 @dataclasses.dataclass
 class Trace:
-    """One forward pass and its loss. The first `model_ops` ops belong to the model, the rest to the loss."""
+    """One forward pass and loss. The first `model_ops` ops belong to the model, the others to the loss."""
 
     model_ops: int = 0
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -91,7 +92,7 @@ class Trace:
 
     @property
     def inside(self) -> set[int]:
-        """The ops that replayed layers made."""
+        """The indices of ops inside replayed layers."""
         return {i for call in self.calls if call.replayed for i in range(call.first, call.last)}
 
     def call(self, key: Nth) -> LayerCall | None:
@@ -100,13 +101,13 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Departure:
-    """In what a run departs from torch's own.
+    """The changes of a run of torch relative to its own behaviour.
 
     Attributes:
-      changes: what is done instead of a call, by index of op.
-      exchanged: layers by path, each called in the place of the other.
-      inputs: what a layer's call is given instead, by the number of its input.
-      outputs: what it returns instead, or rather its first arrays.
+      changes: replacements of function calls, by op index.
+      exchanged: pairs of layers' paths, each called in place of the other.
+      inputs: for a layer's call, the position of an input and the array that replaces it.
+      outputs: for a layer's call, the arrays that replace its first outputs.
     """
 
     changes: Mapping[int, Change] = dataclasses.field(default_factory=dict)
@@ -120,11 +121,11 @@ class Departure:
 
 
 class Enough(Exception):
-    """What was asked for has been seen; the rest of the run is not needed."""
+    """Raised to end a run once the requested arrays are known."""
 
 
 class _Ops(TorchFunctionMode):
-    """Numbers the calls, keeps them, and changes some of them."""
+    """Numbers, records and changes calls of torch functions."""
 
     def __init__(self, trace: Trace, changes: Mapping[int, Change], keep: bool):
         super().__init__()
@@ -148,7 +149,7 @@ class _Ops(TorchFunctionMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """What watching itself calls is none of the model's."""
+        """Do not count functions that the tracing itself calls."""
         self.paused = True
         try:
             yield
@@ -166,13 +167,13 @@ def watched(
     keep: bool = False,
     outputs: Callable[[PyTree], dict[str, torch.Tensor]] = named_leaves,
 ) -> Iterator[None]:
-    """Fills a trace while the module runs.
+    """Fill a trace while the module runs.
 
     Args:
       outputs: names the tensors that the module returns.
-      paths: of the layers whose arrays are wanted.
-      until: a layer's call and "inputs" or "outputs": Enough is raised when they are known.
-      keep: whether the ops are kept, with references to their tensors.
+      paths: the paths of the layers to trace.
+      until: a layer's call and "inputs" or "outputs": raises Enough when these are known.
+      keep: whether to record the ops, with references to their tensors.
     """
     departure = departure or Departure()
     ops = _Ops(trace, departure.changes, keep)
@@ -196,7 +197,7 @@ def watched(
 
 
 class _Layers:
-    """Notes the calls of layers, and gives and returns what the departure says."""
+    """Hooks that record the calls of layers and replace arrays as the departure specifies."""
 
     def __init__(self, trace: Trace, departure: Departure, until: tuple[Nth, str] | None, ops: _Ops):
         self.trace, self.departure, self.until, self.ops = trace, departure, until, ops
@@ -207,7 +208,7 @@ class _Layers:
         path = self.departure.exchanged.get(path, path)
         nth = self.counts[path] = self.counts.get(path, -1) + 1
         with self.ops.pause():
-            # Copies: what a layer is given may be changed in place later.
+            # to_numpy copies, because a layer's inputs may be modified in place later.
             input_tensors = _in_order(layer, args, kwargs)
             call = LayerCall(path, nth, [to_numpy(x) for x in input_tensors], [], self.ops.count)
             if self.ops.keep:
@@ -243,35 +244,35 @@ def tensors(tree: PyTree) -> list[torch.Tensor]:
 
 
 def storage(x: torch.Tensor) -> int:
-    """The address of its elements, which its views share."""
+    """Return the address of a tensor's storage, which its views share."""
     return x.untyped_storage().data_ptr()
 
 
 def _in_order(layer: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors that a layer is given, in the order of its signature: keywords may come in any."""
+    """Return a layer's input tensors in the order of its signature, regardless of the order of keywords."""
     order = list(inspect.signature(layer.forward).parameters)
     ordered = sorted(kwargs, key=lambda name: order.index(name) if name in order else len(order))
     return list(named_leaves((args, {name: kwargs[name] for name in ordered})).values())
 
 
 def _given(call: tuple, old: torch.Tensor, array: np.ndarray) -> tuple:
-    """The arguments with another array in the place of one of their tensors."""
+    """Return the arguments with one tensor replaced by the values of an array."""
     leaves, structure = jax.tree.flatten(call, is_leaf=_is_tensor)
     index = next(i for i, leaf in enumerate(leaves) if leaf is old)
     new = tensor_of(np.array(array, order="C")).to(old.dtype).reshape(old.shape)
     if old.grad_fn is not None:
         try:
-            # In place, so that a residual that goes around the layer takes it too.
+            # In place, so that a residual connection around the layer sees the new values too.
             old.detach().copy_(new)
             return call
         except RuntimeError:
-            pass  # of an expanded tensor, whose elements share their memory
+            pass  # an expanded tensor, whose elements share memory, cannot be written to
     leaves[index] = new
     return jax.tree.unflatten(structure, leaves)
 
 
 def _returned(output: PyTree, current_arrays: list[np.ndarray], arrays: list[np.ndarray]) -> PyTree:
-    """The output with these arrays in its tensors; None where that changes nothing."""
+    """Return the output with its first tensors replaced by arrays; None if all are equal already."""
     leaves, structure = jax.tree.flatten(output, is_leaf=_is_tensor)
     tensor_indices = [i for i, leaf in enumerate(leaves) if _is_tensor(leaf)]
     different = False

@@ -1,4 +1,4 @@
-"""Weights that differ: the first leaf, and what would make it torch's."""
+"""Explain weights that differ (weights="own"): rearrangements of the first leaf that yield torch's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .catalogue.variation import orders
 from .search import EQUAL, relative_error
 
 MOST_SORTED = 128
-"""Heads of a layer."""
+"""The largest number of heads or experts whose names may have been sorted as strings."""
 
 
 def divergence(pair: ModelPair, different: list[Difference]) -> Divergence:
-    """The first leaf that differs, with weights='own'."""
+    """Return the divergence of the first differing leaf."""
     name = different[0].name
     reference = pair.reference("float64")
     every = reference.weights()
     torch_leaf, flax_leaf = every[name], pair.candidate(reference).weights()[name]
     link = next(link for link in pair.links.layers for part in link.parts if name in part.flax)
-    # The search is over arrangements of Flax's own elements: equal shapes hide most of them.
+    # Rearrangements of equal shape raise no error when weights are loaded, so they are the likeliest
+    # mistakes.
     fitting = ((text, x) for text, x in _rearranged(flax_leaf) if x.shape == torch_leaf.shape)
     candidates = [Cause(text, relative_error(x, torch_leaf)) for text, x in fitting]
     candidates += [
@@ -62,7 +63,7 @@ def _in_order(
 
 
 def _sorted(x: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Heads and experts whose names were sorted as texts: 0, 1, 10, 11, 2."""
+    """Yield the order of heads or experts whose numbers were sorted as strings: 0, 1, 10, 11, 2."""
     length = x.shape[axis]
     for count in range(11, min(length, MOST_SORTED) + 1):
         if length % count == 0:

@@ -1,8 +1,9 @@
-"""The catalogue of known causes: for each function of torch, what a port gets wrong about it.
+"""The catalogue of known causes: for each torch function, the mistakes that ports make with it.
 
-An entry is a function from an `Op` to `Variation`s. A variation runs torch's function the wrong way; if torch
-then gives what Flax gave, its text says what Flax should have done. To add one, write an entry in the file
-that the function belongs to, and name the function here. What has no entry falls to `anything`.
+An entry is a function from an `Op` to `Variation`s. A variation calls torch's function in a wrong way; if
+torch then computes Flax's arrays, the variation's text states what Flax should have done. To add one, write
+an entry in the file for that kind of function, and list the torch functions here. `any_call` covers functions
+without an entry.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ NAMES: dict[Entry, tuple[str, ...]] = {
     ),
     losses.divergence_loss: ("kl_div",),
 }  # fmt: skip
-"""By entry: the names of the torch functions that it is about."""
+"""For each entry, the names of its torch functions."""
 
 ENTRIES: dict[str, list[Entry]] = {}
 for _entry, _names in NAMES.items():
@@ -88,11 +89,11 @@ for _entry, _names in NAMES.items():
         ENTRIES.setdefault(_name, []).append(_entry)
 
 REMOVABLE = {"softmax", "layer_norm", "batch_norm", *ACTIVATIONS}
-"""Functions that a port may leave out without a change of shapes."""
+"""Functions that a port can leave out without changing a shape."""
 
 
 def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
-    """All known wrong ways to make the call ops[place]; none for a function that is not in the catalogue."""
+    """Yield all known wrong variations of the call ops[index]; none without an entry."""
     op = ops[index]
     for entry in ENTRIES.get(op.name, ()):
         yield from entry(op)
@@ -102,5 +103,5 @@ def variations(ops: Sequence[Op], index: int) -> Iterator[Variation]:
 
 
 def anything_wrong(ops: Sequence[Op], index: int) -> Iterator[Variation]:
-    """What may be wrong with the result of any call."""
+    """Yield changes to the result of the call ops[index], whatever its function."""
     yield from anything(ops[index])

@@ -1,4 +1,4 @@
-"""Anything: what may be wrong with the result of a call that has no entry of its own."""
+"""Mistakes in the result of any function, for those without an entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SILENT = {"size", "dim", "numel", "__len__", "item", "stride", "is_floating_poin
 
 
 def anything(op: Op) -> Iterator[Variation]:
-    """Of integers the place, of masks what they let through, of floats axes, order, scale and type."""
+    """Yield changes to the result: shifts of integers, visibility of masks, scale and order of floats."""
     x = op.result
     if op.name in SILENT or not isinstance(x, torch.Tensor) or x.ndim == 0 or x.numel() < 2:
         return

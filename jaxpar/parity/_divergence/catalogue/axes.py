@@ -1,4 +1,4 @@
-"""Axes: which is which, where they have equal lengths and nothing raises, and which one is summed over."""
+"""Mistakes with axes: exchanged axes of equal length, which raise no error, and wrong reductions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .variation import Kwargs, Variation, afterwards, applying
 
 
 def equal(x: object) -> Iterator[tuple[int, int]]:
-    """The pairs of axes that can be swapped without a change of shape."""
+    """Yield the pairs of axes that can be swapped without changing the shape."""
     if isinstance(x, torch.Tensor):
         pairs = itertools.combinations(range(x.ndim), 2)
         yield from ((a, b) for a, b in pairs if x.shape[a] == x.shape[b] > 1)
 
 
 def moved(op: Op) -> Iterator[Variation]:
-    """transpose, permute, movedim: left out, or other axes."""
+    """transpose, permute, movedim: left out, or applied to other axes."""
     operand = op.args[0]
     if isinstance(operand, torch.Tensor) and operand.shape == op.result.shape:
         yield applying(f"{op.name} is done (it is left out)", lambda x, *args, **kwargs: x)
@@ -32,7 +32,7 @@ def moved(op: Op) -> Iterator[Variation]:
 
 
 def heads(op: Op) -> Iterator[Variation]:
-    """Axes that are split into heads and put together again: in another order nothing raises."""
+    """view, reshape: heads split or joined in a different order, which raises no error."""
     x, shape = op.args[0], op.result.shape
     if not isinstance(x, torch.Tensor) or x.ndim == 0:
         return
@@ -50,7 +50,7 @@ def heads(op: Op) -> Iterator[Variation]:
 
 
 def _split_crosswise(axis: int, x: torch.Tensor) -> torch.Tensor:
-    """The same elements as [second, first] and turned; x is [..., first, second, ...]."""
+    """Read x, [..., first, second, ...], as [..., second, first, ...] and transpose."""
     shape = list(x.shape)
     shape[axis : axis + 2] = shape[axis + 1], shape[axis]
     return x.reshape(shape).transpose(axis, axis + 1)
@@ -63,7 +63,7 @@ def _joined_crosswise(
 
 
 def reduced(op: Op) -> Iterator[Variation]:
-    """mean, sum, amax, norm, cumsum: over other axes."""
+    """mean, sum, amax, norm, cumsum: over different axes."""
     bound = _arguments(op)
     dim, x = bound.get("dim"), op.args[0]
     if dim is None or not isinstance(x, torch.Tensor):
@@ -98,7 +98,7 @@ def _over(axis: int | tuple[int, ...], function: Function, args: tuple, kwargs: 
 
 
 def spread(op: Op) -> Iterator[Variation]:
-    """var and std: torch divides by n - 1, and jax.numpy by n."""
+    """var, std: torch divides by n - 1, jax.numpy by n."""
     yield from reduced(op)
     bound = _arguments(op)
     dim, keep = bound.get("dim"), bool(op.kwargs.get("keepdim", False))
@@ -113,7 +113,7 @@ def spread(op: Op) -> Iterator[Variation]:
 
 
 def repeated(op: Op) -> Iterator[Variation]:
-    """Heads of keys that several heads of queries share: a, a, b, b in one, a, b, a, b in the other."""
+    """repeat, repeat_interleave: shared key heads as a, a, b, b in one and a, b, a, b in the other."""
     x, result = op.args[0], op.result
     axes = [i for i in range(x.ndim) if result.ndim == x.ndim and result.shape[i] != x.shape[i]]
     if len(axes) == 1:
@@ -130,7 +130,7 @@ def repeated(op: Op) -> Iterator[Variation]:
 
 
 def norm_axis(op: Op) -> Iterator[Variation]:
-    """layer_norm and rms_norm over another axis of the same length."""
+    """layer_norm, rms_norm: over a different axis of the same length."""
     x = op.args[0]
     for a, b in equal(x):
         if b == x.ndim - 1:

@@ -1,4 +1,4 @@
-"""Activations that a model writes by hand: found by their values, whatever functions they are made of."""
+"""Recognize handwritten activations by their values, whatever functions compute them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .layers import ACTIVATIONS
 from .variation import Kwargs, Variation
 
 REACH = 16
-"""Calls back to where the argument may be; the tanh form of gelu takes eight."""
+"""How many calls back the activation's argument may be; gelu's tanh form takes eight."""
 SAMPLE = 64
 
 
 def by_hand(ops: Sequence[Op], end: int, direct: frozenset[str]) -> Iterator[Variation]:
-    """The wrong activations for ops[end], if it returns a known activation of an earlier tensor.
+    """Yield wrong activations for ops[end], if its result is a known activation of an earlier tensor.
 
     Args:
-      direct: names of functions that are activations themselves, and have an entry.
+      direct: names of functions that are activations, and have an entry of their own.
     """
     op = ops[end]
     y = op.result
@@ -42,7 +42,7 @@ def _others(x: torch.Tensor, y: torch.Tensor) -> Iterator[Variation]:
     sample = slice(None, None, max(1, x.numel() // SAMPLE))
     x_sample, y_sample = x.flatten()[sample], y.flatten()[sample]
     for name, function in ACTIVATIONS.items():
-        # Of the identity every function would be one by hand.
+        # Any function that returns its argument would match the identity.
         if name == "no activation" or not _close(function(x_sample), y_sample):
             continue
         if not _close(function(x), y):

@@ -1,4 +1,4 @@
-"""Norms, activations, softmax, dropout, linear layers and embeddings: what ports get wrong about them."""
+"""Mistakes with norms, activations, softmax, dropout, linear layers and embeddings."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .variation import (
 )
 
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-7, 1e-10, 1e-9, 0.0, 1e-4, 1.1e-5, 2.0**-23)
-"""What libraries have as their defaults; the last is what float32 has at 1."""
+"""Defaults of libraries; the last is the machine epsilon of float32."""
 LARGEST = max(EPSILONS)
 
 
 def epsilons(op: Op) -> Iterator[Variation]:
-    # Flax's LayerNorm and GroupNorm have 1e-6 where torch's have 1e-5, and training hides it.
+    # The default of Flax's LayerNorm and GroupNorm is 1e-6, torch's 1e-5. Training hides the difference.
     right = arguments_of(op).get("eps")
-    if right is None:  # rms_norm: the type's own
+    if right is None:  # rms_norm defaults to the dtype's machine epsilon
         right = torch.finfo(op.args[0].dtype).eps
     yield from acting_as("eps", right, EPSILONS, short, "epsilon")
 
 
 def added_epsilon(op: Op) -> Iterator[Variation]:
-    """x + 1e-6, in a norm that is written by hand."""
+    """x + 1e-6 in a handwritten norm."""
     for index, right in enumerate(op.args[:2]):
         if isinstance(right, float) and 0 < right <= LARGEST:
             for value in EPSILONS:
@@ -57,7 +57,7 @@ def batch_norm(op: Op) -> Iterator[Variation]:
     if bound["running_mean"] is None:
         return
     if training:
-        # Flax's momentum is the share of the old value, torch's that of the new one.
+        # Flax's momentum is the weight of the old value, torch's the weight of the new value.
         unbiased = "the running variance is the unbiased one"
         yield Variation(f"{unbiased}, n/(n-1) of what it is: jaxpar.nn.BatchNorm", _biased(None))
         for other in dict.fromkeys((1 - momentum, 0.1, 0.9, 0.99, 0.01, 0.5)):
@@ -73,7 +73,7 @@ def batch_norm(op: Op) -> Iterator[Variation]:
 
 
 def _biased(momentum: float | None) -> Change:
-    """Flax's running variance divides by n, torch's by n - 1."""
+    """Update the running variance as Flax does, with the variance that divides by n instead of n - 1."""
 
     def change(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
         bound = arguments(function, args, kwargs)
@@ -130,7 +130,7 @@ def activation(op: Op) -> Iterator[Variation]:
     for name, other in ACTIVATIONS.items():
         right = op.name
         if name.startswith("gelu") and op.name == "gelu":
-            # Flax's default is the approximation, torch's is not.
+            # Flax's default is the tanh approximation, torch's the exact function.
             right = f"approximate={arguments_of(op).get('approximate') not in (None, 'none')}"
         yield applying(f"{right} (it acts as {name})", partial(_of_the_input, other))
 
@@ -140,7 +140,7 @@ def _of_the_input(other: Function, input: torch.Tensor, *args: object, **kwargs:
 
 
 def identity(op: Op) -> Iterator[Variation]:
-    """The call is left out."""
+    """Leave the call out."""
     if op.args and isinstance(op.args[0], torch.Tensor):
         yield applying(f"{op.name} is done (it is left out)", lambda x, *args, **kwargs: x)
 
@@ -161,7 +161,7 @@ OF_SCORES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "sigmoid": lambda x, axis: torch.sigmoid(x),
     "x / x.sum()": lambda x, axis: x / x.sum(axis, keepdim=True),
 }
-"""What is made of scores, over an axis."""
+"""Functions from scores to weights, over an axis."""
 
 
 def _over(other: Function, axis: int, input: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
@@ -172,7 +172,7 @@ def dropout(op: Op) -> Iterator[Variation]:
     right = arguments_of(op)["p"]
     for p in dict.fromkeys((1 - right, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5)):
         if p != right and p < 1:
-            # The mask is the same for both; only the factor depends on the rate.
+            # Both sides use the same mask, so only the factor depends on the rate.
             factor = (1 - right) / (1 - p)
             yield afterwards(f"rate={right:g} (it acts as {p:g})", partial(operator.mul, factor))
     yield afterwards("what is kept is divided by 1 - rate", lambda y: y * (1 - right))
@@ -181,7 +181,7 @@ def dropout(op: Op) -> Iterator[Variation]:
 def linear(op: Op) -> Iterator[Variation]:
     bound = arguments_of(op)
     weight = bound["weight"]
-    if weight.shape[0] == weight.shape[1]:  # of any other shape it would not have been loaded
+    if weight.shape[0] == weight.shape[1]:  # a transposed kernel that is not square fails to load
         yield calling("the kernel is the transpose of torch's weight (it is not transposed)", weight=weight.T)
     if bound.get("bias") is not None:
         yield calling("the bias is added (it is not)", bias=None)
@@ -203,7 +203,7 @@ def embedding(op: Op) -> Iterator[Variation]:
         "the embedding is not scaled (it is multiplied by the root of its size)",
         lambda y: y * weight.shape[1] ** 0.5,
     )
-    # Clamped, because torch refuses an index out of range.
+    # Clamped, because torch raises on an index out of range.
     last = weight.shape[0] - 1
     for shift in (1, -1):
         yield calling(

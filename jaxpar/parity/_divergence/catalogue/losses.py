@@ -1,4 +1,4 @@
-"""Losses: what ports get wrong about them."""
+"""Mistakes with losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cross_entropy(op: Op) -> Iterator[Variation]:
             "the mean divides by the sum of the rows' weights (it divides by their number)",
             lambda y: y * weight[target.clamp(min=0)].sum() / target.numel(),
         )
-    # optax's has no ignore_index: a port multiplies by a mask, and takes the mean over all rows.
+    # optax has no ignore_index, so a port multiplies by a mask and takes the mean over all rows.
     counted = target != bound["ignore_index"]
     if not counted.all():
         yield afterwards(

@@ -1,4 +1,4 @@
-"""Masks: who sees what. What ports get wrong where they are made, applied and read."""
+"""Mistakes with attention masks, where they are created, combined and applied."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OTHERS = {
     "lt": ("le", "gt"), "le": ("lt", "ge"), "gt": ("ge", "lt"), "ge": ("gt", "le"),
     "eq": ("ne",), "ne": ("eq",),
 }  # fmt: skip
-"""By comparison: with equality or without, and the other way."""
+"""For each comparison: the same with or without equality, and the reversed one."""
 SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
 def comparison(op: Op) -> Iterator[Variation]:
-    """A window or a causal mask: positions compared with positions, or with a length."""
+    """lt, le, ...: a causal or window mask, from positions compared with positions or a length."""
     name = op.name.strip("_")
     for other in OTHERS[name]:
         text = f"the mask compares by {SIGNS[name]} (it compares by {SIGNS[other]})"
@@ -58,7 +58,7 @@ def _against(shift: int, function: Function, args: tuple, kwargs: Kwargs) -> Mas
 
 
 def both(op: Op) -> Iterator[Variation]:
-    """Conditions that are joined: causal and not padded."""
+    """and, or: combined conditions, such as causal and not padded."""
     name = op.name.strip("_").removeprefix("r")
     for i in (0, 1):
         yield applying(
@@ -124,7 +124,7 @@ def _with_condition(
 
 
 def changes(mask: Mask) -> Iterator[tuple[str, Callable[[Mask], Mask]]]:
-    """Changes of a bool mask [..., queries, keys] that is True where a query sees a key."""
+    """Yield changes to a bool mask [..., queries, keys] that is True where a query sees a key."""
     if mask.dtype != torch.bool or mask.ndim < 2:
         return
     rows, columns = mask.shape[-2:]
@@ -145,14 +145,14 @@ def changes(mask: Mask) -> Iterator[tuple[str, Callable[[Mask], Mask]]]:
 
 
 def _moved(mask: Mask, by: int) -> Mask:
-    """Along the keys, with nothing that comes around the end."""
+    """Shift along the keys, without wrapping around."""
     moved = mask.roll(by, -1)
     moved[..., 0 if by > 0 else -1] = False
     return moved
 
 
 def of_attention(name: str, op: Op) -> Iterator[Variation]:
-    """A mask among the arguments of scaled_dot_product_attention: bool, or 0 and -inf."""
+    """Yield changes to an attention function's mask argument: bool, or 0 and -inf."""
     mask = arguments_of(op).get(name)
     if not isinstance(mask, torch.Tensor):
         return

@@ -1,4 +1,4 @@
-"""Positions: numbers that are counted, which ports begin elsewhere or count the other way."""
+"""Mistakes with positions: a different start, or the reverse order."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ..torch_trace import Op
 from .variation import Variation, afterwards, applying
 
 SHIFTS = (1, -1, 2, -2)
-"""Two is what an encoder with a padding token begins with."""
+"""Encoders with a padding token start at 2."""
 
 
 def counted(op: Op) -> Iterator[Variation]:
-    """arange, and sums along a mask that count what is kept."""
+    """arange, cumsum: positions, or a count of unmasked tokens."""
     yield from shifted(op)
     if op.name == "arange":
         yield afterwards("positions are counted by 1 (they are counted by 2)", lambda x: x * 2)
 
 
 def shifted(op: Op) -> Iterator[Variation]:
-    """Numbers of rows: an index, a position, a distance."""
+    """Yield shifted and reversed integers: indices, positions, distances."""
     if not isinstance(op.result, torch.Tensor) or op.result.ndim == 0:
         return
     for shift in SHIFTS:
         text = f"positions are torch's (they are shifted by {shift})"
         yield afterwards(text, partial(operator.add, shift))
     yield afterwards("positions run upwards (they are reversed)", lambda x: x.flip(-1))
-    # Indices behind the end: JAX takes the last row, and torch refuses.
+    # JAX clamps an index past the end to the last row, and torch raises.
     for shift in SHIFTS:
         text = f"positions are torch's (they are shifted by {shift} and clamped)"
         yield afterwards(text, partial(_clamped, shift))
@@ -41,10 +41,10 @@ def _clamped(shift: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def difference(op: Op) -> Iterator[Variation]:
-    """Distances from the key to the query, or the other way."""
+    """sub: distances from key to query, or from query to key."""
     yield afterwards(f"the operands of {op.name} are in torch's order (they are swapped)", torch.neg)
 
 
 def negated(op: Op) -> Iterator[Variation]:
-    """A rotation that turns the other way."""
+    """neg: a rotation in the opposite direction."""
     yield applying("the sign is turned (it is not)", lambda x, *args, **kwargs: x)

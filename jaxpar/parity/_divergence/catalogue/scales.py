@@ -1,4 +1,4 @@
-"""Scales: the root of a size that attention divides by and embeddings multiply by, missing or another."""
+"""Mistakes with scales: a missing or different root of a size, as in attention and embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .variation import Variation, afterwards, with_argument
 
 
 def roots(sizes: Iterable[int]) -> dict[str, float]:
-    """What people scale by, in words, the likely ones first."""
+    """Return the usual scales with their descriptions, the likeliest first."""
     by_name: dict[str, float] = {}
     sizes = [n for n in dict.fromkeys(sizes) if n > 1]
     for n in sizes:
@@ -26,7 +26,7 @@ def roots(sizes: Iterable[int]) -> dict[str, float]:
 
 
 def described(scale: float, sizes: Iterable[int]) -> str:
-    """A scale as a number, and as people write it: `0.125, 1 / the root of 64`."""
+    """Describe a scale as a number, and as a root if it is one: `0.125, 1 / the root of 64`."""
     for name, value in roots(sizes).items():
         if "root" in name and math.isclose(scale, value, rel_tol=1e-12):
             return f"{scale:.6g}, {name}"
@@ -34,14 +34,14 @@ def described(scale: float, sizes: Iterable[int]) -> str:
 
 
 def sizes_of(*tensors: object) -> list[int]:
-    """The lengths of axes from the last to the first, then the products of two, as heads x size."""
+    """Return the lengths of axes from last to first, then the products of two, such as heads x size."""
     lengths = [n for x in tensors if isinstance(x, torch.Tensor) for n in reversed(x.shape)]
     lengths = list(dict.fromkeys(lengths))
     return lengths + [a * b for a, b in itertools.combinations(lengths, 2)]
 
 
 def product(op: Op) -> Iterator[Variation]:
-    """The scores of attention, or the logits of a tied table: not scaled in torch."""
+    """matmul, einsum: attention scores, or logits of a tied embedding, that torch does not scale."""
     if not isinstance(op.result, torch.Tensor):
         return
     tensors = [x for x in op.args if isinstance(x, torch.Tensor)]
@@ -52,7 +52,7 @@ def product(op: Op) -> Iterator[Variation]:
 
 
 def factor(op: Op) -> Iterator[Variation]:
-    """x * scale and x / scale, with a number."""
+    """mul, div: x * scale and x / scale, for a scalar."""
     numbers = [i for i, x in enumerate(op.args[:2]) if isinstance(x, Real) or _is_number(x)]
     if len(numbers) != 1 or len(op.args) < 2:
         return

@@ -1,4 +1,4 @@
-"""Attention and recurrent layers: what ports get wrong about them."""
+"""Mistakes with attention and recurrent layers."""
 
 from __future__ import annotations
 
@@ -79,17 +79,17 @@ def _masks(name: str, mask: torch.Tensor | None) -> Iterator[Variation]:
     if mask is None:
         return
     yield calling(f"{name} is applied (it is not)", **{name: None})
-    # torch's nn.MultiheadAttention masks out where True; its function and Flax keep where True.
+    # True masks out in torch's nn.MultiheadAttention, but keeps in scaled_dot_product_attention and in Flax.
     polarity = f"{name} has Flax's polarity, True for what is kept (it is inverted)"
     if mask.dtype == torch.bool:
         yield calling(polarity, **{name: ~mask})
-    elif ((mask == 0) | mask.isneginf()).all():  # nn.MultiheadAttention makes such of a bool
+    elif ((mask == 0) | mask.isneginf()).all():  # nn.MultiheadAttention converts bool masks to this form
         yield calling(polarity, **{name: torch.zeros_like(mask).masked_fill(mask == 0, -torch.inf)})
 
 
 def recurrent(op: Op) -> Iterator[Variation]:
     """torch.lstm, gru and rnn: (input, states, flat weights, ...)."""
-    if not isinstance(op.args[2], list | tuple):  # of a PackedSequence
+    if not isinstance(op.args[2], list | tuple):  # the overload for a PackedSequence
         return
     gates = {"lstm": 4, "gru": 3}.get(op.name, 1)
     for order in orders(gates):
@@ -102,7 +102,7 @@ def recurrent(op: Op) -> Iterator[Variation]:
 
 
 def _with_weights(order: tuple[int, ...], is_used: Callable[[int], bool] = lambda i: True) -> Change:
-    """All weights with their gates in another order; zeros for those that are not kept."""
+    """Reorder the gates of all weights; unused weights become zeros."""
 
     def change(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
         moved = [reordered(w, order) if is_used(i) else torch.zeros_like(w) for i, w in enumerate(args[2])]

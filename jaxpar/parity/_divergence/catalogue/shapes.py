@@ -1,4 +1,4 @@
-"""Convolutions, pooling, resizing, products, and where elements lie: what ports get wrong about them."""
+"""Mistakes with convolutions, pooling, resizing, products, and the order of elements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def convolution(op: Op) -> Iterator[Variation]:
 
 
 def _padded(bound: Kwargs) -> Iterator[Variation]:
-    """Flax's default, SAME: ceil(n / stride) outputs, with the odd element of padding at the end."""
+    """Pad as Flax's default, SAME: ceil(n / stride) outputs, with the odd element of padding at the end."""
     x, weight = bound["input"], bound["weight"]
     n = weight.ndim - 2
     defaults = {"stride": 1, "padding": 0, "dilation": 1}
@@ -58,7 +58,7 @@ def _padded(bound: Kwargs) -> Iterator[Variation]:
 
 
 def _transposed(bound: Kwargs) -> Iterator[Variation]:
-    """Flax's paddings of a transposed convolution: of the spread input, so k - 1 - p where torch has p."""
+    """Pad as Flax's transposed convolution, which pads the dilated input: by k - 1 - p for torch's p."""
     space = bound["weight"].shape[2:]
     right = _per_axis(bound.get("padding", 0), len(space))[0]
     for p in range(max(space)):
@@ -90,7 +90,7 @@ def _transposed(bound: Kwargs) -> Iterator[Variation]:
 
 
 def _same(length: int, stride: int) -> tuple[int, int]:
-    """What 'SAME' of jax.lax.conv_transpose is, so that the output is stride times as long."""
+    """Return the padding of jax.lax.conv_transpose's 'SAME', which makes the output stride times as long."""
     both = length + stride - 2
     first = length - 1 if stride > length - 1 else -(-both // 2)
     return first, both - first
@@ -126,9 +126,9 @@ def max_pool(op: Op) -> Iterator[Variation]:
 
 
 def pixel_shuffle(op: Op) -> Iterator[Variation]:
-    """torch reads the channels as (C, rows, columns)."""
+    """pixel_shuffle: torch reads the channels as (C, rows, columns)."""
     r = arguments_of(op)["upscale_factor"]
-    # Where C, rows and columns stand then.
+    # The positions of C, rows and columns in each order.
     axes = {"(C, columns, rows)": (0, 2, 1), "(rows, columns, C)": (2, 0, 1), "(columns, rows, C)": (2, 1, 0)}
 
     def read(layout: str, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
@@ -159,7 +159,7 @@ def interpolate(op: Op) -> Iterator[Variation]:
     mode, corners, antialias = bound["mode"], bool(bound["align_corners"]), bound["antialias"]
     if mode in ("linear", "bilinear", "bicubic", "trilinear"):
         yield from acting_as("align_corners", corners, [not corners])
-    # jax.image.resize smooths when it makes smaller, and its cubic kernel has another parameter.
+    # jax.image.resize antialiases when it shrinks, and its cubic kernel has a=-0.5 where torch has -0.75.
     if mode in ("bilinear", "bicubic"):
         yield calling(
             f"antialias={antialias} (it acts as {not antialias}, or as a=-0.5)", antialias=not antialias
@@ -170,7 +170,7 @@ def interpolate(op: Op) -> Iterator[Variation]:
 
 
 def flatten(op: Op) -> Iterator[Variation]:
-    """Channels come first in torch and last in Flax, so a flatten orders features otherwise."""
+    """flatten: channels come first in torch and last in Flax, which changes the order of features."""
     x = op.args[0]
     if isinstance(x, torch.Tensor) and x.ndim > 2:
         yield Variation(
@@ -181,7 +181,7 @@ def flatten(op: Op) -> Iterator[Variation]:
 
 
 def reshape(op: Op) -> Iterator[Variation]:
-    """Heads and their size, split out of one axis in the wrong order."""
+    """reshape: one axis split into heads and their size in the wrong order."""
     yield from flatten(op)
     shape = op.args[1:]
     shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
@@ -195,7 +195,7 @@ def reshape(op: Op) -> Iterator[Variation]:
 
 
 def pieces(op: Op) -> Iterator[Variation]:
-    """chunk, split and unbind: query, key and value, or gates, in another order."""
+    """chunk, split, unbind: query, key and value, or gates, in a different order."""
     parts = op.function(*op.args, **op.kwargs)
     if not isinstance(parts, tuple | list) or len(parts) > 4 or len({x.shape for x in parts}) != 1:
         return
@@ -219,7 +219,7 @@ VERBS = {"add": "added", "mul": "multiplied", "sub": "subtracted", "div": "divid
 
 
 def binary(op: Op) -> Iterator[Variation]:
-    """A residual, a scale or an offset that is left out."""
+    """add, mul, ...: a residual, a scale or an offset that is left out."""
     verb = VERBS[op.name.strip("_").removeprefix("r").removeprefix("i")]
     if len(op.args) > 1:
         shape = op.function(*op.args, **op.kwargs).shape

@@ -1,4 +1,4 @@
-"""Variation: one wrong way to call a function of torch, and helpers to write one in a line."""
+"""Variation: one wrong way to call a torch function, and helpers that write one in a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...._typing import PyTree
 from ..torch_trace import Change, Function, Op
 
 Kwargs = dict[str, Any]
-"""The arguments of a call by name."""
+"""A call's arguments by parameter name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Variation:
     """A wrong way to call a function.
 
     Attributes:
-      text: what is right, in Flax's words, and what Flax seems to do.
-      change: the wrong way.
+      text: the right behaviour in Flax's terms, and in parentheses what Flax seems to do.
+      change: makes the wrong call.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Variation:
 
 
 Entry = Callable[[Op], Iterator[Variation]]
-"""The wrong ways to make this call."""
+"""Yields the wrong variations of one call."""
 
 _CONVOLUTION = ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
 _TRANSPOSED = ["input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"]
@@ -55,11 +55,11 @@ BUILTIN = {
     "softmax": ["input", "dim", "dtype"],
     "log_softmax": ["input", "dim", "dtype"],
 }  # fmt: skip
-"""The parameters of functions that are written in C++ and cannot be asked."""
+"""The parameters of functions that are implemented in C++ and have no signature."""
 
 
 def arguments(function: Function, args: tuple, kwargs: Kwargs) -> Kwargs:
-    """The arguments by name, defaults included where they are known."""
+    """Return the arguments by name, including known defaults."""
     names = BUILTIN.get(getattr(function, "__name__", ""))
     if names:
         return dict(zip(names, args, strict=False)) | kwargs
@@ -73,19 +73,19 @@ def arguments_of(op: Op) -> Kwargs:
 
 
 def calling(text: str, **other: Any) -> Variation:
-    """The same function with other values for some arguments."""
+    """Call the same function with some arguments replaced."""
     return recalling(text, lambda bound: other)
 
 
 def recalling(text: str, change: Callable[[Kwargs], Kwargs]) -> Variation:
-    """The same function with some arguments computed from the given ones.
+    """Call the same function with some arguments computed from the original ones.
 
-    The given ones are those of the new run, in which earlier values may differ.
+    `change` gets the arguments of the new run, in which earlier values may have changed.
     """
 
     def again(function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
         bound = arguments(function, args, kwargs)
-        # The first by its place: a method of a tensor takes it in no other way.
+        # The first argument is positional, because a tensor's method accepts `self` only so.
         first, *others = {**bound, **change(bound)}.items()
         return function(first[1], **dict(others))
 
@@ -93,23 +93,23 @@ def recalling(text: str, change: Callable[[Kwargs], Kwargs]) -> Variation:
 
 
 def recalling_then(text: str, other: Kwargs, then: Callable[[Any], Any]) -> Variation:
-    """The same function with other values for some arguments, and its result changed."""
+    """Call the same function with some arguments replaced, and change its result."""
     again = recalling(text, lambda bound: other).change
     return Variation(text, lambda function, args, kwargs: then(again(function, args, kwargs)))
 
 
 def applying(text: str, instead: Function) -> Variation:
-    """Another function of the same arguments."""
+    """Call a different function with the same arguments."""
     return Variation(text, lambda function, args, kwargs: instead(*args, **kwargs))
 
 
 def afterwards(text: str, then: Callable[[Any], Any]) -> Variation:
-    """The same function, with its result changed."""
+    """Call the same function and change its result."""
     return Variation(text, lambda function, args, kwargs: then(function(*args, **kwargs)))
 
 
 def with_argument(index: int, value: Any, function: Function, args: tuple, kwargs: Kwargs) -> PyTree:
-    """The function with another value for the argument at a place."""
+    """Call the function with the positional argument at `index` replaced."""
     return function(*(value if i == index else x for i, x in enumerate(args)), **kwargs)
 
 
@@ -121,21 +121,21 @@ def acting_as(
     label: str = "",
     **more: Any,
 ) -> Iterator[Variation]:
-    """The same function with each of these values for one argument: "label=right (it acts as value)"."""
+    """Yield a call with each value for one argument, described as "label=right (it acts as value)"."""
     for value in dict.fromkeys(values):
-        if value != right:  # else it would be the run that is known to differ
+        if value != right:  # the unchanged run is known to differ
             text = f"{label or name}={shown(right)} (it acts as {shown(value)})"
             yield calling(text, **{name: value}, **more)
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
-    """All wrong orders of so many blocks or axes, such as query, key and value, or gates."""
+    """Yield all wrong orders of `count` blocks or axes, such as query, key and value, or gates."""
     right = tuple(range(count))
     return (order for order in itertools.permutations(right) if order != right)
 
 
 def reordered(x: torch.Tensor | None, order: tuple[int, ...]) -> torch.Tensor | None:
-    """A tensor with its blocks of rows in another order."""
+    """Reorder a tensor's blocks of rows."""
     return None if x is None else torch.cat([x.chunk(len(order))[i] for i in order])
 
 

@@ -1,0 +1,126 @@
+"""The .json of a record: its fields, its validation, and the bounds of its comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import FileError
+from ._comparison import Comparison
+from .measuring import Key, Kind, Level, Policy
+
+if TYPE_CHECKING:
+    from ._request import Request
+
+FORMAT = "jaxpar parity record"
+VERSION = 3
+Ratios = dict[Key, float | None]
+FIELDS = {
+    **dict.fromkeys(("level", "dtype", "subject", "sha256", "seal"), str),
+    **dict.fromkeys(("steps", "replicas", "seed"), int),
+    **dict.fromkeys(("training", "loss", "optimizer"), bool),
+    **dict.fromkeys(("environment", "policy", "noise"), dict),
+    **dict.fromkeys(("ratios", "calls", "outputs"), list),
+}
+"""The fields of the .json besides its format and version, with their types."""
+
+
+def manifest_of(
+    comparison: Comparison, request: Request, noise: dict[str, str], sha256: str
+) -> dict[str, Any]:
+    task = request.task
+    policy = dataclasses.asdict(comparison.policy)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "subject": comparison.subject,
+        "level": comparison.level.value,
+        "dtype": request.compute_dtype,
+        "steps": comparison.steps,
+        "replicas": task.replicas,
+        "training": task.training,
+        "channels_first": task.channels_first,
+        "seed": task.seed,
+        "loss": task.loss is not None,
+        "optimizer": task.optimizer is not None,
+        "outputs": [*(task.outputs or {}).items()],
+        "environment": dict(comparison.environment),
+        "policy": {**policy, "level": comparison.level.value},
+        "noise": noise,
+        "ratios": list(_ratios(comparison)),
+        "sha256": sha256,
+    }
+
+
+def _ratios(comparison: Comparison) -> Iterator[tuple[str, str, int, float | None]]:
+    """Yield the kind, name, step and larger ratio of every row."""
+    for row in comparison.rows:
+        d = row.difference
+        both = [ratio for ratio in (d.ratio_rms, d.ratio_max) if ratio is not None and np.isfinite(ratio)]
+        yield d.kind.value, d.name, d.step, max(both, default=None)
+
+
+def bounds(manifest: Mapping[str, Any], target: Path) -> tuple[Policy, Ratios]:
+    """Return the record's bounds, and each row's ratio in the order of computation."""
+    try:
+        overrides = tuple((str(pattern), float(bound)) for pattern, bound in manifest["policy"]["overrides"])
+        level = Level(manifest["level"])
+        policy = Policy(**{**manifest["policy"], "level": level, "overrides": overrides})
+        return policy, {(Kind(kind), name, step): ratio for kind, name, step, ratio in manifest["ratios"]}
+    except (ValueError, TypeError) as error:
+        manifest_path = target.with_suffix(".json")
+        raise FileError(f"{manifest_path}: its level, policy or ratios make no sense: {error}.") from None
+
+
+def read_manifest(target: Path) -> dict[str, Any]:
+    """Read and validate the .json; raises FileError if either file is unusable."""
+    manifest_path = target.with_suffix(".json")
+    try:
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(
+            f"{manifest_path}: there is no such file; make the record with parity.record."
+        ) from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise FileError(f"{manifest_path}: it cannot be read: {error}.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise FileError(f"{manifest_path}: it is not a record of parity.record.")
+    if manifest.get("version") != VERSION:
+        raise FileError(
+            f"{manifest_path}: it is of version {manifest.get('version')}, and this is jaxpar's {VERSION}."
+        )
+    if absent := FIELDS.keys() - manifest.keys():
+        raise FileError(f"{manifest_path}: {', '.join(sorted(absent))} is missing.")
+    for name, kind in FIELDS.items():
+        if type(manifest[name]) is not kind:
+            actual = type(manifest[name]).__name__
+            raise FileError(f"{manifest_path}: its {name} is {actual}, not {kind.__name__}.")
+    if manifest["seal"] != seal(manifest):
+        raise FileError(
+            f"{manifest_path}: it was changed after parity.record wrote it. A record's bounds are those of "
+            "the comparison that made it; to get others, make it again with policy=... ."
+        )
+    if manifest["policy"].keys() != {field.name for field in dataclasses.fields(Policy)}:
+        raise FileError(f"{manifest_path}: its policy has other bounds: {sorted(manifest['policy'])}.")
+    if not target.is_file() or digest(target) != manifest["sha256"]:
+        raise FileError(
+            f"{target}: it is missing, or not the file that {manifest_path.name} was written for."
+        )
+    return manifest
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """Return a digest of the .json's content, which ignores whitespace and the order of keys."""
+    content = {name: value for name, value in manifest.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
