@@ -2,13 +2,14 @@
 
     links = links_of(flax_module, torch_module, mapping=..., inputs=...)
     links.layers                      # Link(torch path, flax path, Rule or None, parts), in Flax's order
-    links.to_flax(arrays)             # {torch name: array} to {leaf path: array}; also of a subset
+    links.to_flax(arrays)             # {torch name: array} to {leaf path: array}; also for a subset
     links.parameters(arrays), links.state(arrays)
-    links.to_torch(leaves)            # both ways also for gradients: gradient=True
+    links.to_torch(leaves)            # both directions accept gradients: gradient=True
 
-`tree` (Flax) and `source` (torch) are what is there, `names` and `mapping` say where torch's names lead,
-`fusion` shows pairing layers that are one here and several there as if they were not, `pairing` pairs them,
-`unmatched` raises for the rest, `guesses` guesses. On top are the public verbs `load_torch` and `to_torch`.
+`tree` (Flax) and `source` (torch) describe the two models. `names` and `mapping` map torch's names to Flax
+paths. `fusion` presents fused layers to `pairing` as separate ones, `pairing` pairs them, `unmatched` raises
+for leftovers, and `guesses` proposes a mapping. `moves` holds the reversible rearrangements of arrays that
+all of them use. The public functions `load_torch` and `to_torch` are on top.
 """
 
 from .load_torch import links_of as links_of

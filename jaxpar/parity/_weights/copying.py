@@ -1,8 +1,8 @@
-"""Copies of host arrays: in any order of axes about as fast as memory allows, and onto the old ones' devices.
+"""Copy host arrays in any axis order at about memory bandwidth, and place them on devices.
 
-NumPy copies a transposed matrix down its columns, and every element is a cache miss. `aligned_copy` copies
-tiles twice: along the rows into a small buffer, whose rows are padded so that they do not evict each other,
-and from there in the new order; and all cores take part.
+NumPy copies a transposed matrix column by column, so that every element is a cache miss. `aligned_copy`
+copies each tile twice: along the rows into a small buffer, whose rows are padded so that they do not evict
+each other, and from the buffer in the new order. All cores are used.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import jax
 import numpy as np
 
 ALIGNMENT = 64
-"""JAX on a CPU takes over a buffer that begins at a multiple of this, and copies any other."""
+"""On CPUs, JAX uses a buffer at a multiple of this many bytes without copying it."""
 TILE = 128, 256
-"""Rows and columns of a tile, small enough to fit into a second-level cache with its copy."""
+"""Rows and columns of a tile, chosen so that the tile and its copy fit into the second-level cache."""
 PADDING = 16
 SMALL = 1 << 14
-"""Bytes below which tiles are not worth their bookkeeping."""
+"""Size in bytes below which tiling costs more than it saves."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def placed_like(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Copies of host arrays on the devices of the old ones, spread as these are."""
-    # JAX on a CPU would share the memory with torch, whose optimizer would then change JAX's array.
+    """Copy host arrays to the devices of the `old` arrays, with their shardings."""
+    # Copies, because on CPUs JAX would share memory with torch, whose optimizer would change JAX's array.
     copies = on_all_cores(aligned_copy, arrays.values())
     placed = {
         path: jax.device_put(copy, _sharding(old[path])) for path, copy in zip(arrays, copies, strict=True)
@@ -38,13 +38,13 @@ def placed_like(arrays: Mapping[str, np.ndarray], old: Mapping[str, Any]) -> dic
 
 
 def _sharding(old: Any) -> Any:
-    """None leaves an array free to move, if JAX was free to move the old one."""
+    """Return the old array's sharding; None if the array was uncommitted, so that the new one is too."""
     committed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
     return old.sharding if committed else None
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:
-    """A copy in C order that shares its memory with nothing."""
+    """Return a copy in C order in newly allocated, aligned memory."""
     room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -53,14 +53,14 @@ def aligned_copy(array: np.ndarray) -> np.ndarray:
 
 
 def on_all_cores(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """`map`, in threads: NumPy releases the interpreter's lock while it copies."""
+    """Map in threads; NumPy releases the GIL while it copies."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(function, items)
 
 
 def _fill(copy: np.ndarray, array: np.ndarray) -> None:
     if array.dtype.isbuiltin != 1 and array.itemsize <= 8:
-        # NumPy copies bfloat16 and its like element by element through a function; integers it does not.
+        # NumPy copies bfloat16 and similar types with a function call per element, unlike integers.
         bits = np.dtype(f"u{array.itemsize}")
         copy, array = copy.view(bits), array.view(bits)
     shape = _merged(array)
@@ -86,7 +86,7 @@ def _fill(copy: np.ndarray, array: np.ndarray) -> None:
 
 
 def _merged(array: np.ndarray) -> tuple[int, ...]:
-    """The shape with neighbouring axes joined wherever the result is still a view."""
+    """Return the shape with adjacent axes merged wherever the reshaped array is still a view."""
     shape: list[int] = []
     last = 0
     for size, stride in zip(array.shape, array.strides, strict=True):

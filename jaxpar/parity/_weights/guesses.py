@@ -1,4 +1,4 @@
-"""Guesses: a mapping to start from, of what is left over on both sides."""
+"""Guess a mapping for the tensors and leaves that remain unpaired."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .unmatched import ignored
 
 
 class Guesses:
-    """What can be guessed of two models, beyond what is known.
+    """Guesses for two models, in addition to a fixed mapping.
 
     Attributes:
-      groups: layers of one kind and shape, as they are paired by names and order.
+      groups: unpaired layers of one kind and shape, paired by names and order.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Guesses:
         self.groups = groups(self._pairing, *leftovers, calls)
 
     def turns(self, chosen: Iterable[LayerGroup] | None = None) -> list[Turn]:
-        """Single arrays that are left over when the groups' layers are paired."""
+        """Return guesses for single arrays that remain unpaired when the groups' layers are paired."""
         return turns(self._paired(entries(self.groups if chosen is None else chosen, self._pairing)[0]))
 
     def mapping(
@@ -51,7 +51,7 @@ class Guesses:
         notes: tuple[str, ...] = (),
         choices: Sequence[int] | None = None,
     ) -> Mapping:
-        """With these groups, or as they were guessed first; and with a choice for each of their turns."""
+        """Return the mapping of the chosen groups (all by default), with a choice for each of the turns."""
         guessed, reasons = entries(self.groups if chosen is None else chosen, self._pairing)
         turned: dict[str, Target] = {}
         view = self._view
@@ -60,7 +60,7 @@ class Guesses:
             short = shortened(turn.entries(choice), view.source.tensors)
             turned |= short
             reasons |= dict.fromkeys(short, turn.reason(choice))
-        # Once more with the guesses: what they leave over, and what does not fit, belongs into the result.
+        # Pair again with the guesses: the mapping reports the leftovers and misfits of this final pairing.
         plain = dict(expanded(turned, list(view.source.tensors), ()))
         final = self._paired({**guessed, **plain})  # type: ignore[dict-item]
         unmatched_lines = [f"torch {name} {view.source.shapes[name]}" for name in final.left_in_torch()]
@@ -73,5 +73,5 @@ class Guesses:
         return pair(view.tree, view.source, {**guessed, **view.entries}, self._no_flax)
 
     def bare(self, path: str) -> str:
-        """A torch path without the words of wrappers."""
+        """Return a torch path without the prefixes of wrappers."""
         return self._pairing.names.bare.get(path, path)

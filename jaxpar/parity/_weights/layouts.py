@@ -1,7 +1,7 @@
-"""Layouts: parts of a layer whose torch side is no plain layer: weight norm, weights that lie the other way.
+"""Layouts: conversions for torch layers with weight norm or with transposed weights.
 
-The rulebook knows torch's classes. Where torch's class is another one, or has its weight parametrized, this
-says how its tensors become the same Flax leaves; and where nobody can know, that.
+The rulebook covers torch's own classes. This module adapts its parts to layers of a different class, and to
+layers with a parametrized weight.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ DIRECTIONS = {
     "parametrizations.weight.original1": "parametrizations.weight.original0",
     "weight_v": "weight_g",
 }
-"""What torch's weight_norm makes of a weight, today and in older forms: direction, magnitude."""
+"""Names of a weight's magnitude by the direction's, in torch's current and older weight_norm."""
 
 
 def normed(parts: Iterable[Part], torch_names: Mapping[str, str], tree: Outline, path: str) -> list[Part]:
-    """The parts of a layer with weight norm in torch, and Linen's WeightNorm around it in Flax.
+    """Return the parts of a layer with weight norm in torch and Linen's WeightNorm in Flax.
 
     Args:
-      parts: of the layer's rule.
-      there: torch's names in the layer.
-      path: of the Flax layer.
+      parts: the parts of the layer's rule.
+      torch_names: torch's full names by the names inside the layer.
+      path: the Flax layer's path.
     """
     direction = next((name for name in DIRECTIONS if name in torch_names), None)
     weight = next((part for part in parts if part.torch == ("weight",)), None)
@@ -43,7 +43,7 @@ def normed(parts: Iterable[Part], torch_names: Mapping[str, str], tree: Outline,
 
 
 def scale_of(tree: Outline, path: str) -> str | None:
-    """The magnitude in a WeightNorm of Linen, which stands beside or above the layer that it holds."""
+    """Return the path of a Linen WeightNorm's magnitude; the wrapper is a sibling or parent of the layer."""
     end = f"{last(path)}/kernel/scale"
     return next(
         (
@@ -56,7 +56,7 @@ def scale_of(tree: Outline, path: str) -> str | None:
 
 
 def _one_axis(magnitude: np.ndarray) -> tuple[np.ndarray]:
-    """(O, 1, ...) to (O,)."""
+    """Reshape (O, 1, ...) to (O,)."""
     if magnitude.shape[1:] != (1,) * (magnitude.ndim - 1) or not magnitude.ndim:
         raise ValueError("torch normalises over another axis than the first")
     return (magnitude.reshape(-1),)
@@ -68,7 +68,7 @@ def _many_axes(scale: np.ndarray, weight: Part, tree: Outline, path: str) -> np.
 
 
 def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
-    """The rule of a layer as torch would have it, with weight norm where Linen's WeightNorm is around it."""
+    """Return a layer's rule, extended by torch's weight norm if Linen's WeightNorm wraps the layer."""
     today = next(iter(DIRECTIONS))
     parts = normed(rule.parts, {today: today}, tree, path)
     other_parts = tuple(part for part in rule.parts if part.torch != ("weight",))
@@ -76,7 +76,7 @@ def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
 
 
 def turned(part: Part) -> Part:
-    """The part of a weight (out, in), for one that lies (in, out)."""
+    """Return the part of an (out, in) weight adapted to torch weights of shape (in, out)."""
     transposition = Transposed("", (1, 0))
     return dataclasses.replace(
         part,

@@ -1,4 +1,4 @@
-"""load_torch: torch's weights into a Flax model."""
+"""load_torch: load a torch model's weights into a Flax model."""
 
 from __future__ import annotations
 
@@ -27,31 +27,40 @@ def load_torch(
     variables: Variables | None = None,
     lossy: bool = False,
 ) -> Any:
-    """Puts a torch model's weights into a Flax model of the same meaning.
+    """Load a torch model's weights into an equivalent Flax model.
 
-    Layers are matched by name and converted by the rulebook. Every tensor and every leaf is used exactly
-    once, or nothing is loaded. Leaves keep the Flax model's element types and devices.
+    Layers are matched by name and converted by the rulebook. Every tensor and every leaf must be used exactly
+    once; otherwise nothing is loaded. Leaves keep the Flax model's element types and devices.
 
     Args:
-      flax_module: an NNX module (also one of `nnx.eval_shape`), or a Linen module.
+      flax_module: an NNX module (`nnx.eval_shape`'s result included), or a Linen module.
       torch_module: a torch module, a state_dict (of tensors or arrays), or the path of a
         `.safetensors`, `.pt`, `.pth` or `.bin` file.
-      mapping: Flax paths by torch names, where they disagree; see `match`. A key holds for all names below
-        it; values are paths, `flattened`, `transposed`, or tuples of paths.
-      ignore_torch: torch names, with all below them, that the Flax model does without.
-      ignore_flax: Flax leaves, with all below them, that keep their values.
+      mapping: Flax paths by torch names, where they differ; see `match`. A key applies to all names nested
+        under it; values are paths, `flattened`, `transposed`, or tuples of paths.
+      ignore_torch: torch names, including all nested names, that the Flax model lacks.
+      ignore_flax: Flax leaves, including all nested ones, that keep their values.
       inputs, kwargs: the arguments of one call of a Linen module; shapes are enough.
-      variables: values of a Linen module to start from, needed for `ignore_flax`.
-      lossy: allows values to change when they are converted to a leaf's element type.
+      variables: initial values of a Linen module, needed for `ignore_flax`.
+      lossy: allow values to change in the conversion to a leaf's element type.
 
     Returns:
-      NNX: the same module, filled. Linen: its variables.
+      The same module for NNX, filled; the variables for Linen.
 
     Raises:
-      MatchError: names, shapes or element types do not fit; it lists both sides.
-      FileError: the file is damaged or of another kind. TypeError: arguments of another kind.
+      MatchError: names, shapes or element types do not fit; the message lists both sides.
+      FileError: the file is damaged or of an unknown kind.
+      TypeError: an argument has an unsupported type.
 
     torch counterpart: `module.load_state_dict(state_dict, strict=True)`.
+
+    >>> import numpy as np
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> state_dict = {"weight": np.ones((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
+    >>> net = parity.load_torch(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), state_dict)
+    >>> net.kernel.shape, float(net.kernel.sum())
+    ((2, 3), 6.0)
     """
     source = source_of(torch_module)
     tree = tree_of(flax_module, inputs, kwargs, variables)
@@ -72,16 +81,16 @@ def links_of(
     variables: Variables | None = None,
     function: str = "load_torch",
 ) -> Links:
-    """The `Links` of two models; arguments and errors are those of `load_torch`.
+    """Return the `Links` of two models, with `load_torch`'s arguments and errors.
 
-    `function` is what errors begin with.
+    `function` is the name that error messages begin with.
     """
     tree = tree_of(flax_module, inputs, kwargs, variables)
     return complete_links(tree, source_of(torch_module), mapping, ignore_torch, ignore_flax, function)
 
 
 def converted(links: Links, source: Source) -> Arrays:
-    """All leaves in Flax's layout and torch's element types."""
+    """Return all leaves in Flax's layout and torch's element types."""
     leaves = links.to_flax(source)
     for part in links.repeats:
         for path, array in zip(part.flax, part.forth([source[name] for name in part.torch]), strict=True):

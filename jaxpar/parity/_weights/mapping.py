@@ -1,6 +1,6 @@
-"""Mapping: which torch name is which Flax path, where the two disagree.
+"""Mapping: Flax paths by torch names, for the names that differ.
 
-    {"encoder.layers": "blocks",                          # all below it, at whole words
+    {"encoder.layers": "blocks",                          # and all names nested under it
      "head": "classifier",
      "fc": parity.flattened("fc", (512, 7, 7)),           # a Linear after a flatten of (C, H, W)
      "rnn": ("rnns.0", "rnns.1"),                         # a stack of two layers in torch
@@ -10,7 +10,7 @@
      "layers": parity.stacked("layers"),                  # a list in torch, one scanned layer in Flax
      "h.*.mlp.c_fc": "h_*.mlp.fc"}                        # each * is the same on both sides
 
-The longest key that fits a name decides.
+The longest key that fits a name applies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Flattened:
         return f"parity.flattened({self.path!r}, {self.shape})"
 
     def to_flax(self, weight: np.ndarray) -> np.ndarray:
-        """(O, C*H*W) with its columns in Flax's order (H, W, C)."""
+        """Permute the columns of (O, C*H*W) to Flax's order (H, W, C)."""
         columns = weight.reshape(-1, *self.shape)
         return np.moveaxis(columns, 1, -1).reshape(weight.shape)
 
@@ -105,17 +105,21 @@ def _options(cut: Split | Concatenated) -> str:
 
 
 def flattened(path: str, shape: collections.abc.Sequence[int]) -> Flattened:
-    """In a mapping, the Flax path of a Linear that follows a flatten.
+    """Return a mapping value: the Flax path of a Linear that follows a flatten.
 
-    torch flattens (C, H, W), Flax (H, W, C), so the columns of the weight have another order, which no
-    shape shows.
+    torch flattens (C, H, W), Flax (H, W, C), so the columns of the weight are in different orders, which the
+    shapes do not reveal.
 
     Args:
-      path: of the Flax layer, or of its kernel.
-      shape: (C, *S), what is flattened, without the batch.
+      path: the path of the Flax layer, or of its kernel.
+      shape: (C, *S), the flattened axes, without the batch.
 
     Raises:
-      ValueError: `shape` has no C, or a size below 1.
+      ValueError: `shape` has fewer than two sizes, or a size below 1.
+
+    >>> from jaxpar import parity
+    >>> {"fc": parity.flattened("head", (512, 7, 7))}
+    {'fc': parity.flattened('head', (512, 7, 7))}
     """
     sizes = tuple(int(size) for size in shape)
     if len(sizes) < 2 or min(sizes) < 1:
@@ -124,12 +128,16 @@ def flattened(path: str, shape: collections.abc.Sequence[int]) -> Flattened:
 
 
 def transposed(path: str, axes: collections.abc.Sequence[int]) -> Transposed:
-    """In a mapping, the Flax path of one array whose axes are given by hand.
+    """Return a mapping value: the Flax path of one array with an explicit axis order.
 
-    The Flax array is `numpy.transpose(torch_array, axes)`; `(0, 1)` takes a matrix as it is.
+    The Flax array is `numpy.transpose(torch_array, axes)`; `(0, 1)` loads a matrix unchanged.
 
     Raises:
-      ValueError: `axes` is no permutation.
+      ValueError: `axes` is not a permutation.
+
+    >>> from jaxpar import parity
+    >>> parity.transposed("proj", (1, 0))
+    parity.transposed('proj', (1, 0))
     """
     order = tuple(int(axis) for axis in axes)
     if sorted(order) != list(range(len(order))):
@@ -144,19 +152,23 @@ def split(
     sizes: collections.abc.Sequence[int] | None = None,
     groups: int = 1,
 ) -> Split:
-    """In a mapping, several Flax places of what is one layer (or one array) in torch: a fused q, k, v.
+    """Return a mapping value: several Flax layers for one torch layer or array, such as a fused q, k, v.
 
     Args:
-      axis: of torch's arrays, along which they are cut. 0 is a Linear's output features.
-      names: the Flax places of the pieces, in the order in which torch has them.
-      sizes: how long the pieces are along `axis`; if left out, as Flax's layers have them, or equal.
-      groups: into how many blocks the axis falls before each of them is cut; the number of heads, where
-        torch has each head's q, k and v side by side.
+      axis: the axis of torch's arrays that is split. 0 is a Linear's output features.
+      names: Flax paths of the pieces, in torch's order.
+      sizes: lengths of the pieces along `axis`; by default the Flax layers' lengths, or equal ones.
+      groups: number of equal blocks of the axis that are each split; the number of heads, where torch stores
+        each head's q, k and v contiguously.
 
     Raises:
-      ValueError: fewer than two names, or sizes or groups that fit nothing.
+      ValueError: fewer than two names, or impossible sizes or groups.
 
     torch counterpart: `weight.split(sizes, dim=axis)`.
+
+    >>> from jaxpar import parity
+    >>> {"qkv": parity.split(0, ("query", "key", "value"), groups=4)}
+    {'qkv': parity.split(0, ('query', 'key', 'value'), groups=4)}
     """
     targets = (names,) if isinstance(names, str) else tuple(names)
     if len(targets) < 2:
@@ -167,32 +179,40 @@ def split(
 def concatenated(
     axis: int, name: Target, *, sizes: collections.abc.Sequence[int] | None = None, groups: int = 1
 ) -> Concatenated:
-    """In a mapping, the one Flax place of several torch layers (or arrays), whose key is a tuple.
+    """Return a mapping value: one Flax layer for several torch layers or arrays, whose key is a tuple.
 
     Args:
-      axis: of torch's arrays, along which they are put together. 0 is a Linear's output features.
-      name: the Flax place of the whole.
-      sizes: only for `to_torch` without `like`, where the pieces are not equal.
-      groups: into how many blocks the axis falls, each with a part of every piece; as for `split`.
+      axis: the axis of torch's arrays to concatenate along. 0 is a Linear's output features.
+      name: the Flax path of the concatenated layer.
+      sizes: lengths of unequal pieces, needed only by `to_torch` without `like`.
+      groups: number of equal blocks of the axis that each hold a part of every piece; as for `split`.
 
     Raises:
-      ValueError: sizes or groups that fit nothing.
+      ValueError: impossible sizes or groups.
 
     torch counterpart: `torch.cat(weights, dim=axis)`.
+
+    >>> from jaxpar import parity
+    >>> {("gate", "up"): parity.concatenated(0, "gate_up")}
+    {('gate', 'up'): parity.concatenated(0, 'gate_up')}
     """
     return Concatenated(int(axis), name, _sizes("concatenated", sizes, None, groups), int(groups))
 
 
 def stacked(path: str, axis: int = 0) -> Stacked:
-    """In a mapping, the Flax layer whose arrays hold all layers of a torch list, as `scan` wants them.
+    """Return a mapping value: a Flax layer for `scan`, whose arrays stack all layers of a torch list.
 
-    The key is the path of torch's list, or a tuple of the paths of its layers.
+    The key is the path of torch's list, or a tuple of the layers' paths.
 
     Args:
-      path: of the Flax layer that is scanned.
-      axis: of Flax's arrays, along which the layers are stacked.
+      path: the path of the scanned Flax layer.
+      axis: the axis of Flax's arrays along which the layers are stacked.
 
     torch counterpart: `torch.stack([layer.weight for layer in layers], axis)`.
+
+    >>> from jaxpar import parity
+    >>> {"layers": parity.stacked("blocks")}
+    {'layers': parity.stacked('blocks')}
     """
     return Stacked(path, int(axis))
 
@@ -200,7 +220,7 @@ def stacked(path: str, axis: int = 0) -> Stacked:
 def _sizes(
     function: str, sizes: collections.abc.Sequence[int] | None, count: int | None, groups: int
 ) -> tuple[int, ...] | None:
-    """Checked."""
+    """Validate and return the lengths of the pieces."""
     lengths = None if sizes is None else tuple(int(size) for size in sizes)
     if groups < 1:
         raise ValueError(f"{function}: groups={groups} is below 1.")
@@ -216,27 +236,27 @@ def _sizes(
 Target = str | Flattened | Transposed | collections.abc.Sequence[str] | Split | Concatenated | Stacked
 """A value of a mapping."""
 Entries = collections.abc.Mapping[Any, Target]
-"""By torch names; by tuples of them for `concatenated` and `stacked`."""
+"""Targets by torch names, or by tuples of torch names for `concatenated` and `stacked`."""
 Plain = collections.abc.Mapping[str, Target]
-"""Entries without patterns and fusions: what pairing reads."""
+"""Entries without patterns and fusions, as `pairing` uses them."""
 
 
 def path_of(target: Target) -> str | None:
-    """The Flax path that an entry leads to; None for a stack, which leads to several."""
+    """Return the Flax path of an entry; None for a tuple, which has several."""
     path = target.path if isinstance(target, (Flattened, Transposed)) else target
     return path if isinstance(path, str) else None
 
 
 class Mapping(collections.abc.Mapping):
-    """What `match` returns: a mapping to look at, edit and pass to `load_torch`.
+    """The result of `match`: a mapping to inspect, edit and pass to `load_torch`.
 
-    It behaves like a dict and prints as one, with what is unmatched as comments below.
+    It behaves like a dict and prints as one, with unmatched names as comments at the end.
 
     Attributes:
-      entries: torch prefix to Flax path.
-      reasons: for each key, why it is there.
-      unmatched: lines about what is left over on either side.
-      notes: lines about what became of the guesses when they were tried, the ambiguous ones above all.
+      entries: Flax paths by torch prefixes.
+      reasons: the reason for each key.
+      unmatched: lines about the unmatched names of both sides.
+      notes: lines about the outcome of trying the guesses, ambiguous ones in particular.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Names: where torch's names lead in the Flax model, without the words that wrappers put into them."""
+"""Names: translate torch's names to Flax paths, ignoring the prefixes that wrappers add."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .tree import Outline
 
 WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 PARAMETRIZED = re.compile(r"parametrizations\.(\w+)\.original([01])$")
-"""What torch's weight_norm makes of a name. Nothing else of torch has an original1."""
+"""Names that torch's weight_norm creates; no other parametrization in torch has an original1."""
 COMPILED = re.compile(r"(^|(?<=\.))_orig_mod(\.|$)")
-"""What torch.compile puts before the names of the module in it."""
+"""The prefix that torch.compile adds to the compiled module's names."""
 
 
 class Names:
-    """Where torch's names lead.
+    """The translation of torch's names to Flax names.
 
     Attributes:
-      bare: raw name or path to the one without `module.` and `_orig_mod.`
-      raw: the way back.
-      descendants: for each bare path, the bare names in it.
+      bare: names and paths without `module.` and `_orig_mod.`, by raw name.
+      raw: raw names and paths by bare name.
+      descendants: bare tensor names under each bare path.
       kinds: class names by bare path.
       entries: the mapping, with bare keys.
     """
@@ -40,7 +40,7 @@ class Names:
         for name in (self.bare[raw] for raw in source.tensors):
             for path in prefixes(name):
                 self.descendants.setdefault(path, []).append(name)
-        # A path needs its raw form too: Link.torch is for torch's get_submodule.
+        # Paths need a raw form too, because Link.torch is passed to torch's get_submodule.
         for path in list(self.descendants):
             self.raw.setdefault(path, self._raw_path(path))
         self._leading: dict[str, list[tuple[bool, str]]] = {}
@@ -49,12 +49,12 @@ class Names:
             self._leading.setdefault(target, []).append((explicit, path))
 
     def entry(self, name: str) -> tuple[str, Target] | None:
-        """The mapping's entry for a name: the longest key that fits."""
+        """Return the mapping's (key, target) for a name: the longest key that fits, or None."""
         key = next((p for p in reversed(prefixes(name)) if p in self.entries), None)
         return None if key is None else (key, self.entries[key])
 
     def target(self, name: str) -> tuple[str, bool]:
-        """The Flax name that a bare name leads to, and whether the mapping says so."""
+        """Return the Flax name for a bare name, and whether it comes from the mapping."""
         entry = self.entry(name)
         if entry is None:
             return self._weight_norm(torch_like(name)), False
@@ -62,36 +62,38 @@ class Names:
         return self._weight_norm(torch_like(join(self._targets[key], inside(name, key) or ""))), True
 
     def leading_to(self, path: str) -> list[str]:
-        """The bare names and paths that lead to a Flax path: those that the mapping names, or those of
-        the same name, exact ones first."""
+        """Return the bare names and paths that translate to a Flax path.
+
+        Entries of the mapping take precedence over equal names; exactly equal names come first.
+        """
         name = self.tree.names[path]
         leading = self._leading.get(torch_like(name), [])
-        # What the mapping names is meant; a torch module that happens to have the same name is not.
+        # The mapping is explicit, while a torch module may have the same name by coincidence.
         explicit = [bare for by_mapping, bare in leading if by_mapping]
         return explicit or sorted((bare for _, bare in leading), key=lambda bare: bare != name)
 
     def follows(self, name: str, above: str) -> bool:
-        """Whether a name leads where the path above it does, and not somewhere of its own."""
+        """Return whether a name has no mapping entry that is more specific than the path `above`."""
         key = self.entry(name)
         return key is None or key[0] in prefixes(above)
 
     def _weight_norm(self, target: str) -> str:
-        """torch's older names of a magnitude and a direction, where Flax has these."""
+        """Return a weight-norm name in torch's older form if the Flax model uses that form."""
         older = PARAMETRIZED.sub(lambda match: match[1] + ("_g", "_v")[int(match[2])], target)
         return older if older in self._flax else target
 
     def _named(self, target: Target) -> str:
-        """What the Flax path of an entry is called without wrappers."""
+        """Return the name, without wrappers, of an entry's Flax path."""
         path = path_of(target)
-        if path is None:  # a stack leads to several layers at once, and to none of them by name
+        if path is None:  # a tuple of layers is paired by `stacks`, never by name
             return f"a stack: {target}"
         return self.tree.names.get(self.tree.real_path(path), path)
 
     def _bare_key(self, key: str) -> str:
-        """A key of the mapping, which may have the wrappers' prefixes or not."""
+        """Return a mapping key, given with or without the wrappers' prefixes, in its bare form."""
         if key in self.bare:
             return self.bare[key]
-        # A path of a state_dict, whose modules are not known: the first name below it has the same prefix.
+        # A state_dict has no module paths, so the prefix is taken from the first name under the path.
         raw = next((raw for raw in self.bare if raw.startswith(key + ".")), None)
         if raw is None:
             return key
@@ -99,7 +101,7 @@ class Names:
         return self.bare[raw].removesuffix(suffix) if self.bare[raw].endswith(suffix) else key
 
     def _raw_path(self, path: str) -> str:
-        """A path as torch has it, from the first name below it."""
+        """Return the raw form of a path, derived from the first name under it."""
         if not self.descendants[path]:
             return path
         name = self.descendants[path][0]
@@ -107,14 +109,14 @@ class Names:
 
 
 def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Names and module paths without what DataParallel, its like and torch.compile put into them.
+    """Return names and module paths without the prefixes of DataParallel, similar wrappers and torch.compile.
 
-    Where the classes are not known, `module.` goes only if all names begin with it: elsewhere it may be the
-    user's own word.
+    Without class names, `module.` is removed only if all names begin with it: otherwise it may be the user's
+    own attribute.
     """
     names, levels = list(names), 0
     if not kinds:
-        # A wrapper around a wrapper writes `module.module.`
+        # Nested wrappers produce `module.module.`
         while names and all(_strip(name, levels).startswith("module.") for name in names):
             levels += 1
         return {name: _strip(name, levels) for name in names}
@@ -132,7 +134,7 @@ def _without_wrappers(name: str, kinds: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def _strip(name: str, levels: int) -> str:
-    """Without `levels` times `module.`; torch.compile may stand before, between and behind them."""
+    """Remove `levels` times `module.`, and torch.compile's prefix before, between and after them."""
     name = COMPILED.sub("", name)
     for _ in range(levels):
         name = COMPILED.sub("", name.removeprefix("module."))

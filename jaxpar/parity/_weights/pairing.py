@@ -1,12 +1,12 @@
-"""Pairing: which torch tensors make which Flax leaves, by name; and Links, the result.
+"""Pair torch tensors with Flax leaves by name; the result is `Links`.
 
-Layers come first, outer ones before what is in them: where a torch path and a Flax path are the same (or
-the mapping says so) and the rulebook has a rule for the layer, the rule's parts claim torch names and Flax
-leaves. What is left are arrays of the user's own modules, which pair by their full name and are taken as
-they are. Every tensor and every leaf is used exactly once; `unmatched` raises for the rest.
+Layers are paired first, parents before children: where a torch path and a Flax path are equal (or mapped) and
+the rulebook has a rule for the layer, the rule's parts claim torch names and Flax leaves. The remaining
+arrays belong to the user's own modules; they are paired by their full names and converted unchanged. Every
+tensor and every leaf is used exactly once; `unmatched` raises for leftovers.
 
-Shapes never decide anything, they only have to fit afterwards: a model has many layers of one shape, and
-two of them swapped would load without a word.
+Shapes never determine a pair; they are only checked afterwards. A model has many layers of equal shape, and
+two of them swapped would load without an error.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A layer of torch and its layer in Flax.
+    """A torch layer and the corresponding Flax layer.
 
     Attributes:
       torch: path of the torch module, as in `named_modules()`.
       flax: path of the Flax module.
-      rule: the rulebook's rule; None for a container, or a module of the user's own.
-      parts: what becomes what, by full names; only those of this layer itself.
+      rule: the rulebook's rule; None for containers and user-defined modules.
+      parts: the layer's conversions, by full names, without its children's.
     """
 
     torch: str
@@ -47,19 +47,19 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """The paired layers of two models, and the conversion of everything that is in them.
+    """The paired layers of two models, and the conversion of their arrays.
 
-    Arrays are by name: torch's as in `state_dict()`, Flax's by leaf path ("blocks.0.fc.kernel", Linen
-    without its collections). What is not given is left out, so gradients of the parameters alone, or the
-    tensors of one layer, convert as well.
+    Arrays are passed by name: torch's as in `state_dict()`, Flax's by leaf path ("blocks.0.fc.kernel",
+    Linen's without the collection). Missing arrays are skipped, so gradients of the parameters alone, or the
+    tensors of one layer, can be converted too.
 
     Attributes:
-      layers: in the Flax model's order; containers before what is in them.
+      layers: pairs in the Flax model's order; containers before their children.
       leaves: shape, dtype and kind of every Flax leaf.
-      repeats: parts whose leaves another part makes already (tied weights).
+      repeats: parts whose leaves an earlier part produces already (tied weights).
       tied: for a torch name, the other names of the same tensor.
-      surplus: torch names without a place in Flax, with the values that torch gets back for them.
-      ignored, ignored_torch: what the user left out on either side.
+      surplus: torch names without a Flax leaf, and their values in a conversion to torch.
+      ignored, ignored_torch: the names that the user excluded on either side.
     """
 
     layers: tuple[Link, ...]
@@ -75,20 +75,20 @@ class Links:
         return (part for link in self.layers for part in link.parts)
 
     def to_flax(self, tensors: Mapping[str, np.ndarray], gradient: bool = False) -> Arrays:
-        """Flax leaves from torch arrays; views of these where no copy is needed.
+        """Convert torch arrays to Flax leaves, as views where no copy is needed.
 
-        With `gradient`, merged biases take torch's gradient once instead of the sum of two.
+        With `gradient`, a merged bias gets the gradient of one of torch's two biases instead of their sum.
         """
         converted: Arrays = {}
         for part in self.parts:
             arrays = [self._find(name, tensors) for name in part.torch]
-            # Of a part with some of its tensors nothing can be made: query, key and value are one kernel.
+            # A part needs all of its tensors: query, key and value form a single kernel.
             if all(array is not None for array in arrays):
                 converted.update(zip(part.flax, part.forth(arrays, gradient), strict=True))  # type: ignore[arg-type]
         return converted
 
     def to_torch(self, leaves: Mapping[str, np.ndarray], gradient: bool = False) -> Arrays:
-        """Torch arrays from Flax leaves; all names of tied tensors, no surplus."""
+        """Convert Flax leaves to torch arrays, with all names of tied tensors and without `surplus`."""
         converted: Arrays = {}
         for part in (*self.parts, *self.repeats):
             if leaves.keys() >= set(part.flax):
@@ -102,35 +102,35 @@ class Links:
         return converted
 
     def left_out(self) -> list[str]:
-        """A sentence for each side of which something is ignored."""
+        """Return a sentence for each side with ignored names."""
         flax = [leaf for leaf in self.leaves if leaf in self.ignored]
         both = ("torch's", self.ignored_torch), ("Flax's", flax)
         return [f"left out, and not compared: {side} {', '.join(names)}" for side, names in both if names]
 
     def parameters(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
-        """`to_flax`, parameters only."""
+        """Return `to_flax`'s result, parameters only."""
         return {path: x for path, x in self.to_flax(tensors).items() if self.leaves[path].parameter}
 
     def state(self, tensors: Mapping[str, np.ndarray]) -> Arrays:
-        """`to_flax`, without the parameters: what torch calls buffers."""
+        """Return `to_flax`'s result without the parameters: torch's buffers."""
         return {path: x for path, x in self.to_flax(tensors).items() if not self.leaves[path].parameter}
 
     def _find(self, name: str, tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """By its name, or by another name of the same tensor."""
+        """Return a tensor by its name or by a tied name; None if it is missing."""
         return next((tensors[n] for n in (name, *self.tied.get(name, ())) if n in tensors), None)
 
 
 @dataclasses.dataclass
 class Pairing:
-    """What is paired so far.
+    """The state of pairing two models.
 
     Attributes:
-      ignored: leaves that nothing is to be loaded into.
-      layers: by Flax path.
+      ignored: leaves that keep their values.
+      layers: links by Flax path.
       repeats, surplus: as in Links.
-      faults: sentences about pairs that belong together and do not fit.
-      tensors, leaves: the names that are used up.
-      probed: how layers of an unknown class lay out their weight, where they were tried.
+      faults: sentences about pairs whose shapes or ties do not fit.
+      tensors, leaves: torch names and leaves that are claimed.
+      probed: results of `linear_layout` by bare torch path.
     """
 
     tree: Outline
@@ -152,7 +152,7 @@ class Pairing:
         return Links(tuple(layers), self.tree.leaves, tuple(self.repeats), ties, self.surplus)
 
     def left_in_torch(self) -> list[str]:
-        # Of a tensor with several names one is enough: Flax may have it once.
+        # One name of a tied tensor is enough, because the Flax model may hold it once.
         used = {other for group in self.source.tied if self.tensors & set(group) for other in group}
         return [n for n in self.source.tensors if n not in self.tensors | used | self.surplus.keys()]
 
@@ -160,12 +160,12 @@ class Pairing:
         return [leaf for leaf in self.tree.leaves if leaf not in self.leaves | self.ignored]
 
     def link(self, path: str, bare: str, rule: Rule | None, *parts: Part) -> None:
-        """Adds parts to a layer. The first torch path that leads to a Flax layer is its partner."""
+        """Add parts to a layer's link. The first torch path for a Flax layer is the layer's partner."""
         link = self.layers.get(path) or Link(self.names.raw.get(bare, bare), path, rule)
         self.layers[path] = dataclasses.replace(link, rule=rule, parts=(*link.parts, *parts))
 
     def claim(self, path: str, bare: str, rule: Rule | None, part: Part) -> None:
-        """Takes a part with full names, unless its shapes do not fit or its leaves are taken."""
+        """Claim a part with full names, unless its shapes do not fit or its leaves are claimed already."""
         fault = misfit(part, self.source, self.tree)
         if fault:
             self.faults.append(fault)
@@ -173,15 +173,15 @@ class Pairing:
             self._claim_again(part)
         else:
             self.link(path, bare, rule, part)
-        # Used up even where it does not fit: one mistake is one sentence, and not a name left over as well.
+        # Claimed even if it does not fit, so that one mistake is not reported as unmatched names too.
         self.tensors |= set(part.torch)
         self.leaves |= set(part.flax)
 
     def _claim_again(self, part: Part) -> None:
-        """Two torch tensors for one leaf: right if torch shares them as well."""
+        """Record a second part for a claimed leaf, a fault unless the tensors are tied in torch."""
         earlier = [p for link in self.layers.values() for p in link.parts if set(p.flax) & set(part.flax)]
         if not earlier:
-            return  # the first one did not fit, and has its sentence already
+            return  # the first claim did not fit and is reported already
         first, names = earlier[0], ", ".join(part.torch)
         if first.flax != part.flax:
             both = ", ".join(sorted(set(part.flax) & set(first.flax)))
@@ -198,16 +198,16 @@ class Pairing:
 
 
 def pair(tree: Outline, source: Source, mapping: Plain, ignored: Iterable[str] = ()) -> Pairing:
-    """Everything that can be paired; the rest is in `left_in_torch` and `left_in_flax`."""
+    """Pair all possible names; `left_in_torch` and `left_in_flax` return the remaining ones."""
     pairing = Pairing(tree, source, Names(source, tree, mapping), frozenset(ignored))
     _pair_modules(pairing)
     _pair_stacks(pairing)
-    # Parents come first in `layers`: the rule of a MultiheadAttention claims its out_proj.weight before the
-    # Linear in it can.
+    # `layers` lists parents first, so a MultiheadAttention's rule claims out_proj.weight before the rule of
+    # the nested Linear can.
     for path in tree.layers:
         for bare in pairing.names.leading_to(path):
             _pair_layer(pairing, path, bare)
-    # Aliases last: a tied weight has its first partner by then, and torch's other names become repeats.
+    # Aliases are last: by then tied weights have their first partner, and further torch names are repeats.
     for leaf in [*tree.leaves, *tree.aliases]:
         if tree.first(leaf) not in pairing.ignored:
             _pair_leaf(pairing, leaf)
@@ -216,8 +216,8 @@ def pair(tree: Outline, source: Source, mapping: Plain, ignored: Iterable[str] =
 
 
 def _pair_modules(pairing: Pairing) -> None:
-    """Modules of the same name, whether they hold weights of their own or not."""
-    # The search for a divergence replays layers without weights as well: dropout, activations, pooling.
+    """Pair modules by name, including modules without weights."""
+    # The search for a divergence also replays dropout, activations and pooling.
     for path in pairing.tree.layers:
         modules = [bare for bare in pairing.names.leading_to(path) if bare in pairing.names.kinds]
         if modules:
@@ -225,8 +225,8 @@ def _pair_modules(pairing: Pairing) -> None:
 
 
 def _pair_stacks(pairing: Pairing) -> None:
-    """torch's nn.LSTM of several layers and directions: one module there, several in Flax."""
-    # Before single layers, because a Flax cell would claim the names of torch's first layer for itself.
+    """Pair torch's nn.LSTM and similar, one module for all layers and directions, with several Flax cells."""
+    # Before single layers, because a single Flax cell would claim the names of torch's first layer.
     names, tree = pairing.names, pairing.tree
     for bare, descendants in names.descendants.items():
         members = {inside(name, bare) or "": names.raw[name] for name in stacks.members(bare, descendants)}
@@ -245,7 +245,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
     names, rule = pairing.names, pairing.tree.rule(path)
     if rule is None:
         return
-    # Names that an inner entry of the mapping sends elsewhere are not this layer's.
+    # Skip names that a more specific mapping entry sends to a different layer.
     torch_names = {
         inside(name, bare) or "": names.raw[name]
         for name in names.descendants[bare]
@@ -266,7 +266,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
         if full:
             pairing.claim(path, bare, rule, full)
             used = True
-    # Only where the layer is paired: num_batches_tracked of a BatchNorm without partner is a name left over.
+    # Only for paired layers: num_batches_tracked of an unpaired BatchNorm must be reported as unmatched.
     if used:
         pairing.surplus |= {
             torch_names[name]: value for name, value in rule.surplus.items() if name in torch_names
@@ -276,17 +276,17 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
 def _in_torchs_layout(
     pairing: Pairing, bare: str, rule: Rule, part: Part, torch_names: Mapping[str, str]
 ) -> Part | None:
-    """The part as torch's class, where it is known, lays it out; None if that cannot be known.
+    """Return the part adapted to the torch class's layout; None if the layout cannot be determined.
 
-    A class of another name may have a `weight` of another layout: transformers' Conv1D is (in, out). An
-    array that is the same in both needs no layout.
+    A class that the rule does not list may lay out its `weight` differently: transformers' Conv1D is
+    (in, out). Arrays that are converted unchanged need no adaptation.
     """
     kinds = pairing.names.kinds.get(bare)
     if kinds is None or set(kinds) & set(rule.kinds):
         return part
     if any("." in name and not name.startswith("parametrizations.") for name in part.torch):
         return (
-            None  # of a module inside, which stands for itself: an out_proj in an attention of the user's own
+            None  # belongs to a nested module that is paired separately: out_proj in a user-defined attention
         )
     if part.plain:
         return part
@@ -307,9 +307,9 @@ def _in_torchs_layout(
 
 
 def _with_full_names(part: Part, torch_names: Mapping[str, str], path: str, pairing: Pairing) -> Part | None:
-    """The part with full names; None if the Flax layer lacks such leaves, or they are ignored."""
+    """Return the part with full names; None if the leaves do not exist or are ignored."""
     tree = pairing.tree
-    # The scale of Linen's WeightNorm is the wrapper's, and stands there with its full path.
+    # A leaf with "/" is the scale of Linen's WeightNorm; it belongs to the wrapper and has its full path.
     leaves = tuple(tree.first(leaf if "/" in leaf else join(path, leaf)) for leaf in part.flax)
     if not all(leaf in tree.leaves for leaf in leaves) or pairing.ignored & set(leaves):
         return None
@@ -317,7 +317,7 @@ def _with_full_names(part: Part, torch_names: Mapping[str, str], path: str, pair
 
 
 def _rearranged(target: Flattened | Transposed, part: Part) -> Part:
-    """The part, with the mapping's own rearrangement on torch's side."""
+    """Return the part with a mapping's rearrangement applied on torch's side."""
     return dataclasses.replace(
         part,
         to_flax=lambda w: part.to_flax(target.to_flax(w)),
@@ -332,7 +332,8 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
         raw, target = names.raw[bare], names.entries.get(bare)
         if raw not in pairing.source.tensors or raw in pairing.tensors:
             continue
-        # A leaf in use may be named again only on purpose: by the mapping, or by an alias of a tied weight.
+        # A claimed leaf may be claimed again only explicitly: by the mapping, or as an alias of a tied
+        # weight.
         if real in pairing.leaves and target is None and leaf == real:
             continue
         part = leaf_part(tree, leaf, bare, target)
@@ -349,16 +350,16 @@ def _pair_leaf(pairing: Pairing, leaf: str) -> None:
 
 
 def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Part | None:
-    """How one array is laid out: as the mapping says, else as the layer's rule says, else as it is.
+    """Return the conversion of one array: the mapping's, else the layer's rule's, else the identity.
 
-    None where the layer has a rule, and the torch name is not the rule's.
+    The result is None if the layer has a rule that does not list the torch name.
     """
     if isinstance(target, Transposed):
         return Part((bare,), (leaf,), lambda w: (target.to_flax(w),), lambda k: (target.to_torch(k),))
     rule = tree.rule(owner(leaf))
     for part in rule.parts if rule else ():
         if part.flax == (last(leaf),) and len(part.torch) == 1:
-            # Another name says nothing of the layout, unless the layout is the same anyway.
+            # The layout under an unknown name is unknown, unless the array is converted unchanged anyway.
             if f".{bare}".endswith("." + part.torch[0]) or part.plain:
                 return _rearranged(target, part) if isinstance(target, Flattened) else part
             return None
@@ -366,9 +367,9 @@ def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Par
 
 
 def misfit(part: Part, source: Source, tree: Outline) -> str | None:
-    """What is wrong with the shapes, if anything."""
+    """Return a sentence about shapes that do not fit; None if they fit."""
     shapes = source.shapes
-    # One byte seen everywhere: the rules' own functions say what comes out, and nothing is copied.
+    # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.
     dummies = [np.broadcast_to(np.zeros((), np.bool_), shapes[name]) for name in part.torch]
     sources = ", ".join(f"{name} {shapes[name]}" for name in part.torch)
     expected = ", ".join(f"{leaf} is {tree.leaves[leaf].shape}" for leaf in part.flax)
@@ -383,11 +384,11 @@ def misfit(part: Part, source: Source, tree: Outline) -> str | None:
 
 
 def _check_ties(pairing: Pairing) -> None:
-    """One tensor in torch and two variables in Flax would be trained apart."""
+    """Report tensors that are tied in torch but not in Flax, where training would make them diverge."""
     part_of = {name: part for link in pairing.layers.values() for part in link.parts for name in part.torch}
     for group in pairing.source.tied:
         partners = {part_of[name].flax for name in group if name in part_of}
-        # Whoever names one of them in the mapping knows that they are apart in Flax.
+        # Listing one of them in the mapping confirms that they are separate in Flax.
         in_mapping = any(pairing.names.entry(pairing.names.bare[name]) for name in group)
         if len(partners) > 1 and not in_mapping:
             flax = " and ".join(", ".join(leaves) for leaves in sorted(partners))

@@ -1,4 +1,4 @@
-"""Dotted paths, `blocks.0.attn.query.kernel`: the attributes that lead from a model to an array."""
+"""Dotted paths such as `blocks.0.attn.query.kernel`: the attribute names from a model to an array."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def join(*parts: str) -> str:
 
 
 def owner(leaf: str) -> str:
-    """The path of the layer that holds a leaf."""
+    """Return the path of the layer that holds a leaf."""
     return leaf.rpartition(".")[0]
 
 
@@ -19,18 +19,18 @@ def last(path: str) -> str:
 
 
 def inside(path: str, prefix: str) -> str | None:
-    """The rest of a path below a prefix, by whole words; None if the path is not below it."""
+    """Return a path relative to a prefix; None if the path does not begin with the prefix's keys."""
     if not prefix or path == prefix:
         return path if not prefix else ""
     return path[len(prefix) + 1 :] if path.startswith(prefix + ".") else None
 
 
 def prefixes(name: str) -> list[str]:
-    """ "a.b.c": "", "a", "a.b", "a.b.c"."""
+    """Return all prefixes of a path: for "a.b.c" they are "", "a", "a.b" and "a.b.c"."""
     parts = name.split(".") if name else []
     return [".".join(parts[:n]) for n in range(len(parts) + 1)]
 
 
 def torch_like(path: str) -> str:
-    """`blocks_0.attn` as `blocks.0.attn`. Linen numbers its layers with an underscore, torch with a dot."""
+    """Convert `blocks_0.attn`, as Linen numbers layers, to torch's `blocks.0.attn`."""
     return re.sub(r"_(\d+)(?=\.|$)", r".\1", path)

@@ -1,4 +1,7 @@
-"""Patterns: `*` in a mapping is a word or a part of one, the same on both sides: {"h.*.c_fc": "h_*.fc"}."""
+"""Patterns: a `*` in a mapping matches within one key of a path, equally on both sides.
+
+{"h.*.c_fc": "h_*.fc"}
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ Key = str | tuple[str, ...]
 def expanded(
     mapping: Entries, torch: Iterable[str] | None, flax: Iterable[str]
 ) -> Iterator[tuple[Key, Target]]:
-    """The entries with words for every `*`, each once.
+    """Yield the entries with every `*` replaced, each entry once.
 
     Args:
-      torch: torch's names and paths, in which the words are looked for; if they are not known, in Flax's.
+      torch: torch's names and paths to match; None matches the targets with Flax's paths instead.
       flax: Flax's paths.
     """
-    # What is written out comes first, and a pattern does not replace it.
+    # Entries without a pattern come first and take precedence.
     written = {key for key in mapping if "*" not in str(key)}
     yield from ((key, target) for key, target in mapping.items() if key in written)
     for key, target in mapping.items():
@@ -30,7 +33,7 @@ def expanded(
         pattern = (key if isinstance(key, str) else key[0]) if torch is not None else _first(target)
         matches = list(dict.fromkeys(_matches(pattern, flax if torch is None else torch)))
         if not matches:
-            yield key, target  # for the error, which shows it as it was written
+            yield key, target  # unchanged, for the error message
         for fillings in matches:
             filled = _filled(key, fillings)
             if filled not in written:
@@ -38,7 +41,7 @@ def expanded(
 
 
 def _first(target: Target) -> str:
-    """One Flax path of a place."""
+    """Return the first Flax path of a target."""
     inner: Any = target
     while not isinstance(inner, str):
         if isinstance(inner, Split):
@@ -61,7 +64,7 @@ def _matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
-    """A key or a place with the words in the places of its `*`, in order."""
+    """Return a key or a target with its `*` replaced by the fillings, in order."""
     if isinstance(value, str):
         remaining = iter(fillings)
         return re.sub(r"\*", lambda _: next(remaining, "*"), value)
@@ -75,7 +78,7 @@ def _filled(value: Any, fillings: tuple[str, ...]) -> Any:
 
 
 def shortened(entries: Mapping[str, Target], torch: Iterable[str]) -> dict[str, Target]:
-    """Entries that are one but for the numbers in them as one pattern, where it means them and nothing else.
+    """Merge entries that differ only in numbers to one pattern, if it matches exactly these entries.
 
     Args:
       torch: torch's names and paths.
@@ -96,7 +99,7 @@ def shortened(entries: Mapping[str, Target], torch: Iterable[str]) -> dict[str, 
 
 
 def _starred(target: Any) -> Any:
-    """A path, or what holds one, with a `*` for every number."""
+    """Return a path, or an object with one, with every number replaced by `*`."""
     if isinstance(target, str):
         return re.sub(r"\d+", "*", target)
     return dataclasses.replace(target, path=re.sub(r"\d+", "*", target.path))

@@ -1,4 +1,4 @@
-"""Probe: how a torch layer of an unknown class lays out its weight, by running a copy of it."""
+"""Determine the weight layout of a torch layer of an unknown class by running a copy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 
 def linear_layout(layer: Any) -> str | None:
-    """ "out, in" for a torch module that computes x @ weight.T + bias, "in, out" for x @ weight + bias.
+    """Return "out, in" for a torch module that computes x @ weight.T + bias, "in, out" for x @ weight + bias.
 
-    transformers' Conv1D is of the second kind. None for any other module, and where it cannot be run.
+    transformers' Conv1D is an example of the latter. The result is None for any other module, and for a
+    module that cannot be run.
     """
     import torch
 
@@ -20,7 +21,7 @@ def linear_layout(layer: Any) -> str | None:
         layer_copy = copy.deepcopy(layer).to("cpu", torch.float64).eval()
         random = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            # Weights of its own: both layouts are the same for an identity, or for zeros.
+            # Random weights, because an identity matrix or zeros would fit both layouts.
             for tensor in layer_copy.parameters():
                 tensor.copy_(torch.rand(tensor.shape, generator=random, dtype=torch.float64) + 0.5)
             rows, columns = weight.shape
@@ -32,7 +33,7 @@ def linear_layout(layer: Any) -> str | None:
 
 
 def _is(layer: Any, width: int, matrix: Any, random: Any) -> bool:
-    """Whether the layer multiplies by the matrix and adds its bias."""
+    """Return whether the layer multiplies by the matrix and adds its bias."""
     import torch
 
     x = torch.randn((2, 3, width), generator=random, dtype=torch.float64)

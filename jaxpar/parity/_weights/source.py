@@ -1,4 +1,4 @@
-"""Source: torch's weights by name, from a module, a state_dict or a file."""
+"""Source: a torch model's weights by name, from a module, a state_dict or a file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ TorchWeights: TypeAlias = "torch.nn.Module | Mapping[str, Any] | str | os.PathLi
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Mapping):
-    """A torch model's arrays by name, each read when it is asked for: a file may be larger than memory.
+    """A torch model's arrays by name, each read on access, because a file may be larger than memory.
 
     Attributes:
       tensors: tensors or arrays by name, in torch's order.
-      kinds: the names of the class and its bases, for the path of each submodule; empty where only
-        a state_dict is known.
-      tied: groups of names of one and the same tensor.
-      shares: whether `tied` is complete. It is for a module; a dict may hold copies of one tensor.
-      label: what errors call it.
-      modules: the submodules by path, where `kinds` are known.
+      kinds: the names of the class and its bases by submodule path; empty for a state_dict.
+      tied: groups of names that refer to the same tensor.
+      shares: whether `tied` is complete: true for a module, but a dict may hold copies of one tensor.
+      label: the model's name in errors.
+      modules: submodules by path; empty for a state_dict.
     """
 
     tensors: Mapping[str, Any]
@@ -74,11 +73,12 @@ class Source(Mapping):
 
 
 def source_of(weights: TorchWeights) -> Source:
-    """From a torch module, a state_dict of tensors or arrays, or a path.
+    """Create a Source from a torch module, a state_dict of tensors or arrays, or a path.
 
     Raises:
-      FileError: the file cannot be read. MatchError: a value that is no tensor.
-      TypeError: none of these.
+      FileError: the file cannot be read.
+      MatchError: a value is not a tensor.
+      TypeError: `weights` has an unsupported type.
     """
     loaded: Any = sys.modules.get("torch")
     if loaded is not None and isinstance(weights, loaded.nn.Module):
@@ -112,11 +112,11 @@ def _checked(tensors: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]], l
 
 
 def _groups(tensors: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Names that are the same elements of the same memory."""
+    """Return groups of names whose tensors are the same elements of the same memory."""
     by_memory: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
         if is_tensor(tensor) and tensor.numel() and str(tensor.layout) == "torch.strided":
-            # Not the pointer alone: a view of the first rows begins where the whole does.
+            # Not only the pointer: a view of the first rows has the address of the full tensor.
             memory = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
             by_memory.setdefault(memory, []).append(name)
     return (tuple(names) for names in by_memory.values() if len(names) > 1)

@@ -1,7 +1,7 @@
-"""Stacks: torch's nn.LSTM holds all its layers and directions in one module, Flax has a module for each.
+"""Stacks: torch's nn.LSTM holds all layers and directions in one module, Flax has a module for each.
 
-torch calls its tensors `weight_ih_l0`, `weight_ih_l0_reverse`, `weight_ih_l1`: in this order a stack of
-Flax is read.
+torch names the tensors `weight_ih_l0`, `weight_ih_l0_reverse`, `weight_ih_l1`, ...; Flax's modules are
+matched in this order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DEEP = re.compile(r"_l\d+(_reverse)?$")
 
 
 def members(bare: str, names: Iterable[str]) -> list[str]:
-    """The names right below a path that are tensors of a stack."""
+    """Return the names directly under a path that are tensors of a stack."""
     return [name for name in names if owner(name) == bare and DEEP.search(name)]
 
 
 def listed(tree: Outline, target: str) -> list[str]:
-    """The items of the list of layers that has the stack's own name; empty if some are not recurrent."""
+    """Return the paths in the Flax list of layers named `target`; empty unless all are recurrent."""
     items = [
         path for path in tree.layers if last(path).isdigit() and torch_like(owner(tree.names[path])) == target
     ]
@@ -30,10 +30,10 @@ def listed(tree: Outline, target: str) -> list[str]:
 
 
 def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str, Rule]]:
-    """The cells at these paths, each with its rule at its depth and direction in torch's stack.
+    """Yield the cells at these paths with their rules for their depth and direction in torch's stack.
 
     Args:
-      both: whether torch's stack has two directions, so that every second cell is the reversed one.
+      both: whether torch's stack is bidirectional, so that every second cell is a reversed one.
     """
     rules = [cell for path in paths for cell in cells(tree, tree.real_path(path))]
     for i, (path, rule) in enumerate(rules):
@@ -41,17 +41,17 @@ def units(tree: Outline, paths: Sequence[str], both: bool) -> Iterator[tuple[str
 
 
 def alone(rule: Rule, names: Iterable[str]) -> Rule:
-    """A cell's rule as that of a stack of one layer, if torch's names are those of a stack.
+    """Return a cell's rule with the names of a one-layer stack if torch's names are a stack's.
 
-    Linen makes the cell of `RNN(LSTMCell(4))` beside the RNN and not inside of it.
+    Linen creates the cell of `RNN(LSTMCell(4))` as a sibling of the RNN rather than a child.
     """
     return rule.at_depth(0) if rule.torch.endswith("Cell") and any(map(DEEP.search, names)) else rule
 
 
 def cells(tree: Outline, path: str) -> list[tuple[str, Rule]]:
-    """The recurrent cells at a path, in torch's order: both of a Bidirectional."""
+    """Return the recurrent cells at a path in torch's order; two for a Bidirectional."""
     layer = tree.layers.get(path)
-    # nnx.Bidirectional and nnx.RNN hold cells; torch has no module for a cell inside of a stack.
+    # nnx.Bidirectional and nnx.RNN are containers of cells; torch has no modules for cells in a stack.
     halves = [half for half in ("forward_rnn", "backward_rnn") if hasattr(layer, half)]
     if halves:
         return [cell for half in halves for cell in cells(tree, join(path, half))]

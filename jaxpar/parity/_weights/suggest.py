@@ -1,4 +1,4 @@
-"""suggest: which layers may belong together, by order, kind and shapes: guesses for people to read."""
+"""Suggest pairs of layers by order, kind and shapes, as guesses for the user to review."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Signature = frozenset[tuple[str, Shape]]
 
 
 Calls = tuple[Mapping[str, int], Mapping[str, int]]
-"""The first call of every layer: by torch's bare paths, and by Flax's paths."""
+"""The position of each layer's first call, by torch's bare paths and by Flax's paths."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Layers of one kind and shape that are left over, as many here as there.
+    """Unpaired layers of one kind and shape, equally many in torch and Flax.
 
     Attributes:
-      torch, flax: the layers' paths; those of the same place are guessed to be the same.
-      reasons: of each guess.
+      torch, flax: the layers' paths, paired by position.
+      reasons: the reason for each pair.
     """
 
     torch: tuple[str, ...]
@@ -40,10 +40,10 @@ class LayerGroup:
 def suggest(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str]
 ) -> tuple[dict[str, Target], dict[str, str]]:
-    """Entries for a mapping, and the reason for each.
+    """Return guessed entries for a mapping, and the reason for each.
 
     Args:
-      torch, flax: the names and leaves that are left over.
+      torch, flax: the unpaired names and leaves.
     """
     guessed, reasons = entries(groups(pairing, torch, flax), pairing)
     turned = turns(pairing)
@@ -54,13 +54,13 @@ def suggest(
 def groups(
     pairing: Pairing, torch: Sequence[str], flax: Sequence[str], calls: Calls | None = None
 ) -> list[LayerGroup]:
-    """Layers are paired if there are as many of their kind left over here as there.
+    """Pair unpaired layers of a kind and shape of which both models have equally many.
 
     Args:
-      torch, flax: the names and leaves that are left over.
-      calls: the order to go by, if it is known; else that of definition.
+      torch, flax: the unpaired names and leaves.
+      calls: the order of the layers' calls; by default layers are in the order of definition.
     """
-    # Layers that are paired already have single arrays left over, which `turns` is for.
+    # Single arrays of paired layers are excluded; `turns` guesses these.
     alone = {name for turn in turns(pairing) for both in turn.pairs for name in both}
     flax_layers = _flax_layers(pairing, [leaf for leaf in flax if leaf not in alone])
     torch_layers = _torch_layers(pairing, [name for name in torch if name not in alone])
@@ -69,7 +69,7 @@ def groups(
         flax_paths = [path for path, s in flax_layers.items() if s == signature]
         torch_paths = [path for path, s in torch_layers.items() if s == signature]
         if len(flax_paths) != len(torch_paths):
-            continue  # order says nothing where one of them is missing, and it is not known which
+            continue  # an unknown one is missing, so the order determines nothing
         if calls:
             torch_paths, flax_paths = (
                 sorted(paths, key=lambda path: order.get(path, len(order)))
@@ -84,7 +84,7 @@ def groups(
 
 
 def entries(layer_groups: Iterable[LayerGroup], pairing: Pairing) -> tuple[dict[str, str], dict[str, str]]:
-    """Entries for a mapping, shortened, and the reason for each."""
+    """Return shortened entries for a mapping, and the reason for each."""
     layer_groups = list(layer_groups)
     pairs = {torch: flax for g in layer_groups for torch, flax in zip(g.torch, g.flax, strict=True)}
     reasons = {torch: why for g in layer_groups for torch, why in zip(g.torch, g.reasons, strict=True)}
@@ -93,7 +93,7 @@ def entries(layer_groups: Iterable[LayerGroup], pairing: Pairing) -> tuple[dict[
 
 
 def _paired(flax_paths: list[str], torch_paths: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Those with the same last word, or another word for the same, first; then the rest, in order."""
+    """Yield (Flax path, torch path, reason): first by equal last keys or roles, then by order."""
     if len(flax_paths) == 1:
         yield flax_paths[0], torch_paths[0], "the only one"
         return
@@ -115,7 +115,7 @@ ROLES = {
     "value": "value v v_proj v_lin to_v wv value_proj linear_v v_linear",
     "out": "out o o_proj out_proj out_lin to_out wo output_proj linear_out out_linear",
 }
-"""Words for the four projections of an attention."""
+"""Common names of an attention's four projections."""
 ROLE = {name: role for role, names in ROLES.items() for name in names.split()}
 
 
@@ -124,9 +124,9 @@ def _role(path: str) -> str:
 
 
 def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature]:
-    """The leftovers of torch's layers, by the layers' own names."""
+    """Return the names and shapes of each torch layer's unpaired tensors, by layer path."""
     shapes_by_layer: dict[str, set[tuple[str, Shape]]] = {}
-    # Counters have no place in Flax, and would make every BatchNorm a layer of another kind.
+    # Flax has no counters, which would give every BatchNorm a different signature.
     surplus = set(pairing.surplus) | {n for n in names if n.endswith("num_batches_tracked")}
     for raw in names:
         path = _layer_of(pairing, pairing.names.bare[raw])
@@ -138,7 +138,7 @@ def _torch_layers(pairing: Pairing, names: Sequence[str]) -> dict[str, Signature
 
 
 def _layer_of(pairing: Pairing, name: str) -> str:
-    """The torch layer of a name: out_proj.weight is MultiheadAttention's own."""
+    """Return the path of a name's torch layer; out_proj.weight belongs to the MultiheadAttention."""
     path = owner(name)
     above = owner(path)
     if path.endswith("out_proj") and any(
@@ -149,7 +149,7 @@ def _layer_of(pairing: Pairing, name: str) -> str:
 
 
 def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature]:
-    """The leftovers of Flax's layers, by the names and shapes that torch would have."""
+    """Return torch's names and shapes of each Flax layer's unpaired leaves, by layer path."""
     tree = pairing.tree
     unpaired = set(leaves)
     signatures: dict[str, Signature] = {}
@@ -159,7 +159,7 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
         rule = tree.rule(path)
         rule = rule and alone(rule, torchs)
         if rule and rule.torch == "MultiheadAttention" and not packed:
-            continue  # torch has none, so its four projections are layers of their own
+            continue  # torch has no MultiheadAttention, so the four projections are separate layers
         prefix = path + "." if path else ""
         leaf_names = {leaf[len(prefix) :] for leaf in unpaired if leaf.startswith(prefix)}
         if rule and leaf_names:
@@ -181,7 +181,7 @@ def _flax_layers(pairing: Pairing, leaves: Iterable[str]) -> dict[str, Signature
 
 
 def _torch_shapes(rule: Rule, shapes: dict[str, Shape]) -> dict[str, Shape]:
-    """None for leaves that are not as the layer's own class makes them."""
+    """Return torch's shapes; empty for leaves whose shapes differ from the layer class's own."""
     try:
         return rule.torch_shapes(shapes)
     except ValueError:
@@ -189,7 +189,7 @@ def _torch_shapes(rule: Rule, shapes: dict[str, Shape]) -> dict[str, Shape]:
 
 
 def _shortened(pairs: dict[str, str], pairing: Pairing) -> dict[str, str]:
-    """Entries for whole blocks: "a.0.fc": "b.0.fc" becomes "a": "b" if that holds for all below it."""
+    """Merge entries to blocks: "a.0.fc": "b.0.fc" becomes "a": "b" if this holds for all names under "a"."""
     short: dict[str, str] = {}
     for torch, flax in pairs.items():
         torch_parts, flax_parts = torch.split("."), flax.split(".")

@@ -1,4 +1,4 @@
-"""to_torch: a Flax model's weights as a torch state_dict."""
+"""to_torch: convert a Flax model's weights to a torch state_dict."""
 
 from __future__ import annotations
 
@@ -34,26 +34,33 @@ def to_torch(
     variables: Variables | None = None,
     numpy: bool = False,
 ) -> dict[str, Any]:
-    """A Flax model's weights with torch's names, layouts and layers: a state_dict.
+    """Convert a Flax model's weights to a state_dict with torch's names, layouts and layers.
 
     Args:
       flax_module: an NNX module, or a Linen module with `inputs` and `variables`.
-      like: a torch module, state_dict or path with the names that are wanted; without it they are the Flax
+      like: a torch module, state_dict or path that determines the names; by default the names are the Flax
         paths, changed by `mapping`.
-      mapping: as in `load_torch`, which with the same mapping is the inverse.
-      ignore_torch, ignore_flax: names that one side does without, as in `load_torch`.
-      inputs, kwargs, variables: of a Linen module.
-      numpy: NumPy arrays instead of torch tensors; torch is not needed then.
+      mapping: as in `load_torch`, which is the inverse for the same mapping.
+      ignore_torch, ignore_flax: names that the other side lacks, as in `load_torch`.
+      inputs, kwargs, variables: a Linen module's call arguments and variables, as in `load_torch`.
+      numpy: return NumPy arrays instead of torch tensors; does not need torch.
 
     Returns:
       Copies, in the order of the model's layers, or of `like`. Where Flax merges the two biases of torch's
       recurrent layers, the second is zero. `num_batches_tracked` of Flax's own BatchNorm is 0.
 
     Raises:
-      MatchError: names or shapes do not fit. UninitializedError: leaves without values.
+      MatchError: names or shapes do not fit.
+      UninitializedError: leaves have no values.
       ModuleNotFoundError: torch is not installed, and `numpy` is False.
 
     torch counterpart: `module.state_dict()`.
+
+    >>> from flax import nnx
+    >>> from jaxpar import parity
+    >>> state_dict = parity.to_torch(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), numpy=True)
+    >>> {name: array.shape for name, array in state_dict.items()}
+    {'weight': (3, 2), 'bias': (3,)}
     """
     tree = tree_of(flax_module, inputs, kwargs, variables)
     source = implied_source(tree, mapping, ignore_flax) if like is None else source_of(like)
@@ -74,7 +81,7 @@ def to_torch(
 
 
 def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: Source) -> dict[str, np.ndarray]:
-    """Copies in torch's layout, in the order of `there`; what torch ties is one array again."""
+    """Return copies in torch's layout, in the order of `source`; tied tensors share one array."""
     converted = {**links.to_torch(leaves), **links.surplus}
     order = [name for name in source.tensors if name in converted]
     first = {name: min((name, *links.tied.get(name, ())), key=order.index) for name in order}
@@ -84,7 +91,7 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: Source) -
 
 
 def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
-    """The torch model that the Flax model's paths and the mapping describe; shapes without values."""
+    """Return the torch model, without values, that the Flax model's paths and the mapping describe."""
     left_out = {name for path in ignored for name in (path, tree.real_path(path))}
     found = implied.names(tree, mapping or {}, left_out, _torch_names)
     tensors = {
@@ -132,7 +139,7 @@ def _torch_names(here: Outline, mapping: Plain, ignored: set[str]) -> dict[str, 
 
 
 def _layers(tree: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
-    """(Flax path, torch path, rule) of all layers that have a rule, stacks first."""
+    """Yield (Flax path, torch path, rule) for all layers with a rule, stacks first."""
     stacked = set()
     for key, target in mapping.items():
         if isinstance(target, (tuple, list)):
@@ -147,10 +154,10 @@ def _layers(tree: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:
 
 
 def torch_path(tree: Outline, path: str, mapping: Plain) -> str:
-    """The torch name of a Flax path: by the most specific entry of the mapping, else its own."""
+    """Return the torch name of a Flax path, by the most specific entry of the mapping if any."""
     best = (-1, tree.names[path])
     for key, entry in mapping.items():
-        # A transposed entry is about one array, and not about what is below it.
+        # A transposed entry applies to one array only, not to nested names.
         target = None if isinstance(entry, Transposed) else path_of(entry)
         suffix = None if target is None else inside(path, tree.real_path(target))
         if target is not None and suffix is not None and len(target) > best[0]:

@@ -1,8 +1,8 @@
 """Tree: a Flax model as layers and leaves by path, the same for NNX and Linen.
 
-Linen's collections are not part of a path, so BatchNorm's `scale` and `mean` stand side by side in both.
-An NNX module has its Variables as attributes. A Linen module knows its submodules only while it runs, so one
-abstract call is watched.
+Linen's collections are not part of a path, so BatchNorm's `scale` and `mean` have the same parent in both.
+NNX modules hold their Variables as attributes. Linen modules create submodules only while they run, so the
+layers are recorded during one abstract call.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .paths import join, last, owner
 
 FlaxModule: TypeAlias = "nnx.Module | linen.Module"
 Variables: TypeAlias = Mapping[str, Any]
-"""Of a Linen module: trees of arrays by collection."""
+"""A Linen module's variables: trees of arrays by collection."""
 
 PASSING_VARIABLES = (nnx.RngState, nnx.Cache, nnx.Intermediate, nnx.Perturbation)
 PASSING_COLLECTIONS = ("cache", "intermediates", "perturbations", "losses")
-"""What holds no weights: torch has nothing of the kind in a state_dict."""
+"""Variables and collections without weights, which have no counterpart in a state_dict."""
 
 
 def tree_of(
@@ -41,10 +41,10 @@ def tree_of(
     kwargs: Mapping[str, Any] | None = None,
     variables: Variables | None = None,
 ) -> Tree:
-    """The tree of a module; arguments as for `load_torch`.
+    """Return the tree of a module, with `load_torch`'s arguments.
 
     Raises:
-      TypeError: not a Flax module, or a Linen module without inputs.
+      TypeError: `module` is not a Flax module, or is a Linen module without `inputs`.
     """
     if isinstance(module, nnx.Module):
         return NNXTree(module)
@@ -63,7 +63,7 @@ def tree_of(
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One array of a Flax model. `parameter` is False for what torch calls a buffer."""
+    """One array of a Flax model; `parameter` is False for torch's buffers."""
 
     shape: Shape
     dtype: np.dtype
@@ -71,16 +71,16 @@ class Leaf:
 
 
 class Outline:
-    """What pairing knows of a Flax model.
+    """The structure of a Flax model, as pairing uses it.
 
     Attributes:
       layers: every module by path, in the order of definition (NNX) or of calls (Linen); the model itself
         is "".
-      leaves: every array but random states, caches and intermediates, in the layers' order. A variable that
-        stands in several places is listed at the first.
-      aliases: the other places of such variables, each with the first.
-      names: every path without the `layers` of Sequential and the `module` of DataParallel, which torch's
-        names do not have.
+      leaves: every array except random states, caches and intermediates, in the layers' order. A variable
+        with several paths is listed under the first.
+      aliases: for the other paths of such variables, the first path.
+      names: for every path, the path without the `layers` of Sequential and the `module` of DataParallel,
+        which torch's names lack.
       wrapped: whether the model itself is a DataParallel, so that torch's names begin with `module.`
     """
 
@@ -94,18 +94,18 @@ class Outline:
         return rule_for(self.layers.get(path), self._shapes.get(path, {}))
 
     def real_path(self, path: str) -> str:
-        """The path that a mapping means, which may leave out DataParallel's `module` and the like."""
+        """Return the full path for a mapping's path, which may omit DataParallel's `module` and similar."""
         if path in self.names:
             return path
         return next((real for real, name in self.names.items() if name == path), path)
 
     def first(self, leaf: str) -> str:
-        """The place under which a leaf is listed."""
+        """Return the path under which `leaves` lists a leaf."""
         return self.aliases.get(leaf, leaf)
 
     @functools.cached_property
     def _shapes(self) -> dict[str, dict[str, Shape]]:
-        """The shapes of each layer's own leaves, by their names in it."""
+        """Shapes of each layer's own leaves, by layer path and leaf name."""
         shapes: dict[str, dict[str, Shape]] = {}
         for path, leaf in self.leaves.items():
             shapes.setdefault(owner(path), {})[last(path)] = leaf.shape
@@ -116,20 +116,20 @@ class Tree(Outline, abc.ABC):
     """A Flax model, with or without values.
 
     Attributes:
-      files: the name of every leaf in a file: with Linen's collections, as the variables have them.
+      files: the name of every leaf in a file, which includes Linen's collection.
     """
 
     files: dict[str, str]
 
     @abc.abstractmethod
     def values(self) -> dict[str, Any]:
-        """The arrays as they are, by leaf path."""
+        """Return the arrays by leaf path."""
 
     @abc.abstractmethod
     def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module | Variables:
-        """Puts arrays of the leaves' shapes and dtypes in their places, on the devices of the old ones.
+        """Replace the values, given in the leaves' shapes and dtypes, on the old arrays' devices.
 
-        NNX: in place; returns the module. Linen: returns new variables.
+        An NNX module is updated in place and returned; for Linen, new variables are returned.
         """
 
 
@@ -162,21 +162,21 @@ class NNXTree(Tree):
         return {path: variable.get_raw_value() for path, variable in self._variables.items()}
 
     def write(self, values: Mapping[str, np.ndarray]) -> nnx.Module:
-        # All arrays are made before the first is stored: what fails on the way changes nothing.
+        # All arrays are created before the first is stored, so that an error leaves the module unchanged.
         for path, array in placed_like(values, self.values()).items():
             self._variables[path].set_raw_value(array)
         return self.module
 
 
 def _in_state(path: str) -> list[tuple[bool, int, str]]:
-    """What NNX orders by: of a variable in two places its state has the first one."""
+    """Return NNX's sort key: a state lists a variable with two paths under the first in this order."""
     return [(not key.isdigit(), int(key) if key.isdigit() else 0, key) for key in path.split(".")]
 
 
 def _walk(node: Any, path: str, name: str, above: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Modules and Variables with their paths and their torch-like names, parents first.
+    """Yield (path, torch-like name, node) for all modules and Variables, parents first.
 
-    Not `nnx.iter_graph`: it visits a shared node once, and here each of its places is wanted.
+    Unlike `nnx.iter_graph`, this visits a shared node once per path.
     """
     if isinstance(node, nnx.Variable):
         if not isinstance(node, PASSING_VARIABLES) and hasattr(node.get_raw_value(), "shape"):
@@ -207,7 +207,7 @@ def _children(node: Any) -> list[tuple[str, Any]]:
 
 
 class LinenTree(Tree):
-    """A Linen module. Without `variables` its leaves are shapes until `write` has made them."""
+    """A Linen module. Without `variables`, the leaves are shapes until `write` is called."""
 
     def __init__(
         self, module: linen.Module, inputs: tuple, kwargs: dict[str, Any], variables: Variables | None
@@ -254,7 +254,7 @@ class LinenTree(Tree):
         return self.variables
 
     def _name(self, parts: list[str]) -> str:
-        """A path without the words that DataParallel and Sequential add."""
+        """Return a path, given as its keys, without the ones that DataParallel and Sequential add."""
         remaining: list[str] = []
         for i, part in enumerate(parts):
             above = self.layers.get(join(*parts[:i]))
@@ -267,14 +267,14 @@ class LinenTree(Tree):
 def _watch(
     module: linen.Module, inputs: tuple, kwargs: dict[str, Any]
 ) -> tuple[dict[str, FlaxModule], Variables]:
-    """The modules by path in the order of calls, and the variables' shapes. Nothing is computed."""
-    # A DataParallel's `init` calls the module that it wraps, which is at the top there.
+    """Return the modules by path in the order of calls, and the variables' shapes; computes no values."""
+    # A DataParallel's `init` calls the wrapped module's, which then has the path "".
     wrapped = isinstance(module, jaxpar.DataParallel)
     above = ("module",) if wrapped else ()
     modules: dict[str, FlaxModule] = {"": module} if wrapped else {}
 
     def note(call: Callable, args: tuple, named: dict, context: linen.module.InterceptorContext) -> PyTree:
-        # A shared module is called several times and is one layer.
+        # A shared module is called several times, but is a single layer.
         modules.setdefault(".".join((*above, *context.module.path)), context.module)
         return call(*args, **named)
 
@@ -282,7 +282,7 @@ def _watch(
     arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
     def start(traced: list[jax.Array]) -> PyTree:
-        mixed = list(leaves)  # a flag among the arguments must stay a Python value
+        mixed = list(leaves)  # flags must remain Python values
         for i, x in zip(arrays, traced, strict=True):
             mixed[i] = x
         args, named = jax.tree.unflatten(structure, mixed)

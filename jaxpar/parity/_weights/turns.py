@@ -1,7 +1,7 @@
-"""Turns: arrays of Flax layers without a rule, under another name than torch's: the same, or with other axes?
+"""Turns: guess name and axis order of arrays in Flax layers without a rule.
 
-Only their sizes are known. Where these allow two ways, as for a square matrix, nobody can say which it is
-without running the models, and the guess is ambiguous.
+Only the shapes are known. If they allow two axis orders, as for a square matrix, the guess is ambiguous
+unless the models are run.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .pairing import Pairing
 from .paths import last, owner
 
 NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
-"""What Flax's usual words are in torch."""
+"""torch's names by Flax's usual ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """The arrays of one name in all layers of one class, which lie alike.
+    """A guess for the arrays of one name in all layers of one class, which have the same axis order.
 
     Attributes:
-      pairs: torch's name and Flax's leaf.
-      axes: how they may lie, the likelier first; as for `transposed`.
-      kind: of the Flax layer.
+      pairs: (torch name, Flax leaf) of each array.
+      axes: possible axis orders, the likelier first; as for `transposed`.
+      kind: the Flax layer's class name.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -46,7 +46,7 @@ class Turn:
 
 
 def turns(pairing: Pairing) -> list[Turn]:
-    """What is left over in layers that are paired: one array here and one there."""
+    """Return guesses for paired layers with one unpaired array on either side."""
     pairs_by_kind: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     axes_by_kind: dict[tuple[str, str, str], list[set[tuple[int, ...]]]] = {}
     for torch, flax in _lone(pairing):
@@ -59,7 +59,7 @@ def turns(pairing: Pairing) -> list[Turn]:
             axes_by_kind.setdefault(key, []).append(set(axes))
     guesses = []
     for key, pairs in pairs_by_kind.items():
-        # One array that is not square says how the square ones of its class lie.
+        # A non-square array determines the order of the square ones in the same class.
         shared = set.intersection(*axes_by_kind[key])
         if shared:
             guesses.append(Turn(tuple(pairs), tuple(sorted(shared, reverse=True)), key[0]))
@@ -67,21 +67,21 @@ def turns(pairing: Pairing) -> list[Turn]:
 
 
 def possible(torch: Shape, flax: Shape) -> list[tuple[int, ...]]:
-    """The axes in which torch's array may lie in Flax: as a kernel, or as it is."""
+    """Return the axis orders that fit both shapes: a kernel's, or the identity."""
     n = len(torch)
     orders = [(*range(2, n), 1, 0), tuple(range(n))] if n > 1 else [(0,) * n]
     return [axes for axes in orders if len(flax) == n and tuple(torch[a] for a in axes) == flax]
 
 
 def torch_form(leaf: str, shape: Shape) -> tuple[str, Shape]:
-    """A guess of what torch calls an array of a Flax layer without a rule, and of its shape."""
+    """Guess torch's name and shape of an array in a Flax layer without a rule."""
     n = len(shape)
     turned = leaf == "kernel" and n > 1
     return NAMES.get(leaf, leaf), (shape[-1], shape[-2], *shape[:-2]) if turned else shape
 
 
 def _lone(pairing: Pairing) -> Iterator[tuple[str, str]]:
-    """Of each pair of layers the one array that is left over, if there is one on either side."""
+    """Yield (torch name, Flax leaf) for paired layers with exactly one unpaired array on either side."""
     names, tree = pairing.names, pairing.tree
     left_torch = [names.bare[raw] for raw in pairing.left_in_torch()]
     left_flax = pairing.left_in_flax()

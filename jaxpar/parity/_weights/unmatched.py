@@ -1,4 +1,4 @@
-"""Unmatched: complete links, or a MatchError that lists both sides' leftovers."""
+"""Return complete links, or raise a MatchError that lists the unmatched names of both models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .suggest import suggest
 from .tree import Tree
 
 SHOWN = 12
-"""Lines of each list in an error."""
+"""Maximum number of lines of each list in an error."""
 
 
 def complete_links(
@@ -30,11 +30,11 @@ def complete_links(
     ignore_flax: Iterable[str] = (),
     function: str = "load_torch",
 ) -> Links:
-    """The links between all tensors and all leaves but the ignored ones.
+    """Return the links between all tensors and all leaves except the ignored ones.
 
     Raises:
-      MatchError: a name is left over on either side, a shape does not fit, or an entry of `mapping` or of
-        an ignore list fits nothing.
+      MatchError: a name is unmatched on either side, a shape does not fit, or an entry of `mapping` or of an
+        ignore list matches no name.
     """
     entries = dict(mapping or {})
     no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
@@ -42,7 +42,7 @@ def complete_links(
     view = PairingView(tree, source.without(no_torch), entries)
     pairing = pair(view.tree, view.source, view.entries, view.seen_leaves(no_flax))
     torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
-    # Mistakes in the arguments come first: a typing error there leaves names over on both sides.
+    # Faults in the arguments are listed first, because a typo there leaves names unmatched on both sides.
     faults = [*view.faults, *_unknown_entries(pairing, view.entries), *unknown_t, *unknown_f, *pairing.faults]
     if torch or flax or faults:
         raise MatchError(_complaint(pairing, function, torch, flax, faults))
@@ -54,7 +54,7 @@ def complete_links(
 def _unknown_entries(pairing: Pairing, entries: Plain) -> Iterable[str]:
     names, tree = pairing.names, pairing.tree
     for key, target in entries.items():
-        # The user's key may have prefixes of wrappers; the error shows it as it was written.
+        # The user's key may have prefixes of wrappers; the error shows it unchanged.
         bare = next((b for b in names.entries if b == key or key.endswith("." + b)), key)
         if bare and bare not in names.descendants:
             yield f"mapping: torch has no {key!r}{_like(key, names.descendants)}"
@@ -67,7 +67,7 @@ def _unknown_entries(pairing: Pairing, entries: Plain) -> Iterable[str]:
 
 
 def ignored(names: Iterable[str], patterns: Iterable[str], option: str) -> tuple[set[str], list[str]]:
-    """The names below the given ones, and what is wrong with these."""
+    """Return the names that equal the patterns or are nested under them, and faults of the patterns."""
     if isinstance(patterns, str):
         return set(), [f"{option} is a list of names; write [{patterns!r}]"]
     matched: set[str] = set()
@@ -87,7 +87,7 @@ def _like(name: str, candidates: Iterable[str]) -> str:
 
 
 def _with_nearest(names: MappingABC[str, Shape], candidates: MappingABC[str, Shape], name: str) -> str:
-    """A name with a leftover of the other side that looks alike, by name or else by its sizes."""
+    """Return a line with the name, and the unmatched candidates nearest by name, or else by sizes."""
     sized = [other for other, its in candidates.items() if sorted(its) == sorted(names[name])]
     near = _like(name, candidates) or (f"; of its sizes are {', '.join(sized[:2])}" if sized else "")
     return f"{name} {names[name]}{near}"
@@ -129,6 +129,6 @@ def _complaint(
 
 
 def _listed(indent: str, names: Sequence[str], line: Callable[[str], str] = str) -> list[str]:
-    """A line for each of the first names; looking for near ones among thousands takes its time."""
+    """Return a line for each of the first names. Not for all: the search for near names is slow."""
     shown = [indent + line(name) for name in names[:SHOWN]]
     return [*shown, f"{indent}and {len(names) - SHOWN} more"] if len(names) > SHOWN else shown

@@ -1,4 +1,4 @@
-"""Unstacked: a Flax model that scans over its layers, as the list of layers that torch has."""
+"""Present a Flax model that scans over stacked layers as a list of layers, as in torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .tree import Leaf, Outline
 
 
 def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Fusion], dict[str, str]]:
-    """The tree with a list of layers in place of the layer that holds all of them.
+    """Return the tree with a stacked layer replaced by a list of layers.
 
     Returns:
-      the tree; what was done with the leaves; the real paths of the new ones.
+      The new tree, the moves between the layers' leaves and the stacked ones, and the stacked layers' paths
+      by the new paths.
 
     Raises:
-      ValueError: no such layer, or its arrays are not of one length along the axis.
+      ValueError: the layer does not exist, or its arrays have different lengths along the axis.
     """
     count = _count(tree, path, axis)
 
@@ -26,7 +27,7 @@ def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Fusion
         return [old] if suffix is None else [join(path, str(i), suffix) for i in range(count)]
 
     def listed(old: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """New and old paths, layer by layer."""
+        """Yield (new path, old path), layer by layer."""
         paths = list(old)
         inner = [old_path for old_path in paths if inside(old_path, path) is not None]
         for old_path in paths:
@@ -72,7 +73,7 @@ def _below(tree: Outline, path: str) -> dict[str, Shape]:
 
 
 def _count(tree: Outline, path: str, axis: int) -> int:
-    """How many layers are stacked."""
+    """Return the number of stacked layers."""
     shapes = _below(tree, path)
     if not shapes:
         raise ValueError(f"the Flax model has nothing below {path!r}")
