@@ -28,8 +28,8 @@ def check_groups(num_groups: int, C: int) -> None:
 
 def checked_shape(normalized_shape: int | Sequence[int]) -> Shape:
     """`normalized_shape` as a tuple of at least one length."""
-    given = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-    shape = tuple(map(operator.index, given))
+    lengths = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    shape = tuple(map(operator.index, lengths))
     if not shape:
         raise RuntimeError(
             "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
@@ -129,8 +129,8 @@ def check_interpolation(
             "linear | bilinear | bicubic | trilinear"
         )
     if (size is None) == (scale_factor is None):
-        given = "either" if size is None else "only one of"
-        raise ValueError(f"{given} size or scale_factor should be defined")
+        problem = "either" if size is None else "only one of"
+        raise ValueError(f"{problem} size or scale_factor should be defined")
     if recompute_scale_factor and size is not None:
         raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
     if antialias and mode not in ("bilinear", "bicubic", "lanczos"):

@@ -64,11 +64,11 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def _input_gates(num_gates: int) -> Callable[[Weights, jax.Array], Gates]:
     def gates(weights: Weights, x: jax.Array) -> Gates:
-        whole = matmul(x, weights["weight_ih"])
+        product = matmul(x, weights["weight_ih"])
         # The biases are added to each other first, once, and not to all steps one after the other.
         if "bias_ih" in weights:
-            whole = whole + (weights["bias_ih"] + weights["bias_hh"])
-        return tuple(jnp.split(whole, num_gates, axis=-1))
+            product = product + (weights["bias_ih"] + weights["bias_hh"])
+        return tuple(jnp.split(product, num_gates, axis=-1))
 
     return gates
 
@@ -122,8 +122,8 @@ def _gru_update_jvp(primals: tuple[Gates, State], tangents: tuple[Gates, State])
     ((r, z, n, inner), (h,)), ((dr, dz, dn, dinner), (dh,)) = primals, tangents
     r, z = jax.nn.sigmoid(r), jax.nn.sigmoid(z)
     n = jnp.tanh(n + r * inner)
-    inside = dn + (inner * r * (1 - r)) * dr + r * dinner
-    change = ((1 - z) * (1 - n * n)) * inside + ((h - n) * z * (1 - z)) * dz + z * dh
+    dpre = dn + (inner * r * (1 - r)) * dr + r * dinner
+    change = ((1 - z) * (1 - n * n)) * dpre + ((h - n) * z * (1 - z)) * dz + z * dh
     return (n + z * (h - n),), (change,)
 
 

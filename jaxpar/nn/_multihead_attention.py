@@ -135,20 +135,20 @@ class MultiheadAttention(Layer):
         )
 
     def _params(self) -> dict[str, jax.Array]:
-        kept = {name: getattr(self, name) for name in _OWN_PARAMETERS}
-        kept |= {"out_proj_weight": self.out_proj.kernel, "out_proj_bias": self.out_proj.bias}
-        return {name: variable[...] for name, variable in kept.items() if variable is not None}
+        variables = {name: getattr(self, name) for name in _OWN_PARAMETERS}
+        variables |= {"out_proj_weight": self.out_proj.kernel, "out_proj_bias": self.out_proj.bias}
+        return {name: variable[...] for name, variable in variables.items() if variable is not None}
 
 
 def linear(
     inputs: int, outputs: int, bias: bool, *, dtype: DTypeLike | None, param_dtype: DTypeLike, rngs: nnx.Rngs
 ) -> nnx.Linear:
     """Flax's Linear, which computes the same as torch's, with torch's initial values."""
-    made = nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-    made.kernel.set_value(uniform(rngs, (inputs, outputs), inputs, param_dtype)[...])
+    linear = nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+    linear.kernel.set_value(uniform(rngs, (inputs, outputs), inputs, param_dtype)[...])
     if bias:
-        made.bias.set_value(uniform(rngs, (outputs,), inputs, param_dtype)[...])
-    return made
+        linear.bias.set_value(uniform(rngs, (outputs,), inputs, param_dtype)[...])
+    return linear
 
 
 def _check(embed_dim: int, num_heads: int, dropout: float) -> None:

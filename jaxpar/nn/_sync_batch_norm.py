@@ -156,22 +156,22 @@ class _Where(NamedTuple):
     axis_name: AxisName
 
 
-def _converted(node: Any, path: str, where: _Where, seen: dict[int, Any]) -> Any:
+def _converted(node: Any, path: str, where: _Where, replacements: dict[int, Any]) -> Any:
     """What takes the place of `node`: itself, with the BatchNorms in it replaced, or a new layer."""
-    if id(node) in seen:
-        return seen[id(node)]
+    if id(node) in replacements:
+        return replacements[id(node)]
 
     def child(name: Any, value: Any) -> Any:
-        return _converted(value, f"{path}.{name}", where, seen)
+        return _converted(value, f"{path}.{name}", where, replacements)
 
     if isinstance(node, BatchNorm | nnx.BatchNorm):
-        seen[id(node)] = _synchronised(node, path, where)
-        return seen[id(node)]
+        replacements[id(node)] = _synchronised(node, path, where)
+        return replacements[id(node)]
     if isinstance(node, tuple):
         items = [child(i, value) for i, value in enumerate(node)]
         changed = any(a is not b for a, b in zip(items, node, strict=True))
         return (type(node)(*items) if hasattr(node, "_fields") else tuple(items)) if changed else node
-    seen[id(node)] = node
+    replacements[id(node)] = node
     if isinstance(node, nnx.Module):
         for name, value in list(vars(node).items()):
             if not name.startswith("_pytree__") and (after := child(name, value)) is not value:

@@ -227,11 +227,11 @@ class TransformerDecoder(Layer):
 
 def _copies(layer: nnx.Module, n: int) -> nnx.List:
     """n copies with the same parameters. Their streams differ, or all layers would drop the same places."""
-    made = []
+    copies = []
     for k in range(n):
         copy = nnx.clone(layer, graph=True)
         for _, node in nnx.iter_graph(copy, graph=True):
             if isinstance(node, nnx.RngStream):
                 node.key.set_value(jax.random.fold_in(node.key[...], k))
-        made.append(copy)
-    return nnx.List(made)
+        copies.append(copy)
+    return nnx.List(copies)

@@ -117,8 +117,8 @@ def windows(
             raise ValueError(f"{function}: {name} must be greater than zero, but got {min(values)}.")
     if min(paddings) < 0:
         raise ValueError(f"{function}: padding must be non-negative, but got {min(paddings)}.")
-    each = zip(sizes, strides, paddings, dilations, strict=True)
-    return tuple(Window(k, s, p, d, ceil_mode) for k, s, p, d in each)
+    axes = zip(sizes, strides, paddings, dilations, strict=True)
+    return tuple(Window(k, s, p, d, ceil_mode) for k, s, p, d in axes)
 
 
 def pool_windows(

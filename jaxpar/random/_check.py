@@ -78,9 +78,9 @@ def check(n: int = 100_000, seed: int = 0) -> Check:
     import torch
 
     draws = []
-    for name, (ours, theirs) in _kinds(torch, n).items():
-        got = ours(Generator(seed))
-        want = _numbers(torch, theirs(torch.Generator().manual_seed(seed)))
+    for name, (draw_numpy, draw_torch) in _kinds(torch, n).items():
+        got = draw_numpy(Generator(seed))
+        want = _numbers(torch, draw_torch(torch.Generator().manual_seed(seed)))
         draws.append(Draw(name, got.size, int(np.count_nonzero(_bits(got) != want))))
     return Check(torch.__version__, torch.backends.cpu.get_cpu_capability(), tuple(draws))
 
@@ -93,10 +93,10 @@ def _kinds(torch: ModuleType, n: int) -> dict[str, Draws]:
     """Each kind of draw by its name. Both sides call the same method with the same arguments."""
 
     def new(method: str, *args: Any, **dtype: str) -> Draws:
-        theirs = {key: getattr(torch, name) for key, name in dtype.items()}
+        dtypes = {key: getattr(torch, name) for key, name in dtype.items()}
         return (
             lambda g: getattr(g, method)(*args, **dtype),
-            lambda g: getattr(torch, method)(*args, **theirs, generator=g),
+            lambda g: getattr(torch, method)(*args, **dtypes, generator=g),
         )
 
     def in_place(method: str, *args: float, dtype: str = "float32") -> Draws:
@@ -107,8 +107,8 @@ def _kinds(torch: ModuleType, n: int) -> dict[str, Draws]:
 
     def one_by_one(draws: list[Draws]) -> Draws:
         return (
-            lambda g: np.concatenate([ours(g) for ours, _ in draws]),
-            lambda g: torch.cat([theirs(g) for _, theirs in draws]),
+            lambda g: np.concatenate([draw_numpy(g) for draw_numpy, _ in draws]),
+            lambda g: torch.cat([draw_torch(g) for _, draw_torch in draws]),
         )
 
     kinds = {}

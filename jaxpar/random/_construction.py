@@ -82,8 +82,8 @@ _RECURRENT_ORDER = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
 
 def _position(name: str) -> tuple[int, bool, int]:
     """Where a recurrent layer keeps a tensor: by depth, direction and the list above."""
-    tensor, _, rest = name.partition("_l")
-    depth, _, reverse = rest.partition("_")
+    tensor, _, suffix = name.partition("_l")
+    depth, _, reverse = suffix.partition("_")
     return int(depth or 0), bool(reverse), _RECURRENT_ORDER.index(tensor)
 
 

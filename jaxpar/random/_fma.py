@@ -22,9 +22,9 @@ def fma(a: np.ndarray, b: float | np.ndarray, c: float | np.ndarray) -> np.ndarr
     # S. Boldo, G. Melquiond: Emulation of a FMA and correctly-rounded sums: proved algorithms using
     # rounding to odd. IEEE Transactions on Computers 57 (2008).
     high, low = _product(a, b)
-    top, rest = _sum(c, low)
+    top, remainder = _sum(c, low)
     top, middle = _sum(high, top)
-    return top + _odd_sum(rest, middle)
+    return top + _odd_sum(remainder, middle)
 
 
 def _sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

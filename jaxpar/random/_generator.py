@@ -92,7 +92,7 @@ class Generator:
         return self
 
     def _restore(self, state: State) -> None:
-        self._bits.state = {"bit_generator": "MT19937", "state": {"key": state.words, "pos": state.position}}
+        self._bits.state = {"bit_generator": "MT19937", "state": {"key": state.key, "pos": state.position}}
         self._seed, self._fresh, self._waiting = state.seed, state.fresh, state.normal
 
     def words(self, n: int) -> np.ndarray:
@@ -158,9 +158,9 @@ class Generator:
     def uniform_(self, x: A, low: float = 0.0, high: float = 1.0) -> A:
         """Fills with uniform numbers in [low, high)."""
         dtype = floating(_dtype(x), "check_uniform_bounds")
-        for bound, word in ((low, "from"), (high, "to")):
+        for bound, argument in ((low, "from"), (high, "to")):
             if not abs(bound) <= largest(dtype):
-                raise RuntimeError(f"{word} is out of bounds for {c_name(dtype)}")
+                raise RuntimeError(f"{argument} is out of bounds for {c_name(dtype)}")
         if not low <= high:
             raise RuntimeError(
                 f"uniform_ expects to return a [from, to) range, but found from={low:g} > to={high:g}"
@@ -240,9 +240,9 @@ class Generator:
         flat = out.reshape(-1)
         for start in range(0, flat.size, _uniform.BLOCK):
             part = flat[start : start + _uniform.BLOCK]
-            words = _uniform.to_64_bits(self.words(2 * part.size)) if doubled else self.words(part.size)
+            integers = _uniform.to_64_bits(self.words(2 * part.size)) if doubled else self.words(part.size)
             # Sum and view wrap as in C++, so that negative numbers come out.
-            part[...] = (words % np.uint64(span) + np.uint64(low % 2**64)).view(np.int64)
+            part[...] = (integers % np.uint64(span) + np.uint64(low % 2**64)).view(np.int64)
 
 
 def _check_range(low: int, high: int, dtype: np.dtype) -> None:
@@ -253,9 +253,9 @@ def _check_range(low: int, high: int, dtype: np.dtype) -> None:
     else:
         most = 2 ** digits(dtype) - 1
         least = 0 if dtype.kind in "ub" else -most - 1
-    for bound, word in ((low, "from"), (high - 1, "to - 1")):
+    for bound, argument in ((low, "from"), (high - 1, "to - 1")):
         if not least <= bound <= most:
-            raise RuntimeError(f"{word} is out of bounds for {c_name(dtype)}")
+            raise RuntimeError(f"{argument} is out of bounds for {c_name(dtype)}")
 
 
 def _empty(size: tuple[Any, ...], dtype: DTypeLike) -> np.ndarray:
@@ -293,8 +293,8 @@ def _in_memory_order(x: A, fill: Callable[[np.ndarray], None]) -> A:
     if x.flags.c_contiguous:
         fill(x)
         return x
-    there = x.transpose(_axes(x))
-    made = np.empty(there.shape, x.dtype)
-    fill(made)
-    there[...] = made
+    transposed = x.transpose(_axes(x))
+    contiguous = np.empty(transposed.shape, x.dtype)
+    fill(contiguous)
+    transposed[...] = contiguous
     return x

@@ -32,25 +32,25 @@ from ._fma import fma
 from ._uniform import BLOCK, Words, compute_dtype, unit_interval
 
 
-def fill(words: Words, out: np.ndarray, mean: float, std: float) -> None:
+def fill(draw: Words, out: np.ndarray, mean: float, std: float) -> None:
     """Fills a contiguous array of 16 values or more."""
     flat, kind = out.reshape(-1), compute_dtype(out.dtype)
-    whole = flat.size // 16 * 16
-    for start in range(0, whole, BLOCK):
-        part = flat[start : min(start + BLOCK, whole)]
-        part[...] = _blocks(unit_interval(words, part.size, kind), mean, std)
-    if flat.size > whole:
+    multiple = flat.size // 16 * 16
+    for start in range(0, multiple, BLOCK):
+        part = flat[start : min(start + BLOCK, multiple)]
+        part[...] = _blocks(unit_interval(draw, part.size, kind), mean, std)
+    if flat.size > multiple:
         if out.dtype == kind:
-            unit_interval(words, flat.size - whole, kind)  # torch draws for these too, and then again
-        flat[-16:] = _blocks(unit_interval(words, 16, kind), mean, std)
+            unit_interval(draw, flat.size - multiple, kind)  # torch draws for these too, and then again
+        flat[-16:] = _blocks(unit_interval(draw, 16, kind), mean, std)
 
 
-def pairs(words: Words, n: int) -> np.ndarray:
+def pairs(draw: Words, n: int) -> np.ndarray:
     """2n standard normal numbers in float64, pair by pair."""
     values = np.empty((n, 2))
     for start in range(0, n, BLOCK):
         part = values[start : start + BLOCK]
-        u = unit_interval(words, part.size, part.dtype).reshape(-1, 2)
+        u = unit_interval(draw, part.size, part.dtype).reshape(-1, 2)
         radius = np.sqrt(-2.0 * _each(math.log1p, -u[:, 1]))
         angle = 2.0 * math.pi * u[:, 0]
         part[:, 0] = radius * _each(math.cos, angle)

@@ -38,8 +38,8 @@ def sampler_order(
     if replacement:
         return generator.randint(n, (k,))  # torch draws 32 at a time; the numbers are the same
     # If n divides k, torch draws one more permutation than it needs and uses none of it.
-    whole = [generator.randperm(n) for _ in range(k // n + 1)]
-    return np.concatenate(whole)[:k]
+    permutations = [generator.randperm(n) for _ in range(k // n + 1)]
+    return np.concatenate(permutations)[:k]
 
 
 def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> np.ndarray:
@@ -91,8 +91,8 @@ def distributed_order(
     if not 0 <= rank < num_replicas:
         raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]")
     order = Generator(seed + epoch).randperm(n) if shuffle else np.arange(n)
-    each = n // num_replicas if drop_last else -(-n // num_replicas)
-    return np.resize(order, each * num_replicas)[rank::num_replicas]
+    per_replica = n // num_replicas if drop_last else -(-n // num_replicas)
+    return np.resize(order, per_replica * num_replicas)[rank::num_replicas]
 
 
 def _generator(generator: int | Generator) -> Generator:

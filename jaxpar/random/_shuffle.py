@@ -25,10 +25,10 @@ _ALONE = 64
 """The last elements, too few for a group."""
 
 
-def shuffled(words: Words, n: int) -> np.ndarray:
+def shuffled(draw: Words, n: int) -> np.ndarray:
     """The numbers 0 to n - 1 in torch's order, int32. Takes n - 1 words; n < LIMIT."""
     order = np.arange(n, dtype=np.int32)  # half the memory, which counts where access is random
-    partner = _partners(words, n)
+    partner = _partners(draw, n)
     # Scalars of a memoryview are ten times as quick as an array's.
     contents, partners = order.data, partner.data
     owner = np.empty(n, np.uint16)  # whose position it is: a step of the group, counted from its start
@@ -36,32 +36,32 @@ def shuffled(words: Words, n: int) -> np.ndarray:
     start = 0
     while n - start > _ALONE:
         end = min(start + _GROUP * math.isqrt(n - start), n - 1)
-        group, mine = partner[start:end], names[: end - start]
-        owner[group] = mine
-        owner[start:end] = mine
+        group, steps = partner[start:end], names[: end - start]
+        owner[group] = steps
+        owner[start:end] = steps
         owners = owner.take(group)
-        shared = (owners != mine).nonzero()[0]
+        shared = (owners != steps).nonzero()[0]
         for step in sorted({*shared.tolist(), *owners[shared].tolist()}):
-            here = start + step
-            there = partners[here]
-            contents[here], contents[there] = contents[there], contents[here]
-            partners[here] = here  # nothing is left to do for it
-        taken = order.take(group)
+            i = start + step
+            j = partners[i]
+            contents[i], contents[j] = contents[j], contents[i]
+            partners[i] = i  # nothing is left to do for it
+        swapped = order.take(group)
         order[group] = order[start:end]
-        order[start:end] = taken
+        order[start:end] = swapped
         start = end
-    for here in range(start, n - 1):
-        there = partners[here]
-        contents[here], contents[there] = contents[there], contents[here]
+    for i in range(start, n - 1):
+        j = partners[i]
+        contents[i], contents[j] = contents[j], contents[i]
     return order
 
 
-def _partners(words: Words, n: int) -> np.ndarray:
+def _partners(draw: Words, n: int) -> np.ndarray:
     """i + word % (n - i) for every step i."""
     partner = np.empty(max(n - 1, 0), np.int64)
     for start in range(0, n - 1, BLOCK):
         end = min(start + BLOCK, n - 1)
-        offset = words(end - start).astype(np.uint32)
+        offset = draw(end - start).astype(np.uint32)
         offset %= np.arange(n - start, n - end, -1, dtype=np.uint32)
         np.add(offset, np.arange(start, end), out=partner[start:end])
     return partner

@@ -26,10 +26,10 @@ _LAYOUT = np.dtype(
 
 
 class State(NamedTuple):
-    """`position`: how many of `words` are used up. `fresh`: none since seeding. `normal`: one that waits."""
+    """`position`: how many of the 624 numbers in `key` are used up. `fresh`: none since seeding. `normal`: one that waits."""
 
     seed: int
-    words: np.ndarray
+    key: np.ndarray
     position: int
     fresh: bool
     normal: float | None
@@ -40,7 +40,7 @@ def to_bytes(state: State) -> np.ndarray:
     record = np.zeros((), _LAYOUT)
     record["seed"] = state.seed
     record["seeded"] = 1
-    record["words"] = state.words
+    record["words"] = state.key
     # torch counts down what is left, and is at 1 rather than 0 when all words are used up.
     record["left"] = WORDS + 1 - state.position
     record["next"] = 0 if state.fresh else state.position
@@ -62,13 +62,13 @@ def from_bytes(data: ArrayLike) -> State:
             f"size to be {array.size}"
         )
     record = np.frombuffer(array.tobytes(), _LAYOUT)[0]
-    left, position = int(record["left"]), int(record["next"])
-    used_up = left == 1 and position in (0, WORDS)
-    if record["seeded"] != 1 or not (used_up or 0 < position == WORDS + 1 - left):
+    remaining, position = int(record["left"]), int(record["next"])
+    used_up = remaining == 1 and position in (0, WORDS)
+    if record["seeded"] != 1 or not (used_up or 0 < position == WORDS + 1 - remaining):
         raise RuntimeError("Invalid mt19937 state")
     return State(
         seed=int(record["seed"]),
-        words=record["words"].astype(np.uint32),
+        key=record["words"].astype(np.uint32),
         position=WORDS if used_up else position,
         fresh=used_up and position == 0,
         normal=float(record["normal_y"]) if record["normal_is_valid"] else None,

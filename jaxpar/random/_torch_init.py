@@ -204,13 +204,13 @@ _Part = _Layer | _Parameter
 def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part]]:
     """Layers and parameters outside of layers, in the order of the attributes, under each of their paths."""
     parts: dict[int, _Part] = {}
-    left = dict(fills)
+    unused = dict(fills)
 
     def walk(node: Any, path: str, above: tuple[Any, ...]) -> Iterator[tuple[str, _Part]]:
         if any(node is parent for parent in above):  # a child may refer to its parent
             return
         if isinstance(node, nnx.Param):
-            fill = left.pop(path, None)
+            fill = unused.pop(path, None)
             # A shared node is one part, visited under each of its paths.
             yield path, parts.setdefault(id(node), _Parameter(path, fill, {"": node}))
             return
@@ -224,8 +224,8 @@ def _visits(module: nnx.Module, fills: dict[str, Fill]) -> list[tuple[str, _Part
             yield from walk(child, _join(path, key), (*above, node))
 
     visits = list(walk(module, "", ()))
-    if left:
-        raise ValueError(f"torch_init: parameters names {', '.join(left)}, which no layer leaves over.")
+    if unused:
+        raise ValueError(f"torch_init: parameters names {', '.join(unused)}, which no layer leaves over.")
     return visits
 
 
@@ -262,23 +262,23 @@ def _constructed(
     module: nnx.Module, visits: list[tuple[str, _Part]], order: Sequence[str | nnx.Module]
 ) -> dict[str, _Part]:
     """The parts in the order of construction, each where it is first named."""
-    found: dict[str, _Part] = {}
+    constructed: dict[str, _Part] = {}
     for i, root in enumerate(order):
         if isinstance(root, nnx.Module):
             # Its draws move the generator on; the arrays are dropped, since the module has no such layer.
             others = _constructed(root, _visits(root, {}), [""])
-            found |= {f"{_TWIN} {i}.{path}": part for path, part in others.items()}
+            constructed |= {f"{_TWIN} {i}.{path}": part for path, part in others.items()}
             continue
-        below = [(path, part) for path, part in visits if _below(path, root)]
-        if not below and root:
+        inner = [(path, part) for path, part in visits if _below(path, root)]
+        if not inner and root:
             raise ValueError(f"torch_init: order names {root!r}, where there is no layer.")
-        group = [(path, part) for path, part in below if part.path not in found]
+        group = [(path, part) for path, part in inner if part.path not in constructed]
         _check_order(module, [path for path, _ in group])
-        found |= {part.path: part for _, part in group}
+        constructed |= {part.path: part for _, part in group}
     for _, part in visits:
-        if part.path not in found:
+        if part.path not in constructed:
             raise ValueError(f"torch_init: order does not name {part.path}.")
-    return found
+    return constructed
 
 
 def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, np.ndarray]]) -> None:

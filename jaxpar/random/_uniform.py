@@ -26,16 +26,16 @@ def compute_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
-def to_64_bits(words: np.ndarray) -> np.ndarray:
+def to_64_bits(halves: np.ndarray) -> np.ndarray:
     """64-bit words: of each two words, the first is the high half."""
-    return words[0::2] << np.uint64(32) | words[1::2]
+    return halves[0::2] << np.uint64(32) | halves[1::2]
 
 
-def unit_interval(words: Words, n: int, dtype: np.dtype) -> np.ndarray:
+def unit_interval(draw: Words, n: int, dtype: np.dtype) -> np.ndarray:
     """n numbers in [0, 1), float32 or float64."""
     if dtype == np.float64:
-        return (to_64_bits(words(2 * n)) & np.uint64(2**53 - 1)) * 2.0**-53
-    return (words(n) & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)
+        return (to_64_bits(draw(2 * n)) & np.uint64(2**53 - 1)) * 2.0**-53
+    return (draw(n) & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def between(u: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -49,12 +49,12 @@ def between(u: np.ndarray, low: float, high: float) -> np.ndarray:
     return fma(u, high - low, low)
 
 
-def fill(words: Words, out: np.ndarray, low: float, high: float) -> None:
+def fill(draw: Words, out: np.ndarray, low: float, high: float) -> None:
     """Fills a contiguous array; a value that is rounded up to `high` becomes `low`."""
     flat, top = out.reshape(-1), out.dtype.type(high)
     for start in range(0, flat.size, BLOCK):
         part = flat[start : start + BLOCK]
-        part[...] = between(unit_interval(words, part.size, compute_dtype(out.dtype)), low, high)
+        part[...] = between(unit_interval(draw, part.size, compute_dtype(out.dtype)), low, high)
         ends = part == top
         if ends.any():
             part[ends] = out.dtype.type(low)

@@ -102,12 +102,12 @@ def dirac_(x: A, groups: int = 1) -> A:
         raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
     if x.shape[0] % groups:
         raise ValueError("dim 0 must be divisible by groups")
-    each = x.shape[0] // groups
+    per_group = x.shape[0] // groups
     x[...] = 0
-    channels = np.arange(min(each, x.shape[1]))
+    channels = np.arange(min(per_group, x.shape[1]))
     middle = tuple(n // 2 for n in x.shape[2:])
     for group in range(groups):
-        x[(group * each + channels, channels, *middle)] = 1
+        x[(group * per_group + channels, channels, *middle)] = 1
     return x
 
 
@@ -293,13 +293,13 @@ def _accepted(x: A, mean: float, std: float, a: float, b: float, generator: Gene
             return x
 
 
-def _exceeds(u: np.ndarray, log_density: np.ndarray, asked: np.ndarray) -> np.ndarray:
+def _exceeds(u: np.ndarray, log_density: np.ndarray, tested: np.ndarray) -> np.ndarray:
     """log(u) > log_density; raises if a logarithm correct to one unit in the last place may say otherwise."""
     with np.errstate(divide="ignore"):
         log = np.log(u.astype(np.float64)).astype(u.dtype)
     above = log > log_density
     near = np.abs(log - log_density) <= 2 * np.spacing(np.abs(log))
-    if (near & asked).any():
+    if (near & tested).any():
         raise NotImplementedError(
             "trunc_normal_: whether torch takes one of these numbers hangs on the last bit of a logarithm, "
             "which its libraries do not have in common. Take another seed, or convert the weights from torch."

@@ -18,11 +18,11 @@ def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
     """
     contained = isinstance(module, Sequential | ModuleList | ModuleDict)
     named = module.named_children() if contained else vars(module).items()
-    found: dict[int, tuple[str, nnx.Module]] = {}
+    modules: dict[int, tuple[str, nnx.Module]] = {}
     for name, child in named:
         if isinstance(child, nnx.Module):
-            found.setdefault(id(child), (name, child))
-    yield from found.values()
+            modules.setdefault(id(child), (name, child))
+    yield from modules.values()
 
 
 def children(module: nnx.Module) -> Iterator[nnx.Module]:

@@ -25,8 +25,8 @@ def turned(function: Callable[[jax.Array], PyTree], x: jax.Array, axes: int | No
     """
     single = axes is not None and x.ndim == axes + 1
     y = function(jnp.moveaxis(x[None] if single else x, 1, -1))
-    y = jax.tree.map(lambda each: jnp.moveaxis(each, -1, 1), y)
-    return jax.tree.map(lambda each: each[0], y) if single else y
+    y = jax.tree.map(lambda output: jnp.moveaxis(output, -1, 1), y)
+    return jax.tree.map(lambda output: output[0], y) if single else y
 
 
 class ChannelsFirst(nnx.Module):

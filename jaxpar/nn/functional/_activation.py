@@ -95,8 +95,8 @@ def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.A
     torch counterpart: `torch.nn.functional.hardtanh`; `jax.nn.hard_tanh` has the derivative 1 there.
     """
     check_limits(min_val, max_val)
-    inside = (x > min_val) & (x < max_val)
-    return jnp.where(inside | jnp.isnan(x), x, jax.lax.stop_gradient(jnp.clip(x, min_val, max_val)))
+    linear = (x > min_val) & (x < max_val)
+    return jnp.where(linear | jnp.isnan(x), x, jax.lax.stop_gradient(jnp.clip(x, min_val, max_val)))
 
 
 def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:

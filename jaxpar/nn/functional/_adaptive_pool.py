@@ -60,8 +60,8 @@ def _outputs(function: str, x: jax.Array, output_size: Sizes) -> tuple[int, ...]
             f"{function}: Expected input to have non-zero size for non-batch dimensions, but input has sizes "
             f"{x.shape}."
         )
-    asked = output_size if isinstance(output_size, Sequence) else (output_size,) * rank
-    return tuple(n if o is None else o for n, o in zip(sizes, asked, strict=True))
+    outputs = output_size if isinstance(output_size, Sequence) else (output_size,) * rank
+    return tuple(n if o is None else o for n, o in zip(sizes, outputs, strict=True))
 
 
 def _bins(n: int, o: int) -> tuple[np.ndarray, np.ndarray]:

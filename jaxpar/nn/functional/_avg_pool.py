@@ -110,9 +110,9 @@ def _tile_sums_jvp(
     JAX's own derivative of the slices pads it once for each element of a window and adds all of that up.
     """
     ((x,), (dx,)) = primals, tangents
-    whole = jax.lax.pad(dx, jnp.zeros((), dx.dtype), window.edges(dx, axis))
+    padded = jax.lax.pad(dx, jnp.zeros((), dx.dtype), window.edges(dx, axis))
     count = window.count(x.shape[axis])
-    tiles = whole.reshape(*x.shape[:axis], count, window.size, *x.shape[axis + 1 :])
+    tiles = padded.reshape(*x.shape[:axis], count, window.size, *x.shape[axis + 1 :])
     return _tile_sums(x, axis, window), tiles.sum(axis + 1)
 
 

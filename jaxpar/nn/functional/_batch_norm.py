@@ -86,9 +86,9 @@ def batch_norm(
         mean, var = (m.reshape(C) for m in global_moments(wide, mask, 1.0 * count, axes, axis_name))
         if running_mean is not None and running_var is not None:
             unbiased = var * (count / (count - 1))
-            there = jnp.asarray(count > 0)
-            running_mean = jnp.where(there, update_running(running_mean, mean, momentum), running_mean)
-            running_var = jnp.where(there, update_running(running_var, unbiased, momentum), running_var)
+            nonempty = jnp.asarray(count > 0)
+            running_mean = jnp.where(nonempty, update_running(running_mean, mean, momentum), running_mean)
+            running_var = jnp.where(nonempty, update_running(running_var, unbiased, momentum), running_var)
     return standardize(wide, mean, var, scale, bias, eps).astype(x.dtype), running_mean, running_var
 
 

@@ -88,8 +88,8 @@ def conv_transpose(
     )
     rows = _as_rows(f"conv_transpose{n}d", x, n, I, groups, kernel)
     reach = [d * (size - 1) for d, size in zip(dilations, k, strict=True)]
-    each = zip(rows.shape[1:-1], strides, pads, reach, more, strict=True)
-    space = [(s - 1) * step - 2 * p + r + extra + 1 for s, step, p, r, extra in each]
+    axes = zip(rows.shape[1:-1], strides, pads, reach, more, strict=True)
+    space = [(s - 1) * step - 2 * p + r + extra + 1 for s, step, p, r, extra in axes]
     if min(space) <= 0:
         raise RuntimeError(
             f"Given input size per channel: {list(rows.shape[1:-1])}. Calculated output size per channel: "
@@ -160,11 +160,11 @@ def _by_planes(
     """
     rows = jnp.pad(rows, ((0, 0), pads[0], *[(0, 0)] * 3))
     N, depth = rows.shape[:2]
-    step, apart = strides[0], dilations[0]
-    planes = (depth - apart * (kernel.shape[0] - 1) - 1) // step + 1
+    step, dilation = strides[0], dilations[0]
+    planes = (depth - dilation * (kernel.shape[0] - 1) - 1) // step + 1
     parts = []
     for i, plane in enumerate(kernel):
-        met = jax.lax.slice_in_dim(rows, i * apart, i * apart + (planes - 1) * step + 1, step, axis=1)
+        met = jax.lax.slice_in_dim(rows, i * dilation, i * dilation + (planes - 1) * step + 1, step, axis=1)
         met = met.reshape(N * planes, *met.shape[2:])
         parts.append(_of_planes(met, plane, strides[1:], pads[1:], dilations[1:], groups))
     y = jnp.sum(jnp.stack(parts), 0)
@@ -187,31 +187,31 @@ def _of_planes(
         return _of_xla(rows, kernel, strides, pads, (1, 1), dilations, groups)
     rows = jnp.pad(rows, ((0, 0), *pads, (0, 0)))
     N, *space, I = rows.shape
-    *k, each, O = kernel.shape
+    *k, channels, O = kernel.shape
     sizes = [(s - d * (n - 1) - 1) // t + 1 for s, d, n, t in zip(space, dilations, k, strides, strict=True)]
     spans = [(size - 1) * t + 1 for size, t in zip(sizes, strides, strict=True)]
 
     @jax.checkpoint  # what a place meets is cut out once more on the way back, and not kept
-    def add(y: jax.Array, place: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        at, weights = place
+    def add(y: jax.Array, tap: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        at, weights = tap
         met = jax.lax.dynamic_slice(rows, (0, at[0], at[1], 0), (N, *spans, I))
-        met = met[:, :: strides[0], :: strides[1]].reshape(N, *sizes, groups, each)
-        if each == 1:
+        met = met[:, :: strides[0], :: strides[1]].reshape(N, *sizes, groups, channels)
+        if channels == 1:
             return y + met * weights[0], None
         return y + jnp.einsum("nhwgi,igo->nhwgo", met, weights), None
 
-    places = jnp.stack(jnp.meshgrid(*map(jnp.arange, k), indexing="ij"), -1).reshape(-1, 2)
-    weights = kernel.reshape(-1, each, groups, O // groups)
+    offsets = jnp.stack(jnp.meshgrid(*map(jnp.arange, k), indexing="ij"), -1).reshape(-1, 2)
+    weights = kernel.reshape(-1, channels, groups, O // groups)
     empty = jnp.zeros((N, *sizes, groups, O // groups), jnp.result_type(rows, kernel))
-    y, _ = jax.lax.scan(add, empty, (places * jnp.asarray(dilations), weights))
+    y, _ = jax.lax.scan(add, empty, (offsets * jnp.asarray(dilations), weights))
     return y.reshape(N, *sizes, O)
 
 
 def _turned(kernel: jax.Array, n: int, groups: int) -> jax.Array:
     """[*k, O / groups, I] as the kernel [*k, I / groups, O] of the equivalent plain convolution."""
-    *k, each, I = kernel.shape
-    kernel = jnp.flip(kernel, tuple(range(n))).reshape(*k, each, groups, I // groups)
-    return jnp.moveaxis(kernel, n, n + 2).swapaxes(n, n + 1).reshape(*k, I // groups, groups * each)
+    *k, channels, I = kernel.shape
+    kernel = jnp.flip(kernel, tuple(range(n))).reshape(*k, channels, groups, I // groups)
+    return jnp.moveaxis(kernel, n, n + 2).swapaxes(n, n + 1).reshape(*k, I // groups, groups * channels)
 
 
 def _as_rows(function: str, x: jax.Array, n: int, I: int, groups: int, kernel: jax.Array) -> jax.Array:

@@ -63,12 +63,12 @@ def cross_entropy(
     if not label_smoothing:
         return loss
     weights = 1 if weight is None else jnp.asarray(weight)
-    kept = target != ignore_index
-    evenly = jnp.where(kept, -(log_probabilities * weights).sum(-1), 0)
+    counted = target != ignore_index
+    evenly = jnp.where(counted, -(log_probabilities * weights).sum(-1), 0)
     if reduction != "none":
         evenly = evenly.sum()
     if reduction == "mean":
-        evenly = evenly / _counts(target, kept, weight, input.dtype).sum()
+        evenly = evenly / _counts(target, counted, weight, input.dtype).sum()
     return (1 - label_smoothing) * loss + evenly * (label_smoothing / input.shape[-1])
 
 
@@ -119,23 +119,23 @@ def nll_loss(
         )
     if not jnp.issubdtype(target.dtype, jnp.integer):
         raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
-    kept = target != ignore_index
-    known = (target >= 0) & (target < C)
-    if not isinstance(target, jax.core.Tracer) and not (known | ~kept).all():
-        raise IndexError(f"Target {np.asarray(target)[np.asarray(kept & ~known)][0]} is out of bounds.")
-    at = jnp.take_along_axis(input, jnp.where(known, target, 0)[..., None], axis=-1)[..., 0]
-    counts = _counts(target, kept, weight, input.dtype)
-    loss = jnp.where(kept, jnp.where(known, -at * counts, jnp.nan), 0)
+    counted = target != ignore_index
+    valid = (target >= 0) & (target < C)
+    if not isinstance(target, jax.core.Tracer) and not (valid | ~counted).all():
+        raise IndexError(f"Target {np.asarray(target)[np.asarray(counted & ~valid)][0]} is out of bounds.")
+    at = jnp.take_along_axis(input, jnp.where(valid, target, 0)[..., None], axis=-1)[..., 0]
+    counts = _counts(target, counted, weight, input.dtype)
+    loss = jnp.where(counted, jnp.where(valid, -at * counts, jnp.nan), 0)
     if reduction == "mean":
         return loss.sum() / counts.sum()
     return reduce(loss, reduction)
 
 
-def _counts(target: jax.Array, kept: jax.Array, weight: ArrayLike | None, dtype: DTypeLike) -> jax.Array:
+def _counts(target: jax.Array, counted: jax.Array, weight: ArrayLike | None, dtype: DTypeLike) -> jax.Array:
     """The weight of each target in a mean."""
     if weight is None:
-        return kept.astype(dtype)
-    return jnp.where(kept, jnp.asarray(weight, dtype)[jnp.where(kept, target, 0)], 0)
+        return counted.astype(dtype)
+    return jnp.where(counted, jnp.asarray(weight, dtype)[jnp.where(counted, target, 0)], 0)
 
 
 def _class_weights(weight: ArrayLike, C: int) -> jax.Array:

@@ -98,10 +98,10 @@ def _padded(targets: jax.Array, counts: jax.Array, B: int, batched: bool) -> jax
     if targets.ndim != 1:
         raise RuntimeError(f"targets should be 1- or 2-dimensional, got {targets.shape}")
     total = targets.shape[0]
-    known = not isinstance(counts, jax.core.Tracer)
-    if known and int(counts.sum()) != total:
+    concrete = not isinstance(counts, jax.core.Tracer)
+    if concrete and int(counts.sum()) != total:
         raise RuntimeError(f"Expected targets of {int(counts.sum())} labels in all, got {total}")
-    S = int(np.max(np.asarray(counts), initial=0)) if known else total
+    S = int(np.max(np.asarray(counts), initial=0)) if concrete else total
     first = jnp.cumsum(counts) - counts
     return jnp.take(targets, first[:, None] + jnp.arange(S), mode="clip") if total else targets.reshape(B, 0)
 
@@ -122,8 +122,8 @@ def _forward(
     return jnp.where(infinite, 0, loss) if zero_infinity else loss, (pull, infinite, x, steps)
 
 
-def _backward(zero_infinity: bool, blank: int, kept: Any, g: jax.Array) -> Any:
-    pull, infinite, x, steps = kept
+def _backward(zero_infinity: bool, blank: int, residuals: Any, g: jax.Array) -> Any:
+    pull, infinite, x, steps = residuals
     (minus_posterior,) = pull(jnp.ones_like(g))
     gradient = jnp.where(infinite[:, None], 0 if zero_infinity else jnp.nan, jnp.exp(x) + minus_posterior)
     read = jnp.arange(x.shape[0])[:, None] < steps

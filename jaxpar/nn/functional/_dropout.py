@@ -98,13 +98,13 @@ def feature_alpha_dropout(
     return _masked("feature_alpha_dropout", _alpha_drop, x, None, p, training, key, mask)
 
 
-def _drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:
-    return x * (kept / (1 - p))
+def _drop(x: jax.Array, mask: jax.Array, p: float) -> jax.Array:
+    return x * (mask / (1 - p))
 
 
-def _alpha_drop(x: jax.Array, kept: jax.Array, p: float) -> jax.Array:
+def _alpha_drop(x: jax.Array, mask: jax.Array, p: float) -> jax.Array:
     a = 1 / ((ALPHA**2 * p + 1) * (1 - p)) ** 0.5
-    return x * (kept * a) + ((kept - 1) * (ALPHA * a) + ALPHA * a * p)
+    return x * (mask * a) + ((mask - 1) * (ALPHA * a) + ALPHA * a * p)
 
 
 def _masked(

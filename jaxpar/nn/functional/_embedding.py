@@ -210,10 +210,10 @@ def _largest(rows: jax.Array, counted: jax.Array, bags: jax.Array, B: int) -> ja
     if n == 0:
         return jnp.zeros((B, rows.shape[1]), rows.dtype)
     largest = jax.ops.segment_max(rows, jnp.where(counted, bags, B), B)
-    place = jnp.where((rows == largest[bags]) & counted[:, None], jnp.arange(n)[:, None], n)
-    first = jax.ops.segment_min(jax.lax.stop_gradient(place), bags, B, indices_are_sorted=True)
-    found = jnp.take_along_axis(rows, jnp.minimum(first, n - 1), 0)
-    return jnp.where(first < n, found, 0)
+    position = jnp.where((rows == largest[bags]) & counted[:, None], jnp.arange(n)[:, None], n)
+    first = jax.ops.segment_min(jax.lax.stop_gradient(position), bags, B, indices_are_sorted=True)
+    maxima = jnp.take_along_axis(rows, jnp.minimum(first, n - 1), 0)
+    return jnp.where(first < n, maxima, 0)
 
 
 def _check_indices(function: str, x: jax.Array | np.ndarray, rows: int) -> None:

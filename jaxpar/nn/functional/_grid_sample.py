@@ -178,24 +178,24 @@ def _reflected(at: jax.Array, low: float, high: float) -> jax.Array:
         return jnp.zeros_like(at)
     at = at - low
     at = jnp.where(at < 0, -at, at)
-    rest = jnp.fmod(at, span)
-    return jnp.where(jnp.floor(at / span) % 2 == 0, rest, span - rest) + low
+    offset = jnp.fmod(at, span)
+    return jnp.where(jnp.floor(at / span) % 2 == 0, offset, span - offset) + low
 
 
 def _read(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
     """The sum of x at all combinations of the axes' elements, times their weights; 0 outside of x."""
     N, *sizes, C = x.shape
-    places = taps[0][0].shape[:-1]
+    grid_shape = taps[0][0].shape[:-1]
     exists, index, weight = jnp.array(True), jnp.array(0, jnp.int32), jnp.ones((), taps[0][1].dtype)
     for i, ((elements, weights), n) in enumerate(zip(taps, sizes, strict=True)):
-        shape = (*places, *(-1 if j == i else 1 for j in range(len(sizes))))
+        shape = (*grid_shape, *(-1 if j == i else 1 for j in range(len(sizes))))
         elements = elements.reshape(shape)
         exists = exists & (elements >= 0) & (elements < n)
         index = index * n + jnp.clip(jnp.nan_to_num(elements), 0, n - 1).astype(jnp.int32)
         weight = weight * weights.reshape(shape)
     rows = jnp.arange(N).reshape(N, *[1] * (index.ndim - 1))
     pixels = x.reshape(N, math.prod(sizes), C)[rows, index]
-    over = tuple(range(len(places), index.ndim))
+    over = tuple(range(len(grid_shape), index.ndim))
     return (jnp.where(exists[..., None], pixels, 0) * jnp.where(exists, weight, 0)[..., None]).sum(over)
 
 

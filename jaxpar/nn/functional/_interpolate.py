@@ -83,17 +83,17 @@ def interpolate(
 def _sizes(
     n: Sequence[int], size: int | Sequence[int] | None, scale_factor: float | Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
-    given: Any = scale_factor if size is None else size
-    values = tuple(given) if isinstance(given, Sequence) else (given,) * len(n)
+    option: Any = scale_factor if size is None else size
+    values = tuple(option) if isinstance(option, Sequence) else (option,) * len(n)
     if len(values) != len(n):
         raise ValueError(
             "Input and output must have the same number of spatial dimensions, but got input with spatial "
-            f"dimensions of {tuple(n)} and {'scale_factor' if size is None else 'output size'} of {given}."
+            f"dimensions of {tuple(n)} and {'scale_factor' if size is None else 'output size'} of {option}."
         )
     if size is None:
         return tuple(math.floor(i * f) for i, f in zip(n, values, strict=True)), values
     if not all(isinstance(o, int | np.integer) for o in values):
-        raise TypeError(f"expected size to be one of int or a tuple of ints, but got {given}")
+        raise TypeError(f"expected size to be one of int or a tuple of ints, but got {option}")
     return values, (None,) * len(n)
 
 

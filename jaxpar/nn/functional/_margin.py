@@ -110,15 +110,15 @@ def multi_margin_loss(
     C = input.shape[-1]
     if input.ndim not in (1, 2) or target.shape != input.shape[:-1]:
         raise RuntimeError(f"inconsistent target size, got: {target.shape} for input of {input.shape}")
-    known = (target >= 0) & (target < C)
-    if not isinstance(target, jax.core.Tracer) and not known.all():
+    valid = (target >= 0) & (target < C)
+    if not isinstance(target, jax.core.Tracer) and not valid.all():
         raise RuntimeError("target out of range")
-    classes = jnp.where(known, target, 0)[..., None]
+    classes = jnp.where(valid, target, 0)[..., None]
     short = jax.nn.relu(margin - jnp.take_along_axis(input, classes, axis=-1) + input)
     loss = jnp.where(jnp.arange(C) == classes, 0, short if p == 1 else jnp.square(short))
     if weight is not None:
         loss = loss * jnp.asarray(weight)[classes]
-    return reduce(jnp.where(known, loss.sum(-1) / C, jnp.nan), reduction)
+    return reduce(jnp.where(valid, loss.sum(-1) / C, jnp.nan), reduction)
 
 
 def multilabel_margin_loss(input: jax.Array, target: ArrayLike, *, reduction: str = "mean") -> jax.Array:

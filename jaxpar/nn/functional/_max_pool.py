@@ -111,10 +111,10 @@ def larger(
     empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an
     element that is -inf itself, since its position would lie outside of x.
     """
-    found = (second[0] > first[0]) | (second[0] != second[0])
+    replace = (second[0] > first[0]) | (second[0] != second[0])
     if empty is not None and empty.any():
-        found |= np.expand_dims(empty, list(range(1, first[0].ndim - axis)))
-    return [jnp.where(found, new, old) for new, old in zip(second, first, strict=True)]
+        replace |= np.expand_dims(empty, list(range(1, first[0].ndim - axis)))
+    return [jnp.where(replace, new, old) for new, old in zip(second, first, strict=True)]
 
 
 def _lowest(dtype: jnp.dtype) -> np.ndarray:
@@ -177,8 +177,8 @@ def _unpooled_sizes(
     default = [(t - 1) * w.stride - 2 * w.padding + w.size for t, w in zip(sizes, over, strict=True)]
     if output_size is None:
         return tuple(default)
-    for d, (asked, size, w) in enumerate(zip(output_size, default, over, strict=True)):
-        if not size - w.stride < asked < size + w.stride:
+    for d, (length, size, w) in enumerate(zip(output_size, default, over, strict=True)):
+        if not size - w.stride < length < size + w.stride:
             raise ValueError(
                 f'max_unpool: invalid output_size "{tuple(output_size)}" (dim {d} must be between '
                 f"{size - w.stride} and {size + w.stride})."
@@ -192,10 +192,10 @@ def _max_unpool(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) -> jax
     batch, C = x.shape[: -1 - len(sizes)], x.shape[-1]
     # JAX would count a negative index from the end.
     indices = jnp.where(indices < 0, math.prod(sizes), indices)
-    values, places = (a.reshape(math.prod(batch), -1, C) for a in (x, indices))
+    values, positions = (a.reshape(math.prod(batch), -1, C) for a in (x, indices))
     empty = jnp.zeros((math.prod(batch), math.prod(sizes), C), x.dtype)
-    row, _, channel = jnp.indices(places.shape, sparse=True)
-    return empty.at[row, places, channel].set(values, mode="drop").reshape(*batch, *sizes, C)
+    row, _, channel = jnp.indices(positions.shape, sparse=True)
+    return empty.at[row, positions, channel].set(values, mode="drop").reshape(*batch, *sizes, C)
 
 
 def _unpool_forward(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -205,8 +205,8 @@ def _unpool_forward(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) ->
 def _unpool_backward(sizes: tuple[int, ...], indices: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
     batch, C = indices.shape[: -1 - len(sizes)], indices.shape[-1]
     indices = jnp.where(indices < 0, math.prod(sizes), indices)
-    dy, places = (a.reshape(math.prod(batch), -1, C) for a in (dy, indices))
-    return jnp.take_along_axis(dy, places, 1, mode="fill", fill_value=0).reshape(indices.shape), None
+    dy, positions = (a.reshape(math.prod(batch), -1, C) for a in (dy, indices))
+    return jnp.take_along_axis(dy, positions, 1, mode="fill", fill_value=0).reshape(indices.shape), None
 
 
 _max_unpool.defvjp(_unpool_forward, _unpool_backward)

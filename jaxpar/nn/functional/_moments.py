@@ -31,10 +31,10 @@ def global_count(
     Counts are summed over the replicas, not multiplied by their number: rows may differ between them.
     """
     if mask is None:
-        here = math.prod(x.shape[i] for i in axes)
-        return here if axis_name is None else _psum(jax.lax.full((), here, x.dtype), axis_name)
-    each = math.prod(x.shape[i] for i in axes if mask.shape[i] == 1)
-    return _psum(mask.sum(dtype=x.dtype) * each, axis_name)
+        count = math.prod(x.shape[i] for i in axes)
+        return count if axis_name is None else _psum(jax.lax.full((), count, x.dtype), axis_name)
+    reduced = math.prod(x.shape[i] for i in axes if mask.shape[i] == 1)
+    return _psum(mask.sum(dtype=x.dtype) * reduced, axis_name)
 
 
 def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
@@ -86,9 +86,9 @@ def _psum(x: jax.Array, axis_name: Axis) -> jax.Array:
     # A row for each group, and a sum over all: with `axis_index_groups` XLA would send less, but such a sum
     # cannot be taken out of the branches of an uneven batch.
     numbers = jnp.array(axis_name.numbers)
-    mine = numbers[jax.lax.axis_index(REPLICA)]
-    rows = jnp.zeros((max(axis_name.numbers) + 1, *x.shape), x.dtype).at[mine].set(x)
-    return jax.lax.psum(rows, REPLICA)[mine]
+    group = numbers[jax.lax.axis_index(REPLICA)]
+    rows = jnp.zeros((max(axis_name.numbers) + 1, *x.shape), x.dtype).at[group].set(x)
+    return jax.lax.psum(rows, REPLICA)[group]
 
 
 def standardize(

@@ -64,9 +64,9 @@ def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
     torch counterpart: `torch.nn.functional.channel_shuffle`.
     """
     check_shuffle_groups(groups)
-    *rest, C = x.shape
+    *batch, C = x.shape
     if C % groups:
         raise ValueError(
             f"Number of channels must be divisible by groups. Got {C} channels and {groups} groups."
         )
-    return x.reshape(*rest, groups, C // groups).swapaxes(-1, -2).reshape(x.shape)
+    return x.reshape(*batch, groups, C // groups).swapaxes(-1, -2).reshape(x.shape)

@@ -170,11 +170,11 @@ def _by_direction(kind: Recurrence, params: Mapping[str, jax.Array]) -> tuple[li
     num_layers = sum(name.startswith("weight_ih_l") and not name.endswith("_reverse") for name in params)
     names = weight_names(num_layers, bidirectional, "bias_ih_l0" in params, "weight_hr_l0" in params)
     # Without any weights there are no layers either, and the first two are reported missing.
-    wanted = {name for group in names for name in group} or {"weight_ih_l0", "weight_hh_l0"}
-    if wanted != set(params):
+    expected = {name for group in names for name in group} or {"weight_ih_l0", "weight_hh_l0"}
+    if expected != set(params):
         raise ValueError(
             f"{kind.name}: the weights are not those of a stack of {num_layers} layers: missing "
-            f"{sorted(wanted - set(params))}, unknown {sorted(set(params) - wanted)}."
+            f"{sorted(expected - set(params))}, unknown {sorted(set(params) - expected)}."
         )
     if "weight_hr_l0" in params and kind is not LSTM:
         raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
@@ -223,14 +223,14 @@ def _live(kind: Recurrence, lengths: Lengths, x: jax.Array, batched: bool) -> ja
             f"{kind.name}: expected one length for each of the {B} sequences, got shape {lengths.shape}"
         )
     if not isinstance(lengths, jax.core.Tracer):
-        known = np.asarray(lengths)
-        if known.size and known.min() <= 0:
+        concrete = np.asarray(lengths)
+        if concrete.size and concrete.min() <= 0:
             raise RuntimeError(
                 "Length of all samples has to be greater than 0, "
                 "but found an element in 'lengths' that is <= 0"
             )
-        if known.size and known.max() > T:
-            raise ValueError(f"{kind.name}: a length of {known.max()} for sequences of {T} steps")
+        if concrete.size and concrete.max() > T:
+            raise ValueError(f"{kind.name}: a length of {concrete.max()} for sequences of {T} steps")
     return (jnp.arange(T)[:, None] < jnp.asarray(lengths))[..., None]
 
 
@@ -252,8 +252,8 @@ def _plain_scan(
         if alive is None:
             return new, new[0]
         # Backwards the padding comes first: the state must still be the initial one at the sequence's end.
-        kept = tuple(jnp.where(alive, n, old) for n, old in zip(new, state, strict=True))
-        return kept, jnp.where(alive, new[0], 0)
+        carry = tuple(jnp.where(alive, n, old) for n, old in zip(new, state, strict=True))
+        return carry, jnp.where(alive, new[0], 0)
 
     return jax.lax.scan(step, state, (gates, live), reverse=reverse)
 

@@ -21,8 +21,8 @@ def flatten(x: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
 def unflatten(x: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
     """The axis `dim` as several; one size may be -1. torch counterpart: `torch.unflatten`."""
     axis = range(x.ndim)[dim]
-    known = math.prod(size for size in sizes if size != -1)
-    full = [x.shape[axis] // known if size == -1 else size for size in sizes]
+    product = math.prod(size for size in sizes if size != -1)
+    full = [x.shape[axis] // product if size == -1 else size for size in sizes]
     return x.reshape(*x.shape[:axis], *full, *x.shape[axis + 1 :])
 
 
@@ -53,9 +53,9 @@ def expand(x: jax.Array, *sizes: int | Sequence[int]) -> jax.Array:
 
     torch counterpart: `torch.Tensor.expand`.
     """
-    wanted = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
-    before = (1,) * (len(wanted) - x.ndim)
-    full = [own if size == -1 else size for size, own in zip(wanted, before + x.shape, strict=True)]
+    shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    before = (1,) * (len(shape) - x.ndim)
+    full = [length if size == -1 else size for size, length in zip(shape, before + x.shape, strict=True)]
     return jnp.broadcast_to(x, full)
 
 
