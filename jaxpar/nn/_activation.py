@@ -21,7 +21,7 @@ class PReLU(Layer):
       init: the initial slope.
       dtype: of the output; the input's and parameter's common type if left out.
       param_dtype: of the slopes.
-      rngs: unused; taken because Flax's layers take it.
+      rngs: unused; accepted as by Flax's layers.
 
     torch counterpart: `torch.nn.PReLU`; `weight` is `negative_slope`, [num_parameters]. Flax's own
     has a single slope, of shape []. The function is `functional.prelu`.
@@ -54,7 +54,7 @@ class RReLU(Layer):
     Raises:
       ValueError: at construction, if lower is above upper.
 
-    torch counterpart: `torch.nn.RReLU`, the same function of the slopes, which JAX draws. The function is
+    torch counterpart: `torch.nn.RReLU`, with slopes drawn by JAX. The function is
     `functional.rrelu`.
     """
 

@@ -23,7 +23,7 @@ from .functional import batch_norm
 
 
 class BatchNorm(Layer):
-    """Normalises [..., C] over all axes but the last, per replica.
+    """Normalise [..., C] over all axes but the last, per replica.
 
     Args:
       num_features: C.
@@ -35,7 +35,7 @@ class BatchNorm(Layer):
       bias: whether there is a `bias` where there is a `scale`.
       dtype: of the output; the input's if left out, as in torch.
       param_dtype: of parameters and statistics.
-      rngs: unused; taken because Flax's layers take it.
+      rngs: unused; accepted as by Flax's layers.
 
     `use_running_average` is False in training and True after `module.eval()`.
 
@@ -83,7 +83,7 @@ class BatchNorm(Layer):
             count[...] += 1
             if momentum is None:
                 momentum = 1 / count[...].astype(jnp.promote_types(mean[...].dtype, jnp.float32))
-        # momentum=None without running statistics: there is nothing to average.
+        # momentum=None without running statistics: no average is updated.
         return normalize_and_track(self, batch_norm, x, 0.0 if momentum is None else momentum, **options)
 
 
@@ -97,7 +97,7 @@ def check_channels(layer: Any, x: jax.Array) -> None:
 def normalize_and_track(
     layer: Any, function: Callable[..., Any], x: jax.Array, momentum: float | jax.Array, **options: Any
 ) -> jax.Array:
-    """One call of batch_norm or instance_norm, which return the running statistics as well."""
+    """Call batch_norm or instance_norm and store the running statistics that it returns."""
     training = layer.mean is None or not layer.use_running_average
     state = arrays(layer.mean, layer.var, layer.scale, layer.bias)
     y, mean, var = function(x, *state, training, momentum, layer.eps, **options)

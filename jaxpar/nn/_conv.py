@@ -34,7 +34,7 @@ class Conv(Layer):
       padding: elements before and after each axis; "valid" for none; "same" for an output as long as
         the input, where an odd element goes to the end.
       dilation: the distance between the kernel's elements.
-      groups: of channels; each sees the input channels of its own group.
+      groups: of channels; each reads only its own input channels.
       bias: whether there is a `bias`, [O].
       padding_mode: what the padding is: "zeros", "reflect" (without the border), "replicate" (the
         border), "circular" (from the other end).
@@ -46,7 +46,7 @@ class Conv(Layer):
     or one row, without N.
 
     Raises:
-      ValueError, RuntimeError: at construction, for options that torch refuses; when called, for another
+      ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a different
         number of axes or channels, or a kernel longer than the padded input.
 
     torch counterpart: `torch.nn.Conv1d/2d/3d`, channels last. `weight` (O, I / groups, *k) is `kernel`
@@ -54,7 +54,7 @@ class Conv(Layer):
     """
 
     axes: int = 1
-    """How many axes a plain number as `kernel_size` stands for."""
+    """Number of axes of the kernel if `kernel_size` is an int."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class ConvTranspose(Layer):
       rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(O / groups * k).
 
     Input and output: [N, *S, I] to [N, *T, O], T = (S - 1) stride - 2 padding + dilation (k - 1) +
-    output_padding + 1; or one row, without N. Called with `output_size`, [*T] or a whole shape, it
-    chooses the output_padding that gives it.
+    output_padding + 1; or one row, without N. Called with `output_size`, [*T] or a complete shape,
+    it chooses the output_padding for that size.
 
     Raises:
-      ValueError, RuntimeError: at construction, for options that torch refuses; when called, for another
+      ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a different
         number of axes or channels, or an impossible `output_size`.
 
     torch counterpart: `torch.nn.ConvTranspose1d/2d/3d`, channels last. `weight` (I, O / groups, *k) is
@@ -118,7 +118,7 @@ class ConvTranspose(Layer):
     """
 
     axes: int = 1
-    """How many axes a plain number as `kernel_size` stands for."""
+    """Number of axes of the kernel if `kernel_size` is an int."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A convolution's options, one entry for each spatial axis, and which of them torch refuses."""
+"""Options of a convolution, one entry for each spatial axis, and the checks that torch makes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def conv_options(
     groups: int,
     padding_mode: str,
 ) -> ConvOptions:
-    """The options of a convolution from I to O channels; raises for what torch refuses, with its reason."""
+    """Return the options of a convolution from I to O channels; raise where torch does, with its message."""
     n = len(kernel_size)
     if groups <= 0:
         raise ValueError("groups must be a positive integer")
@@ -76,7 +76,7 @@ def transposed_options(
     groups: int,
     dilation: Ints,
 ) -> tuple[Shape, Shape, Shape, Shape]:
-    """stride, padding, dilation and output_padding for each axis; raises for what torch refuses."""
+    """Return stride, padding, dilation and output_padding for each axis; raise where torch does."""
     if isinstance(padding, str):
         raise TypeError(f"conv_transpose: padding must be one or more ints, but got {padding!r}")
     strides, pairs, dilations = conv_options(kernel_size, I, O, stride, padding, dilation, groups, "zeros")
@@ -99,9 +99,9 @@ def output_padding_for(
     padding: Ints,
     dilation: Ints,
 ) -> Shape:
-    """The output_padding that gives an output of this size: [*T], or as many numbers as x has axes.
+    """Return the output_padding for an output of this size: [*T], or one number for each axis of x.
 
-    With a stride s, s neighbouring sizes of the output belong to the same input.
+    With stride s, s consecutive output sizes correspond to one input size.
     """
     n = len(kernel_size)
     if len(output_size) == len(x_shape):

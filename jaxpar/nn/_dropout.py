@@ -13,7 +13,7 @@ from ._layer import Layer
 
 
 class Dropout(Layer):
-    """Zeroes elements with probability p and divides the others by 1 - p, in training.
+    """Zero elements with probability p and divide the others by 1 - p, in training.
 
     Args:
       p: the probability of being dropped.
@@ -24,7 +24,7 @@ class Dropout(Layer):
     Raises:
       ValueError: at construction, for p outside of [0, 1].
 
-    torch counterpart: `torch.nn.Dropout`, the same function of the mask, which JAX draws. The function is
+    torch counterpart: `torch.nn.Dropout`, with a mask drawn by JAX. The function is
     `functional.dropout`.
     """
 
@@ -43,7 +43,7 @@ class Dropout(Layer):
 
 
 class FeatureDropout(Dropout):
-    """As `Dropout`, for whole channels of [N, *S, C].
+    """`Dropout` of complete channels of [N, *S, C].
 
     torch counterpart: `torch.nn.Dropout1d/2d/3d`. The function is `functional.feature_dropout`.
     """
@@ -53,7 +53,7 @@ class FeatureDropout(Dropout):
 
 
 class AlphaDropout(Dropout):
-    """Dropout after SELU: mean and variance are kept; arguments as for `Dropout`.
+    """Dropout after SELU: preserves mean and variance; the arguments are `Dropout`'s.
 
     torch counterpart: `torch.nn.AlphaDropout`. The function is `functional.alpha_dropout`.
     """
@@ -63,7 +63,7 @@ class AlphaDropout(Dropout):
 
 
 class FeatureAlphaDropout(Dropout):
-    """As `AlphaDropout`, for whole channels of [N, *S, C].
+    """`AlphaDropout` of complete channels of [N, *S, C].
 
     torch counterpart: `torch.nn.FeatureAlphaDropout`. The function is `functional.feature_alpha_dropout`.
     """

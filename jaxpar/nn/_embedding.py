@@ -21,7 +21,7 @@ class Embedding(Layer):
 
     Args:
       num_embeddings, embedding_dim: the table's shape.
-      padding_idx: a row that starts as zeros and gets no gradient; negative counts from the end.
+      padding_idx: a row that starts as zeros and receives no gradient; negative counts from the end.
       max_norm: rows longer than this are shortened to it before they are read; in the table itself, in
         training and in evaluation.
       norm_type: the p of that norm.
@@ -71,8 +71,8 @@ class EmbeddingBag(Layer):
       include_last_offset: whether the last of `offsets` is the end of the last bag.
       padding_idx: an index that counts for no bag; its row starts as zeros.
 
-    Called with `(x, offsets=None, per_sample_weights=None)`; the shapes are those of
-    `functional.embedding_bag`, which it calls.
+    Called with `(x, offsets=None, per_sample_weights=None)`; for the shapes see
+    `functional.embedding_bag`.
 
     Raises:
       ValueError: at construction, for an unknown mode, scale_grad_by_freq or sparse with "max", a

@@ -16,7 +16,7 @@ import numpy as np
 State = tuple[jax.Array, ...]
 Gates = tuple[jax.Array, ...]
 Weights = Mapping[str, jax.Array]
-"""Of one layer and direction: weight_ih, weight_hh and, where there are any, bias_ih, bias_hh, weight_hr."""
+"""One layer and direction: weight_ih, weight_hh and, optionally, bias_ih, bias_hh, weight_hr."""
 Lengths = jax.Array | np.ndarray | Sequence[int] | None
 """How many steps of each sequence count; None for all of them."""
 
@@ -31,7 +31,7 @@ class Recurrence:
 
     name: str
     num_gates: int
-    """How many gates lie side by side in the columns of the weights."""
+    """Number of gates that the columns of the weights contain."""
     input_gates: Callable[[Weights, jax.Array], Gates]
     """The inputs' part of each gate, [..., H] each."""
     state_gates: tuple[int, ...]
@@ -65,7 +65,7 @@ def matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
 def _input_gates(num_gates: int) -> Callable[[Weights, jax.Array], Gates]:
     def gates(weights: Weights, x: jax.Array) -> Gates:
         product = matmul(x, weights["weight_ih"])
-        # The biases are added to each other first, once, and not to all steps one after the other.
+        # Add the two biases once, before they are broadcast to all steps.
         if "bias_ih" in weights:
             product = product + (weights["bias_ih"] + weights["bias_hh"])
         return tuple(jnp.split(product, num_gates, axis=-1))

@@ -1,7 +1,7 @@
 """GroupNorm and InstanceNorm with torch's defaults; InstanceNorm with running statistics.
 
 Flax's layers have an epsilon of 1e-6 (torch: 1e-5) and E[x^2] - E[x]^2 for a variance; its
-InstanceNorm has parameters unless told otherwise, and no running statistics.
+InstanceNorm has parameters by default, and no running statistics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .functional import group_norm, instance_norm
 
 
 class GroupNorm(Layer):
-    """Normalises each row [..., C] over its space and each group of neighbouring channels.
+    """Normalise each row [..., C] over its space and each group of neighbouring channels.
 
     Args:
       num_groups: of channels; it divides num_channels.
@@ -30,7 +30,7 @@ class GroupNorm(Layer):
 
     Raises:
       ValueError: at construction, if the groups do not divide the channels; when called, for a single
-        value per group. RuntimeError: another number of channels.
+        value per group. RuntimeError: a different number of channels.
 
     torch counterpart: `torch.nn.GroupNorm`, channels last; `weight` is `scale`. Source:
     torch/nn/modules/normalization.py.
@@ -62,7 +62,7 @@ class GroupNorm(Layer):
 
 
 class InstanceNorm(Layer):
-    """Normalises each channel of each row over its space.
+    """Normalise each channel of each row over its space.
 
     Args:
       num_features: C.
@@ -75,7 +75,7 @@ class InstanceNorm(Layer):
     `use_running_average` is False in training and True after `module.eval()`.
 
     Raises:
-      ValueError: fewer than three axes, another number of channels (torch merely warns without
+      ValueError: fewer than three axes, a different number of channels (torch merely warns without
         parameters), a space of one element.
 
     torch counterpart: `torch.nn.InstanceNorm1d/2d/3d`, channels last, names as in `BatchNorm`; torch's

@@ -20,7 +20,7 @@ from .functional import layer_norm, rms_norm
 
 
 class LayerNorm(Layer):
-    """Normalises each row over its last axes.
+    """Normalise each row over its last axes.
 
     Args:
       normalized_shape: the lengths of the last axes; an int for one axis.
@@ -30,10 +30,10 @@ class LayerNorm(Layer):
     Input and output: [..., *normalized_shape].
 
     Raises:
-      RuntimeError: at construction, for no axis; when called, for another shape.
+      RuntimeError: at construction, for no axis; when called, for a different shape.
 
-    torch counterpart: `torch.nn.LayerNorm`; `weight` is `scale`. The axes are those of the input as it
-    is: what normalises (C, H, W) in torch normalises (H, W, C) here, and its weights move with it.
+    torch counterpart: `torch.nn.LayerNorm`; `weight` is `scale`. The axes are the input's own:
+    a norm over (C, H, W) in torch is one over (H, W, C) here, and its weights are transposed accordingly.
     Source: torch/nn/modules/normalization.py.
     """
 
@@ -61,7 +61,7 @@ class LayerNorm(Layer):
 
 
 class RMSNorm(Layer):
-    """Divides each row by the root of the mean of its squares over its last axes.
+    """Divide each row by the root of the mean of its squares over its last axes.
 
     Args:
       normalized_shape: as in `LayerNorm`.
@@ -70,7 +70,7 @@ class RMSNorm(Layer):
       elementwise_affine: whether there is `scale`, [*normalized_shape].
       dtype, param_dtype, rngs: as in `BatchNorm`.
 
-    Shapes and errors are those of `LayerNorm`.
+    Shapes and errors are as in `LayerNorm`.
 
     torch counterpart: `torch.nn.RMSNorm`; `weight` is `scale`. Source:
     torch/nn/modules/normalization.py.

@@ -19,7 +19,7 @@ from ._window import Ints, Sizes, pool_windows
 
 @dataclasses.dataclass(eq=False, repr=False)
 class MaxPool(Layer):
-    """The largest element of each window: [..., *S, C] to [..., *T, C].
+    """Take the largest element of each window: [..., *S, C] to [..., *T, C].
 
     Args:
       kernel_size, stride, padding, dilation: a number, or one for each spatial axis; `stride` is
@@ -51,10 +51,10 @@ class MaxPool(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class MaxUnpool(Layer):
-    """Puts a MaxPool's maxima back in their places, zeros elsewhere: [..., *T, C] to [..., *S, C].
+    """Put a MaxPool's maxima back at their positions, and zeros elsewhere: [..., *T, C] to [..., *S, C].
 
     Args:
-      kernel_size, stride, padding: those of the MaxPool.
+      kernel_size, stride, padding: as in the MaxPool.
 
     Called with `(x, indices, output_size=None)`.
 
@@ -81,7 +81,7 @@ class AvgPool(Layer):
     Args:
       kernel_size, stride, padding: a number, or one for each spatial axis; `stride` is `kernel_size`
         if left out. Padding is 0.
-      ceil_mode: whether a last window may reach beyond the end. What lies beyond the padding never counts.
+      ceil_mode: whether a last window may reach beyond the end. Elements beyond the padding never count.
       count_include_pad: whether padding counts as elements.
       divisor_override: divide the sums by this instead.
 

@@ -66,7 +66,7 @@ class _Stack(Layer):
                 setattr(self, name, uniform(rngs, shapes.get(name[:9], (G,)), H, self.param_dtype))
 
     def _check_options(self) -> None:
-        """torch's checks, in torch's order and words."""
+        """Check shapes in torch's order and with torch's messages."""
         dropout, num_layers, proj_size = self.dropout, self.num_layers, self.proj_size
         # To Python a bool is a number; torch excludes it by hand.
         if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
@@ -97,7 +97,7 @@ class _Stack(Layer):
     def _run(self, function: Callable[..., Any], input: jax.Array, hx: Any, lengths: Lengths) -> Any:
         params = {name: getattr(self, name)[...] for group in self._weight_names() for name in group}
         input, hx, params = cast((input, hx, params), self.dtype)
-        # Without a use for it no key is drawn, so that the stream stays where it is.
+        # Draw a key only if dropout uses it, so that the stream does not advance otherwise.
         drops = self.dropout > 0 and self.num_layers > 1 and not self.deterministic
         return function(
             input,
@@ -127,15 +127,15 @@ class LSTM(_Stack):
       param_dtype: of the parameters.
       rngs: `params` for the weights, `dropout` if there is dropout.
 
-    Called with `(input, hx=None, *, lengths=None)` it returns `(output, (h_n, c_n))`; the shapes are
-    those of `functional.lstm`, which it calls. `lengths` takes the place of a PackedSequence.
+    Called with `(input, hx=None, *, lengths=None)` it returns `(output, (h_n, c_n))`, with the
+    shapes of `functional.lstm`. `lengths` replaces a PackedSequence.
 
     Parameters, k from 0 to L - 1, each once more with `_reverse` for D = 2: weight_ih_l{k} [I, 4H] (for
     k > 0 [D*P, 4H]), weight_hh_l{k} [P, 4H], bias_ih_l{k} [4H], bias_hh_l{k} [4H], weight_hr_l{k} [H, P];
     gates in the order i, f, g, o. All start from U(-1/sqrt(H), 1/sqrt(H)).
 
     Raises:
-      ValueError, TypeError: options that torch refuses, in its words.
+      ValueError, TypeError: options that torch refuses, with its message.
 
     torch counterpart: `torch.nn.LSTM`. Source: torch/nn/modules/rnn.py.
     """

@@ -119,10 +119,10 @@ class Unfold(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Fold(Layer):
-    """Adds each row to the image at its window: [..., L, C K] to [..., *output_size, C].
+    """Add each row to the image at its window: [..., L, C K] to [..., *output_size, C].
 
     Args:
-      output_size: the spatial sizes; a plain number stands for two equal ones.
+      output_size: the spatial sizes; an int means two equal sizes.
       kernel_size, dilation, padding, stride: as given to `Unfold`.
 
     Raises:

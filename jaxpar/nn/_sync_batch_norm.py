@@ -19,24 +19,24 @@ from ._batch_norm import BatchNorm
 
 
 class SyncBatchNorm(BatchNorm):
-    """Normalises [..., C] over all axes but the last and over all replicas.
+    """Normalise [..., C] over all axes but the last and over all replicas.
 
     Args:
       num_features: C.
       eps, momentum, affine, track_running_stats, bias, dtype, param_dtype, rngs: as in `BatchNorm`.
-      process_group: of `jaxpar.distributed.new_group`: the replicas of its processes share their statistics,
-        and those of other groups theirs. Every process gives its own group; the groups are settled when
+      process_group: of `jaxpar.distributed.new_group`: the replicas of a group's processes share
+        their statistics. Every process passes its own group; the groups are exchanged when
         DistributedDataParallel wraps the module. None: all replicas of the axis.
       axis_name: the mesh axis, or axes, over which the batch is spread. jaxpar's own programs name it
         "replica", the default; in your own `shard_map` it is your name. None: never synchronise.
 
     Call it with `mask`, booleans of the shape of x's first axes ([b]: rows), if the replicas' arrays
-    are filled up to the same length: what is False does not count, and counts may differ between
-    replicas. Statistics, outputs and gradients are those of one BatchNorm on all rows that count. In
+    are filled up to the same length: masked rows do not count, and counts may differ between
+    replicas. Statistics, outputs and gradients equal one BatchNorm's on all rows that count. In
     evaluation nothing is synchronised.
 
     Raises:
-      ValueError: at construction, for what is no process group, no channels or a negative eps; when called,
+      ValueError: at construction, for an invalid process group, no channels or a negative eps; when called,
         in a program over mesh axes none of which is `axis_name` (every replica would quietly take its own
         statistics) or with groups that are not settled, or for a single value per channel on all replicas
         together.
@@ -94,7 +94,7 @@ def _bound_axis(axis_name: AxisName) -> AxisName:
 
 
 def _settled(process_group: object) -> ReplicaGroups:
-    # Not `axis_size`: a program for an uneven batch is traced for other numbers of replicas, too.
+    # Not `axis_size`: a program for an uneven batch is also traced for smaller numbers of replicas.
     mesh = jax.sharding.get_abstract_mesh()
     N = mesh.shape.get(REPLICA)
     if isinstance(process_group, ReplicaGroups) and N in (None, len(process_group.numbers)):
@@ -107,7 +107,7 @@ def _settled(process_group: object) -> ReplicaGroups:
 
 
 def _check_group(function: str, process_group: object) -> None:
-    # This package knows nothing of jaxpar.distributed, whose groups have ranks.
+    # This package does not import jaxpar.distributed, whose groups have ranks.
     if process_group is not None and not hasattr(process_group, "ranks"):
         raise ValueError(
             f"{function}: process_group is a {type(process_group).__name__}, and not one of "
@@ -134,7 +134,7 @@ def convert_sync_batchnorm(
 
     Raises:
       TypeError: not an NNX module, or a subclass of BatchNorm of your own, whose additions would be lost
-        (torch converts it and drops them). ValueError: what is no process group, or a Flax layer with
+        (torch converts it and drops them). ValueError: an invalid process group, or a Flax layer with
         `axis_index_groups` or with its channels elsewhere than last.
 
     torch counterpart: `torch.nn.SyncBatchNorm.convert_sync_batchnorm`. A layer that two names share
@@ -157,7 +157,7 @@ class _Where(NamedTuple):
 
 
 def _converted(node: Any, path: str, where: _Where, replacements: dict[int, Any]) -> Any:
-    """What takes the place of `node`: itself, with the BatchNorms in it replaced, or a new layer."""
+    """Return a new layer for a BatchNorm, or `node` after replacing the BatchNorms inside."""
     if id(node) in replacements:
         return replacements[id(node)]
 

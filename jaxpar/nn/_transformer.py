@@ -2,7 +2,7 @@
 
 They are what torch computes in training and, without its fast path, in evaluation. On the fast path
 torch's TransformerEncoder may pack padded sequences; then its outputs at padded places are 0, and
-here, as in torch's training, they are whatever the layers make of them.
+here, as in torch's training, they are computed like all others.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class TransformerEncoderLayer(_Layer):
 class TransformerDecoderLayer(_Layer):
     """Self-attention, attention to a memory, and two linear layers.
 
-    Arguments are those of `TransformerEncoderLayer`. Called with `(tgt, memory, tgt_mask=None,
+    The arguments are `TransformerEncoderLayer`'s. Called with `(tgt, memory, tgt_mask=None,
     memory_mask=None, tgt_key_padding_mask=None, memory_key_padding_mask=None, tgt_is_causal=False,
     memory_is_causal=False)`. Its parts: self_attn, multihead_attn, linear1, linear2, norm1 to norm3.
 
@@ -184,7 +184,7 @@ class TransformerEncoder(Layer):
     Called with `(src, mask=None, src_key_padding_mask=None, is_causal=False)`, which all layers get.
 
     torch counterpart: `torch.nn.TransformerEncoder`, without its fast path's options. torch compares `mask`
-    with the causal one to find out whether it is that; here `is_causal` says so, with the same result.
+    with the causal mask; here `is_causal` states it, with the same result.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class TransformerDecoder(Layer):
 
 
 def _copies(layer: nnx.Module, n: int) -> nnx.List:
-    """n copies with the same parameters. Their streams differ, or all layers would drop the same places."""
+    """Return n copies with equal parameters and separate streams, so that layers drop different elements."""
     copies = []
     for k in range(n):
         copy = nnx.clone(layer, graph=True)

@@ -13,23 +13,23 @@ from jax.typing import DTypeLike
 from .._typing import PyTree, Shape
 
 PROGRAMS = (1 << 16, 1 << 20, 1 << 22)
-"""Sizes of a draw that have a program; above them it is the next power of two."""
+"""Sizes with a compiled draw; larger ones are rounded up to the next power of two."""
 
 
 def optional(exists: bool, create: Callable[[], nnx.Variable]) -> nnx.Variable | None:
-    """The variable, or the None that Flax takes for one that may be there."""
+    """Return the variable, or the None that marks an absent one in Flax."""
     return create() if exists else nnx.data(None)
 
 
 def constant(
     exists: bool, value: float, shape: Shape, dtype: DTypeLike, kind: type[nnx.Variable] = nnx.Param
 ) -> nnx.Variable | None:
-    """A variable filled with one value, or None if the layer has none."""
+    """Return a variable filled with one value, or None if `exists` is false."""
     return optional(exists, lambda: kind(jnp.full(shape, value, dtype)))
 
 
 def uniform(rngs: nnx.Rngs, shape: Shape, fan_in: int, dtype: DTypeLike) -> nnx.Param:
-    """A parameter from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases alike.
+    """Draw a parameter from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch draws weights and biases alike.
 
     torch writes it as kaiming_uniform with a = sqrt(5). Source: torch/nn/modules/conv.py, linear.py.
     """
@@ -38,10 +38,10 @@ def uniform(rngs: nnx.Rngs, shape: Shape, fan_in: int, dtype: DTypeLike) -> nnx.
 
 
 def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.Array:
-    """`jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes.
+    """Return `jax.random.uniform(key, shape, dtype, -bound, bound)`, with one program for many shapes.
 
-    XLA compiles a draw in 0.1 s and runs it in less, so a model of many shapes would be built in seconds. The
-    numbers are made of a counter: those of a shape are the first ones of a longer draw.
+    XLA takes 0.1 s to compile a draw, seconds in all for a model of many shapes. The numbers are
+    functions of a counter, so a shorter draw is the beginning of a longer one.
     """
     size = math.prod(shape)
     if isinstance(key, jax.core.Tracer) or not _counts(key) or not size:
@@ -52,7 +52,7 @@ def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.A
 
 
 def _counts(key: jax.Array) -> bool:
-    """Whether the n-th number is the same in every draw that has so many."""
+    """Whether the n-th number is the same in all draws of at least n numbers."""
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         return False
     partitionable = bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
@@ -60,10 +60,10 @@ def _counts(key: jax.Array) -> bool:
 
 
 def arrays(*variables: nnx.Variable | None) -> tuple[jax.Array | None, ...]:
-    """The variables' arrays; None for None."""
+    """Return the variables' arrays; None for None."""
     return tuple(None if variable is None else variable[...] for variable in variables)
 
 
 def cast(tree: PyTree, dtype: DTypeLike | None) -> PyTree:
-    """The arrays of a tree in the type of the computation; as they are if that is None."""
+    """Cast the arrays of a tree to `dtype`; leave them unchanged if it is None."""
     return tree if dtype is None else jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)

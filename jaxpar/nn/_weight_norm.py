@@ -1,8 +1,8 @@
 """WeightNorm and SpectralNorm: wrappers that recompute a layer's kernel at every call.
 
 Flax has both names. Its WeightNorm starts with scale 1, whatever the layer's kernel is, and
-overwrites the kernel at every call; its SpectralNorm has one vector where torch has two, and another
-order of updates. Here the layer keeps its kernel, and a copy of it is called with the computed one.
+overwrites the kernel at every call; its SpectralNorm has one vector where torch has two, and updates
+them in a different order. Here the layer keeps its kernel, and a copy is called with the computed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import functional
 from ._layer import Layer
 
 FIRST_ITERATIONS = 15
-"""How often torch improves the random vectors at construction."""
+"""Number of power iterations that torch runs at construction."""
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -33,7 +33,7 @@ class WeightNorm(Layer):
       dim: the kernel's axis along which each part has its own length; None for one length. The default
         is the output axis of Flax's Linear and Conv, which is torch's axis 0.
 
-    Parameters: those of `layer`, and `scale` [O], at first the kernel's norms; [] for dim=None.
+    Parameters: `layer`'s, and `scale` [O], initially the kernel's norms; [] for dim=None.
 
     Raises:
       ValueError: at construction, if there is no such parameter. IndexError: if it has no such axis.
@@ -137,12 +137,12 @@ def _parameter(wrapper: str, layer: nnx.Module, name: str, dim: int | None) -> j
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:
-    """x divided by the norm of all of it."""
+    """Divide x by its norm."""
     return functional.normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 
 def _with_parameter(layer: nnx.Module, name: str, kernel: jax.Array) -> nnx.Module:
-    """The layer with another kernel: every other variable is the layer's own, not a copy."""
+    """Return the layer with a different kernel; it shares all other variables with the original."""
     other = copy.copy(layer)
     # Not setattr: Flax refuses it for a module of an outer trace, and `layer` may be one.
     vars(other)[name] = nnx.Param(kernel)

@@ -1,8 +1,8 @@
-"""Windows that slide over an axis: how many there are, and which geometries torch refuses.
+"""Sliding windows along an axis: their number, and the geometries that torch refuses.
 
-Pools, fold and unfold, layers and functions alike, count their windows here. As in torch, one number stands
-for all spatial axes. The first option given as a tuple says how many spatial axes there are; with plain
-numbers all axes between the first and the last are spatial, as in [N, *S, C].
+Pools, fold and unfold, layers and functions alike, count their windows here. As in torch, one number
+applies to all spatial axes. The first option that is a tuple determines the number of spatial axes; if all
+are ints, all axes between the first and the last are spatial, as in [N, *S, C].
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Window:
         return count
 
     def end(self, n: int) -> int:
-        """How far the last window reaches beyond the axis; negative if elements at its end are unused."""
+        """Elements by which the last window exceeds the axis; negative if the axis has unused elements."""
         return (self.count(n) - 1) * self.stride + self.extent - self.padding - n
 
     def edges(self, x: jax.Array, axis: int) -> list[tuple[int, int, int]]:
@@ -71,9 +71,9 @@ def window_elements(x: jax.Array, axis: int, window: Window, fill: float) -> lis
 
 
 def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
-    """The number of spatial axes of x [..., *S, C], or of the options alone while a layer is constructed.
+    """Return the number of spatial axes of x [..., *S, C], or of the options while a layer is constructed.
 
-    Options that are all plain numbers speak of one axis then, which is enough to check them.
+    If all options are ints, one axis is enough to check them at construction.
     """
     lengths = [len(o) for o in options if isinstance(o, Sequence)]
     if x is None:
@@ -89,7 +89,7 @@ def spatial_rank(function: str, x: jax.Array | None, *options: object) -> int:
 
 
 def per_axis(function: str, name: str, value: T | Sequence[T], rank: int) -> tuple[T, ...]:
-    """A tuple with one number for each spatial axis, from one number or from many."""
+    """Return one number for each spatial axis, from an int or a sequence."""
     numbers = tuple(value) if isinstance(value, Sequence) else (value,) * rank
     if len(numbers) == 1:
         numbers *= rank
@@ -107,7 +107,7 @@ def windows(
     dilation: Ints,
     ceil_mode: bool = False,
 ) -> tuple[Window, ...]:
-    """The windows, one for each spatial axis; raises for what torch refuses, with torch's reason."""
+    """Return the windows, one for each spatial axis; raise where torch does, with its message."""
     sizes = per_axis(function, "kernel_size", kernel_size, rank)
     strides = per_axis(function, "stride", stride, rank)
     paddings = per_axis(function, "padding", padding, rank)
@@ -131,7 +131,7 @@ def pool_windows(
     ceil_mode: bool = False,
     output_size: Sequence[int] | None = None,
 ) -> tuple[Window, ...]:
-    """`windows` with a pool's defaults, none of them all padding; x and None as in `spatial_rank`."""
+    """Return `windows` with a pool's defaults, and refuse windows of padding only; x as in `spatial_rank`."""
     rank = spatial_rank(function, x, kernel_size, stride, padding, dilation, output_size)
     over = windows(
         function, rank, kernel_size, kernel_size if stride is None else stride, padding, dilation, ceil_mode
@@ -146,7 +146,7 @@ def pool_windows(
 
 
 def check_counts(function: str, x: jax.Array, over: Sequence[Window]) -> None:
-    """Raises if an axis of x is shorter than its window."""
+    """Raise if an axis of x is shorter than its window."""
     rank = len(over)
     sizes = x.shape[-1 - rank : -1]
     counts = tuple(w.count(n) for w, n in zip(over, sizes, strict=True))

@@ -1,7 +1,7 @@
 """check: does the installed torch draw the same numbers on this processor as jaxpar.random?
 
 torch's numbers depend a little on the processor and may change with its version. This compares each
-kind of draw with torch itself and says which differ.
+kind of draw with torch itself and reports differences.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ._generator import Generator
 
 Tensors = Mapping[str, np.ndarray]
 Construct = Callable[[Tensors, Any, Generator], None]
-"""Fills the tensors. From the layer it reads only what their shapes do not say."""
+"""Fill the tensors; read from the layer only options that the shapes do not determine."""
 
 
 def construction(kind: str) -> Construct | None:

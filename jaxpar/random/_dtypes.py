@@ -52,7 +52,7 @@ def floating(dtype: DTypeLike, kernel: str) -> np.dtype:
 
 
 def supported(dtype: DTypeLike, kernel: str) -> np.dtype:
-    """The dtype, if torch's generator fills arrays of it."""
+    """Return the dtype; raise if torch's generator does not support it."""
     dtype = np.dtype(dtype)
     if dtype not in _NAMES:
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{name(dtype)}'")

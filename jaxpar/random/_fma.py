@@ -1,6 +1,6 @@
 """Fused multiply-add, a * b + c with a single rounding: one instruction of processors, absent from NumPy.
 
-torch's kernels are compiled with it; without it about half of all values of `uniform_(a, b)` would
+torch's kernels use this instruction; without, about half of all values of `uniform_(a, b)` would
 differ in the last bit.
 """
 

@@ -1,8 +1,8 @@
 """torch's CPU generator, bit for bit, in NumPy.
 
 The engine is MT19937, seeded with the low 32 bits of the seed by the recurrence of its first
-version, as is `numpy.random.RandomState(seed)`. _uniform.py, _normal.py and _shuffle.py turn its words
-into numbers as torch 2.13 does on an x86-64 processor with AVX2 or AVX512; docs/random.md says what differs
+version, as is `numpy.random.RandomState(seed)`. _uniform.py, _normal.py and _shuffle.py turn its output
+into numbers as torch 2.13 does on an x86-64 processor with AVX2 or AVX512; docs/random.md lists what differs
 elsewhere, and `jaxpar.random.check` finds out.
 """
 
@@ -24,7 +24,7 @@ A = TypeVar("A", bound=np.ndarray)
 Size = SupportsIndex | Sequence[SupportsIndex]
 
 DEFAULT_SEED = 67280421310721
-"""torch's default: that of a generator that was never seeded."""
+"""The seed of an unseeded torch.Generator."""
 
 
 class Generator:
@@ -35,11 +35,11 @@ class Generator:
 
     Methods that end in `_` fill a NumPy array in place and return it, as torch's do with tensors.
     float32, float64, float16 and bfloat16 are the floating-point types. An array that is not
-    contiguous is filled in the order in which it lies in memory, as a tensor is.
+    contiguous is filled in memory order, as a tensor is.
 
     Raises:
       ValueError: a seed out of range. RuntimeError: a seed that is not an integer; numbers that torch
-        refuses, in its words. NotImplementedError: a dtype that torch refuses in the same way.
+        refuses, with its message. NotImplementedError: a dtype that torch refuses in the same way.
 
     torch counterpart: `torch.Generator` and the functions that take `generator=`.
     Sources: ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.cpp and the three files above.
@@ -96,14 +96,14 @@ class Generator:
         self._seed, self._fresh, self._waiting = state.seed, state.fresh, state.normal
 
     def words(self, n: int) -> np.ndarray:
-        """The next n words of 32 bits, in uint64; all other draws are made of these."""
+        """Return the next n 32-bit numbers, in uint64; all other draws are computed from these."""
         self._fresh = self._fresh and n == 0
         return self._bits.random_raw(n)
 
     def draw_seed(self) -> int:
         """One draw of 63 bits: `int(torch.empty((), dtype=torch.int64).random_())`.
 
-        RandomSampler seeds its own generator with it, and DataLoader its workers.
+        RandomSampler seeds its generator this way, and DataLoader its workers.
         """
         return int(_uniform.to_64_bits(self.words(2))[0]) % 2**63
 
@@ -130,10 +130,10 @@ class Generator:
         return self.random_(_empty((size,), dtype), low, high)
 
     def randperm(self, n: SupportsIndex, *, dtype: DTypeLike = np.int64) -> np.ndarray:
-        """[n]: the numbers 0 to n - 1 in random order. Takes n - 1 words.
+        """[n]: the numbers 0 to n - 1 in random order; draws n - 1 32-bit numbers.
 
         Raises:
-          NotImplementedError: n of 2^32 / 20 or more, for which torch uses another algorithm.
+          NotImplementedError: n of 2^32 / 20 or more, for which torch uses a different algorithm.
         """
         n = operator.index(n)
         dtype = supported(dtype, "randperm")
@@ -156,7 +156,7 @@ class Generator:
     # ------------------------------------------------------------------------------------- in place
 
     def uniform_(self, x: A, low: float = 0.0, high: float = 1.0) -> A:
-        """Fills with uniform numbers in [low, high)."""
+        """Fill with uniform numbers in [low, high)."""
         dtype = floating(_dtype(x), "check_uniform_bounds")
         for bound, argument in ((low, "from"), (high, "to")):
             if not abs(bound) <= largest(dtype):
@@ -173,10 +173,10 @@ class Generator:
         return _in_memory_order(x, lambda out: _uniform.fill(self.words, out, low, high))
 
     def normal_(self, x: A, mean: float = 0.0, std: float = 1.0) -> A:
-        """Fills with normal numbers.
+        """Fill with normal numbers.
 
         Fewer than 16 at a time are made in pairs, and the second of a pair may wait for the next such
-        call. 16 or more are made by another algorithm, as in torch, which ignores a waiting number.
+        call. 16 or more use a different algorithm, as in torch, which ignores a waiting number.
         """
         floating(_dtype(x), "normal_kernel_cpu")
         if not std >= 0:
@@ -187,7 +187,7 @@ class Generator:
         return _in_memory_order(x, lambda out: self._normal_pairs(out, mean, std))
 
     def bernoulli_(self, x: A, p: float | np.ndarray = 0.5) -> A:
-        """Fills with ones, of probability `p`, and zeros. `p` is a number, or an array that broadcasts.
+        """Fill with ones, of probability `p`, and zeros. `p` is a number, or an array that broadcasts.
 
         A number is compared with float64 draws, a float32 array with float32 ones, as in torch.
         `F.dropout(input, p)` is `input * mask / (1 - p)` with `mask = bernoulli_(x, 1 - p)`.
@@ -205,7 +205,7 @@ class Generator:
         return _in_memory_order(x, lambda out: self._bernoulli(out, wide.reshape(-1)))
 
     def random_(self, x: A, low: int | None = None, high: int | None = None) -> A:
-        """Fills with integers: low to high - 1; 0 to low - 1 without `high`; without both, all those that
+        """Fill with integers: low to high - 1; 0 to low - 1 without `high`; without both, all those that
         the dtype has from 0 on (of a floating-point type, all up to 2^digits).
         """
         dtype = supported(_dtype(x), "random_")
@@ -289,7 +289,7 @@ def _axes(x: np.ndarray) -> list[int]:
 
 
 def _in_memory_order(x: A, fill: Callable[[np.ndarray], None]) -> A:
-    """Calls `fill` with x, or with a contiguous array that is copied to x in the order of x's memory."""
+    """Call `fill` with x, or with a contiguous array that is copied to x in memory order."""
     if x.flags.c_contiguous:
         fill(x)
         return x

@@ -1,4 +1,4 @@
-"""Normal numbers from the generator's words, as torch's CPU kernels compute them.
+"""Normal numbers from the generator's output, as torch's CPU kernels compute them.
 
 Three ways, all Box and Muller's:
 
@@ -33,7 +33,7 @@ from ._uniform import BLOCK, Words, compute_dtype, unit_interval
 
 
 def fill(draw: Words, out: np.ndarray, mean: float, std: float) -> None:
-    """Fills a contiguous array of 16 values or more."""
+    """Fill a contiguous array of 16 values or more."""
     flat, kind = out.reshape(-1), compute_dtype(out.dtype)
     multiple = flat.size // 16 * 16
     for start in range(0, multiple, BLOCK):

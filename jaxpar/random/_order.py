@@ -37,19 +37,19 @@ def sampler_order(
     generator = _generator(generator)
     if replacement:
         return generator.randint(n, (k,))  # torch draws 32 at a time; the numbers are the same
-    # If n divides k, torch draws one more permutation than it needs and uses none of it.
+    # If n divides k, torch draws one unused permutation more.
     permutations = [generator.randperm(n) for _ in range(k // n + 1)]
     return np.concatenate(permutations)[:k]
 
 
 def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> np.ndarray:
-    """[n]: the rows that a `DataLoader(data, shuffle=True)` returns in one epoch.
+    """Return the rows, [n], that a `DataLoader(data, shuffle=True)` returns in one epoch.
 
     Args:
       n: the number of rows of the data set.
       generator: the default generator, or the seed given to `torch.manual_seed`.
-      given: whether it is not the default generator but one given to the loader,
-        `DataLoader(data, shuffle=True, generator=g)`, from which the sampler draws directly.
+      given: whether the generator was passed to the loader, `DataLoader(data, shuffle=True, generator=g)`,
+        so that the sampler draws from it directly.
 
     The first draw of an epoch is the workers' seed, even if there are no workers.
 

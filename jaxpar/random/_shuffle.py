@@ -1,6 +1,6 @@
 """Fisher and Yates's shuffle, exactly, without a step of Python for every element.
 
-torch swaps position i with i + word % (n - i), for i = 0, 1, ... That is a chain of n - 1 steps,
+torch swaps position i with i + r % (n - i), r being the next 32-bit number. That is a chain of n - 1 steps,
 but two of them depend on each other only if they share a position, as do about 2 k^2 / (n - i) among k
 consecutive steps. So the steps are taken in groups of 3 sqrt(n - i): first, one by one, the few that
 share a position with another step of their group; then all others of the group at once.
@@ -17,7 +17,7 @@ import numpy as np
 from ._uniform import BLOCK, Words
 
 LIMIT = (2**32 - 1) // 20
-"""From this n on torch draws 64-bit words and builds the permutation from the other end."""
+"""From this n on torch draws 64-bit numbers and builds the permutation from the other end."""
 
 _GROUP = 3
 """The size of a group, in units of the root; measured: anything between 2 and 6 is as fast."""
@@ -26,7 +26,7 @@ _ALONE = 64
 
 
 def shuffled(draw: Words, n: int) -> np.ndarray:
-    """The numbers 0 to n - 1 in torch's order, int32. Takes n - 1 words; n < LIMIT."""
+    """Return the numbers 0 to n - 1 in torch's order, int32. Draws n - 1 32-bit numbers; n < LIMIT."""
     order = np.arange(n, dtype=np.int32)  # half the memory, which counts where access is random
     partner = _partners(draw, n)
     # Scalars of a memoryview are ten times as quick as an array's.
@@ -45,7 +45,7 @@ def shuffled(draw: Words, n: int) -> np.ndarray:
             i = start + step
             j = partners[i]
             contents[i], contents[j] = contents[j], contents[i]
-            partners[i] = i  # nothing is left to do for it
+            partners[i] = i  # so that the vectorised swap skips this step
         swapped = order.take(group)
         order[group] = order[start:end]
         order[start:end] = swapped
@@ -57,7 +57,7 @@ def shuffled(draw: Words, n: int) -> np.ndarray:
 
 
 def _partners(draw: Words, n: int) -> np.ndarray:
-    """i + word % (n - i) for every step i."""
+    """Return the position that each step i swaps with i, i + r % (n - i) for the 32-bit number r."""
     partner = np.empty(max(n - 1, 0), np.int64)
     for start in range(0, n - 1, BLOCK):
         end = min(start + BLOCK, n - 1)

@@ -26,7 +26,7 @@ _LAYOUT = np.dtype(
 
 
 class State(NamedTuple):
-    """`position`: how many of the 624 numbers in `key` are used up. `fresh`: none since seeding. `normal`: one that waits."""
+    """`position`: used numbers of `key`; `fresh`: no draw since seeding; `normal`: a buffered number."""
 
     seed: int
     key: np.ndarray
@@ -41,7 +41,7 @@ def to_bytes(state: State) -> np.ndarray:
     record["seed"] = state.seed
     record["seeded"] = 1
     record["words"] = state.key
-    # torch counts down what is left, and is at 1 rather than 0 when all words are used up.
+    # torch counts down to 1, not 0, when all numbers are used.
     record["left"] = WORDS + 1 - state.position
     record["next"] = 0 if state.fresh else state.position
     if state.normal is not None:

@@ -42,9 +42,9 @@ def torch_init(
         `nnx.eval_shape`. It is changed in place. Running statistics are reset as well; the slopes of a
         PReLU, which its constructor is given, stay.
       seed: of `torch.manual_seed`, or a `Generator` that has made all earlier draws.
-      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them; that of the
-        attributes if left out. A path stands for everything below it that was not named before; together
-        they must name every layer. A module in place of a path is one that only the twin has, such as the
+      order: paths ("encoder", "blocks.0") in the order in which the twin constructs them; the order
+        of the attributes by default. A path covers everything below that no earlier path covers; together
+        they must cover every layer. A module in place of a path is one that only the twin has, such as the
         Linear after a tied embedding: it draws, and is not changed.
       parameters: for each parameter outside of any layer, what fills it: called with an array of the
         parameter's shape and dtype, and the generator, when its turn comes.
@@ -85,7 +85,7 @@ def torch_init(
             drawn[path] = tensors
     if apply is not None:
         parts = {path: constructed[path] for path in drawn}
-        # `apply` visits modules in the order of the attributes, which need not be that of construction, and
+        # `apply` visits modules in the order of the attributes, not of construction, and
         # a shared layer once. Then it writes into torch's tensors, so shared ones must be one array.
         _tie(parts, drawn)
         for path in dict.fromkeys(part.path for _, part in visits):
@@ -282,7 +282,7 @@ def _constructed(
 
 
 def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, np.ndarray]]) -> None:
-    """Makes layers that share a Variable share the tensor that was drawn first for it."""
+    """Give layers that share a Variable the tensor that was drawn first."""
     first: dict[int, np.ndarray] = {}
     for path, part in constructed.items():
         if isinstance(part, _Layer):
@@ -293,7 +293,7 @@ def _tie(constructed: Mapping[str, _Part], drawn: Mapping[str, dict[str, np.ndar
 
 
 def _check_order(module: nnx.Module, paths: list[str]) -> None:
-    """Raises if these paths come from sorted attributes, which hide the order of construction."""
+    """Raise if these paths come from sorted attributes, which hide the order of construction."""
     # A node with one child in question cannot have it out of order.
     for path, node in _rebuilt(module, ""):
         keys = (_join(path, key) for key, _ in _children(node))

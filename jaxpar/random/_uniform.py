@@ -1,6 +1,6 @@
-"""Uniform numbers from the generator's words, as torch's CPU kernels compute them.
+"""Uniform numbers from the generator's output, as torch's CPU kernels compute them.
 
-A float32 takes the low 24 bits of one 32-bit word, a float64 the low 53 of two words. float16 and
+A float32 uses the low 24 bits of a 32-bit number, a float64 the low 53 bits of a 64-bit number. float16 and
 bfloat16 are rounded float32. Source: ATen/core/TransformationHelper.h (`uniform_real`) and
 ATen/native/cpu/DistributionTemplates.h (`uniform_kernel`), torch 2.13.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from ._fma import fma
 
 Words = Callable[[int], np.ndarray]
-"""Returns that many 32-bit words, in uint64."""
+"""Returns that many 32-bit numbers, in uint64."""
 
 BLOCK = 1 << 13
 """How many values are made at a time. Intermediate arrays then stay in the cache, and the allocator reuses
@@ -27,7 +27,7 @@ def compute_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def to_64_bits(halves: np.ndarray) -> np.ndarray:
-    """64-bit words: of each two words, the first is the high half."""
+    """Join pairs of 32-bit numbers to 64-bit ones; the first of each pair is the high half."""
     return halves[0::2] << np.uint64(32) | halves[1::2]
 
 
@@ -50,7 +50,7 @@ def between(u: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def fill(draw: Words, out: np.ndarray, low: float, high: float) -> None:
-    """Fills a contiguous array; a value that is rounded up to `high` becomes `low`."""
+    """Fill a contiguous array; a value that is rounded up to `high` becomes `low`."""
     flat, top = out.reshape(-1), out.dtype.type(high)
     for start in range(0, flat.size, BLOCK):
         part = flat[start : start + BLOCK]

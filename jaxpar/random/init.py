@@ -1,9 +1,9 @@
 """torch.nn.init on NumPy arrays: the same numbers from the same generator.
 
-Every function fills an array in place, in torch's layout ([out, in] for a linear layer), and returns
-it. `generator` is the stream to draw from; torch has a default one, here there is none. A kernel in Flax's
-layout can be filled through its transpose, `kernel.T`. That array is not contiguous, and torch fills such
-an array with other normal numbers than a contiguous one, as does this module.
+Every function fills an array in place, in torch's layout ([out, in] for a linear layer), and returns it.
+`generator` is the stream to draw from and has no default, unlike torch's. A kernel in Flax's layout can be
+filled through its transpose, `kernel.T`. That array is not contiguous, and torch fills non-contiguous arrays
+with different normal numbers than contiguous ones, as does this module.
 
 Source: torch/nn/init.py, torch 2.13.
 """
@@ -143,7 +143,7 @@ def kaiming_uniform_(
       nonlinearity: as for `calculate_gain`.
 
     Raises:
-      ValueError: an array with fewer than two axes, another mode or nonlinearity.
+      ValueError: an array with fewer than two axes, an unknown mode or nonlinearity.
 
     torch counterpart: `torch.nn.init.kaiming_uniform_`. Source: K. He et al., 2015.
     """
@@ -171,14 +171,14 @@ def trunc_normal_(
     """Normal numbers between a and b, those outside drawn again.
 
     Exact for bounds that hold more than 30 % of the normal distribution. For narrower ones torch
-    draws uniform numbers and accepts each if the logarithm of another one is low enough. The last bit of
+    draws uniform numbers and accepts each if the logarithm of a second one is low enough. The last bit of
     that logarithm, which differs between libraries, can decide.
 
     Raises:
       NotImplementedError: if that bit decides, for about one number in five million; also narrow bounds
         with float16 and bfloat16, whose logarithms have too few bits.
 
-    torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13; earlier versions draw other numbers.
+    torch counterpart: `torch.nn.init.trunc_normal_` of torch 2.13; earlier versions draw different numbers.
     """
     if mean < a - 2 * std or mean > b + 2 * std:
         warnings.warn(
@@ -198,8 +198,8 @@ def trunc_normal_(
 def sparse_(x: A, sparsity: float, std: float = 0.01, *, generator: Generator) -> A:
     """Normal numbers, with a fraction `sparsity` of each column set to zero.
 
-    `generator` stands for torch's default one, from which torch draws the rows even if it is given
-    another.
+    `generator` replaces torch's default generator, from which torch draws the rows even if it is passed
+    a different one.
 
     Raises:
       ValueError: an array that does not have two axes.
@@ -294,7 +294,7 @@ def _accepted(x: A, mean: float, std: float, a: float, b: float, generator: Gene
 
 
 def _exceeds(u: np.ndarray, log_density: np.ndarray, tested: np.ndarray) -> np.ndarray:
-    """log(u) > log_density; raises if a logarithm correct to one unit in the last place may say otherwise."""
+    """Return log(u) > log_density; raise if an error of one unit in the last place could change it."""
     with np.errstate(divide="ignore"):
         log = np.log(u.astype(np.float64)).astype(u.dtype)
     above = log > log_density

@@ -1,6 +1,6 @@
 """torch's layers under torch's names and in torch's layout: [N, C, *S].
 
-They compute what jaxpar.nn's layers compute, with the channels behind the batch. Code that was written for
+They compute what jaxpar.nn's layers compute, with the channels after the batch. Code that was written for
 torch's axes (`flatten(1)`, `cat(..., 1)`, `mean((2, 3))`) then means the same on every line; XLA chooses the
 layout in memory itself. Parameters have Flax's names and layouts, as in jaxpar.nn.
 """

@@ -1,7 +1,7 @@
 """torch's activations as modules.
 
-`inplace`, which torch's have, is taken and without effect: JAX's arrays do not change. `rngs` is taken
-because layers take it, so that an activation can be built by whoever is given its class.
+They accept and ignore torch's `inplace`: JAX's arrays are immutable. They accept and ignore `rngs`, so that
+code can construct any layer, activations included, from its class.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .. import _activation
 from .. import functional as F
 from .._layer import Layer
-from .axes import turned
 from .functional import softplus
 
 
@@ -85,7 +83,7 @@ class SELU(_Activation):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GELU(_Activation):
-    """x times the normal distribution function, or tanh's form of it. torch counterpart: `torch.nn.GELU`."""
+    """x Phi(x), or an approximation by tanh. torch counterpart: `torch.nn.GELU`."""
 
     approximate: str = "none"
 
@@ -135,7 +133,7 @@ class Tanh(_Activation):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Hardtanh(_Activation):
-    """x between min_val and max_val. torch counterpart: `torch.nn.Hardtanh`."""
+    """x clipped to [min_val, max_val]. torch counterpart: `torch.nn.Hardtanh`."""
 
     min_val: float = -1.0
     max_val: float = 1.0
@@ -181,7 +179,7 @@ class Softplus(_Activation):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Softshrink(_Activation):
-    """x nearer to 0 by lambd, or 0. torch counterpart: `torch.nn.Softshrink`."""
+    """Shrink x towards 0 by lambd. torch counterpart: `torch.nn.Softshrink`."""
 
     lambd: float = 0.5
 
@@ -191,7 +189,7 @@ class Softshrink(_Activation):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Hardshrink(_Activation):
-    """x, or 0 up to lambd. torch counterpart: `torch.nn.Hardshrink`."""
+    """x, or 0 where |x| <= lambd. torch counterpart: `torch.nn.Hardshrink`."""
 
     lambd: float = 0.5
 
@@ -209,7 +207,7 @@ class Tanhshrink(_Activation):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Threshold(_Activation):
-    """x, or value up to threshold. torch counterpart: `torch.nn.Threshold`."""
+    """x, or value where x <= threshold. torch counterpart: `torch.nn.Threshold`."""
 
     threshold: float
     value: float
@@ -246,10 +244,3 @@ class GLU(_Activation):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return jax.nn.glu(x, self.dim)
-
-
-class PReLU(_activation.PReLU):
-    """[N, C, *S]; the arguments are those of `jaxpar.nn.PReLU`. torch counterpart: `torch.nn.PReLU`."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return turned(super().__call__, x) if x.ndim > 1 else super().__call__(x)

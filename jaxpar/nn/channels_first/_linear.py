@@ -18,7 +18,7 @@ from .functional import flatten, unflatten
 
 
 class Linear(Layer, nnx.Linear):
-    """[..., I] to [..., O].
+    """x kernel + bias: [..., I] to [..., O].
 
     Args:
       in_features, out_features: I and O.
@@ -52,14 +52,14 @@ class TiedLinear(Layer):
     """[..., D] to [..., V]: a Linear whose weight is the table of an Embedding.
 
     Args:
-      linear: gives the bias and the type of the computation; its kernel is forgotten.
-      embedding: gives the table, [V, D], which is one variable in both layers.
+      linear: provides the bias and the dtype of the computation; its kernel is dropped.
+      embedding: provides the table, [V, D], one variable shared by both layers.
 
     Raises:
       ValueError: at construction, if the kernel is not [D, V].
 
-    torch counterpart: `linear.weight = embedding.weight`. Flax keeps the one as [D, V] and the other as
-    [V, D], so they cannot share a variable as they are.
+    torch counterpart: `linear.weight = embedding.weight`. Flax stores the kernel as [D, V] and the
+    table as [V, D], so the two layers cannot share a variable.
     """
 
     def __init__(self, linear: nnx.Linear, embedding: Embedding | nnx.Embed):
@@ -77,7 +77,7 @@ class TiedLinear(Layer):
 
 
 class Identity(Layer):
-    """x as it is; it takes any arguments of construction. torch counterpart: `torch.nn.Identity`."""
+    """Return x unchanged; the constructor accepts any arguments. torch counterpart: `torch.nn.Identity`."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         del args, kwargs
@@ -88,7 +88,10 @@ class Identity(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Flatten(Layer):
-    """The axes from start_dim to end_dim as one. torch counterpart: `torch.nn.Flatten`."""
+    """Merge the axes from start_dim to end_dim: [N, C, H, W] to [N, C H W].
+
+    torch counterpart: `torch.nn.Flatten`.
+    """
 
     start_dim: int = 1
     end_dim: int = -1
@@ -99,7 +102,7 @@ class Flatten(Layer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Unflatten(Layer):
-    """One axis as several. torch counterpart: `torch.nn.Unflatten`."""
+    """Split one axis into several. torch counterpart: `torch.nn.Unflatten`."""
 
     dim: int
     unflattened_size: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Module: Flax's, under the name that torch's layers have it; and the modules in one."""
+"""`Module` (Flax's), `children` and `named_children`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ._containers import ModuleDict, ModuleList, Sequential
 
 
 def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
-    """The modules that are attributes of a module, with their names, in the order in which they were set.
+    """Yield the modules that are attributes of a module, with their names, in the order of assignment.
 
-    One that is there twice comes once. torch counterpart: `torch.nn.Module.named_children`;
+    A module assigned twice is yielded once. torch counterpart: `torch.nn.Module.named_children`;
     `nnx.iter_children` sorts by name.
     """
     contained = isinstance(module, Sequential | ModuleList | ModuleDict)
@@ -26,5 +26,5 @@ def named_children(module: nnx.Module) -> Iterator[tuple[str, nnx.Module]]:
 
 
 def children(module: nnx.Module) -> Iterator[nnx.Module]:
-    """`named_children` without names. torch counterpart: `torch.nn.Module.children`."""
+    """Yield `named_children` without names. torch counterpart: `torch.nn.Module.children`."""
     return (child for _, child in named_children(module))

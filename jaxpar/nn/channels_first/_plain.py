@@ -1,4 +1,4 @@
-"""Layers of jaxpar.nn without channels: they are the same in both layouts."""
+"""Layers of jaxpar.nn that do not depend on the layout."""
 
 from .._bilinear import Bilinear as Bilinear
 from .._dropout import AlphaDropout as AlphaDropout

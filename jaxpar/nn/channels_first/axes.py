@@ -1,6 +1,6 @@
-"""Between torch's layout, [N, C, *S], and that of jaxpar.nn, [N, *S, C].
+"""Conversion between torch's layout, [N, C, *S], and jaxpar.nn's, [N, *S, C].
 
-XLA makes no copies of it where it can choose the layout of the arrays between two layers.
+XLA elides the transposes wherever it can choose the layout of the arrays between two layers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..._typing import PyTree
 
 
 def turned(function: Callable[[jax.Array], PyTree], x: jax.Array, axes: int | None = None) -> PyTree:
-    """What a function of [N, *S, C] makes of an `x` in torch's layout; its results are in torch's layout.
+    """Apply a function of [N, *S, C] to an `x` in torch's layout, and return torch's layout.
 
     Args:
       function: returns arrays [N, *T, D], one or several.
-      x: [N, C, *S]; or one row, [C, *S], where `axes` says how many S there are.
-      axes: the number of spatial axes; None if x always has rows.
+      x: [N, C, *S]; or one row, [C, *S], recognised by `axes`.
+      axes: the number of spatial axes; None if x always has a batch axis.
     """
     single = axes is not None and x.ndim == axes + 1
     y = function(jnp.moveaxis(x[None] if single else x, 1, -1))
@@ -30,10 +30,10 @@ def turned(function: Callable[[jax.Array], PyTree], x: jax.Array, axes: int | No
 
 
 class ChannelsFirst(nnx.Module):
-    """Before a layer of jaxpar.nn among the bases: the same layer in torch's layout."""
+    """Mixin for torch's layout: list it before the jaxpar.nn layer among the bases."""
 
     axes: int | None = None
-    """How many spatial axes there are; None: as many as x has behind N and C."""
+    """Number of spatial axes; None for all axes after N and C."""
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> Any:
         layer = super().__call__

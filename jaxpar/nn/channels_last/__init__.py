@@ -1,6 +1,6 @@
 """torch's layers under torch's names, for images with their channels last: [N, H, W, C].
 
-Arrays with four axes are images. Those with another number of them are as in torch and in channels_first:
+Arrays with four axes are images. All others have torch's layout, as in channels_first:
 [N, C], [N, C, L], [N, C, D, H, W]. Parameters have Flax's names and layouts, as in jaxpar.nn.
 """
 

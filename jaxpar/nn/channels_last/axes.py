@@ -1,4 +1,4 @@
-"""Images, [N, H, W, C], by their number of axes; everything else has torch's layout."""
+"""Images, [N, H, W, C], are the arrays with four axes; all others have torch's layout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flax import nnx
 from ..channels_first.axes import ChannelsFirst
 
 AXES = 4
-"""Axes of a batch of images."""
+"""Number of axes of a batch of images."""
 
 
 class Images(nnx.Module):
-    """Before a layer of channels_first among the bases: the same for images [N, H, W, C]."""
+    """Mixin for images [N, H, W, C]: list it before the channels_first layer among the bases."""
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> Any:
         layer: Any = super(ChannelsFirst, self) if x.ndim == AXES else super()
@@ -23,10 +23,10 @@ class Images(nnx.Module):
 
 
 def to_torch(x: jax.Array) -> jax.Array:
-    """Images as [N, C, H, W]; other arrays as they are."""
+    """Transpose images to [N, C, H, W]; return other arrays unchanged."""
     return jnp.moveaxis(x, -1, 1) if x.ndim == AXES else x
 
 
 def from_torch(x: jax.Array) -> jax.Array:
-    """Images as [N, H, W, C]; other arrays as they are."""
+    """Transpose images to [N, H, W, C]; return other arrays unchanged."""
     return jnp.moveaxis(x, 1, -1) if x.ndim == AXES else x

@@ -1,8 +1,8 @@
 """Activations whose derivative differs between torch and JAX, or that JAX lacks.
 
 At a kink, JAX takes the slope of one side or the mean of both; torch has a rule for each function. Values
-at a kink are common (padding, dead units), so gradients differ: that of hard_tanh at 1 is 1 in JAX and 0
-in torch. For relu, elu, selu, silu and the rest use jax.nn, which agrees with torch.
+at a kink are common (padding, dead units), so gradients differ: at 1 the slope of
+hard_tanh is 1 in JAX and 0 in torch. For relu, elu, selu and silu use jax.nn, which agrees with torch.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def adaptive_max_pool(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """The largest element of each of `output_size` windows that cover x.
 
-    Arguments and shapes are those of `adaptive_avg_pool`; `return_indices` is that of `max_pool`.
+    Arguments and shapes are as in `adaptive_avg_pool`; `return_indices` is as in `max_pool`.
 
     torch counterpart: `torch.nn.functional.adaptive_max_pool1d/2d/3d`.
     """

@@ -133,8 +133,8 @@ def multi_head_attention_forward(
         is then ignored if no weights are needed and there is no key_padding_mask.
 
     Returns:
-      The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B if
-      there is none), or None. S counts the keys that bias_k and add_zero_attn add.
+      The output, [L, B, E] (as the queries), and the weights, [B, L, S] or [B, H, L, S] (without B for
+      inputs without a batch), or None. S counts the keys that bias_k and add_zero_attn add.
 
     Raises:
       ValueError: shapes that do not fit, where torch asserts. RuntimeError: as torch.

@@ -4,7 +4,7 @@ torch's SyncBatchNorm gathers mean, 1/sqrt(var + eps) and count from every proce
 sums and counts are added up first, then the squared distances from the mean they give: two small
 all-reduces, and the variance of the whole batch to the last digit. JAX's transpose of a sum is torch's
 backward, a sum of both terms over all processes (docs/semantics.md rows B2, B3). Flax takes the mean of
-the replicas' means, which is another number when their counts differ.
+the replicas' means, which differs if their counts differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def batch_norm(
       training: normalise by x's own statistics; otherwise by the running ones.
       momentum: the fraction of a running value that this batch replaces.
       eps: added to the variance under the root.
-      axis_name: mesh axes over which the batch is spread; the statistics are those of the whole batch.
+      axis_name: mesh axes over which the batch is spread; the statistics are the complete batch's.
       mask: booleans of the shape of x's first axes, so [b] for rows. Where it is False, x does not count
         for the statistics and is taken as 0.
 

@@ -28,7 +28,7 @@ def rnn_tanh_cell(
       The next state, of hx's shape.
 
     Raises:
-      ValueError, RuntimeError: shapes that do not fit, in torch's words.
+      ValueError, RuntimeError: shapes that do not fit, with torch's message.
 
     torch counterpart: `torch.rnn_tanh_cell`. Source: torch/nn/modules/rnn.py, class RNNCell.
     """
@@ -91,7 +91,7 @@ def _step_one_state(
 
 
 def _step(kind: Recurrence, input: jax.Array, hx: State | None, *arrays: jax.Array | None) -> State:
-    # The gates are those of a stack, which finds biases by their names.
+    # Same gates as in a stack, which finds biases by name.
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     weights = {name: jnp.asarray(w) for name, w in zip(names, arrays, strict=True) if w is not None}
     if ("bias_ih" in weights) != ("bias_hh" in weights):

@@ -36,7 +36,7 @@ def conv(
 
     Raises:
       ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
-        together, another number of axes or channels, a kernel longer than the padded input.
+        together, a different number of axes or channels, a kernel longer than the padded input.
 
     torch counterpart: `torch.nn.functional.conv1d/2d/3d`, whose weight is (O, I / groups, *k), and the
     padding modes of `torch.nn.Conv1d/2d/3d`. Source: torch/nn/modules/conv.py,
@@ -76,7 +76,7 @@ def conv_transpose(
 
     Raises:
       ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
-        together, another number of axes or channels, no output left.
+        together, a different number of axes or channels, no output left.
 
     torch counterpart: `torch.nn.functional.conv_transpose1d/2d/3d`, whose weight is
     (I, O / groups, *k). Source: ATen/native/Convolution.cpp.

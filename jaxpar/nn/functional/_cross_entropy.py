@@ -33,8 +33,8 @@ def cross_entropy(
       input: logits, [..., C].
       target: classes, integers [...]; or probabilities, floats [..., C].
       weight: of the classes, [C].
-      ignore_index: the class that does not count; it may lie outside of the C. Not for probabilities.
-      reduction: "none", "mean" or "sum". The mean of classes is weighted, that of probabilities is not.
+      ignore_index: the class that does not count; it may be outside of [0, C). Not for probabilities.
+      reduction: "none", "mean" or "sum". The mean is weighted for classes, unweighted for probabilities.
       label_smoothing: how much of each target is spread evenly over all classes, in [0, 1].
 
     Returns:

@@ -31,9 +31,9 @@ def ctc_loss(
 
     Args:
       log_probs: log-probabilities, [T, B, C] or [T, C].
-      targets: labels, integers [B, S], or those of all rows concatenated in one axis.
+      targets: labels, integers [B, S], or all rows concatenated along one axis.
       input_lengths, target_lengths: how many steps and labels count, [B] or one number.
-      blank: the class that stands for no label.
+      blank: the class without a label.
       reduction: "none", "sum", or "mean": the mean over B of the loss divided by the target's length.
       zero_infinity: whether a target too long for its steps gives 0 instead of infinity.
 
@@ -42,7 +42,7 @@ def ctc_loss(
 
     Raises:
       RuntimeError: shapes that do not fit, or a blank that is not a class; outside of `jax.jit` also
-      lengths beyond T or S. IndexError: a label on the host that JAX would wrap to another.
+      lengths beyond T or S. IndexError: a label on the host that JAX would wrap to a different one.
 
     torch counterpart: `torch.nn.functional.ctc_loss`. As there, the gradient assumes that log_probs is
     the result of a log_softmax: it is exp(log_probs) minus the posterior, and NaN where the loss is
@@ -88,7 +88,7 @@ def _check_lengths(lengths: jax.Array, most: int, name: str) -> None:
 
 
 def _padded(targets: jax.Array, counts: jax.Array, B: int, batched: bool) -> jax.Array:
-    """Targets as [B, S]. Anything may lie beyond a target's end."""
+    """Return targets as [B, S], with arbitrary values after a target's end."""
     if not batched:
         return targets.reshape(1, -1)
     if targets.ndim == 2:
@@ -136,7 +136,7 @@ _negative_log_likelihood.defvjp(_forward, _backward)
 def _likelihood(
     blank: int, x: jax.Array, labels: jax.Array, steps: jax.Array, counts: jax.Array
 ) -> jax.Array:
-    """Minus the log-likelihood, [B]; infinite where there is no path."""
+    """Return minus the log-likelihood, [B]; infinite where no path exists."""
     T, B, _ = x.shape
     S = labels.shape[1]
     # Labels with blanks around them, [B, 2S + 1].

@@ -1,6 +1,6 @@
 """dropout, feature_dropout, alpha_dropout and feature_alpha_dropout, as functions of their mask.
 
-No JAX key gives torch's random numbers, so each function has two steps: a mask, given or drawn from `key`,
+No JAX key gives torch's random numbers, so each function has two steps: a mask, passed or drawn from `key`,
 and torch's formula of the mask. The second can be held to torch's numbers.
 """
 
@@ -17,7 +17,7 @@ from ..._typing import Shape
 from .._checks import check_probability
 
 Key: TypeAlias = jax.Array | nnx.RngStream | nnx.Rngs
-"""A key; or a stream, which is asked for one only if one is needed."""
+"""A key; or a stream, from which a key is drawn only if dropout needs one."""
 ALPHA = 1.7580993408473766
 """The limit of SELU for small x is minus this: its scale times its alpha. Source: ATen/native/Dropout.cpp."""
 
@@ -30,14 +30,14 @@ def dropout(
     key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Zeroes elements with probability p and divides the others by 1 - p.
+    """Zero elements with probability p and divide the others by 1 - p.
 
     Args:
       x: [...].
       p: the probability of being dropped.
       training: if False, x is returned unchanged.
-      key: draws the mask; not needed with `mask` or outside of training. An `nnx.RngStream` is asked for a
-        key only if one is needed.
+      key: draws the mask; not needed with `mask` or outside of training. A key is drawn from an
+        `nnx.RngStream` only if needed.
       mask: True for elements to keep, of a shape that broadcasts to x's.
 
     Returns:
@@ -59,7 +59,7 @@ def feature_dropout(
     key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """As `dropout`, for whole channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
+    """`dropout` of complete channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
 
     torch counterpart: `torch.nn.functional.dropout1d/2d/3d`, `torch.feature_dropout`.
     """
@@ -74,9 +74,9 @@ def alpha_dropout(
     key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Dropout after SELU: dropped elements become SELU's lowest value; mean and variance are kept.
+    """Dropout after SELU: dropped elements become SELU's lowest value; preserves mean and variance.
 
-    Arguments are those of `dropout`; `training` is False if left out, as in torch.
+    The arguments are `dropout`'s, but `training` is False by default, as in torch.
 
     torch counterpart: `torch.nn.functional.alpha_dropout`. Source: ATen/native/Dropout.cpp.
     """
@@ -91,7 +91,7 @@ def feature_alpha_dropout(
     key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """As `alpha_dropout`, for whole channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
+    """`alpha_dropout` of complete channels: x is [N, *S, C] and the mask [N, 1, ..., 1, C].
 
     torch counterpart: `torch.nn.functional.feature_alpha_dropout`.
     """
@@ -117,7 +117,7 @@ def _masked(
     key: Key | None = None,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """`drop` with the mask; its `shape` is that of whole channels of x if None."""
+    """Call `drop` with a mask of this shape; None drops complete channels of x."""
     if shape is None:
         if x.ndim < 2:
             raise ValueError(

@@ -63,7 +63,7 @@ def embedding_renorm(
 ) -> jax.Array:
     """The table, in which rows that occur in x are shortened to `max_norm` if they are longer.
 
-    A row of norm s > max_norm is multiplied by max_norm / (s + 1e-7). The derivative is that of the
+    A row of norm s > max_norm is multiplied by max_norm / (s + 1e-7). The derivative is the
     identity: torch changes the table in place, outside of autograd.
 
     torch counterpart: `torch.embedding_renorm_`, which `torch.nn.functional.embedding` calls.
@@ -186,10 +186,10 @@ def _check_call(
     if x.ndim == 1 and (offsets is None or offsets.ndim != 1):
         raise ValueError(f"offsets has to be 1D but got {None if offsets is None else offsets.shape}")
     if offsets is not None and not isinstance(offsets, jax.core.Tracer) and offsets.size:
-        # Under jit there are no values to look at.
+        # Under jit the values are not available.
         if offsets[0] != 0:
             raise ValueError(f"offsets[0] has to be 0, but got {offsets[0]}")
-        # On the host all are looked at: JAX would wrap one of 64 bits to another.
+        # On the host all indices are checked: JAX would wrap a 64-bit index to a different one.
         last = offsets.max() if isinstance(offsets, np.ndarray) else offsets[-1]
         if last > x.size:
             raise ValueError(f"offsets[-1] can not be greater than input's length {x.size} but got {last}")

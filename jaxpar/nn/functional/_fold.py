@@ -47,7 +47,7 @@ def fold(
 
     Args:
       x: [..., L, C K], as `unfold` returns it.
-      output_size: the spatial sizes of the result; a plain number stands for two equal ones.
+      output_size: the spatial sizes of the result; an int means two equal sizes.
       kernel_size, dilation, padding, stride: as given to `unfold`.
 
     Returns:

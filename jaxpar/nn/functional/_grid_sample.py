@@ -32,7 +32,7 @@ def grid_sample(
       x: [N, *S, C] with two or three spatial axes.
       grid: [N, *T, 2] or [N, *T, 3], the last axis of x first.
       mode: "bilinear" (trilinear for three axes), "nearest", or "bicubic" (two axes only).
-      padding_mode: what lies outside of x: "zeros", the nearest pixel of the "border", or x mirrored
+      padding_mode: the values outside of x: "zeros", the nearest pixel of the "border", or x mirrored
         ("reflection").
       align_corners: see above; None is False.
 

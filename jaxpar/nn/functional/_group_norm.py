@@ -17,7 +17,7 @@ def group_norm(
     bias: jax.Array | None = None,
     eps: float = 1e-5,
 ) -> jax.Array:
-    """Each row is normalised over its space and C / num_groups neighbouring channels.
+    """Normalise each row over its space and C / num_groups neighbouring channels.
 
     Args:
       x: [N, ..., C].
@@ -63,7 +63,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """Each channel of each row is normalised over its space.
+    """Normalise each channel of each row over its space.
 
     Args:
       x: [N, ..., C], at least three axes.

@@ -1,4 +1,4 @@
-"""interpolate: an image at other sizes.
+"""interpolate: resizing of images.
 
 `jax.image.resize` has neither torch's "nearest" (the element below, not the nearest one), nor its
 cubic (a = -0.75; JAX has -0.5), nor align_corners, and it antialiases by default. Here each axis is
@@ -34,7 +34,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> jax.Array:
-    """Resizes the spatial axes.
+    """Resize the spatial axes.
 
     Args:
       x: [N, *S, C] with one to three spatial axes.
@@ -56,7 +56,7 @@ def interpolate(
 
     torch counterpart: `torch.nn.functional.interpolate`. In two rare cases torch disagrees with itself
     and this function does not: "nearest" with a scale_factor whose product is rounded to n or 2n has
-    the gradient of another forward pass, and float32 "nearest-exact" breaks ties differently in one and
+    the gradient of a different forward pass, and float32 "nearest-exact" breaks ties differently in one and
     in two dimensions.
     """
     check_interpolation(size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
@@ -145,7 +145,7 @@ def _resample(x: jax.Array, axis: int, table: GatherTable) -> jax.Array:
         copied = jnp.take(x, table.index[:, t], axis)
         if np.all(weights == 1):
             return copied
-        # A weight of 0 fills the table up. It reads some element, whose NaN must not come through.
+        # Weights of 0 pad the table. They multiply arbitrary elements, whose NaN must not propagate.
         copied = jnp.where((weights != 0).reshape(shape), copied, 0) if np.any(weights == 0) else copied
         return copied * jnp.asarray(weights.reshape(shape), x.dtype)
 

@@ -33,7 +33,7 @@ def layer_norm(
       x's shape and type.
 
     Raises:
-      RuntimeError: an empty `normalized_shape`, or x does not end in it. TypeError: integers.
+      RuntimeError: an empty `normalized_shape`, or an x whose last axes differ from it. TypeError: integers.
 
     torch counterpart: `torch.nn.functional.layer_norm`. Source: ATen/native/layer_norm.cpp.
     """
@@ -73,7 +73,7 @@ def rms_norm(
       eps: if None, the machine epsilon of the type of the computation, float64 for float64 and float32
         for all others.
 
-    The result and the errors are those of `layer_norm`.
+    The result and the errors are as for `layer_norm`.
 
     torch counterpart: `torch.nn.functional.rms_norm`. Source: ATen/native/layer_norm.cpp.
     """

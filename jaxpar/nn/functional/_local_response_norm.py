@@ -15,7 +15,7 @@ def local_response_norm(
 
     Args:
       x: [N, ..., C], at least three axes.
-      size: of the neighbourhood: size // 2 channels before this one, itself, and (size - 1) // 2 after it.
+      size: of the neighbourhood: size // 2 channels before, the channel itself, and (size - 1) // 2 after.
         Channels beyond the ends count as zeros.
       alpha, beta, k: as in the formula.
 

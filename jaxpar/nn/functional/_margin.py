@@ -96,8 +96,8 @@ def multi_margin_loss(
       reduction: "none", "mean" or "sum".
 
     Raises:
-      ValueError: another p. RuntimeError: shapes that do not fit, or an unknown class; inside `jax.jit`
-      its loss is NaN.
+      ValueError: p is neither 1 nor 2. RuntimeError: shapes that do not fit, or an unknown class;
+        inside `jax.jit` its loss is NaN.
 
     torch counterpart: `torch.nn.functional.multi_margin_loss`.
     Source: aten/src/ATen/native/LossMultiMargin.cpp.

@@ -88,7 +88,7 @@ def _pool_axis(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[j
 def running_max(
     arrays: Sequence[jax.Array], axis: int, size: int, dilation: int = 1, padding: int = 0
 ) -> Sequence[jax.Array]:
-    """At every place the first maximum of the `size` elements that start there, size being a power of 2.
+    """Return the first maximum of the `size` elements from each position on; size is a power of 2.
 
     Two windows of j elements, the second right after the first, make one of 2 j. A window of any size is
     then covered by two of these, which may overlap: a maximum may see an element twice.
@@ -106,10 +106,10 @@ def running_max(
 def larger(
     first: Sequence[jax.Array], second: Sequence[jax.Array], axis: int, empty: np.ndarray | None = None
 ) -> list[jax.Array]:
-    """The second where its leading array is larger, or NaN; else the first. The others follow it.
+    """Select `second` where its leading array is larger or NaN, else `first`, for all arrays alike.
 
     empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an
-    element that is -inf itself, since its position would lie outside of x.
+    element that is -inf itself, since its position would be outside of x.
     """
     replace = (second[0] > first[0]) | (second[0] != second[0])
     if empty is not None and empty.any():
@@ -131,14 +131,14 @@ def max_unpool(
     padding: Ints = 0,
     output_size: Sequence[int] | None = None,
 ) -> jax.Array:
-    """Puts x where `indices` says, and 0 everywhere else.
+    """Scatter x to the positions `indices`, with 0 everywhere else.
 
     Args:
       x: [..., *T, C]. With plain numbers as options it is [N, *T, C].
       indices: from `max_pool(..., return_indices=True)`, of x's shape. Where two windows found the
         same element, each of them gets the gradient, as in torch. An index outside of the output raises
         in a host array, as in torch, and is dropped in an array of JAX.
-      kernel_size, stride, padding: those of the pool.
+      kernel_size, stride, padding: as in the pool.
       output_size: the spatial sizes of the result, if not (t - 1) stride - 2 padding + kernel_size.
 
     Returns:
@@ -163,7 +163,7 @@ def max_unpool(
 
 
 def _check_places(indices: jax.Array | np.ndarray, volume: int) -> None:
-    """Of host arrays only: JAX would wrap an index of 64 bits, and to look at its own arrays is to wait."""
+    """Check host arrays only: reading JAX's own arrays would wait for the device."""
     if isinstance(indices, np.ndarray) and indices.size and (indices.min() < 0 or indices.max() >= volume):
         bad = indices[(indices < 0) | (indices >= volume)].flat[0]
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What all normalisations share: mean and variance in two passes, in float32 at least, and their use.
+"""Mean and variance for all normalisations: two passes, at least in float32.
 
 torch computes the statistics of half-precision values in float32 and rounds once, at the end. The
 variance is the mean of the squared distances from the mean; Flax's default, E[x^2] - E[x]^2, loses
@@ -17,7 +17,7 @@ from ..._typing import REPLICA, Axis, ReplicaGroups
 
 
 def widened(function: str, x: jax.Array) -> jax.Array:
-    """x in the type in which its statistics are computed."""
+    """Cast x to the type of its statistics, at least float32."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{function}: not implemented for {x.dtype}; pass floating-point numbers.")
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -26,7 +26,7 @@ def widened(function: str, x: jax.Array) -> jax.Array:
 def global_count(
     x: jax.Array, mask: jax.Array | None, axes: tuple[int, ...], axis_name: Axis
 ) -> int | jax.Array:
-    """How many values each mean is of, on all replicas; a Python int if nothing is masked or spread.
+    """Number of values in each mean, over all replicas; a Python int if nothing is masked or spread.
 
     Counts are summed over the replicas, not multiplied by their number: rows may differ between them.
     """
@@ -38,7 +38,7 @@ def global_count(
 
 
 def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance over `axes`, which are kept with length 1."""
+    """Mean and biased variance over `axes`, which stay as axes of length 1."""
     return global_moments(x, None, float(math.prod(x.shape[i] for i in axes)), axes, None)
 
 
@@ -63,7 +63,7 @@ global_moments = jax.custom_jvp(_global_moments, nondiff_argnums=(3, 4))
 @global_moments.defjvp
 def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents: Any) -> Any:
     # By the chain rule the variance also depends on the mean, with a factor that is a sum of distances from
-    # the mean: zero, but JAX would make one more pass over the data for it.
+    # the mean: zero, but JAX would make one more pass over the data to compute zero.
     x, mask, count = primals
     mean, var = _global_moments(x, mask, count, axes, axis_name)
     dx, n = _masked(tangents[0], mask), jnp.maximum(count, 1)

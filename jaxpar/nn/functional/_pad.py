@@ -11,7 +11,7 @@ MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "cir
 
 
 def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> jax.Array:
-    """Lengthens axes at both ends; negative numbers shorten them.
+    """Extend axes at both ends; negative numbers cut them.
 
     Args:
       x: [..., *S, C]. The channels are never padded.

@@ -1,15 +1,15 @@
 """Stacks of RNNs, LSTMs and GRUs over a sequence.
 
 torch passes one flat list of weights for a stack; here they are a mapping by torch's own names
-(`weight_ih_l0`, `weight_hh_l0_reverse`, ...), which say how many layers and directions there are and whether
-there are biases and projections. Matrices are [in, out].
+(`weight_ih_l0`, `weight_hh_l0_reverse`, ...), which determine the number of layers and directions and whether
+biases and projections exist. Matrices are [in, out].
 
 The product with `weight_ih` does not depend on the state. It is taken for all steps at once, outside
 of the loop, and the loop over time is one `jax.lax.scan`.
 
 A PackedSequence has no counterpart under static shapes. `lengths` gives what packing, running and
 padding again give: nothing past a sequence's end is read, its outputs there are 0, its final state
-is that of its last step, and the backward direction starts there.
+comes from its last step, and the backward direction starts there.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def lstm(
 
     Args:
       input: [T, B, I], [B, T, I] with `batch_first`, or [T, I] without a batch.
-      hx: the initial (h, c), [L*D, B, P] and [L*D, B, H] (without B if there is no batch), whatever
-        `batch_first` says; None for zeros.
+      hx: the initial (h, c), [L*D, B, P] and [L*D, B, H] (without B for an input without a batch), regardless
+        of `batch_first`; None for zeros.
       params: arrays by torch's names: weight_ih_l{k} [I, 4H] (further layers [D*P, 4H]),
         weight_hh_l{k} [P, 4H], bias_ih_l{k} and bias_hh_l{k} [4H], weight_hr_l{k} [H, P]; the
         backward direction's end in `_reverse`.
@@ -61,15 +61,15 @@ def lstm(
       dropout: the rate between layers, in `training` only; needs `key`.
 
     Returns:
-      The last layer's outputs, [T, B, D*P] (or as `batch_first` says), and the final (h, c) of every
+      The last layer's outputs, [T, B, D*P] ([B, T, D*P] with `batch_first`), and the final (h, c) of every
       layer and direction, of hx's shapes. Past a sequence's end outputs are 0.
 
     Raises:
-      ValueError, RuntimeError: shapes that do not fit, in torch's words. Lengths are checked outside
+      ValueError, RuntimeError: shapes that do not fit, with torch's message. Lengths are checked outside
       of `jax.jit` only.
 
     torch counterpart: `torch.lstm`; `lengths`: pack_padded_sequence(enforce_sorted=False) before and
-    pad_packed_sequence(total_length=T) after it. Source: aten/src/ATen/native/RNN.cpp.
+    pad_packed_sequence(total_length=T) after. Source: aten/src/ATen/native/RNN.cpp.
     """
     output, (h, c) = _run(LSTM, input, hx, params, lengths, batch_first, dropout, training, key)
     return output, (h, c)
@@ -169,7 +169,7 @@ def _by_direction(kind: Recurrence, params: Mapping[str, jax.Array]) -> tuple[li
     bidirectional = "weight_ih_l0_reverse" in params
     num_layers = sum(name.startswith("weight_ih_l") and not name.endswith("_reverse") for name in params)
     names = weight_names(num_layers, bidirectional, "bias_ih_l0" in params, "weight_hr_l0" in params)
-    # Without any weights there are no layers either, and the first two are reported missing.
+    # An empty mapping has no layers, so the error names the first two weights.
     expected = {name for group in names for name in group} or {"weight_ih_l0", "weight_hh_l0"}
     if expected != set(params):
         raise ValueError(
@@ -194,7 +194,7 @@ def _initial_states(
         raise RuntimeError(f"input.size(-1) must be equal to input_size. Expected {expected}, got {inputs}")
     if T == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-    # h has the width of its projection, c that of the gates.
+    # h is as wide as the projection, c as the gates.
     H = first["weight_ih"].shape[1] // kind.num_gates
     widths = [first["weight_hh"].shape[0], H][: 2 if kind is LSTM else 1]
     shapes = [(len(weights), B, width) if batched else (len(weights), width) for width in widths]
@@ -278,7 +278,7 @@ def _scan_jvp(kind: Recurrence, reverse: bool, primals: Any, tangents: Any) -> A
     first = state[0][None]
     before = jnp.concatenate([outputs[1:], first] if reverse else [first, outputs[:-1]])
     if reverse and live is not None:
-        # Backwards, a sequence's last step comes first. It starts from the initial state, and the output
-        # next to it is that of padding, 0.
+        # Backwards, a sequence's last step comes first. It starts from the initial state, and the
+        # adjacent output is padding, 0.
         before = jnp.where(jnp.pad(live[1:], [(0, 1), (0, 0), (0, 0)]), before, first)
     return (last, outputs), change(by_hr, kind.add_state(by_gates, by_hh, before), by_state)

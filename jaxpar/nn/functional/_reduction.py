@@ -1,4 +1,4 @@
-"""What the losses share: their reduction, and pieces whose gradient at a kink is torch's, not JAX's."""
+"""Reduction of losses, checks of targets, and functions with torch's gradient at a kink."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clamp_min(x: jax.Array, least: float) -> jax.Array:
 
 
 def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Two arrays of one shape and type; broadcasting warns, in torch's words."""
+    """Broadcast two arrays to one shape and type; warn as torch does."""
     input, target = values(input, "input"), values(target, "target")
     if input.shape != target.shape:
         warnings.warn(
@@ -51,10 +51,9 @@ def broadcast_pair(input: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.
 
 
 def targets(target: ArrayLike, error: type[Exception] = IndexError, text: str = "") -> jax.Array:
-    """A loss's classes or signs as an array of JAX.
+    """Return a loss's classes or signs as a JAX array.
 
-    Raises `error`, torch's for a class that there is not, where JAX would wrap a number on the host to
-    another class.
+    Raises `error`, torch's for an unknown class, where JAX would wrap a host integer to a valid class.
     """
     worst = wrapped(target)
     if worst is not None:
@@ -81,7 +80,7 @@ def values(x: ArrayLike, name: str) -> jax.Array:
 
 
 def wrapped(x: ArrayLike) -> int | None:
-    """The first integer on the host, of the smallest and the largest, that JAX would wrap to another one.
+    """Return the smallest or largest host integer that JAX would wrap to a different one.
 
     An array of JAX has been wrapped or it has not; to look at it would be to wait.
     """
@@ -94,7 +93,7 @@ def wrapped(x: ArrayLike) -> int | None:
 
 
 def infinite(x: ArrayLike) -> float | None:
-    """The float64 on the host that is farthest beyond float32, if JAX would make that of it."""
+    """Return the host float64 farthest beyond float32's range, if JAX would convert it."""
     host = _on_host(x)
     if host is None or host.dtype != np.float64 or jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return None

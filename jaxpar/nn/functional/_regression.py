@@ -24,7 +24,7 @@ def l1_loss(
       weight: of input's shape; the mean is then divided by its sum.
 
     Raises:
-      ValueError: another shape of `weight`, an unknown reduction.
+      ValueError: a different shape of `weight`, an unknown reduction.
 
     torch counterpart: `torch.nn.functional.l1_loss`. Source: torch/nn/functional.py.
     """
@@ -98,7 +98,7 @@ def huber_loss(
       weight: of input's shape; unlike in `l1_loss`, and as in torch, the mean is not divided by its sum.
 
     Raises:
-      RuntimeError: a delta that is not positive. ValueError: another shape of `weight`.
+      RuntimeError: a delta that is not positive. ValueError: a different shape of `weight`.
 
     torch counterpart: `torch.nn.functional.huber_loss`. Source: torch/nn/functional.py.
     """
@@ -187,7 +187,7 @@ def gaussian_nll_loss(
       full: whether log(2 pi) / 2 is added.
 
     Raises:
-      ValueError: another shape of `var`; a negative entry, outside of `jax.jit`.
+      ValueError: a different shape of `var`; a negative entry, outside of `jax.jit`.
 
     torch counterpart: `torch.nn.functional.gaussian_nll_loss`. Source: torch/nn/functional.py.
     """

@@ -1,8 +1,8 @@
-"""Which elements of an axis make up each element of the resized one, and with which weights.
+"""Indices and weights of the elements that each element of a resized axis combines.
 
 Sizes are known when the program is built, so all of this is NumPy in float64. Source:
 ATen/native/UpSample.h (area_pixel_compute_source_index, cubic_convolution) and
-ATen/native/cpu/UpSampleKernel.cpp (the helpers behind antialias).
+ATen/native/cpu/UpSampleKernel.cpp (the helpers of antialias).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kernel = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """A kernel that is 0 beyond `support`; antialiasing uses another one, `antialias`."""
+    """A kernel that is 0 beyond `support`; `antialias` is the kernel for antialiasing."""
 
     support: int
     kernel: Kernel

@@ -21,7 +21,7 @@ def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1
       The broadcast shape without `dim`.
 
     torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient ignores eps,
-    and for a vector of zeros that of its norm is 0. Source: aten/src/ATen/native/Distance.cpp.
+    and the norm of a zero vector has the gradient 0. Source: aten/src/ATen/native/Distance.cpp.
     """
     x1, x2 = jnp.broadcast_arrays(x1, x2)
     return (_unit(x1, dim, eps) * _unit(x2, dim, eps)).sum(dim)
@@ -91,7 +91,7 @@ def cosine_embedding_loss(
       reduction: "none", "mean" or "sum".
 
     Raises:
-      RuntimeError: other shapes, in torch's words.
+      RuntimeError: other shapes, with torch's message.
 
     torch counterpart: `torch.nn.functional.cosine_embedding_loss`. Its cosine adds 1e-12 to the squares,
     which `cosine_similarity` does not. Source: aten/src/ATen/native/Loss.cpp.

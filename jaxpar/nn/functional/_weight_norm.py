@@ -14,7 +14,7 @@ def weight_norm(kernel: jax.Array, scale: jax.Array, dim: int | None = -1) -> ja
     Args:
       kernel: [..., O], the direction.
       scale: [O], the norms over all axes but `dim`; [] for dim=None.
-      dim: the axis along which each part has its own norm; None for one norm of the whole.
+      dim: the axis along which each part has its own norm; None for one norm over all axes.
 
     Returns:
       The kernel's shape.
@@ -62,7 +62,7 @@ def spectral_norm(
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:
-    """x divided by the norm of all of it."""
+    """Divide x by its norm."""
     return normalize(x.reshape(-1), dim=0, eps=eps).reshape(x.shape)
 
 

@@ -27,10 +27,10 @@ def tanh(x: jax.Array) -> jax.Array:
 
 
 def softmax(x: jax.Array, dim: int) -> jax.Array:
-    """exp(x), divided by its sum along `dim`. torch counterpart: `F.softmax`, where `dim` may be left out."""
+    """exp(x), divided by its sum along `dim`. torch counterpart: `F.softmax`, where `dim` is optional."""
     return jax.nn.softmax(x, axis=dim)
 
 
 def log_softmax(x: jax.Array, dim: int) -> jax.Array:
-    """The logarithm of `softmax`. torch counterpart: `F.log_softmax`, where `dim` may be left out."""
+    """The logarithm of `softmax`. torch counterpart: `F.log_softmax`, where `dim` is optional."""
     return jax.nn.log_softmax(x, axis=dim)

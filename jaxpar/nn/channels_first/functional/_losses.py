@@ -1,4 +1,4 @@
-"""Losses. The classes of cross_entropy and nll_loss are axis 1, as in torch; the others have none."""
+"""Losses. The classes of cross_entropy and nll_loss are axis 1, as in torch."""
 
 from __future__ import annotations
 

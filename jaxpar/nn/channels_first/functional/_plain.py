@@ -1,4 +1,4 @@
-"""Functions of jaxpar.nn.functional without channels: they are the same in both layouts."""
+"""Functions of jaxpar.nn.functional that do not depend on the layout."""
 
 from ...functional import alpha_dropout as alpha_dropout
 from ...functional import bilinear as bilinear

@@ -1,4 +1,4 @@
-"""flatten, unflatten, chunk and split, with torch's arguments: jnp's take indices instead of sizes."""
+"""flatten, unflatten, chunk, split, expand and squeeze with torch's arguments; jnp.split takes indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def flatten(x: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
-    """The axes from start_dim to end_dim as one. torch counterpart: `torch.flatten`."""
+    """Merge the axes from start_dim to end_dim. torch counterpart: `torch.flatten`."""
     start, end = (axis % max(x.ndim, 1) for axis in (start_dim, end_dim))
     if start > end:
         raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
@@ -19,7 +19,7 @@ def flatten(x: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
 
 
 def unflatten(x: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
-    """The axis `dim` as several; one size may be -1. torch counterpart: `torch.unflatten`."""
+    """Split the axis `dim` into several; one size may be -1. torch counterpart: `torch.unflatten`."""
     axis = range(x.ndim)[dim]
     product = math.prod(size for size in sizes if size != -1)
     full = [x.shape[axis] // product if size == -1 else size for size in sizes]
@@ -27,7 +27,7 @@ def unflatten(x: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
 
 
 def split(x: jax.Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
-    """Pieces of this length, or of these lengths. torch counterpart: `torch.split`."""
+    """Split x into pieces of this length, or of these lengths. torch counterpart: `torch.split`."""
     length = x.shape[dim]
     if isinstance(split_size_or_sections, int):
         size = split_size_or_sections
@@ -42,14 +42,14 @@ def split(x: jax.Array, split_size_or_sections: int | Sequence[int], dim: int = 
 
 
 def chunk(x: jax.Array, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
-    """At most this many pieces of one length, the last maybe shorter. torch counterpart: `torch.chunk`."""
+    """Split x into at most `chunks` pieces; the last may be shorter. torch counterpart: `torch.chunk`."""
     if chunks < 1:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     return split(x, -(-x.shape[dim] // chunks) or 1, dim)
 
 
 def expand(x: jax.Array, *sizes: int | Sequence[int]) -> jax.Array:
-    """x repeated along axes of length 1, and along more axes before; -1 keeps a length.
+    """Repeat x along axes of length 1 and along new leading axes; -1 keeps a length.
 
     torch counterpart: `torch.Tensor.expand`.
     """
@@ -60,6 +60,6 @@ def expand(x: jax.Array, *sizes: int | Sequence[int]) -> jax.Array:
 
 
 def squeeze(x: jax.Array, dim: int | Sequence[int] | None = None) -> jax.Array:
-    """Without these axes of length 1, or all; longer ones stay. torch counterpart: `torch.squeeze`."""
+    """Remove the axes `dim`, or all axes, that have length 1. torch counterpart: `torch.squeeze`."""
     axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     return jnp.squeeze(x, tuple(axis for axis in axes if x.shape[axis] == 1))

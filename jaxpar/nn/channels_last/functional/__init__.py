@@ -1,4 +1,4 @@
-"""Functions for images [N, H, W, C]; what is no image has torch's layout. torch's weights: (O, I, *k).
+"""Functions of images [N, H, W, C], with torch's weights (O, I, *k); other arrays have torch's layout.
 
 torch counterpart: `torch.nn.functional`.
 """

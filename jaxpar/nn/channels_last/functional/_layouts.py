@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 
 def _by_rank(image: Function, other: Function) -> Function:
-    """Return a function that calls `image` for four axes and `other` for any other number."""
+    """Return a function that calls `image` for arrays with four axes and `other` for all others."""
 
     def function(x: jax.Array, *args: Any, **options: Any) -> Any:
         return (image if x.ndim == AXES else other)(x, *args, **options)
