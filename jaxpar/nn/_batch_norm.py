@@ -43,6 +43,12 @@ class BatchNorm(Layer):
       ValueError: in training, for a single value per channel or eps = 0; at construction, for a negative
         eps.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> norm = nn.BatchNorm(3)
+    >>> norm(jnp.ones((2, 5, 5, 3))).shape, int(norm.num_batches_tracked[...])
+    ((2, 5, 5, 3), 1)
+
     torch counterpart: `torch.nn.BatchNorm1d/2d/3d` with channels last: `weight` is `scale`,
     `running_mean` is `mean`, `running_var` is `var`. Source: torch/nn/modules/batchnorm.py.
     """

@@ -28,6 +28,12 @@ class Bilinear(Layer):
     Raises:
       ValueError: at construction, for in1_features below 1.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> nn.Bilinear(2, 3, 4, rngs=nnx.Rngs(0))(jnp.ones((5, 2)), jnp.ones((5, 3))).shape
+    (5, 4)
+
     torch counterpart: `torch.nn.Bilinear`, whose `weight` is [O, I, J]. The function is
     `functional.bilinear`.
     """

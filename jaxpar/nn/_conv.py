@@ -49,6 +49,12 @@ class Conv(Layer):
       ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a different
         number of axes or channels, or a kernel longer than the padded input.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> nn.Conv(3, 8, (3, 3), padding=1, rngs=nnx.Rngs(0))(jnp.ones((2, 5, 5, 3))).shape
+    (2, 5, 5, 8)
+
     torch counterpart: `torch.nn.Conv1d/2d/3d`, channels last. `weight` (O, I / groups, *k) is `kernel`
     [*k, I / groups, O]: its axes are (2, ..., 1, 0). Source: torch/nn/modules/conv.py.
     """
@@ -111,6 +117,12 @@ class ConvTranspose(Layer):
     Raises:
       ValueError, RuntimeError: at construction, for options that torch refuses; when called, for a different
         number of axes or channels, or an impossible `output_size`.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> nn.ConvTranspose(8, 3, (2, 2), stride=2, rngs=nnx.Rngs(0))(jnp.ones((2, 5, 5, 8))).shape
+    (2, 10, 10, 3)
 
     torch counterpart: `torch.nn.ConvTranspose1d/2d/3d`, channels last. `weight` (I, O / groups, *k) is
     `kernel` [*k, O / groups, I]: its axes are (2, ..., 1, 0). Without groups that is the kernel of

@@ -24,6 +24,14 @@ class Dropout(Layer):
     Raises:
       ValueError: at construction, for p outside of [0, 1].
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> layer = nn.Dropout(0.5, rngs=nnx.Rngs(0))
+    >>> layer.eval()
+    >>> layer(jnp.ones(3)).tolist()
+    [1.0, 1.0, 1.0]
+
     torch counterpart: `torch.nn.Dropout`, with a mask drawn by JAX. The function is
     `functional.dropout`.
     """

@@ -35,6 +35,12 @@ class Embedding(Layer):
       ValueError: at construction, for a padding_idx outside of the table, or `sparse`. Indices
         outside of the table give NaN, where torch raises.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> nn.Embedding(10, 4, rngs=nnx.Rngs(0))(jnp.array([1, 2])).shape
+    (2, 4)
+
     torch counterpart: `torch.nn.Embedding`; `weight` is `embedding`, of the same shape. The function
     is `functional.embedding`.
     """

@@ -32,6 +32,11 @@ class GroupNorm(Layer):
       ValueError: at construction, if the groups do not divide the channels; when called, for a single
         value per group. RuntimeError: a different number of channels.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.GroupNorm(2, 4)(jnp.ones((3, 5, 4))).shape
+    (3, 5, 4)
+
     torch counterpart: `torch.nn.GroupNorm`, channels last; `weight` is `scale`. Source:
     torch/nn/modules/normalization.py.
     """
@@ -77,6 +82,11 @@ class InstanceNorm(Layer):
     Raises:
       ValueError: fewer than three axes, a different number of channels (torch merely warns without
         parameters), a space of one element.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.InstanceNorm(4)(jnp.ones((3, 5, 4))).shape
+    (3, 5, 4)
 
     torch counterpart: `torch.nn.InstanceNorm1d/2d/3d`, channels last, names as in `BatchNorm`; torch's
     `num_batches_tracked`, which stays 0 there, does not exist. Source: torch/nn/modules/instancenorm.py.

@@ -32,6 +32,11 @@ class LayerNorm(Layer):
     Raises:
       RuntimeError: at construction, for no axis; when called, for a different shape.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.LayerNorm(4)(jnp.ones((3, 4))).shape
+    (3, 4)
+
     torch counterpart: `torch.nn.LayerNorm`; `weight` is `scale`. The axes are the input's own:
     a norm over (C, H, W) in torch is one over (H, W, C) here, and its weights are transposed accordingly.
     Source: torch/nn/modules/normalization.py.
@@ -71,6 +76,11 @@ class RMSNorm(Layer):
       dtype, param_dtype, rngs: as in `BatchNorm`.
 
     Shapes and errors are as in `LayerNorm`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.RMSNorm(4)(jnp.ones((3, 4))).shape
+    (3, 4)
 
     torch counterpart: `torch.nn.RMSNorm`; `weight` is `scale`. Source:
     torch/nn/modules/normalization.py.

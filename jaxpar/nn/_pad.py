@@ -36,6 +36,11 @@ class ConstantPad(_Pad):
         the last spatial axis first, as in torch. Negative numbers cut.
       value: fills the border.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.ConstantPad(1, 0.5)(jnp.ones((1, 4, 4, 3))).shape
+    (1, 6, 6, 3)
+
     torch counterpart: `torch.nn.ConstantPad1d/2d/3d`. The function is `functional.pad`.
     """
 

@@ -30,6 +30,11 @@ class MaxPool(Layer):
     Raises:
       ValueError: at construction, for padding above half of the kernel size or a number below 1.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.MaxPool(2)(jnp.ones((1, 6, 6, 3))).shape
+    (1, 3, 3, 3)
+
     torch counterpart: `torch.nn.MaxPool1d/2d/3d`. The function is `functional.max_pool`.
     """
 
@@ -89,6 +94,11 @@ class AvgPool(Layer):
       ValueError: at construction, for padding above half of the kernel size, a number below 1, or a
         divisor of 0.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.AvgPool(2)(jnp.ones((1, 6, 6, 3))).shape
+    (1, 3, 3, 3)
+
     torch counterpart: `torch.nn.AvgPool1d/2d/3d`. The function is `functional.avg_pool`.
     """
 
@@ -138,6 +148,11 @@ class AdaptiveAvgPool(Layer):
 
     Args:
       output_size: a number, or one for each spatial axis; None leaves an axis as it is.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.AdaptiveAvgPool((1, 1))(jnp.ones((1, 6, 6, 3))).shape
+    (1, 1, 1, 3)
 
     torch counterpart: `torch.nn.AdaptiveAvgPool1d/2d/3d`. The function is `functional.adaptive_avg_pool`.
     """

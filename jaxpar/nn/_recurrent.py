@@ -137,6 +137,13 @@ class LSTM(_Stack):
     Raises:
       ValueError, TypeError: options that torch refuses, with its message.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar import nn
+    >>> output, (h, c) = nn.LSTM(3, 4, rngs=nnx.Rngs(0))(jnp.ones((5, 2, 3)))
+    >>> output.shape, h.shape
+    ((5, 2, 4), (1, 2, 4))
+
     torch counterpart: `torch.nn.LSTM`. Source: torch/nn/modules/rnn.py.
     """
 

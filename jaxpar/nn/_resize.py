@@ -24,6 +24,11 @@ class Upsample(Layer):
     Raises:
       ValueError: at construction, for options that do not go together.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.Upsample(scale_factor=2)(jnp.ones((1, 4, 4, 3))).shape
+    (1, 8, 8, 3)
+
     torch counterpart: `torch.nn.Upsample`, with the checks of `torch.nn.functional.interpolate`.
     """
 
@@ -46,6 +51,11 @@ class Upsample(Layer):
 @dataclasses.dataclass(eq=False, repr=False)
 class PixelShuffle(Layer):
     """[..., H, W, C r^2] to [..., H r, W r, C], r being `upscale_factor`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import nn
+    >>> nn.PixelShuffle(2)(jnp.ones((1, 4, 4, 12))).shape
+    (1, 8, 8, 3)
 
     torch counterpart: `torch.nn.PixelShuffle`. The function is `functional.pixel_shuffle`.
     """

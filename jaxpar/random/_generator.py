@@ -41,6 +41,12 @@ class Generator:
       ValueError: a seed out of range. RuntimeError: a seed that is not an integer; numbers that torch
         refuses, with its message. NotImplementedError: a dtype that torch refuses in the same way.
 
+    >>> from jaxpar.random import Generator
+    >>> Generator(0).rand(3).round(4)
+    array([0.4963, 0.7682, 0.0885], dtype=float32)
+    >>> Generator(0).randperm(5).tolist()
+    [4, 0, 1, 3, 2]
+
     torch counterpart: `torch.Generator` and the functions that take `generator=`.
     Sources: ATen/core/MT19937RNGEngine.h, ATen/CPUGeneratorImpl.cpp and the three files above.
     """

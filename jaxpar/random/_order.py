@@ -27,6 +27,10 @@ def sampler_order(
     Raises:
       TypeError: `replacement` is not a bool. ValueError: num_samples is not a positive int.
 
+    >>> from jaxpar.random import sampler_order
+    >>> sampler_order(5, 0).tolist()
+    [4, 0, 1, 3, 2]
+
     torch counterpart: `torch.utils.data.RandomSampler(range(n), replacement, num_samples, generator)`.
     """
     if not isinstance(replacement, bool):
@@ -55,6 +59,10 @@ def loader_order(n: int, generator: int | Generator, *, given: bool = False) -> 
 
     Raises:
       ValueError: no rows.
+
+    >>> from jaxpar.random import loader_order
+    >>> loader_order(5, 0).tolist()
+    [1, 4, 2, 3, 0]
 
     torch counterpart: iterating over `torch.utils.data.DataLoader`.
     """
@@ -85,6 +93,10 @@ def distributed_order(
 
     Raises:
       ValueError: a rank outside of [0, num_replicas).
+
+    >>> from jaxpar.random import distributed_order
+    >>> distributed_order(6, 2, 0).tolist()
+    [2, 3, 1]
 
     torch counterpart: `torch.utils.data.DistributedSampler`.
     """

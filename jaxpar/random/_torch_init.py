@@ -63,6 +63,12 @@ def torch_init(
         do not fit, attributes whose order is lost. TypeError: not an NNX module. The module is not changed
         then.
 
+    >>> from flax import nnx
+    >>> from jaxpar import random
+    >>> net = random.torch_init(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), 0)
+    >>> [round(float(weight), 4) for weight in net.kernel[...].ravel()]
+    [-0.0053, 0.3793]
+
     torch counterpart: `torch.manual_seed(seed)` and the constructor. Sources: _construction.py for the
     draws, jaxpar/_rulebook for the layouts.
     """

@@ -35,6 +35,10 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     Raises:
       ValueError: an unknown nonlinearity, or a slope that is not a number.
 
+    >>> from jaxpar.random import init
+    >>> init.calculate_gain("tanh")
+    1.6666666666666667
+
     torch counterpart: `torch.nn.init.calculate_gain`.
     """
     if nonlinearity in _LINEAR:
@@ -82,6 +86,11 @@ def eye_(x: A) -> A:
     Raises:
       ValueError: an array that does not have two axes.
 
+    >>> import numpy as np
+    >>> from jaxpar.random import init
+    >>> init.eye_(np.empty((2, 2))).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+
     torch counterpart: `torch.nn.init.eye_`.
     """
     if x.ndim != 2:
@@ -116,6 +125,12 @@ def xavier_uniform_(x: A, gain: float = 1.0, *, generator: Generator) -> A:
 
     Raises:
       ValueError: an array with fewer than two axes.
+
+    >>> import numpy as np
+    >>> from jaxpar.random import Generator, init
+    >>> init.xavier_uniform_(np.empty((2, 2), np.float32), generator=Generator(0)).round(3)
+    array([[-0.009,  0.657],
+       [-1.008, -0.901]], dtype=float32)
 
     torch counterpart: `torch.nn.init.xavier_uniform_`. Source: X. Glorot, Y. Bengio, 2010.
     """
@@ -241,6 +256,11 @@ def fans(x: np.ndarray) -> tuple[int, int]:
 
     Raises:
       ValueError: an array with fewer than two axes.
+
+    >>> import numpy as np
+    >>> from jaxpar.random import init
+    >>> init.fans(np.empty((8, 4, 3, 3)))
+    (36, 72)
 
     torch counterpart: `torch.nn.init._calculate_fan_in_and_fan_out`.
     """

@@ -28,6 +28,12 @@ class Linear(Layer, nnx.Linear):
       rngs: draws the initial values, U(-b, b) with b = 1 / sqrt(I); in Flax kernels are truncated normals
         and biases 0.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from jaxpar.nn import channels_first as nn
+    >>> nn.Linear(3, 4, rngs=nnx.Rngs(0))(jnp.ones((2, 3))).shape
+    (2, 4)
+
     torch counterpart: `torch.nn.Linear`; `weight` (O, I) is `kernel` [I, O].
     """
 

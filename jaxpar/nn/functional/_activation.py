@@ -19,6 +19,11 @@ def gelu(x: jax.Array, approximate: str = "none") -> jax.Array:
     Raises:
       ValueError: an unknown `approximate`.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.gelu(jnp.array([-10.0, 0.0, 10.0])).round(3).tolist()
+    [-0.0, 0.0, 10.0]
+
     torch counterpart: `torch.nn.functional.gelu`.
     """
     check_approximate(approximate)
@@ -34,6 +39,11 @@ def prelu(x: jax.Array, negative_slope: jax.Array) -> jax.Array:
 
     Raises:
       ValueError: the number of slopes is neither 1 nor C.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.prelu(jnp.array([[-2.0, -2.0]]), jnp.array([0.25, 0.5])).tolist()
+    [[-0.5, -1.0]]
 
     torch counterpart: `torch.nn.functional.prelu`; at 0 the derivative is the slope.
     """
@@ -81,6 +91,11 @@ def rrelu(
 def leaky_relu(x: jax.Array, negative_slope: float = 0.01) -> jax.Array:
     """x where it is above 0, else negative_slope x; at 0 the derivative is the slope.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.leaky_relu(jnp.array([-2.0, 3.0]), 0.5).tolist()
+    [-1.0, 3.0]
+
     torch counterpart: `torch.nn.functional.leaky_relu`; the derivative of `jax.nn.leaky_relu` at 0 is 1.
     """
     return jnp.where(x > 0, x, negative_slope * x)
@@ -91,6 +106,11 @@ def hardtanh(x: jax.Array, min_val: float = -1.0, max_val: float = 1.0) -> jax.A
 
     Raises:
       ValueError: max_val is not above min_val.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.hardtanh(jnp.array([-2.0, 0.5, 3.0])).tolist()
+    [-1.0, 0.5, 1.0]
 
     torch counterpart: `torch.nn.functional.hardtanh`; `jax.nn.hard_tanh` has the derivative 1 there.
     """
@@ -105,6 +125,11 @@ def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
     Raises:
       ValueError: lambd below 0.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.softshrink(jnp.array([-2.0, 0.25, 2.0])).tolist()
+    [-1.5, 0.0, 1.5]
+
     torch counterpart: `torch.nn.functional.softshrink`.
     """
     check_lambd(lambd)
@@ -114,6 +139,11 @@ def softshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
 def hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
     """x, and 0 with derivative 0 where |x| <= lambd.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.hardshrink(jnp.array([-2.0, 0.25, 2.0])).tolist()
+    [-2.0, 0.0, 2.0]
+
     torch counterpart: `torch.nn.functional.hardshrink`.
     """
     return jnp.where((x >= -lambd) & (x <= lambd), jnp.zeros_like(x), x)
@@ -121,6 +151,11 @@ def hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
 
 def threshold(x: jax.Array, threshold: float, value: float) -> jax.Array:
     """x where it is above `threshold`, else `value`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.threshold(jnp.array([0.5, 2.0]), 1.0, 9.0).tolist()
+    [9.0, 2.0]
 
     torch counterpart: `torch.nn.functional.threshold`.
     """

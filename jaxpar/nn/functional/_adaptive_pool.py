@@ -32,6 +32,11 @@ def adaptive_avg_pool(x: jax.Array, output_size: Sizes) -> jax.Array:
     Raises:
       ValueError: a negative output size; an axis without elements.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.adaptive_avg_pool(jnp.ones((2, 7, 7, 3)), (1, 1)).shape
+    (2, 1, 1, 3)
+
     torch counterpart: `torch.nn.functional.adaptive_avg_pool1d/2d/3d`, and `interpolate` with
     mode="area". Source: ATen/native/AdaptivePooling.h.
     """
@@ -44,6 +49,11 @@ def adaptive_max_pool(
     """The largest element of each of `output_size` windows that cover x.
 
     Arguments and shapes are as in `adaptive_avg_pool`; `return_indices` is as in `max_pool`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.adaptive_max_pool(jnp.ones((2, 7, 7, 3)), 2).shape
+    (2, 2, 2, 3)
 
     torch counterpart: `torch.nn.functional.adaptive_max_pool1d/2d/3d`.
     """

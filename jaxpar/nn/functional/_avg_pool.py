@@ -39,6 +39,11 @@ def avg_pool(
     Raises:
       ValueError: padding above half of the kernel size; a divisor of 0; an axis shorter than its window.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.avg_pool(jnp.arange(4.0).reshape(1, 4, 1), 2).ravel().tolist()
+    [0.5, 2.5]
+
     torch counterpart: `torch.nn.functional.avg_pool1d/2d/3d`. Source: ATen/native/cpu/AvgPoolKernel.cpp.
     """
     over = pool_windows("avg_pool", x, kernel_size, stride, padding, 1, ceil_mode)

@@ -20,6 +20,11 @@ def bilinear(x1: jax.Array, x2: jax.Array, kernel: jax.Array, bias: jax.Array | 
     Raises:
       ValueError: axes that differ.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.bilinear(jnp.ones((5, 2)), jnp.ones((5, 3)), jnp.ones((2, 3, 4))).shape
+    (5, 4)
+
     torch counterpart: `torch.nn.functional.bilinear`, whose weight is [O, I, J].
     """
     if x1.shape[:-1] != x2.shape[:-1]:

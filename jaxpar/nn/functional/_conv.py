@@ -38,6 +38,11 @@ def conv(
       ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
         together, a different number of axes or channels, a kernel longer than the padded input.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.conv(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4)), padding=1).shape
+    (2, 8, 8, 4)
+
     torch counterpart: `torch.nn.functional.conv1d/2d/3d`, whose weight is (O, I / groups, *k), and the
     padding modes of `torch.nn.Conv1d/2d/3d`. Source: torch/nn/modules/conv.py,
     ATen/native/Convolution.cpp.
@@ -77,6 +82,11 @@ def conv_transpose(
     Raises:
       ValueError, RuntimeError: what torch refuses, with torch's reason: options that do not fit
         together, a different number of axes or channels, no output left.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.conv_transpose(jnp.ones((2, 8, 8, 4)), jnp.ones((2, 2, 3, 4)), stride=2).shape
+    (2, 16, 16, 3)
 
     torch counterpart: `torch.nn.functional.conv_transpose1d/2d/3d`, whose weight is
     (I, O / groups, *k). Source: ATen/native/Convolution.cpp.

@@ -44,6 +44,11 @@ def cross_entropy(
       ValueError: shapes that do not fit. RuntimeError: as torch. IndexError: a class that is neither
       one of the C nor `ignore_index`; inside `jax.jit`, where it cannot raise, its loss is NaN.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> round(float(F.cross_entropy(jnp.zeros((2, 4)), jnp.array([1, 3]))), 4)
+    1.3863
+
     torch counterpart: `torch.nn.functional.cross_entropy`, whose classes are on axis 1.
     Source: aten/src/ATen/native/LossNLL.cpp.
     """
@@ -105,6 +110,11 @@ def nll_loss(
 
     Raises:
       As `cross_entropy`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> float(F.nll_loss(jnp.array([[-0.5, -1.5]]), jnp.array([1])))
+    1.5
 
     torch counterpart: `torch.nn.functional.nll_loss`, whose classes are on axis 1.
     Source: aten/src/ATen/native/LossNLL.cpp.
@@ -209,6 +219,11 @@ def binary_cross_entropy_with_logits(
 
     Raises:
       ValueError: different shapes.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> round(float(F.binary_cross_entropy_with_logits(jnp.zeros(3), jnp.ones(3))), 4)
+    0.6931
 
     torch counterpart: `torch.nn.functional.binary_cross_entropy_with_logits`.
     Source: aten/src/ATen/native/Loss.cpp.

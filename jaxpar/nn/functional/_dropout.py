@@ -46,6 +46,11 @@ def dropout(
     Raises:
       ValueError: p outside of [0, 1]; neither key nor mask in training.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.dropout(jnp.ones(4), 0.5, mask=jnp.array([True, False, True, True])).tolist()
+    [2.0, 0.0, 2.0, 2.0]
+
     torch counterpart: `torch.nn.functional.dropout`: x * (mask / (1 - p)).
     """
     return _masked("dropout", _drop, x, x.shape, p, training, key, mask)

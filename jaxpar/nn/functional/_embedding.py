@@ -44,6 +44,11 @@ def embedding(
       TypeError: x does not hold integers. IndexError: see x. ValueError: a padding_idx outside of the table;
         `sparse`.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.embedding(jnp.array([2, 0]), jnp.arange(6.0).reshape(3, 2)).tolist()
+    [[4.0, 5.0], [0.0, 1.0]]
+
     torch counterpart: `torch.nn.functional.embedding`. Source: ATen/native/Embedding.cpp.
     """
     _check_indices("embedding", x, embedding.shape[0])

@@ -27,6 +27,11 @@ def unfold(
     Raises:
       ValueError: a number below 1 (0 for padding); an axis shorter than its window.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.unfold(jnp.ones((2, 4, 4, 3)), 2, stride=2).shape
+    (2, 4, 12)
+
     torch counterpart: `torch.nn.functional.unfold`, which gives [N, C K, L].
     """
     rank = spatial_rank("unfold", x, kernel_size, dilation, padding, stride)

@@ -32,6 +32,11 @@ def group_norm(
       ValueError: a single value per group, or a number of groups that does not divide C.
       RuntimeError: fewer than two axes, or parameters whose length is not C. TypeError: integers.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.group_norm(jnp.ones((2, 4, 4, 6)), 3).shape
+    (2, 4, 4, 6)
+
     torch counterpart: `torch.nn.functional.group_norm`. Source: ATen/native/group_norm.cpp.
     """
     if x.ndim < 2:

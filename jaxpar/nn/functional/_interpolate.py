@@ -54,6 +54,11 @@ def interpolate(
       ValueError: options that do not go together; a size below 1. NotImplementedError: a mode that
         does not fit the number of axes.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.interpolate(jnp.ones((1, 4, 4, 3)), scale_factor=2, mode="bilinear").shape
+    (1, 8, 8, 3)
+
     torch counterpart: `torch.nn.functional.interpolate`. In two rare cases torch disagrees with itself
     and this function does not: "nearest" with a scale_factor whose product is rounded to n or 2n has
     the gradient of a different forward pass, and float32 "nearest-exact" breaks ties differently in one and

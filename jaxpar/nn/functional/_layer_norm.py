@@ -35,6 +35,11 @@ def layer_norm(
     Raises:
       RuntimeError: an empty `normalized_shape`, or an x whose last axes differ from it. TypeError: integers.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.layer_norm(jnp.array([[1.0, 3.0]]), 2).round(3).tolist()
+    [[-1.0, 1.0]]
+
     torch counterpart: `torch.nn.functional.layer_norm`. Source: ATen/native/layer_norm.cpp.
     """
     axes = _last_axes(x, checked_shape(normalized_shape), scale, bias)
@@ -74,6 +79,11 @@ def rms_norm(
         for all others.
 
     The result and the errors are as for `layer_norm`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.rms_norm(jnp.array([[3.0, 3.0]]), 2).round(3).tolist()
+    [[1.0, 1.0]]
 
     torch counterpart: `torch.nn.functional.rms_norm`. Source: ATen/native/layer_norm.cpp.
     """

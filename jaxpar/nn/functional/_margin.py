@@ -22,6 +22,11 @@ def margin_ranking_loss(
     Raises:
       RuntimeError: different numbers of axes.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> float(F.margin_ranking_loss(jnp.array([1.0]), jnp.array([3.0]), jnp.array([1.0])))
+    2.0
+
     torch counterpart: `torch.nn.functional.margin_ranking_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """
     target = targets(target)

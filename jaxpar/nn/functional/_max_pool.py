@@ -43,6 +43,11 @@ def max_pool(
     Raises:
       ValueError: padding above half of the kernel size; an axis shorter than its window.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.max_pool(jnp.arange(4.0).reshape(1, 4, 1), 2).ravel().tolist()
+    [1.0, 3.0]
+
     torch counterpart: `torch.nn.functional.max_pool1d/2d/3d`; of equal elements the first gets the
     gradient, NaN wins. Source: ATen/native/cpu/MaxPoolKernel.cpp.
     """

@@ -27,6 +27,11 @@ def pad(x: jax.Array, pad: Sequence[int], mode: str = "constant", value: float |
       ValueError: an odd number of numbers, or more pairs than axes; a reflection as long as the axis;
         a circle that wraps around twice. NotImplementedError: an unknown mode.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.pad(jnp.ones((1, 4, 4, 3)), (1, 1, 2, 0)).shape
+    (1, 6, 6, 3)
+
     torch counterpart: `torch.nn.functional.pad`. Source: ATen/native/PadNd.cpp.
     """
     _check_mode(mode, value)

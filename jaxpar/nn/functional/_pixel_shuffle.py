@@ -16,6 +16,11 @@ def pixel_shuffle(x: jax.Array, upscale_factor: int) -> jax.Array:
     Raises:
       ValueError: a factor below 1; r^2 does not divide the channels.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.pixel_shuffle(jnp.ones((1, 4, 4, 12)), 2).shape
+    (1, 8, 8, 3)
+
     torch counterpart: `torch.nn.functional.pixel_shuffle`; channel c r^2 + i r + j goes to (i, j).
     """
     r = upscale_factor
@@ -37,6 +42,11 @@ def pixel_unshuffle(x: jax.Array, downscale_factor: int) -> jax.Array:
 
     Raises:
       ValueError: a factor below 1; r does not divide height and width.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.pixel_unshuffle(jnp.ones((1, 8, 8, 3)), 2).shape
+    (1, 4, 4, 12)
 
     torch counterpart: `torch.nn.functional.pixel_unshuffle`.
     """
@@ -60,6 +70,11 @@ def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
 
     Raises:
       ValueError: groups below 1, or not a divisor of the channels.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.channel_shuffle(jnp.arange(4.0), 2).tolist()
+    [0.0, 2.0, 1.0, 3.0]
 
     torch counterpart: `torch.nn.functional.channel_shuffle`.
     """

@@ -26,6 +26,11 @@ def l1_loss(
     Raises:
       ValueError: a different shape of `weight`, an unknown reduction.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> float(F.l1_loss(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])))
+    1.0
+
     torch counterpart: `torch.nn.functional.l1_loss`. Source: torch/nn/functional.py.
     """
     input, target = broadcast_pair(input, target)
@@ -36,6 +41,11 @@ def mse_loss(
     input: jax.Array, target: ArrayLike, *, reduction: str = "mean", weight: ArrayLike | None = None
 ) -> jax.Array:
     """(input - target)^2, without optax.l2_loss's 1/2; arguments as for `l1_loss`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> float(F.mse_loss(jnp.array([1.0, 2.0]), jnp.array([1.0, 4.0])))
+    2.0
 
     torch counterpart: `torch.nn.functional.mse_loss`. Source: torch/nn/functional.py.
     """
@@ -71,6 +81,11 @@ def smooth_l1_loss(
     Raises:
       RuntimeError: a negative beta.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> float(F.smooth_l1_loss(jnp.array([0.0]), jnp.array([3.0])))
+    2.5
+
     torch counterpart: `torch.nn.functional.smooth_l1_loss`. Source: aten/src/ATen/native/Loss.cpp.
     """
     if beta < 0:
@@ -99,6 +114,11 @@ def huber_loss(
 
     Raises:
       RuntimeError: a delta that is not positive. ValueError: a different shape of `weight`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> float(F.huber_loss(jnp.array([0.0]), jnp.array([3.0])))
+    2.5
 
     torch counterpart: `torch.nn.functional.huber_loss`. Source: torch/nn/functional.py.
     """

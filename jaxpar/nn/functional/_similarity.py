@@ -20,6 +20,11 @@ def cosine_similarity(x1: jax.Array, x2: jax.Array, dim: int = 1, eps: float = 1
     Returns:
       The broadcast shape without `dim`.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.cosine_similarity(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 2.0]])).tolist()
+    [0.0]
+
     torch counterpart: `torch.nn.functional.cosine_similarity`; as there, the gradient ignores eps,
     and the norm of a zero vector has the gradient 0. Source: aten/src/ATen/native/Distance.cpp.
     """
@@ -45,6 +50,11 @@ def normalize(x: jax.Array, p: float = 2.0, dim: int = 1, eps: float = 1e-12) ->
       x's shape. The gradient of a vector of zeros is the incoming one divided by eps, as in torch; with
       `jnp.linalg.norm` it would be NaN.
 
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.normalize(jnp.array([[0.0, 4.0]])).tolist()
+    [[0.0, 1.0]]
+
     torch counterpart: `torch.nn.functional.normalize`.
     """
     return x / clamp_min(norm(x, p, dim, keepdims=True), eps)
@@ -60,6 +70,11 @@ def pairwise_distance(
 
     Returns:
       [...], or [..., 1] with `keepdim`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn import functional as F
+    >>> F.pairwise_distance(jnp.array([[0.0, 0.0]]), jnp.array([[3.0, 4.0]])).round(3).tolist()
+    [5.0]
 
     torch counterpart: `torch.nn.functional.pairwise_distance`. Source: aten/src/ATen/native/Distance.cpp.
     """

@@ -27,7 +27,15 @@ def unflatten(x: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
 
 
 def split(x: jax.Array, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
-    """Split x into pieces of this length, or of these lengths. torch counterpart: `torch.split`."""
+    """Split x into pieces of this length, or of these lengths.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar.nn.channels_first import functional as F
+    >>> [part.shape for part in F.split(jnp.ones((5, 2)), 2)]
+    [(2, 2), (2, 2), (1, 2)]
+
+    torch counterpart: `torch.split`.
+    """
     length = x.shape[dim]
     if isinstance(split_size_or_sections, int):
         size = split_size_or_sections
