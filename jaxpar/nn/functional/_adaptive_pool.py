@@ -77,6 +77,7 @@ def _outputs(function: str, x: jax.Array, output_size: Sizes) -> tuple[int, ...]
 def _bins(n: int, o: int) -> tuple[np.ndarray, np.ndarray]:
     """Where the o windows over n elements begin, and their sizes."""
     i = np.arange(o)
+    # floor for the begin and ceil for the end, so neighbouring windows may overlap by one element.
     begins = i * n // max(o, 1)
     return begins, -(-(i + 1) * n // max(o, 1)) - begins
 
@@ -87,6 +88,7 @@ def _adaptive_avg_pool(x: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
     for axis, o in enumerate(outputs, x.ndim - 1 - len(outputs)):
         n = x.shape[axis]
         begins, sizes = _bins(n, o)
+        # Equal windows are a reshape; otherwise gather windows of the longest length and mask the surplus.
         if o and n % o == 0:
             members = y.reshape(*y.shape[:axis], o, n // o, *y.shape[axis + 1 :])
         else:

@@ -155,6 +155,7 @@ def multi_head_attention_forward(
             "`generate_square_subsequent_mask` to create this mask."
         )
     B, L, E = q.shape
+    # Only under these conditions does torch use the hint in place of the mask.
     is_causal = is_causal and key_padding_mask is None and not need_weights
     allowed = _merged(None if is_causal else attn_mask, key_padding_mask, (B, num_heads, L, k.shape[1]))
     # bias_kv and zero_attn append keys, which no mask blocks.
@@ -166,6 +167,7 @@ def multi_head_attention_forward(
     for key_row, value_row in extra:
         k = jnp.concatenate([k, jnp.broadcast_to(key_row, (B, 1, E))], axis=1)
         v = jnp.concatenate([v, jnp.broadcast_to(value_row, (B, 1, E))], axis=1)
+    # Appended keys are always visible: True in a boolean mask, 0 in a mask that is added.
     if allowed is not None and extra:
         fill = True if allowed.dtype == bool else 0
         allowed = jnp.pad(allowed, [(0, 0)] * 3 + [(0, len(extra))], constant_values=fill)
@@ -275,7 +277,10 @@ def _merged(
     if not masks:
         return None
     if all(mask.dtype == bool for mask in masks):
+        # torch's mask is True where blocked, scaled_dot_product_attention's True where allowed. masks[-1] is
+        # masks[0] again if there is only one.
         return ~(masks[0] | masks[-1])
+    # A float and a boolean mask: the boolean one becomes -inf, as in torch's _canonical_mask.
     added = [jnp.where(mask, -jnp.inf, 0.0) if mask.dtype == bool else mask for mask in masks]
     return sum(added[1:], added[0])
 

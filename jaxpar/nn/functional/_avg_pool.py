@@ -91,6 +91,7 @@ def _avg_pool(
     for axis, window in enumerate(over, x.ndim - 1 - len(over)):
         counts = _counts(x.shape[axis], window, count_include_pad)
         divisor = divisor * np.expand_dims(counts, list(range(1, x.ndim - axis)))
+        # Tiles have a cheaper derivative; see _tile_sums_jvp.
         tiled = window.stride == window.size and not window.padding
         y = (_tile_sums if tiled else _sums)(y, axis, window)
     divisor = divisor if divisor_override is None else divisor_override
@@ -124,6 +125,7 @@ def _tile_sums_jvp(
 def _counts(n: int, window: Window, count_include_pad: bool) -> np.ndarray:
     """How many elements each window averages over."""
     begins = np.arange(window.count(n)) * window.stride - window.padding
+    # With ceil_mode the last window may exceed the padding; elements there never count.
     ends = np.minimum(begins + window.size, n + window.padding)
     if not count_include_pad:
         begins, ends = np.maximum(begins, 0), np.minimum(ends, n)

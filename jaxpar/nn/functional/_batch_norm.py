@@ -70,6 +70,7 @@ def batch_norm(
     wide = widened("batch_norm", x)
     if mask is not None:
         mask = _aligned(mask, x)
+        # Masked rows become 0, as `global_moments` requires.
         wide = jnp.where(mask, wide, 0)
     if not training:
         if running_mean is None or running_var is None:
@@ -78,6 +79,7 @@ def batch_norm(
     else:
         axes = tuple(range(x.ndim - 1))
         count = global_count(wide, mask, axes, axis_name)
+        # With several replicas one row each is enough; a mask's count is only known on the device.
         alone = axis_name is None or _fewest(axis_name) == 1
         if mask is None and alone and math.prod(x.shape[:-1]) == 1:
             raise ValueError(
@@ -86,6 +88,7 @@ def batch_norm(
         mean, var = (m.reshape(C) for m in global_moments(wide, mask, 1.0 * count, axes, axis_name))
         if running_mean is not None and running_var is not None:
             unbiased = var * (count / (count - 1))
+            # A batch whose rows are all masked must not change the running values.
             nonempty = jnp.asarray(count > 0)
             running_mean = jnp.where(nonempty, update_running(running_mean, mean, momentum), running_mean)
             running_var = jnp.where(nonempty, update_running(running_var, unbiased, momentum), running_var)

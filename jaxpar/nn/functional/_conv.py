@@ -105,6 +105,8 @@ def conv_transpose(
             f"Given input size per channel: {list(rows.shape[1:-1])}. Calculated output size per channel: "
             f"{space}. Output size is too small"
         )
+    # A transposed convolution is a plain one over the input spread out by `strides`, with a flipped kernel.
+    # Padding p removes p elements of the full result at each end; output_padding adds back at the end only.
     ends = [(r - p, r - p + extra) for r, p, extra in zip(reach, pads, more, strict=True)]
     return _convolved(x, rows, _turned(kernel, n, groups), bias, (1,) * n, ends, strides, dilations, groups)
 
@@ -121,6 +123,7 @@ def _convolved(
     groups: int,
 ) -> jax.Array:
     """XLA's convolution of `rows`, and of its result a single row if x was one."""
+    # Only float64 takes these two branches, where XLA's CPU has no fast code of its own.
     plain = input_dilations == (1,) * len(input_dilations)
     if plain and rows.dtype == jnp.float64 and rows.ndim == 5:
         y = _by_planes(rows, kernel, strides, pads, dilations, groups)
@@ -168,6 +171,7 @@ def _by_planes(
 
     In float64 XLA's CPU has a plain loop for three axes, hundreds of times slower than its code for two.
     """
+    # Pad depth here, because planes are cut from the padded depth; the 2-d convolution pads the other axes.
     rows = jnp.pad(rows, ((0, 0), pads[0], *[(0, 0)] * 3))
     N, depth = rows.shape[:2]
     step, dilation = strides[0], dilations[0]
@@ -199,6 +203,7 @@ def _of_planes(
     N, *space, I = rows.shape
     *k, channels, O = kernel.shape
     sizes = [(s - d * (n - 1) - 1) // t + 1 for s, d, n, t in zip(space, dilations, k, strides, strict=True)]
+    # Number of elements from the first to the last that a kernel tap reads, before the stride thins them.
     spans = [(size - 1) * t + 1 for size, t in zip(sizes, strides, strict=True)]
 
     @jax.checkpoint  # what a place meets is cut out once more on the way back, and not kept
@@ -206,6 +211,7 @@ def _of_planes(
         at, weights = tap
         met = jax.lax.dynamic_slice(rows, (0, at[0], at[1], 0), (N, *spans, I))
         met = met[:, :: strides[0], :: strides[1]].reshape(N, *sizes, groups, channels)
+        # Depthwise: an elementwise product instead of matrix products with an inner size of 1.
         if channels == 1:
             return y + met * weights[0], None
         return y + jnp.einsum("nhwgi,igo->nhwgo", met, weights), None
@@ -220,6 +226,7 @@ def _of_planes(
 def _turned(kernel: jax.Array, n: int, groups: int) -> jax.Array:
     """[*k, O / groups, I] as the kernel [*k, I / groups, O] of the equivalent plain convolution."""
     *k, channels, I = kernel.shape
+    # Groups divide O in a transposed kernel but I in a plain one, so the group axis moves between the two.
     kernel = jnp.flip(kernel, tuple(range(n))).reshape(*k, channels, groups, I // groups)
     return jnp.moveaxis(kernel, n, n + 2).swapaxes(n, n + 1).reshape(*k, I // groups, groups * channels)
 

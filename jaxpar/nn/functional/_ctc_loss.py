@@ -58,6 +58,7 @@ def ctc_loss(
         raise RuntimeError("blank must be in label range")
     steps = _lengths(input_lengths, B, "input_lengths")
     counts = _lengths(target_lengths, B, "target_lengths")
+    # Labels after a target's end do not change the loss: paths only move forward, and `ends` precedes them.
     labels = _padded(classes(targets), counts, B, batched)
     _check_lengths(steps, T, "input_lengths")
     _check_lengths(counts, labels.shape[1], "target_lengths")
@@ -117,6 +118,7 @@ def _negative_log_likelihood(
 def _forward(
     zero_infinity: bool, blank: int, x: jax.Array, labels: jax.Array, steps: jax.Array, counts: jax.Array
 ) -> Any:
+    # The backward pass needs the vjp anyway, so it is taken here rather than running the scan twice.
     loss, pull = jax.vjp(lambda x: _likelihood(blank, x, labels, steps, counts), x)
     infinite = jnp.isinf(loss)
     return jnp.where(infinite, 0, loss) if zero_infinity else loss, (pull, infinite, x, steps)
@@ -125,7 +127,9 @@ def _forward(
 def _backward(zero_infinity: bool, blank: int, residuals: Any, g: jax.Array) -> Any:
     pull, infinite, x, steps = residuals
     (minus_posterior,) = pull(jnp.ones_like(g))
+    # As in torch's kernel, exp(x) - posterior: the gradient by the logits of a log_softmax, not by x.
     gradient = jnp.where(infinite[:, None], 0 if zero_infinity else jnp.nan, jnp.exp(x) + minus_posterior)
+    # Steps past input_lengths have the gradient 0 although exp(x) is not.
     read = jnp.arange(x.shape[0])[:, None] < steps
     return jnp.where(read[..., None], gradient * g[:, None], 0), None, None, None
 
@@ -144,11 +148,13 @@ def _likelihood(
     emitted = jnp.take_along_axis(x, jnp.broadcast_to(path, (T, B, 2 * S + 1)), axis=-1)
     # Between two different labels the blank may be skipped; between equal ones it keeps them apart.
     skips = jnp.pad(path[:, 2:] != path[:, :-2], ((0, 0), (2, 0)))[:, : 2 * S + 1]
+    # A path starts at the first blank or the first label; without labels only the blank exists.
     start = jnp.arange(2 * S + 1) <= jnp.where(counts > 0, 1, 0)[:, None]
     never = jnp.full((B, 2 * S + 1), -jnp.inf, x.dtype)
 
     def step(state: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         emitted, read = now
+        # From the same state, from the one before, or past a blank from two before.
         one = jnp.pad(state, ((0, 0), (1, 0)), constant_values=-jnp.inf)[:, :-1]
         two = jnp.pad(state, ((0, 0), (2, 0)), constant_values=-jnp.inf)[:, : 2 * S + 1]
         new = _log_sum(jnp.stack([state, one, jnp.where(skips, two, -jnp.inf)])) + emitted
@@ -161,6 +167,7 @@ def _likelihood(
     at_end = jnp.take_along_axis(last, ends, axis=-1)
     # Without labels there is one end, not two.
     at_end = jnp.where((counts == 0)[:, None] & jnp.array([False, True]), -jnp.inf, at_end)
+    # A path ends at the last label or at the blank after.
     loss = -_log_sum(at_end.T)
     return jnp.where(steps == 0, jnp.where(counts == 0, 0, jnp.inf), loss)
 
@@ -170,5 +177,6 @@ def _log_sum(x: jax.Array) -> jax.Array:
     largest = jax.lax.stop_gradient(x.max(0))
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     total = jnp.exp(x - largest).sum(0)
+    # log(1) in the unused branch keeps its derivative finite, since `where` multiplies it by 0.
     none = total == 0
     return jnp.where(none, -jnp.inf, jnp.log(jnp.where(none, 1, total)) + largest)

@@ -158,6 +158,7 @@ def embedding_bag(
     if offsets is None:
         bags, B = jnp.repeat(jnp.arange(x.shape[0]), x.shape[1], total_repeat_length=x.size), x.shape[0]
     else:
+        # side="right" skips empty bags: of equal offsets the last one owns the index.
         bags = jnp.searchsorted(offsets, jnp.arange(x.size), side="right") - 1
         B = offsets.size - include_last_offset
     indices = x.reshape(-1)
@@ -214,10 +215,13 @@ def _largest(rows: jax.Array, counted: jax.Array, bags: jax.Array, B: int) -> ja
     n = len(rows)
     if n == 0:
         return jnp.zeros((B, rows.shape[1]), rows.dtype)
+    # Only compared: the gradient goes through `take_along_axis`, to the first of equal elements.
+    # Indices that do not count go to bag B, which is out of range and dropped.
     largest = jax.ops.segment_max(rows, jnp.where(counted, bags, B), B)
     position = jnp.where((rows == largest[bags]) & counted[:, None], jnp.arange(n)[:, None], n)
     first = jax.ops.segment_min(jax.lax.stop_gradient(position), bags, B, indices_are_sorted=True)
     maxima = jnp.take_along_axis(rows, jnp.minimum(first, n - 1), 0)
+    # first == n: no index of the bag counts.
     return jnp.where(first < n, maxima, 0)
 
 

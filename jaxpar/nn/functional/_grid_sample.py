@@ -119,9 +119,11 @@ def _grid_sample(
 ) -> jax.Array:
     sizes = x.shape[1:-1]
     dtype = jnp.promote_types(jnp.result_type(x, grid), jnp.float32)
+    # bicubic clips each of its four neighbours, the other modes clip the position: torch does the same.
     outside = functools.partial(_inside, padding_mode=padding_mode, align_corners=align_corners)
     taps = []
     for i, n in enumerate(sizes):
+        # The grid's last axis is (x, y, z), the reverse of the order of spatial axes.
         at = _unnormalized(grid[..., -1 - i].astype(dtype), n, align_corners)
         if mode == "bicubic":
             elements, weights = _cubic(at)
@@ -141,6 +143,7 @@ def _linear(at: jax.Array) -> Taps:
 
 
 def _nearest(at: jax.Array) -> Taps:
+    # Half to even, as nearbyint in torch.
     at = jnp.round(at)[..., None]
     return at, jnp.ones_like(at)
 
@@ -177,6 +180,7 @@ def _reflected(at: jax.Array, low: float, high: float) -> jax.Array:
     if span == 0:
         return jnp.zeros_like(at)
     at = at - low
+    # Not abs: its derivative at 0 is 0 in JAX, while torch's reflection keeps the slope there.
     at = jnp.where(at < 0, -at, at)
     offset = jnp.fmod(at, span)
     return jnp.where(jnp.floor(at / span) % 2 == 0, offset, span - offset) + low
@@ -190,10 +194,12 @@ def _read(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
     for i, ((elements, weights), n) in enumerate(zip(taps, sizes, strict=True)):
         shape = (*grid_shape, *(-1 if j == i else 1 for j in range(len(sizes))))
         elements = elements.reshape(shape)
+        # Outside of x the index is clipped to read any element, and `exists` makes its contribution 0.
         exists = exists & (elements >= 0) & (elements < n)
         index = index * n + jnp.clip(jnp.nan_to_num(elements), 0, n - 1).astype(jnp.int32)
         weight = weight * weights.reshape(shape)
     rows = jnp.arange(N).reshape(N, *[1] * (index.ndim - 1))
+    # One gather of complete pixels by a flat index, for all axes together.
     pixels = x.reshape(N, math.prod(sizes), C)[rows, index]
     over = tuple(range(len(grid_shape), index.ndim))
     return (jnp.where(exists[..., None], pixels, 0) * jnp.where(exists, weight, 0)[..., None]).sum(over)

@@ -120,6 +120,7 @@ def _interpolate(
             index = nearest(n, o, factor, mode == "nearest-exact", x.dtype)
             y = _resample(y, axis, GatherTable(n, index[:, None], np.ones((o, 1))))
         elif n != o or (mode == "bicubic" and not antialias):  # torch copies axes that keep their size
+            # Tables depend on shapes only, so NumPy computes them while JAX traces.
             weights = antialias_weights if antialias else filter_weights
             y = _resample(y, axis, GatherTable(n, *weights(n, o, factor, align_corners, FILTERS[mode])))
     return y.astype(x.dtype)
@@ -134,6 +135,7 @@ class GatherTable:
     def transpose(self) -> GatherTable:
         """The table of the transposed sum. Rows of different lengths are filled up with weights of 0."""
         o = len(self.index)
+        # The dense matrix is small: sizes of one axis only. Elements that are never read get weights of 0.
         dense = np.zeros((self.n, o))
         np.add.at(dense, (self.index, np.arange(o)[:, None]), self.weights)
         longest = max((dense != 0).sum(1).max(initial=1), 1)
@@ -148,6 +150,7 @@ def _resample(x: jax.Array, axis: int, table: GatherTable) -> jax.Array:
     def term(t: int) -> jax.Array:
         weights = table.weights[:, t]
         copied = jnp.take(x, table.index[:, t], axis)
+        # nearest needs no product.
         if np.all(weights == 1):
             return copied
         # Weights of 0 pad the table. They multiply arbitrary elements, whose NaN must not propagate.

@@ -62,6 +62,7 @@ def _max_pool(
     x: jax.Array, over: tuple[Window, ...], return_indices: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     arrays = [x, positions(x, len(over))] if return_indices else [x]
+    # Last axis first: then the first of equal elements in memory order wins, as in torch's nested loops.
     for axis, window in reversed(list(enumerate(over, x.ndim - 1 - len(over)))):
         arrays = _pool_axis(arrays, axis, window)
     return arrays[0], arrays[1] if return_indices else None
@@ -77,6 +78,7 @@ def positions(x: jax.Array, rank: int) -> jax.Array:
 def _pool_axis(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[jax.Array]:
     n = arrays[0].shape[axis]
     padded = [jax.lax.pad(a, _lowest(a.dtype), window.edges(a, axis)) for a in arrays]
+    # Two windows of the largest power of two within the size cover it: about log2(size) comparisons.
     half = 1 << (window.size.bit_length() - 1)
     last = (window.count(n) - 1) * window.stride
     halves = running_max(padded, axis, half, window.dilation, window.padding)
@@ -86,6 +88,7 @@ def _pool_axis(arrays: Sequence[jax.Array], axis: int, window: Window) -> list[j
 
     if half == window.size:
         return at(0)
+    # The first half may contain only padding, at the start; then the second must win even a tie at -inf.
     empty = np.arange(window.count(n)) * window.stride + (half - 1) * window.dilation < window.padding
     return larger(at(0), at((window.size - half) * window.dilation), axis, empty)
 
@@ -116,6 +119,7 @@ def larger(
     empty: where the first holds nothing but padding. Padding is -inf and must not win a tie with an
     element that is -inf itself, since its position would be outside of x.
     """
+    # x != x holds for NaN only: NaN wins, and `>` is strict so that the first of equal elements stays.
     replace = (second[0] > first[0]) | (second[0] != second[0])
     if empty is not None and empty.any():
         replace |= np.expand_dims(empty, list(range(1, first[0].ndim - axis)))
@@ -199,6 +203,7 @@ def _max_unpool(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) -> jax
     indices = jnp.where(indices < 0, math.prod(sizes), indices)
     values, positions = (a.reshape(math.prod(batch), -1, C) for a in (x, indices))
     empty = jnp.zeros((math.prod(batch), math.prod(sizes), C), x.dtype)
+    # A scatter with set, not add: of two equal indices one value wins, as in torch.
     row, _, channel = jnp.indices(positions.shape, sparse=True)
     return empty.at[row, positions, channel].set(values, mode="drop").reshape(*batch, *sizes, C)
 
@@ -210,6 +215,7 @@ def _unpool_forward(x: jax.Array, indices: jax.Array, sizes: tuple[int, ...]) ->
 def _unpool_backward(sizes: tuple[int, ...], indices: jax.Array, dy: jax.Array) -> tuple[jax.Array, None]:
     batch, C = indices.shape[: -1 - len(sizes)], indices.shape[-1]
     indices = jnp.where(indices < 0, math.prod(sizes), indices)
+    # The derivative reads dy at every index, duplicates included, where JAX's own rule for set drops some.
     dy, positions = (a.reshape(math.prod(batch), -1, C) for a in (dy, indices))
     return jnp.take_along_axis(dy, positions, 1, mode="fill", fill_value=0).reshape(indices.shape), None
 

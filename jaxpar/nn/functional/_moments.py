@@ -66,6 +66,7 @@ def _moments_jvp(axes: tuple[int, ...], axis_name: Axis, primals: Any, tangents:
     # the mean: zero, but JAX would make one more pass over the data to compute zero.
     x, mask, count = primals
     mean, var = _global_moments(x, mask, count, axes, axis_name)
+    # max(count, 1): a batch whose rows are all masked has the mean 0 and no gradient, not NaN.
     dx, n = _masked(tangents[0], mask), jnp.maximum(count, 1)
     return (mean, var), (_sum(dx, axes, axis_name) / n, _sum((x - mean) * dx, axes, axis_name) * (2 / n))
 
@@ -102,5 +103,6 @@ def standardize(
 
 def update_running(running: jax.Array, batch: jax.Array, momentum: float | jax.Array) -> jax.Array:
     """The running value after a batch, in the running value's type."""
+    # A float16 running value is updated in the batch's float32 and rounded once.
     before = running.astype(jnp.promote_types(running.dtype, batch.dtype))
     return ((1 - momentum) * before + momentum * jax.lax.stop_gradient(batch)).astype(running.dtype)

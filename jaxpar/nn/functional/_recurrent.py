@@ -137,6 +137,7 @@ def _run(
     if not batched:
         x = x[:, None]
     elif batch_first:
+        # scan runs over the leading axis, so time comes first internally whatever the layout outside.
         x = x.swapaxes(0, 1)
     states = _initial_states(kind, weights, hx, x, batched)
     live = _live(kind, lengths, x, batched)
@@ -247,11 +248,13 @@ def _plain_scan(
 
     def step(state: State, now: tuple[Gates, jax.Array | None]) -> tuple[State, jax.Array]:
         gates, alive = now
+        # Only `weight_hh` acts inside the loop; the product with weight_ih is part of `gates`.
         h, *more = kind.update(kind.add_state(gates, weight_hh, state[0]), state)
         new = (h if weight_hr is None else h @ weight_hr, *more)
         if alive is None:
             return new, new[0]
         # Backwards the padding comes first: the state must still be the initial one at the sequence's end.
+        # A finished sequence carries its state on, so the final state is the one at its own end.
         carry = tuple(jnp.where(alive, n, old) for n, old in zip(new, state, strict=True))
         return carry, jnp.where(alive, new[0], 0)
 
@@ -273,6 +276,7 @@ def _scan_jvp(kind: Recurrence, reverse: bool, primals: Any, tangents: Any) -> A
     def run(weight_hr: jax.Array | None, gates: Gates, state: State) -> tuple[State, jax.Array]:
         return _plain_scan(kind, reverse, weight_hh, weight_hr, gates, state, live)
 
+    # Linearize with weight_hh constant; its tangent enters below through the gates of all steps together.
     (last, outputs), change = jax.linearize(run, weight_hr, gates, state)
     # The state before each step: the outputs, shifted by one step against the direction.
     first = state[0][None]

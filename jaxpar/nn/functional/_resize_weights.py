@@ -80,6 +80,7 @@ def filter_weights(
     """
     scale = _scale(n, o, factor, align_corners)
     at = np.arange(o) * scale if align_corners else (np.arange(o) + 0.5) * scale - 0.5
+    # torch clamps negative positions for linear modes only; cubic filters read repeated elements instead.
     if filter is LINEAR:
         at = np.maximum(at, 0)
     base = np.floor(at).astype(int)
@@ -96,10 +97,12 @@ def antialias_weights(
     stretch = max(scale, 1.0)
     support = filter.support * stretch
     center = (np.arange(o) + 0.5) * scale
+    # Truncation after adding 0.5, as in torch and Pillow.
     begin = np.maximum((center - support + 0.5).astype(int), 0)
     end = np.minimum((center + support + 0.5).astype(int), n)
     element = begin[:, None] + np.arange(max((end - begin).max(), 1))
     weights = filter.antialias((element - center[:, None] + 0.5) / stretch)
     weights = np.where(element < end[:, None], weights, 0)
+    # Normalise after cutting at the ends, so that border pixels keep their brightness.
     total = weights.sum(1, keepdims=True)
     return np.minimum(element, n - 1), weights / np.where(total == 0, 1, total)
