@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -36,15 +37,22 @@ def floor_of(room: str) -> int:
     return next(i for i, floor in enumerate(FLOORS) if room in floor)
 
 
+@functools.cache
 def files() -> dict[Name, Path]:
     """Every module of the package, `()` being jaxpar itself."""
-    found = {}
+    modules = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[parts[:-1] if parts[-1] == "__init__" else parts] = path
-    return found
+        modules[parts[:-1] if parts[-1] == "__init__" else parts] = path
+    return modules
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def arrows() -> list[tuple[Name, Name]]:
     """Which module imports which, wherever in the file, also inside of functions."""
     known = files()
@@ -59,7 +67,7 @@ def arrows() -> list[tuple[Name, Name]]:
 def imports(path: Path, module: Name, known: dict[Name, Path]) -> set[Name]:
     package = module if path.name == "__init__.py" else module[:-1]
     found: set[Name] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {
                 tuple(alias.name.split(".")[1:]) for alias in node.names if alias.name.startswith("jaxpar")
@@ -181,7 +189,7 @@ def test_files_and_functions_are_short():
     for path in [*PACKAGE.rglob("*.py"), *(ROOT / "torch_ref").rglob("*.py")]:
         text = path.read_text()
         assert text.count("\n") <= LONGEST_FILE, path
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 length = node.end_lineno - body[0].lineno + 1 if body else 0
@@ -194,7 +202,7 @@ def test_forbidden_things():
         text = path.read_text()
         assert path.stem.strip("_") not in names, path
         if path.name != "virtual.py" and not {"demo", "_cli"} & set(path.parts):
-            calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
+            calls = [ast.unparse(n.func) for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call)]
             assert not any(call.endswith("config.update") for call in calls), (
                 f"{path} changes jax's configuration"
             )
