@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,9 @@ def setup(app: Any) -> dict[str, bool]:
 
 def write(path: Path) -> None:
     """Write the page, unless it is as it was, so that Sphinx does not read it again."""
-    text = "\n".join(tables().lines([], measure=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's remarks on its own defaults
+        text = "\n".join(tables().lines([], measure=False))
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
