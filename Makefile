@@ -40,7 +40,7 @@ demo: $(READY)
 	$(BIN)/jaxpar demo
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet -m "not long"
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --quiet --durations=20 --durations-min=1 -m "not long"
 
 # XLA's compiler for GPUs, beside the environment: all other tests run without it.
 GPU_COMPILER := .cache/gpu-compiler
