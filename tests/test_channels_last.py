@@ -15,7 +15,7 @@ import jaxpar.nn.channels_first as first
 import jaxpar.nn.channels_last as ours
 import jaxpar.nn.channels_last.functional as F
 from jaxpar import parity
-from jaxpar.parity._port.images import words
+from jaxpar.parity._port.images import tables
 
 IMAGE, LINE, ROW = (2, 4, 8, 9), (2, 4, 9), (4, 8, 9)
 LAYERS = [
@@ -153,8 +153,8 @@ def test_what_it_has_of_images_is_compared_and_known_to_the_port():
     functions = {name for name in F.__all__ if getattr(F, name) is not getattr(first.functional, name)}
     assert layers <= {name for name, *_ in LAYERS}
     assert functions <= {name for name, *_ in FUNCTIONS}
-    assert layers == {name for name in words.IMAGE_LAYERS if not name.startswith("_")}
-    assert functions == {*words.IMAGES}
+    assert layers == {name for name in tables.IMAGE_LAYERS if not name.startswith("_")}
+    assert functions == {*tables.IMAGES}
 
 
 def test_torchs_axes_are_seen():

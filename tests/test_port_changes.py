@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from jaxpar import parity  # noqa: E402
-from jaxpar.parity._port.changes import unseen  # noqa: E402
+from jaxpar.parity._port.changes import hidden_changes  # noqa: E402
 
 
 def raised(x):
@@ -84,7 +84,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", CHANGES, ids=lambda kind: kind.__name__)
 def test_what_a_call_changes_is_seen(kind):
-    found = unseen(kind, [torch.ones(2, 3)], {})
+    found = hidden_changes(kind, [torch.ones(2, 3)], {})
     assert found == CHANGES[kind]
 
 
@@ -99,7 +99,7 @@ def layer(kind):
 @pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: type(kind).__name__)
 def test_torchs_layers_change_their_state_alone(kind):
     inputs = [torch.ones(2, 3)] if not isinstance(kind, nn.MultiheadAttention) else [torch.ones(2, 4)] * 3
-    assert unseen(lambda: layer(kind), inputs, {}) == []
+    assert hidden_changes(lambda: layer(kind), inputs, {}) == []
 
 
 def test_a_change_that_the_translation_does_not_see_is_no_proof():

@@ -11,7 +11,7 @@ from torch import nn
 
 from jaxpar import errors, parity
 from jaxpar.parity._port.images import order, plan
-from jaxpar.parity._port.images import words as axes_words
+from jaxpar.parity._port.images import tables as axis_tables
 
 WRITTEN = {
     images.Along: [
@@ -141,9 +141,9 @@ FAULTS = {
     "never turned back": (plan, "FROM_TORCH", (0, 0), images.Shuffle),
     "beside the width": (plan, "LIFTED", (0, 0), images.Beside),
     "a view as if it kept the axes": (
-        axes_words,
+        axis_tables,
         "ELEMENTWISE",
-        {*axes_words.ELEMENTWISE, "reshape", "view", "transpose"},
+        {*axis_tables.ELEMENTWISE, "reshape", "view", "transpose"},
         images.Shuffle,
     ),
 }

@@ -13,7 +13,7 @@ from jaxpar import parity
 from jaxpar.parity._port import writing
 from jaxpar.parity._port.reading import runtime
 from jaxpar.parity._port.reading.source import Source
-from jaxpar.parity._port.rules import transformers_words
+from jaxpar.parity._port.rules import transformers_names
 
 RUNTIME = ("Cache", "ALL_ATTENTION_FUNCTIONS", "TinySdpaAttention", "check_model_inputs", "logger")
 """What no ported file says outside of its texts."""
@@ -23,7 +23,7 @@ PADDING = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
     """Our small library in the place of transformers."""
-    monkeypatch.setattr(transformers_words, "LIBRARY", "porting.library")
+    monkeypatch.setattr(transformers_names, "LIBRARY", "porting.library")
 
 
 def decoder():

@@ -1,8 +1,8 @@
-"""Changes: what a call of a torch module changes apart from the state that is compared.
+"""Changes: the side effects of calling a torch module that the comparison of its state misses.
 
-Tensors count how often they were written to, through whatever alias, and numbers that a module keeps can be
-looked at. So this sees what happened and not how it was written: it is a net below the translation, which
-makes holes of the ways of writing that it knows.
+torch counts the writes to a tensor, through whichever alias, and numbers among a module's attributes can be
+compared. This observes what happened, not how it was written, so it catches what the translation, which
+makes a hole of every way of writing that it recognises, may overlook.
 """
 
 from __future__ import annotations
@@ -18,67 +18,70 @@ from torch import nn
 from ...errors import PortError
 
 NUMBERS = bool | int | float | str | torch.Size
-OWN = frozenset(vars(nn.Module()))
-"""What every module keeps, its tensors among it."""
-Place = str
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""The attributes of every module, which hold its tensors."""
+Location = str
 
 
-def unseen(make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Place]:
-    """What a call changes where no comparison looks, in training or in evaluation.
-
-    It is the second call that is looked at: tables that the first one makes are not changed by it.
-    """
-    found: set[Place] = set()
+def hidden_changes(
+    make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Location]:
+    """Return what a call changes where no comparison looks, in training or in evaluation."""
+    changes: set[Location] = set()
     for training in (True, False):
+        # The second call is compared: the first one may build tables that later calls only read.
         module = make().train(training)
         with torch.no_grad():
-            module(*_copied(inputs), **_copied(kwargs))
-            given = _copied((tuple(inputs), dict(kwargs)))
-            kept = _tensors("argument", given), _kept(module)
-            before = [_counted(each) for each in kept]
-            module(*given[0], **given[1])
-            after = _counted(kept[0]), _counted(_kept(module))
+            module(*_copy(inputs), **_copy(kwargs))
+            arguments = _copy((tuple(inputs), dict(kwargs)))
+            tracked = _tensors("argument", arguments), _untracked(module)
+            before = [_with_versions(tensors) for tensors in tracked]
+            module(*arguments[0], **arguments[1])
+            after = _with_versions(tracked[0]), _with_versions(_untracked(module))
         for was, now in zip(before, after, strict=True):
-            found |= {place for place in was.keys() | now.keys() if _differs(was.get(place), now.get(place))}
-    return sorted(found)
+            changes |= {path for path in was.keys() | now.keys() if _differs(was.get(path), now.get(path))}
+    return sorted(changes)
 
 
 def require_no_other_state(
     make: Callable[[], nn.Module], inputs: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raises a PortError that names what `unseen` finds."""
-    if found := unseen(make, inputs, kwargs):
-        raise PortError(f"a call changes {', '.join(found)}, where no comparison looks")
+    """Raise a PortError that names the changes that `hidden_changes` detects."""
+    if changes := hidden_changes(make, inputs, kwargs):
+        raise PortError(f"a call changes {', '.join(changes)}, where no comparison looks")
 
 
-def _copied(given: Any) -> Any:
-    return copy.deepcopy(given)
+def _copy(arguments: Any) -> Any:
+    return copy.deepcopy(arguments)
 
 
-def _kept(module: nn.Module) -> dict[Place, Any]:
-    """The tensors and numbers of a module that are not in its state."""
+def _untracked(module: nn.Module) -> dict[Location, Any]:
+    """Return a module's tensors and numbers that are not part of its state."""
     state = {id(x) for x in module.state_dict(keep_vars=True).values()}
-    found: dict[Place, Any] = {}
-    for path, each in module.named_modules():
-        own = {name: x for name, x in vars(each).items() if name not in OWN}
-        for name, value in {**own, **each._buffers}.items():
-            found |= _tensors(f"{path}.{name}".lstrip("."), value)
-    return {place: x for place, x in found.items() if id(x) not in state}
+    tensors: dict[Location, Any] = {}
+    for path, submodule in module.named_modules():
+        attributes = {name: x for name, x in vars(submodule).items() if name not in MODULE_ATTRIBUTES}
+        for name, value in {**attributes, **submodule._buffers}.items():
+            tensors |= _tensors(f"{path}.{name}".lstrip("."), value)
+    return {path: x for path, x in tensors.items() if id(x) not in state}
 
 
-def _tensors(place: Place, value: Any) -> dict[Place, Any]:
-    """The tensors and numbers in lists, tuples and dicts."""
+def _tensors(prefix: Location, value: Any) -> dict[Location, Any]:
+    """Return the tensors and numbers in lists, tuples and dicts."""
     leaves = tree_flatten_with_path(value)[0]
-    return {f"{place}{keystr(path)}": x for path, x in leaves if isinstance(x, torch.Tensor | NUMBERS)}
+    return {f"{prefix}{keystr(path)}": x for path, x in leaves if isinstance(x, torch.Tensor | NUMBERS)}
 
 
-def _counted(found: Mapping[Place, Any]) -> dict[Place, tuple[Any, int]]:
-    """With how often a tensor was written to."""
-    return {place: (x, getattr(x, "_version", 0)) for place, x in found.items()}
+def _with_versions(tensors: Mapping[Location, Any]) -> dict[Location, tuple[Any, int]]:
+    """Pair each tensor with the number of writes to it."""
+    return {name: (x, getattr(x, "_version", 0)) for name, x in tensors.items()}
 
 
 def _differs(was: tuple[Any, int] | None, now: tuple[Any, int] | None) -> bool:
-    """Of one tensor whether it was written to; of two, as weight_norm computes its own anew, by value."""
+    """Return whether a tensor was written to or, where it was replaced, whether its values differ.
+
+    weight_norm computes its weight anew at each call, so a new object alone is not a change.
+    """
     if was is None or now is None:
         return True  # it was not there, or is no longer
     if was[0] is now[0]:

@@ -1,7 +1,7 @@
 """Layout: a written file whose images are [N, H, W, C].
 
-They are so everywhere, and its lines are written for that; or, where a line cannot be, they are turned once,
-before the first line of its call, and every line behind means torch's axes.
+Either all its images are, and its lines are written for that; or, where some line cannot be, the inputs are
+transposed once, before the first line of the call, and all later lines use torch's axes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .translating.needs import Needs
 
 
 def is_image(x: Any) -> bool:
-    """Whether an array or tensor has four axes, and is of floats."""
+    """Return whether an array or tensor holds floats and has four axes."""
     if isinstance(x, torch.Tensor):
         return x.ndim == AXES and x.is_floating_point()
     return isinstance(x, np.ndarray) and x.ndim == AXES and x.dtype.kind == "f"
@@ -42,9 +42,9 @@ def _images_first(x: np.ndarray) -> np.ndarray:
 
 SAME = Layout()
 IMAGES_LAST = Layout(inputs=_images_last, channels_first=True)
-"""Images are given to the file with their channels last; outputs have torch's axes."""
+"""Inputs have their channels last; outputs have torch's axes."""
 EVERYWHERE = Layout(inputs=_images_last, outputs=_images_last, outputs_back=_images_first)
-"""Images come and go with their channels last."""
+"""Inputs and outputs have their channels last."""
 TURNED = "images come as [N, H, W, C] and are turned once; outputs, and the axes in the file, are torch's"
 LAST = "images are [N, H, W, C]"
 
@@ -56,10 +56,10 @@ def images_last(
     inputs: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Layout:
-    """How images come and go: everywhere with their channels last if each line can be written for that.
+    """Choose the layout: channels last everywhere if each line can be written for that.
 
     Raises:
-      Inexpressible: there are none, or they cannot even be turned.
+      Inexpressible: no input is an image, or the inputs cannot even be transposed.
     """
     if not any(map(is_image, named_leaves(inputs).values())):
         raise Inexpressible("channels_last: no input has four axes")
@@ -68,34 +68,34 @@ def images_last(
             raise Unsafe("an image is a keyword argument")
         needs.images = plan(flow, nets)
     except Unsafe as reason:
-        said = f"the file is not written for them because of {reason}"
+        note = f"the file is not written for them because of {reason}"
         try:
             needs.turned.update(turned(nets[0], inputs))
         except Inexpressible as error:
-            raise Inexpressible(f"{error}; {said}") from error
-        needs.note(f"{TURNED}: {said}")
+            raise Inexpressible(f"{error}; {note}") from error
+        needs.note(f"{TURNED}: {note}")
         return IMAGES_LAST
-    for said in (LAST, *needs.images.notes):
-        needs.note(said)
+    for note in (LAST, *needs.images.notes):
+        needs.note(note)
     return EVERYWHERE
 
 
 def turned(net: torch.nn.Module, inputs: Sequence[Any]) -> Mapping[ast.stmt, tuple[str, ...]]:
-    """The definition of a module's call, and the names of the images that it is given.
+    """Return the definition of a module's `forward`, and the names of its arguments that are images.
 
     Raises:
-      Inexpressible: the call is not the module's own, or not every image is an argument of its own.
+      Inexpressible: the class does not define `forward`, or an image is not an argument on its own.
     """
     forward = inspect.unwrap(type(net).forward)
-    own = isinstance(forward, FunctionType) and defined_by_user(type(net))
-    shared = any(each is not net and type(each).forward is type(net).forward for each in net.modules())
-    if not own or shared or "forward" not in vars(type(net)):
-        said = "no forward of its own" if not shared else "a forward that a part of it has as well"
+    has_forward = isinstance(forward, FunctionType) and defined_by_user(type(net))
+    shared = any(module is not net and type(module).forward is type(net).forward for module in net.modules())
+    if not has_forward or shared or "forward" not in vars(type(net)):
+        reason = "no forward of its own" if not shared else "a forward that a part of it has as well"
         raise Inexpressible(
-            f"channels_last: {type(net).__name__} has {said}; put it into a module that has one"
+            f"channels_last: {type(net).__name__} has {reason}; put it into a module that has one"
         )
-    given = inspect.signature(forward).bind(net, *inputs).arguments
-    names = tuple(name for name, value in given.items() if is_image(value))
+    arguments = inspect.signature(forward).bind(net, *inputs).arguments
+    names = tuple(name for name, value in arguments.items() if is_image(value))
     if len(names) < sum(map(is_image, named_leaves(inputs).values())):
         raise Inexpressible("channels_last: an image is in a list")
     return {definition(forward)[1]: names}

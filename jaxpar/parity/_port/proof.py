@@ -1,4 +1,4 @@
-"""The proof: the written file, imported afresh, against the torch module. It trusts no translation."""
+"""The proof: import the written file afresh and compare it with torch. It trusts no translation."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .._sides.torch_side import named_leaves
 
 STEPS, RATE = 5, 1e-4
 FAR = 1e-3
-"""How far a step of SGD moves all weights together, at most. Deep nets begin with gradients in the thousands,
-and where a step changes everything the next one makes ten times as much of every rounding."""
+"""The largest step of SGD, as the norm over all weights. The gradients of deep nets can start in the
+thousands, and if a step changes the weights a lot, the next one amplifies every rounding error tenfold."""
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 FEW = 8
-"""Values for each channel, below which a difference may be BatchNorm's."""
+"""The number of values per channel below which a difference may come from BatchNorm."""
 _numbers = itertools.count()
 
 
 def imported(path: Path) -> ModuleType:
-    """A Python file as a module that nobody else has."""
+    """Import a Python file as a new module of a unique name."""
     name = f"_jaxpar_port_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -47,9 +47,10 @@ def imported(path: Path) -> ModuleType:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes with one thread inside: several would wait for each other over a few numbers at a time.
+    """Let torch compute with one thread.
 
-    They do so at work, on the processors that JAX compiles on. Other threads of the process see it, too.
+    With several, they wait for each other over a few numbers at a time, on the processors that JAX compiles
+    on. The setting is the whole process's.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -67,62 +68,64 @@ def prove(
     kwargs: dict[str, Any],
     layout: Layout,
 ) -> list[Comparison]:
-    """Five steps of training, and evaluations with other shapes; until one of them differs."""
-    found: list[Comparison] = []
-    net = made(make)
-    trained = any(each.requires_grad for each in net.parameters())
-    rate = rate_of(made(make).train(), inputs, kwargs) if trained else RATE
+    """Compare five steps of training, then evaluations with more shapes, until one comparison fails."""
+    comparisons: list[Comparison] = []
+    net = perturbed(make)
+    trained = any(parameter.requires_grad for parameter in net.parameters())
+    rate = rate_of(perturbed(make).train(), inputs, kwargs) if trained else RATE
     sgd = (lambda parameters: torch.optim.SGD(parameters, rate), optax.sgd(rate))
     steps: dict[str, Any] = {"steps": STEPS, "optimizer": sgd} if trained else {}
-    # A module that takes no other shape is evaluated with this one.
+    # A module that accepts no second shape is evaluated with this one.
     shapes = others(make, inputs, kwargs) or [tuple(inputs)]
-    for training, given, more in ((True, inputs, steps), *((False, shape, {}) for shape in shapes)):
-        if not found or found[-1].same:
-            arrays = tuple(map(array, given))
+    for training, arguments, more in ((True, inputs, steps), *((False, shape, {}) for shape in shapes)):
+        if not comparisons or comparisons[-1].same:
+            arrays = tuple(map(array, arguments))
             kw: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-            found.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
+            comparisons.append(compare(net, flax, arrays, training=training, layout=layout, **more, **kw))
             gc.collect()  # compiled steps and their sides refer to each other, and are as large as the model
-    return found
+    return comparisons
 
 
 def rate_of(net: torch.nn.Module, inputs: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    """RATE, or what moves the weights FAR in the first step, if that is less."""
+    """Return RATE, or the rate that moves the weights by FAR in the first step, if that is less."""
     outputs = real_parts(named_leaves(net(*inputs, **kwargs)))
     drawn = factors({name: tuple(x.shape) for name, x in outputs.items()}, 0)
     terms = [(x * torch.as_tensor(drawn[name]).to(x.dtype)).sum() for name, x in outputs.items()]
-    if any(each.requires_grad for each in terms):
+    if any(term.requires_grad for term in terms):
         sum(terms, torch.zeros(())).backward()
-    norms = [float(each.grad.norm()) for each in net.parameters() if each.grad is not None]
+    norms = [float(parameter.grad.norm()) for parameter in net.parameters() if parameter.grad is not None]
     return min(RATE, FAR / max(float(np.linalg.norm(norms)), FAR))
 
 
 def too_small(
     make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """The BatchNorm with the fewest values for a channel, if they are so few that rounding shows.
+    """Report the BatchNorm with the fewest values per channel, if these are so few that rounding shows.
 
-    Of two values one becomes 1 and the other -1, whatever they are: the derivative is almost zero.
+    Two values are normalised to 1 and -1, whatever they are: the derivative is almost zero.
     """
     counts: dict[str, int] = {}
-    module = made(make).train()
+    module = perturbed(make).train()
     for name, layer in module.named_modules():
         if isinstance(layer, BATCH_NORMS):
             layer.register_forward_pre_hook(
-                lambda _, given, name=name: counts.update({name: given[0].numel() // given[0].shape[1]})
+                lambda _, arguments, name=name: counts.update(
+                    {name: arguments[0].numel() // arguments[0].shape[1]}
+                )
             )
     with torch.no_grad():
         module(*inputs, **kwargs)
-    name, fewest = min(counts.items(), key=lambda each: each[1], default=("", FEW))
+    name, fewest = min(counts.items(), key=lambda count: count[1], default=("", FEW))
     if fewest >= FEW:
         return ()
-    found = f"{name} has {fewest} values for each channel, and rounding shows in its derivative"
-    return (f"the example is too small for BatchNorm: {found}; give more rows or larger images",)
+    small = f"{name} has {fewest} values for each channel, and rounding shows in its derivative"
+    return (f"the example is too small for BatchNorm: {small}; give more rows or larger images",)
 
 
-def made(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """The torch module with weights as after some training: a scale of 1 would hide that it is not used.
+def perturbed(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """Make the torch module with perturbed weights: an unused scale would go unnoticed at its initial 1.
 
-    Whoever else draws from torch's generator gets the same numbers as without this.
+    torch's generator is restored, so that the caller draws the same numbers as without this.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -147,25 +150,25 @@ def array(x: Any) -> Any:
 def others(
     make: Callable[[], torch.nn.Module], inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
-    """The same inputs with one row more and larger images: at once, or each that torch takes."""
-    module = made(make).eval()
+    """Return the inputs with one more row and larger images: at once, or each change that torch accepts."""
+    module = perturbed(make).eval()
     rows, images = tuple(longer(x, 0) for x in inputs), tuple(map(_larger, inputs))
 
-    def takes(given: tuple[Any, ...]) -> bool:
-        tensors = [(x, y) for x, y in zip(given, inputs, strict=True) if isinstance(x, torch.Tensor)]
+    def takes(arguments: tuple[Any, ...]) -> bool:
+        tensors = [(x, y) for x, y in zip(arguments, inputs, strict=True) if isinstance(x, torch.Tensor)]
         try:
             with torch.no_grad():
-                module(*given, **kwargs)
+                module(*arguments, **kwargs)
         except Exception:  # torch itself does not take this shape
             return False
         return any(x.shape != y.shape for x, y in tensors)
 
     both = tuple(map(_larger, rows))
-    return [both] if takes(both) else [given for given in (rows, images) if takes(given)]
+    return [both] if takes(both) else [shape for shape in (rows, images) if takes(shape)]
 
 
 def longer(x: Any, axis: int, by: int = 1) -> Any:
-    """With its first entries once more at the end of an axis."""
+    """Append the first entries of an axis to its end once more."""
     if not isinstance(x, torch.Tensor) or x.ndim <= axis:
         return x
     return torch.cat([x, x.narrow(axis, 0, min(by, x.shape[axis]))], axis)
@@ -178,8 +181,8 @@ def _larger(x: Any) -> Any:
 
 
 def largest(comparisons: Sequence[Comparison]) -> float:
-    """The largest relative difference of all that was compared and is no noise."""
+    """Return the largest relative difference of all compared arrays that are not noise."""
     from ..measuring import Outcome
 
-    rows = [row for each in comparisons for row in each.rows if row.outcome is not Outcome.NOISE]
+    rows = [row for comparison in comparisons for row in comparison.rows if row.outcome is not Outcome.NOISE]
     return max((float(np.nan_to_num(row.difference.relative, nan=np.inf)) for row in rows), default=0.0)

@@ -1,8 +1,8 @@
-"""Axes: what an expression does with the axes of the images in it.
+"""Axes: the effect of an expression on the axes of its images.
 
-The effect of each expression is independent of whether its images have their channels last in the end. It
-names the expressions whose axes have one order, and says what changes in the text if that is [N, H, W, C].
-Images that it does not name are turned back for it, so what no rule knows is right as well.
+The effect does not depend on whether the images have their channels last in the end. It lists the expressions
+that share one order of axes, and the changes to the text if that order is [N, H, W, C]. Images that it does
+not list are transposed back before the expression, so expressions without a rule are correct as well.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Any
 
 from torch import nn
 
-from ..reading.scope import UNKNOWN, Scope, is_layer, is_torchs, word_of
+from ..reading.scope import UNKNOWN, Scope, is_layer, is_torchs, rule_name
 from ..reading.source import Source
-from . import order, words
+from . import order, tables
 from .flow import AXES, Flow
 
 ONE_BY_ONE = (
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow),
     *(ast.BitAnd, ast.BitOr, ast.BitXor),
 )
-"""Operators of single elements."""
+"""Elementwise operators."""
 
 
 class Unsafe(Exception):
-    """Why a module is not rewritten."""
+    """The reason why a module is not rewritten."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What an expression does.
+    """An expression's effect.
 
     Attributes:
-      joined: expressions whose images have one order of axes.
-      free: operands whose order it does not see.
-      edits: what is written instead of a part, where the channels are last.
-      lifted: operands [C, 1, 1] beside an image.
+      joined: expressions whose images share one order of axes.
+      free: operands whose order does not matter.
+      edits: the replacements of parts where the channels are last.
+      lifted: operands [C, 1, 1] of an operation with an image.
       refused: images that cannot have their channels last.
-      image: whether it is made for images.
+      image: whether the operation exists only for images.
     """
 
     joined: Sequence[ast.AST] = ()
@@ -63,15 +63,15 @@ class Axes:
     scope: Scope
 
     def images(self, node: ast.AST) -> set[int]:
-        """The images that an expression is."""
+        """Return the images that an expression evaluated to."""
         return self.flow.at.get(self.source.key(node), set())
 
-    def held(self, node: ast.AST) -> set[int]:
-        """Those that it is or holds in a list."""
+    def images_within(self, node: ast.AST) -> set[int]:
+        """Return the images that an expression evaluated to, itself or in a list."""
         return self.images(node) | self.flow.within.get(self.source.key(node), set())
 
     def operands(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The expressions that a node is given; of a list that is written in it, its elements."""
+        """Yield a node's operands, with the elements of list displays."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.keyword | ast.Starred):
                 yield from order.parts_of(child.value)
@@ -81,7 +81,7 @@ class Axes:
                 yield from order.parts_of(child)
 
     def effect(self, node: ast.AST) -> Effect | None:
-        """The effect of an expression; None if it passes on what it has."""
+        """Return the effect of an expression; None if it passes its operands on."""
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.BinOp):
@@ -114,173 +114,183 @@ class Axes:
         return None
 
     def _changed(self, node: ast.AugAssign) -> Effect:
-        """`x += y`, where x is no expression that is read: what it is elsewhere in the function."""
+        """Return the effect of `x += y`. Its x has no recorded value; uses elsewhere in the function do."""
         target = node.target
         if not isinstance(target, ast.Name):
             changed = [target.value] if isinstance(target, ast.Subscript) else []
             return Effect(refused=[node.value, *changed])
         function = self.source.around(node)
-        names = [each for each in ast.walk(function or node) if isinstance(each, ast.Name)]
-        same = [each for each in names if each.id == target.id and self.images(each)]
+        names = [child for child in ast.walk(function or node) if isinstance(child, ast.Name)]
+        same = [name for name in names if name.id == target.id and self.images(name)]
         return self._one_by_one(same[0], [*same, node.value]) if same else Effect()
 
     def _one_by_one(self, node: ast.AST, operands: Iterable[ast.AST]) -> Effect:
-        """Elements with those in the same place; a smaller operand lies along the last axes."""
+        """Return an elementwise effect; a smaller operand broadcasts along the last axes."""
         operands = list(operands)
-        images = [each for each in operands if self.images(each)]
-        smaller = [each for each in operands if not self.images(each) and self._ranks(each) - {0}]
-        if any(self._ranks(each) != {AXES - 1} for each in smaller):
+        images = [operand for operand in operands if self.images(operand)]
+        smaller = [operand for operand in operands if not self.images(operand) and self._ranks(operand) - {0}]
+        if any(self._ranks(operand) != {AXES - 1} for operand in smaller):
             return Effect()
         return Effect([*images, node], lifted=smaller)
 
     def _attribute(self, node: ast.Attribute) -> Effect | None:
         if not self._is_tensor(node.value):
-            places = {self.flow.first[each] for each in self.images(node)}
-            stored = any(key is not None and key[-1] == "Attribute" for key in places)
-            return Effect() if stored else None  # torch's axes, as it is kept
+            keys = {self.flow.first[number] for number in self.images(node)}
+            stored = any(key is not None and key[-1] == "Attribute" for key in keys)
+            return Effect() if stored else None  # an attribute keeps torch's axes
         parent = self.source.parents[node]
         if isinstance(parent, ast.Call) and parent.func is node:
-            return None  # a method: its call has the effect
+            return None  # a method: the effect is its call's
         if node.attr == "shape":
             return self._shape(node, node.value)
         if node.attr in ("data", "real", "imag"):
             return Effect([node.value, node])
-        return Effect(free=[node.value] if node.attr in words.ASKING else [])
+        return Effect(free=[node.value] if node.attr in tables.LAYOUT_FREE else [])
 
     def _call(self, node: ast.Call) -> Effect | None:
         if isinstance(node.func, ast.Attribute) and self._is_tensor(node.func.value):
             return self._word(node, node.func.attr, [node.func.value, *node.args])
-        objects = self._called(node)
-        layers = [each for each in objects if isinstance(each, nn.Module) or _is_forward(each)]
+        objects = self._callees(node)
+        layers = [callee for callee in objects if isinstance(callee, nn.Module) or _is_forward(callee)]
         if layers:
             return self._layers(node, layers)
-        functions = [each.func if isinstance(each, partial) else each for each in objects]
-        if any(word_of(each) or is_torchs(each) for each in functions):
+        functions = [callee.func if isinstance(callee, partial) else callee for callee in objects]
+        if any(rule_name(function) or is_torchs(function) for function in functions):
             return self._functions(node, functions, partly=functions != objects)
-        if any(each in words.BUILTINS for each in objects if isinstance(each, type | BuiltinFunctionType)):
+        if any(
+            callee in tables.BUILTINS for callee in objects if isinstance(callee, type | BuiltinFunctionType)
+        ):
             return Effect(free=list(self.operands(node)))
-        if any(each is sum for each in objects):
+        if any(callee is sum for callee in objects):
             return Effect([*node.args, node])
-        return self._one_by_one(node, node.args) if any(each is abs for each in objects) else None
+        return self._one_by_one(node, node.args) if any(callee is abs for callee in objects) else None
 
-    def _called(self, node: ast.Call) -> list[Any]:
-        """What a call called: as was seen, or as the name says."""
+    def _callees(self, node: ast.Call) -> list[Any]:
+        """Return the recorded callables of a call or, if it did not run, the value of the name."""
         site = self.flow.site(self.source, node.func)
         value = self.scope.value(node.func)
         return list(site.objects.values()) if site else [] if value is UNKNOWN else [value]
 
     def _functions(self, node: ast.Call, functions: Sequence[Any], partly: bool) -> Effect | None:
-        """Functions of torch, one or several in turn; `partly` if arguments stand elsewhere."""
-        if any(isinstance(each, FunctionType) and _takes_function(each) for each in functions):
+        """Return the effect of one or several torch functions; `partly` if a partial binds arguments."""
+        if any(isinstance(function, FunctionType) and _takes_function(function) for function in functions):
             return None
-        names = {str(getattr(each, "__name__", "")) for each in functions}
-        if names <= words.ELEMENTWISE:
-            return self._one_by_one(node, [*node.args, *(each.value for each in node.keywords)])
+        names = {str(getattr(function, "__name__", "")) for function in functions}
+        if names <= tables.ELEMENTWISE:
+            return self._one_by_one(node, [*node.args, *(keyword.value for keyword in node.keywords)])
         if len(names) == 1 and not partly:
             return self._word(node, names.pop(), list(node.args))
-        if names & words.IMAGES:
+        if names & tables.IMAGES:
             raise Unsafe(f"{self.source.place(node)}: {' and '.join(sorted(names))} in one line")
         return Effect()
 
     def _layers(self, node: ast.Call, layers: Sequence[Any]) -> Effect | None:
-        """A call of modules, of one or of several in turn. What they do is known from their calls."""
-        seen = self.flow.seeing_images
-        kinds = {kind_of(each) for each in layers if not isinstance(each, nn.Module) or id(each) in seen}
-        known = words.IMAGE_LAYERS | words.ELEMENTWISE_LAYERS | words.CONTAINERS | {""}
-        if kinds <= known:
-            forwards = [each for each in layers if not isinstance(each, nn.Module)]
-            given = [*node.args, *(each.value for each in node.keywords)]
-            return Effect([*given, node], image=bool(kinds & words.IMAGE_LAYERS)) if forwards else None
-        if kinds & known:
-            said = " and ".join(sorted(kinds - {""}))
-            raise Unsafe(f"{self.source.place(node)}: {said} in one line")
+        """Return the effect of a call of one or several modules. Their own calls were recorded."""
+        image_modules = self.flow.with_images
+        kinds = {
+            kind_of(layer)
+            for layer in layers
+            if not isinstance(layer, nn.Module) or id(layer) in image_modules
+        }
+        tabulated = tables.IMAGE_LAYERS | tables.ELEMENTWISE_LAYERS | tables.CONTAINERS | {""}
+        if kinds <= tabulated:
+            forwards = [layer for layer in layers if not isinstance(layer, nn.Module)]
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            return Effect([*arguments, node], image=bool(kinds & tables.IMAGE_LAYERS)) if forwards else None
+        if kinds & tabulated:
+            kinds_text = " and ".join(sorted(kinds - {""}))
+            raise Unsafe(f"{self.source.place(node)}: {kinds_text} in one line")
         return Effect()
 
-    def _word(self, node: ast.Call, name: str, given: list[ast.expr]) -> Effect:
-        """A function of torch, or a method of a tensor."""
-        named = {each.arg: each.value for each in node.keywords if each.arg}
+    def _word(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Effect:
+        """Return the effect of a torch function or of a tensor's method."""
+        named = {argument.arg: argument.value for argument in node.keywords if argument.arg}
         plain = name.removesuffix("_") if not name.endswith("__") else name
-        starred = any(isinstance(each, ast.Starred) for each in given)
-        found = Effect() if starred else self._known(node, plain, given, named)
-        if plain != name and node not in found.joined:
-            return Effect(refused=given[:1])  # it changes a tensor that is turned for it
-        return found
+        starred = any(isinstance(argument, ast.Starred) for argument in arguments)
+        effect = Effect() if starred else self._known(node, plain, arguments, named)
+        if plain != name and node not in effect.joined:
+            return Effect(refused=arguments[:1])  # in place: a transposed copy would be changed instead
+        return effect
 
-    def _known(self, node: ast.Call, plain: str, given: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
-        """By the tables of `words`; images of what is in none of them are turned for it."""
-        if plain in words.IMAGES:
-            first = given[:1] or [named["input"]]
+    def _known(
+        self, node: ast.Call, plain: str, arguments: list[ast.expr], named: dict[str, ast.expr]
+    ) -> Effect:
+        """Look the effect up in `tables`; images of unlisted functions are transposed back."""
+        if plain in tables.IMAGES:
+            first = arguments[:1] or [named["input"]]
             return Effect([*first, node], image=True)
         if plain == "size":
-            axis = given[1] if len(given) > 1 else named.get("dim")
-            return self._shape(node, given[0]) if axis is None else self._edited([given[0]], [axis])
-        if plain in words.ASKING:
-            return Effect(free=given[:1])
+            axis = arguments[1] if len(arguments) > 1 else named.get("dim")
+            return self._shape(node, arguments[0]) if axis is None else self._edited([arguments[0]], [axis])
+        if plain in tables.LAYOUT_FREE:
+            return Effect(free=arguments[:1])
         if plain == "pad":
-            return self._pad(node, given, named)
-        pair = plain in ("max", "min") and len(given) > 1 and self._ranks(given[1])
-        if plain in words.ELEMENTWISE or pair:
-            return self._one_by_one(node, [*given, *named.values()])
-        if plain in words.ALONG:
-            return self._along(node, plain, given, named)
+            return self._pad(node, arguments, named)
+        pair = plain in ("max", "min") and len(arguments) > 1 and self._ranks(arguments[1])
+        if plain in tables.ELEMENTWISE or pair:
+            return self._one_by_one(node, [*arguments, *named.values()])
+        if plain in tables.ALONG:
+            return self._along(node, plain, arguments, named)
         return Effect()
 
-    def _along(self, node: ast.Call, name: str, given: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
-        """Along axes: they are others where the channels are last."""
-        place = words.ALONG[name]
-        axis = named.get("dim", named.get("dims", given[place] if len(given) > place else None))
-        first = given[:1] or [named[each] for each in ("tensors", "input") if each in named]
-        if axis is None and name in words.REDUCING - {"argmax", "argmin"}:
+    def _along(
+        self, node: ast.Call, name: str, arguments: list[ast.expr], named: dict[str, ast.expr]
+    ) -> Effect:
+        """Return the effect of a function along axes, whose numbers change where channels come last."""
+        position = tables.ALONG[name]
+        axis = named.get("dim", named.get("dims", arguments[position] if len(arguments) > position else None))
+        first = arguments[:1] or [named[keyword] for keyword in ("tensors", "input") if keyword in named]
+        if axis is None and name in tables.REDUCING - {"argmax", "argmin"}:
             return Effect(free=first)
         if axis is None:
-            return Effect([*first, node] if name in words.ROWS else [])
-        if name in ("var", "std") and len(given) > place + 1:
+            return Effect([*first, node] if name in tables.ROWS else [])
+        if name in ("var", "std") and len(arguments) > position + 1:
             return Effect()
-        several = given[place:] if name == "flip" and len(given) > place + 1 else [axis]
+        several = arguments[position:] if name == "flip" and len(arguments) > position + 1 else [axis]
         axes: list[int] = []
-        for each in several:
-            said = order.axes_of(each)
-            if said is None:
+        for axis_node in several:
+            listed = order.axes_of(axis_node)
+            if listed is None:
                 return Effect()
-            axes += said
-        found = self._edited(first, several)
-        if name not in words.REDUCING:
-            return dataclasses.replace(found, joined=[*found.joined, node])
-        kept = named.get("keepdim", given[place + 1] if len(given) > place + 1 else None)
-        if kept is not None and not isinstance(kept, ast.Constant):
+            axes += listed
+        effect = self._edited(first, several)
+        if name not in tables.REDUCING:
+            return dataclasses.replace(effect, joined=[*effect.joined, node])
+        keepdim = named.get("keepdim", arguments[position + 1] if len(arguments) > position + 1 else None)
+        if keepdim is not None and not isinstance(keepdim, ast.Constant):
             return Effect()
-        if kept is not None and kept.value:
-            return dataclasses.replace(found, joined=[*found.joined, node])
-        return found if order.same_order({*range(AXES)} - {*axes}) else Effect()
+        if keepdim is not None and keepdim.value:
+            return dataclasses.replace(effect, joined=[*effect.joined, node])
+        return effect if order.same_order({*range(AXES)} - {*axes}) else Effect()
 
     def _edited(self, joined: Sequence[ast.AST], axes: Iterable[ast.expr]) -> Effect:
-        """With other numbers of axes."""
+        """Return the effect of expressions with renumbered axes."""
         edits: dict[ast.AST, Sequence[order.Part]] = {}
         for node in axes:
-            said = order.axes_of(node)
-            if said is None:
+            listed = order.axes_of(node)
+            if listed is None:
                 return Effect()
-            edits[node] = (order.written(node, [order.LAST[each] for each in said]),)
+            edits[node] = (order.written(node, [order.LAST[axis] for axis in listed]),)
         return Effect(joined, edits=edits)
 
-    def _pad(self, node: ast.Call, given: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
-        """The last axes first: before them come the channels, which stay as they are."""
-        sizes = given[1] if len(given) > 1 else named.get("pad")
+    def _pad(self, node: ast.Call, arguments: list[ast.expr], named: dict[str, ast.expr]) -> Effect:
+        """Return the effect of `pad`, which lists the last axes first: channels get (0, 0)."""
+        sizes = arguments[1] if len(arguments) > 1 else named.get("pad")
         if not isinstance(sizes, ast.Tuple | ast.List) or len(sizes.elts) not in (2, 4):
             return Effect()
         opening, closing = "()" if isinstance(sizes, ast.Tuple) else "[]"
-        parts = [part for each in sizes.elts for part in (", ", each)]
-        return Effect([given[0], node], edits={sizes: (f"{opening}0, 0", *parts, closing)})
+        parts = [part for size in sizes.elts for part in (", ", size)]
+        return Effect([arguments[0], node], edits={sizes: (f"{opening}0, 0", *parts, closing)})
 
     def _shape(self, node: ast.AST, owner: ast.AST) -> Effect:
-        """`x.shape[1]`, `x.shape[2:]`, `B, C, H, W = x.shape`; any other shape is that of torch."""
+        """Edit `x.shape[1]`, `x.shape[2:]`, `B, C, H, W = x.shape`; any other shape keeps torch's order."""
         parent = self.source.parents[node]
         if isinstance(parent, ast.Subscript) and parent.value is node:
-            place = parent.slice
-            if isinstance(place, ast.Slice):
-                text = order.slice_of(place)
-                return Effect([owner], edits={place: (text,)}) if text is not None else Effect()
-            return self._edited([owner], [place])
+            index = parent.slice
+            if isinstance(index, ast.Slice):
+                text = order.slice_of(index)
+                return Effect([owner], edits={index: (text,)}) if text is not None else Effect()
+            return self._edited([owner], [index])
         if isinstance(parent, ast.Assign) and parent.value is node and len(parent.targets) == 1:
             target = parent.targets[0]
             if isinstance(target, ast.Tuple) and (names := order.four(target)):
@@ -292,23 +302,23 @@ class Axes:
         return Effect(free=[owner]) if free else Effect()
 
     def _subscript(self, node: ast.Subscript) -> Effect:
-        """`x[:, :c]`: the same parts, in the other order."""
+        """Reorder the parts of `x[:, :c]`."""
         if not self.images(node.value):
             return Effect()
-        given = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        indices = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         parts: list[ast.expr | None] = []
-        for each in given:
-            if isinstance(each, ast.Constant) and each.value is ...:
-                parts += [None] * (AXES - len(given) + 1)
-            elif isinstance(each, ast.Slice) or _is_number(each, self):
-                parts.append(None if isinstance(each, ast.Slice) and _is_all(each) else each)
+        for index in indices:
+            if isinstance(index, ast.Constant) and index.value is ...:
+                parts += [None] * (AXES - len(indices) + 1)
+            elif isinstance(index, ast.Slice) or _is_number(index, self):
+                parts.append(None if isinstance(index, ast.Slice) and _is_all(index) else index)
             else:
                 return Effect()
         parts += [None] * (AXES - len(parts))
-        kept = {axis for axis, each in enumerate(parts) if each is None or isinstance(each, ast.Slice)}
-        if len(parts) != AXES or not order.same_order(kept):
+        kept_axes = {axis for axis, part in enumerate(parts) if part is None or isinstance(part, ast.Slice)}
+        if len(parts) != AXES or not order.same_order(kept_axes):
             return Effect()
-        joined: list[ast.AST] = [node.value, node] if len(kept) == AXES else [node.value]
+        joined: list[ast.AST] = [node.value, node] if len(kept_axes) == AXES else [node.value]
         return Effect(joined, edits={node.slice: order.ordered([parts[axis] for axis in order.ORDER])})
 
     def _is_tensor(self, node: ast.AST) -> bool:
@@ -321,22 +331,22 @@ class Axes:
 
 
 def kind_of(module: Any) -> str:
-    """The name of the layer of torch whose `forward` a module has; nothing if it has one of its own."""
+    """Return the torch layer whose `forward` a module inherits; "" if its class defines `forward`."""
     if not isinstance(module, nn.Module):
         return str(module.__qualname__).partition(".")[0]
-    owner = next(each for each in type(module).__mro__ if "forward" in vars(each))
-    layer = next((each for each in type(module).__mro__ if is_layer(each)), nn.Module)
+    owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
+    layer = next((base for base in type(module).__mro__ if is_layer(base)), nn.Module)
     return layer.__name__ if is_torchs(owner) else ""
 
 
 def _is_forward(value: Any) -> bool:
-    """Whether a function is the `forward` of a layer, as `super().forward` is."""
+    """Return whether a function is the `forward` of a layer, as `super().forward` is."""
     value = value.__func__ if isinstance(value, MethodType) else value
     return isinstance(value, FunctionType) and value.__name__ == "forward" and is_torchs(value)
 
 
 def _takes_function(function: FunctionType) -> bool:
-    """Whether a function of torch calls one that it is given, as `checkpoint` does."""
+    """Return whether a torch function calls its argument, as `checkpoint` does."""
     return next(iter(inspect.signature(function).parameters), "") == "function"
 
 
@@ -349,8 +359,8 @@ def _is_all(node: ast.Slice) -> bool:
 
 
 def _is_number(node: ast.expr, axes: Axes) -> bool:
-    said = node.operand if isinstance(node, ast.UnaryOp) else node
-    if isinstance(said, ast.Constant):
-        return type(said.value) is int
+    number = node.operand if isinstance(node, ast.UnaryOp) else node
+    if isinstance(number, ast.Constant):
+        return type(number.value) is int
     site = axes.flow.sites.get(axes.source.key(node))
     return bool(site and site.kinds == {int})

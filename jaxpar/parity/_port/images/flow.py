@@ -1,4 +1,4 @@
-"""Flow: which tensors with four axes pass which place in the source, and through which layers."""
+"""Flow: which tensors with four axes pass which expression of the source, and which layers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ..reading.watching import Watched
 
 
 class Called(NamedTuple):
-    """A call of a module: the numbers of the tensors that it was given, and of those that it made."""
+    """A call of a module: the ids of its argument tensors and of its results."""
 
     module: nn.Module
-    given: frozenset[int]
-    made: frozenset[int]
+    arguments: frozenset[int]
+    results: frozenset[int]
 
 
 class Flow(Watched):
-    """What was seen, and the tensors in it.
+    """What ran, with the ids of the tensors of each expression.
 
     Attributes:
-      at: the numbers of the tensors that an expression was.
-      within: those in lists, tuples and dicts that an expression was.
-      first: at which place a tensor was met first, in the module's call.
-      calls: those of modules, torch's and the user's.
+      at: the ids of an expression's tensors.
+      within: the ids of the tensors in an expression's lists, tuples and dicts.
+      first: the expression in which a tensor appeared first, in the module's call.
+      calls: the calls of modules, torch's and the user's.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class Flow(Watched):
         self.within: dict[Key, set[int]] = {}
         self.first: dict[int, Key | None] = {}
         self.calls: list[Called] = []
-        self._kept: dict[int, torch.Tensor] = {}  # a number is an address: nothing may be freed meanwhile
+        # An id is an address: as long as tensors are compared by id, none may be freed.
+        self._tensors: dict[int, torch.Tensor] = {}
 
     def probe(self, key: Key, value: Any) -> Any:
         if self.in_call:
@@ -50,19 +51,19 @@ class Flow(Watched):
                 self._note(self.within, key, named_leaves(value).values())
         return super().probe(key, value)
 
-    def _note(self, found: dict[Key, set[int]], key: Key, tensors: Iterable[torch.Tensor]) -> None:
+    def _note(self, table: dict[Key, set[int]], key: Key, tensors: Iterable[torch.Tensor]) -> None:
         for number in self._numbers(tensors):
             self.first.setdefault(number, key)
-            found.setdefault(key, set()).add(number)
+            table.setdefault(key, set()).add(number)
 
     def _numbers(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-        images = {id(each): each for each in tensors if each.ndim == AXES}
-        self._kept.update(images)
+        images = {id(tensor): tensor for tensor in tensors if tensor.ndim == AXES}
+        self._tensors.update(images)
         return frozenset(images)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While it lasts, every call of a module is noted."""
+        """Record every call of a module while the context is open."""
         hook = nn.modules.module.register_module_forward_hook(self._after, with_kwargs=True)
         try:
             yield
@@ -70,16 +71,16 @@ class Flow(Watched):
             hook.remove()
 
     @functools.cached_property
-    def seeing_images(self) -> set[int]:
-        """The modules, by number, that were given an image or made one; when all calls are over."""
-        return {id(each.module) for each in self.calls if each.given or each.made}
+    def with_images(self) -> set[int]:
+        """The ids of the modules that had an image as argument or result; read after all calls."""
+        return {id(call.module) for call in self.calls if call.arguments or call.results}
 
     def is_floating_point(self, number: int) -> bool:
-        return self._kept[number].is_floating_point()
+        return self._tensors[number].is_floating_point()
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.in_call:
-            given, made = (self._numbers(named_leaves(x).values()) for x in ((args, kwargs), output))
-            for number in (*given, *made):
+            arguments, results = (self._numbers(named_leaves(x).values()) for x in ((args, kwargs), output))
+            for number in (*arguments, *results):
                 self.first.setdefault(number, None)
-            self.calls.append(Called(module, given, made))
+            self.calls.append(Called(module, arguments, results))

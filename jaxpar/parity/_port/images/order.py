@@ -1,4 +1,4 @@
-"""Order: torch's axes of an image, where they are in [N, H, W, C], and how that is written."""
+"""Order: the positions of torch's image axes in [N, H, W, C], and how they are written."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from .flow import AXES
 
 Part = str | ast.AST
 LAST = {0: 0, 1: -1, 2: 1, 3: 2}
-"""Where torch's axes are in [N, H, W, C]."""
+"""The positions of torch's axes in [N, H, W, C]."""
 ORDER = (0, 2, 3, 1)
 """torch's axes in the order of [N, H, W, C]."""
 
 
 def axes_of(node: ast.expr) -> list[int] | None:
-    """The axes that an expression says, from 0 to 3; None if it does not say them."""
+    """Return the axes that an expression lists literally, from 0 to 3; None if it does not."""
     try:
-        said = ast.literal_eval(node)
+        value = ast.literal_eval(node)
     except ValueError:
         return None
-    found = list(said) if isinstance(said, tuple | list) else [said]
-    valid = all(type(each) is int and -AXES <= each < AXES for each in found)
-    return [each % AXES for each in found] if valid else None
+    axes = list(value) if isinstance(value, tuple | list) else [value]
+    valid = all(type(axis) is int and -AXES <= axis < AXES for axis in axes)
+    return [axis % AXES for axis in axes] if valid else None
 
 
 def written(node: ast.AST, axes: Sequence[int]) -> str:
-    """Axes in the form of what they stand for."""
-    inside = ", ".join(map(str, axes))
+    """Write axes in the form of the expression that they replace."""
+    numbers = ", ".join(map(str, axes))
     if isinstance(node, ast.Tuple):
-        return f"({inside}{',' * (len(axes) == 1)})"
-    return f"[{inside}]" if isinstance(node, ast.List) else inside
+        return f"({numbers}{',' * (len(axes) == 1)})"
+    return f"[{numbers}]" if isinstance(node, ast.List) else numbers
 
 
-def same_order(kept: set[int]) -> bool:
-    """Whether these axes come in the order of torch's where the channels are last."""
-    return len(kept) == AXES or [axis for axis in ORDER if axis in kept] == sorted(kept)
+def same_order(axes: set[int]) -> bool:
+    """Return whether these axes keep torch's order where the channels come last."""
+    return len(axes) == AXES or [axis for axis in ORDER if axis in axes] == sorted(axes)
 
 
 def slice_of(node: ast.Slice) -> str | None:
-    """A slice of a shape, if its axes are neighbours in both orders."""
+    """Rewrite a slice of a shape, if its axes are neighbours in both orders."""
     try:
-        bounds = [ast.literal_eval(each) if each else None for each in (node.lower, node.upper, node.step)]
+        bounds = [ast.literal_eval(bound) if bound else None for bound in (node.lower, node.upper, node.step)]
         chosen = [LAST[axis] % AXES for axis in range(AXES)[slice(*bounds)]]
     except (ValueError, TypeError):
         return None
@@ -51,37 +51,37 @@ def slice_of(node: ast.Slice) -> str | None:
 
 
 def four(target: ast.Tuple) -> list[Part] | None:
-    """Names for four axes; `*_` stands for those that are missing."""
+    """Return the names for four axes; `*_` is repeated for the axes it covers."""
     names: list[Part] = []
-    for each in target.elts:
-        if isinstance(each, ast.Starred):
-            if not (isinstance(each.value, ast.Name) and each.value.id == "_"):
+    for element in target.elts:
+        if isinstance(element, ast.Starred):
+            if not (isinstance(element.value, ast.Name) and element.value.id == "_"):
                 return None
             names += ["_"] * (AXES - len(target.elts) + 1)
         else:
-            names.append(each)
+            names.append(element)
     return names if len(names) == AXES else None
 
 
 def ordered(parts: Sequence[ast.expr | None]) -> list[Part]:
-    """`..., :c`: the parts of a subscript, without whole axes at its end or beginning."""
-    first = next((i for i, each in enumerate(parts) if each is not None), AXES)
+    """Write a subscript as `..., :c`, without whole axes at its end or beginning."""
+    first = next((i for i, index in enumerate(parts) if index is not None), AXES)
     if first > 1 and first < AXES:
-        found: list[Part] = ["..."]
-        rest = parts[first:]
+        parts_: list[Part] = ["..."]
+        remaining = parts[first:]
     else:
-        found, rest = [], list(parts)
-        while rest and rest[-1] is None:
-            rest.pop()
-    for each in rest:
-        found += [", "] * bool(found) + [each if each is not None else ":"]
-    return found or [":"]
+        parts_, remaining = [], list(parts)
+        while remaining and remaining[-1] is None:
+            remaining.pop()
+    for index in remaining:
+        parts_ += [", "] * bool(parts_) + [index if index is not None else ":"]
+    return parts_ or [":"]
 
 
 def parts_of(node: ast.AST) -> Iterator[ast.AST]:
-    """An expression; of a list or tuple that is written there, its elements."""
+    """Yield an expression or, for a list or tuple display, its elements."""
     if isinstance(node, ast.List | ast.Tuple):
-        for each in node.elts:
-            yield from parts_of(each.value if isinstance(each, ast.Starred) else each)
+        for element in node.elts:
+            yield from parts_of(element.value if isinstance(element, ast.Starred) else element)
     else:
         yield node

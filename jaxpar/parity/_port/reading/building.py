@@ -1,4 +1,4 @@
-"""Building: with what arguments the module was made, as an expression of the ported file."""
+"""Building: the arguments that the module was made with, as an expression of the ported file."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from torch import nn
 from .. import rules
 from .profiling import profiled
 from .runtime import is_config
-from .scope import defined_by_user, import_of_config, is_layer, own_layer, word_of
+from .scope import defined_by_user, import_of_config, is_layer, jaxpar_layer, rule_name
 from .watching import is_users
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
-    """How an object was made: by a class or a function of the user, with these arguments."""
+class Construction:
+    """One construction of an object: the user's class or function that made it, and the arguments."""
 
     value: Any
     maker: Any
     arguments: inspect.ArgInfo
 
 
-Calls = dict[int, list[Made]]
-"""By the object's id: its class, then the functions that passed it on, the innermost first."""
+Constructions = dict[int, list[Construction]]
+"""By the object's id: its class, then the functions that returned it, innermost first."""
 
 
 class Inexpressible(Exception):
-    """An argument that cannot be written down."""
+    """An argument that cannot be written as Python."""
 
 
-def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
-    """The result of a call, and how objects were made on the way.
+def record_constructions(run: Callable[[], Any]) -> tuple[Any, Constructions]:
+    """Run a call; return its result, and how objects were constructed meanwhile.
 
-    Of nested constructors the outermost counts.
+    When constructors are nested, the outermost counts.
     """
-    calls: Calls = {}
+    calls: Constructions = {}
     open_frames: dict[Any, inspect.ArgInfo] = {}
 
     def note(frame: Any, event: str, value: Any) -> None:
@@ -53,13 +53,13 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
             info = inspect.getargvalues(frame)
             more = {info.keywords: dict(info.locals[info.keywords])} if info.keywords else {}
             open_frames[frame] = info = info._replace(locals={**info.locals, **more})
-            made = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
-            if made is not None and id(made) not in calls:
-                calls[id(made)] = [Made(made, type(made), info)]
+            instance = info.locals.get(info.args[0]) if info.args and code.co_name == "__init__" else None
+            if instance is not None and id(instance) not in calls:
+                calls[id(instance)] = [Construction(instance, type(instance), info)]
         elif isinstance(value, nn.Module) and frame in open_frames:
             function = frame.f_globals.get(code.co_name)
             if getattr(function, "__code__", None) is code:
-                calls.setdefault(id(value), []).append(Made(value, function, open_frames[frame]))
+                calls.setdefault(id(value), []).append(Construction(value, function, open_frames[frame]))
 
     with profiled(note):
         result = run()
@@ -67,7 +67,7 @@ def noted(run: Callable[[], Any]) -> tuple[Any, Calls]:
 
 
 def _inherited(frame: Any) -> bool:
-    """Whether this is torch's constructor of a layer at work for a class of the user that has none."""
+    """Return whether this frame is torch's constructor of a layer, run by a user's subclass."""
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount:
         return False
@@ -80,23 +80,23 @@ def _inherited(frame: Any) -> bool:
 
 
 def maker_of(module: nn.Module) -> Callable[[], nn.Module]:
-    """A constructor for a module that is there already: its arguments are the attributes of their names.
+    """Return a constructor for an existing module: its arguments are the attributes of the same names.
 
     Raises:
-      Inexpressible: an argument is no attribute, or what is made has other tensors.
+      Inexpressible: an argument is not an attribute, or the new module has different tensors.
     """
     kind: Any = type(module)
-    given = {}
+    arguments = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         if hasattr(module, name):
-            given[name] = getattr(module, name)
+            arguments[name] = getattr(module, name)
         elif parameter.default is parameter.empty:
-            said = f"{kind.__name__} has no attribute {name}, so its arguments are unknown"
-            raise Inexpressible(f"{said}; give a function that makes it")
-    make: Callable[[], nn.Module] = functools.partial(kind, **given)
-    shapes = [{name: x.shape for name, x in each.state_dict().items()} for each in (module, make())]
+            message = f"{kind.__name__} has no attribute {name}, so its arguments are unknown"
+            raise Inexpressible(f"{message}; give a function that makes it")
+    make: Callable[[], nn.Module] = functools.partial(kind, **arguments)
+    shapes = [{name: x.shape for name, x in net.state_dict().items()} for net in (module, make())]
     if shapes[0] != shapes[1]:
-        raise Inexpressible(f"{kind.__name__} with the arguments {list(given)} has other tensors")
+        raise Inexpressible(f"{kind.__name__} with the arguments {list(arguments)} has other tensors")
     return make
 
 
@@ -104,22 +104,22 @@ class Expressions:
     """Values as Python writes them.
 
     Attributes:
-      takes_rngs: whether a class or function of the user is given `rngs` in the ported file.
-      roots: classes and functions of the user that occur in them.
+      takes_rngs: whether a user's class or function takes `rngs` in the ported file.
+      roots: the user's classes and functions that occur in the expressions.
     """
 
-    def __init__(self, calls: Calls, takes_rngs: Callable[[Any], bool]):
+    def __init__(self, calls: Constructions, takes_rngs: Callable[[Any], bool]):
         self.calls, self.takes_rngs = calls, takes_rngs
         self.roots: list[Any] = []
         self.imports: dict[str, str] = {}
 
-    def construction(self, made: Any) -> str:
-        """The call that made an object: of its constructor, or of the innermost function that can be said."""
-        if id(made) not in self.calls:
-            if isinstance(made, nn.Module) and defined_by_user(type(made)):
-                return f"{self.text(type(made))}()"
-            raise Inexpressible(f"{type(made).__name__} cannot be written down")
-        first, *others = self.calls[id(made)]
+    def construction(self, instance: Any) -> str:
+        """Write the call that made an object: its constructor's, or the innermost writable function's."""
+        if id(instance) not in self.calls:
+            if isinstance(instance, nn.Module) and defined_by_user(type(instance)):
+                return f"{self.text(type(instance))}()"
+            raise Inexpressible(f"{type(instance).__name__} cannot be written down")
+        first, *others = self.calls[id(instance)]
         before = len(self.roots)
         try:
             return self._call(first)
@@ -130,24 +130,28 @@ class Expressions:
                     return self._call(other)
             raise error
 
-    def _call(self, made: Made) -> str:
-        maker, info = made.maker, made.arguments
+    def _call(self, construction: Construction) -> str:
+        maker, info = construction.maker, construction.arguments
         names = info.args[1:] if inspect.isclass(maker) else info.args
-        said = [self._argument(maker, name, info.locals[name]) for name in names]
-        said = [each for each in said if each]
-        said += [self.text(each) for each in info.locals.get(info.varargs, ())] if info.varargs else []
+        arguments = [self._argument(maker, name, info.locals[name]) for name in names]
+        arguments = [argument for argument in arguments if argument]
+        arguments += (
+            [self.text(argument) for argument in info.locals.get(info.varargs, ())] if info.varargs else []
+        )
         more = info.locals.get(info.keywords, {}) if info.keywords else {}
-        said += [f"{name}={self.text(value)}" for name, value in more.items()]
-        said += ["rngs=rngs"] if isinstance(made.value, nn.Module) and self.takes_rngs(maker) else []
-        return f"{self.text(maker)}({', '.join(said)})"
+        arguments += [f"{name}={self.text(value)}" for name, value in more.items()]
+        arguments += (
+            ["rngs=rngs"] if isinstance(construction.value, nn.Module) and self.takes_rngs(maker) else []
+        )
+        return f"{self.text(maker)}({', '.join(arguments)})"
 
     def _argument(self, kind: Any, name: str, value: Any) -> str:
-        """Without arguments that have their default; by name."""
+        """Write an argument by name; nothing if it has its default."""
         default = inspect.signature(kind).parameters[name].default
         try:
             if default is value or (default is not inspect.Parameter.empty and bool(default == value)):
                 return ""
-        except Exception:
+        except Exception:  # `==` of any class may raise, or return an array without a truth value
             pass
         return f"{name}={self.text(value)}"
 
@@ -155,18 +159,17 @@ class Expressions:
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return repr(value)
         if isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
-            inside = ", ".join(map(self.text, value))
-            return {list: f"[{inside}]", set: f"{{{inside}}}"}.get(
-                type(value), f"({inside},)" if len(value) == 1 else f"({inside})"
+            elements = ", ".join(map(self.text, value))
+            return {list: f"[{elements}]", set: f"{{{elements}}}"}.get(
+                type(value), f"({elements},)" if len(value) == 1 else f"({elements})"
             )
         if isinstance(value, dict):
             return "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in value.items()) + "}"
         if isinstance(value, functools.partial):
             self.imports["partial"] = "from functools import partial"
-            said = [self.text(value.func), *map(self.text, value.args)]
-            return (
-                f"partial({', '.join([*said, *(f'{k}={self.text(v)}' for k, v in value.keywords.items())])})"
-            )
+            arguments = [self.text(value.func), *map(self.text, value.args)]
+            arguments += [f"{name}={self.text(argument)}" for name, argument in value.keywords.items()]
+            return f"partial({', '.join(arguments)})"
         return self._object(value)
 
     def _object(self, value: Any) -> str:
@@ -176,10 +179,10 @@ class Expressions:
         if defined_by_user(value):
             self.roots.append(value)
             return value.__name__
-        if is_layer(value) and own_layer(value):
+        if is_layer(value) and jaxpar_layer(value):
             return f"nn.{value.__name__}"
-        if word_of(value) in rules.NAMES:
-            return rules.NAMES[word_of(value)]  # type: ignore[index]
+        if rule_name(value) in rules.NAMES:
+            return rules.NAMES[rule_name(value)]  # type: ignore[index]
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and defined_by_user(type(value)):
             fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.init]
             return f"{self.text(type(value))}({', '.join(f'{name}={self.text(x)}' for name, x in fields)})"
@@ -188,7 +191,7 @@ class Expressions:
         return self.construction(value)
 
 
-def named(make: Any) -> bool:
-    """Whether `make` is a function of the user that can be ported itself: one without decorators."""
+def is_plain_function(make: Any) -> bool:
+    """Return whether `make` is a user's function, without decorators, that can be ported itself."""
     plain = isinstance(make, FunctionType) and not hasattr(make, "__wrapped__")
     return plain and defined_by_user(make) and make.__name__ != "<lambda>"

@@ -1,4 +1,4 @@
-"""Effects: functions of the user that change an argument in place; `f(x)` becomes `x = f(x)`."""
+"""Effects: the user's functions that change an argument in place; `f(x)` becomes `x = f(x)`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from .source import Function
 
 
 def changed(function: Function) -> dict[str, bool]:
-    """The arguments that are changed in place, and whether each of them is what the function returns.
+    """Return the arguments changed in place, each with whether the function returns that argument.
 
-    A name that has been given another value before is no longer the argument.
+    A name assigned before the change no longer refers to the argument.
     """
-    found = {name for name, line in _changes(function) if not _set_before(function, name, line)}
-    arguments = [each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)]
-    returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)]
-    names = {each.id if isinstance(each, ast.Name) else None for each in returned}
-    return {name: names == {name} for name in arguments if name in found}
+    changed_names = {name for name, line in _changes(function) if not _set_before(function, name, line)}
+    arguments = [child.arg for child in ast.walk(function.args) if isinstance(child, ast.arg)]
+    returned = [child.value for child in ast.walk(function) if isinstance(child, ast.Return)]
+    names = {value.id if isinstance(value, ast.Name) else None for value in returned}
+    return {name: names == {name} for name in arguments if name in changed_names}
 
 
 def _changes(function: Function) -> Iterator[tuple[str, int]]:
-    """`x[0] = y`, `x[0] += y`, `x += y`, `x.add_(y)`: the name and the line."""
+    """Yield the name and the line of `x[0] = y`, `x[0] += y`, `x += y`, `x.add_(y)`."""
     for node in ast.walk(function):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
-            targets = [each for each in node.targets if isinstance(each, ast.Subscript)]
+            targets = [target for target in node.targets if isinstance(target, ast.Subscript)]
         elif isinstance(node, ast.AugAssign):
             targets = [node.target]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -40,8 +40,9 @@ def _changes(function: Function) -> Iterator[tuple[str, int]]:
 
 
 def _set_before(function: Function, name: str, line: int) -> bool:
-    stores = (each for each in ast.walk(function) if isinstance(each, ast.Assign) and each.lineno < line)
-    targets = (each for store in stores for target in store.targets for each in ast.walk(target))
+    stores = (child for child in ast.walk(function) if isinstance(child, ast.Assign) and child.lineno < line)
+    targets = (child for store in stores for target in store.targets for child in ast.walk(target))
     return any(
-        isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store) for each in targets
+        isinstance(target, ast.Name) and target.id == name and isinstance(target.ctx, ast.Store)
+        for target in targets
     )

@@ -1,4 +1,4 @@
-"""Profiling: every call and return inside, seen by a function."""
+"""Profiling: pass every call and return of this thread to a function."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 Note = Callable[[Any, str, Any], None]
-"""Of `sys.setprofile`: a frame, what happened, and with what."""
+"""A function for `sys.setprofile`: frame, event, argument."""
 
 
 @contextmanager
 def profiled(note: Note) -> Iterator[None]:
-    """`note` sees what this thread runs inside; a profiler that is at work goes on afterwards."""
+    """Pass events to `note`; a profiler that was active resumes afterwards."""
     before = sys.getprofile()
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(None)
-        # cProfile's is no function that could be set.
+        # cProfile's profiler is not a function that sys.setprofile accepts.
         goes_on = getattr(before, "enable", functools.partial(sys.setprofile, before))
         goes_on()

@@ -1,8 +1,8 @@
-"""Runtime: what a library does around its models, and how much of it a ported file has.
+"""Runtime: a library's code around its models, and how much of it a ported file contains.
 
-transformers' models run in decorators, caches and base classes of their own. What of these has a counterpart
-is in `rules.transformers_words`; functions that ran are ported like a user's; all else is `Beyond`, and a
-branch that did not run and that needs it raises.
+transformers' models run inside its own decorators, caches and base classes. `rules.transformers_names` lists
+those with a counterpart; functions that ran are ported like a user's; everything else raises `Beyond`, and a
+branch that did not run and needs it raises in the ported file.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from typing import Any
 
 from torch import nn
 
+from ..rules import transformers_names as runtime_names
 from ..rules import transformers_stand_ins as stand_ins
-from ..rules import transformers_words as words
 from .source import Source, source_of
 from .watching import Watched
 
 
 class Beyond(Exception):
-    """What belongs to a library's runtime and did not run."""
+    """A part of a library's runtime that did not run."""
 
 
 def home_of(value: Any) -> str:
-    """The module that a value is from; of an object that of its class."""
+    """Return the module that defines a value, or an object's class, with a dot at the end."""
     if isinstance(value, ModuleType):
         return value.__name__ + "."
-    found = getattr(value, "__module__", None)
-    return f"{found}." if isinstance(found, str) else ""
+    module = getattr(value, "__module__", None)
+    return f"{module}." if isinstance(module, str) else ""
 
 
-def word(value: Any) -> str:
-    """`transformers.modeling_utils.PreTrainedModel.post_init`: what the rules call a value."""
-    inside = home_of(value).removeprefix(f"{words.LIBRARY}.")
-    return f"transformers.{inside}{getattr(value, '__qualname__', '')}" if of_library(value) else ""
+def library_name(value: Any) -> str:
+    """Return a library value's name in the rules: `transformers.modeling_utils.PreTrainedModel.post_init`."""
+    path = home_of(value).removeprefix(f"{runtime_names.LIBRARY}.")
+    return f"transformers.{path}{getattr(value, '__qualname__', '')}" if of_library(value) else ""
 
 
 def of_library(value: Any) -> bool:
-    return home_of(value).startswith(f"{words.LIBRARY}.")
+    return home_of(value).startswith(f"{runtime_names.LIBRARY}.")
 
 
 def of_runtime(value: Any) -> bool:
-    return of_library(value) and not home_of(value).startswith(f"{words.LIBRARY}.models.")
+    return of_library(value) and not home_of(value).startswith(f"{runtime_names.LIBRARY}.models.")
 
 
 def stand_in(value: Any) -> str | None:
-    """The name of what is written instead."""
-    for name, module in words.STAND_INS.items():
-        home = sys.modules.get(f"{words.LIBRARY}.{module}")
+    """Return the name of the stand-in that is written for a value."""
+    for name, module in runtime_names.STAND_INS.items():
+        home = sys.modules.get(f"{runtime_names.LIBRARY}.{module}")
         if home is not None and vars(home).get(name) is value:
             return name
     return None
@@ -63,38 +63,41 @@ def stand_in_source() -> Source:
 
 
 def is_config(value: Any) -> bool:
-    """Whether a class is one of settings, which the file imports: it needs no torch."""
+    """Return whether a class is a library's configuration, which the file can import: it needs no torch."""
     return inspect.isclass(value) and any(
-        word(each) == f"transformers.configuration_utils.{words.CONFIG}" for each in value.__mro__
+        library_name(base) == f"transformers.configuration_utils.{runtime_names.CONFIG}"
+        for base in value.__mro__
     )
 
 
 def is_logger(value: Any) -> bool:
-    return isinstance(value, logging.Logger) and value.name.startswith(f"{words.LIBRARY}.")
+    return isinstance(value, logging.Logger) and value.name.startswith(f"{runtime_names.LIBRARY}.")
 
 
 def runtime_bases(kind: Any) -> list[type]:
-    """Those of a class's bases that are modules of the runtime."""
-    found = kind.__mro__ if inspect.isclass(kind) else ()
-    return [each for each in found if of_runtime(each) and issubclass(each, nn.Module)]
+    """Return a class's bases that are modules of the runtime."""
+    bases = kind.__mro__ if inspect.isclass(kind) else ()
+    return [base for base in bases if of_runtime(base) and issubclass(base, nn.Module)]
 
 
 def for_runtime(kind: Any, name: str) -> bool:
-    """Whether what a class says under a name is said to its runtime, and not to its own methods."""
+    """Return whether an attribute of a class configures its runtime and not its own methods."""
     if name in vars(nn.Module) or not inspect.isclass(kind):
         return False
-    return any(name in vars(each) | inspect.get_annotations(each) for each in _around(kind))
+    return any(name in vars(base) | inspect.get_annotations(base) for base in _runtime_ancestors(kind))
 
 
-def _around(kind: type) -> list[type]:
-    """The bases of the runtime and theirs, without torch's."""
-    found = {each: None for base in runtime_bases(kind) for each in base.__mro__ if of_runtime(each)}
-    return list(found)
+def _runtime_ancestors(kind: type) -> list[type]:
+    """Return the runtime's bases of a class and their bases, without torch's."""
+    ancestors = {
+        ancestor: None for base in runtime_bases(kind) for ancestor in base.__mro__ if of_runtime(ancestor)
+    }
+    return list(ancestors)
 
 
 def is_beyond(value: Any, watched: Watched) -> bool:
-    """Whether a value of the library cannot be written: it did not run, or is no function and no class."""
-    if stand_in(value) or word(value) in words.LIBRARY_NAMES:
+    """Return whether a library's value cannot be written: it did not run, or is not a function or class."""
+    if stand_in(value) or library_name(value) in runtime_names.LIBRARY_NAMES:
         return False
     if not of_library(value) or isinstance(value, ModuleType):
         return of_runtime(value)
@@ -108,10 +111,10 @@ def is_beyond(value: Any, watched: Watched) -> bool:
 
 
 def _class_ran(value: type, watched: Watched) -> bool:
-    """Whether a method of a class ran; a class without methods is as its bases are."""
-    functions = [each for each in map(_plain, vars(value).values()) if each is not None]
-    ran = any(each.__code__ in watched.functions for each in functions)
-    return ran or (not functions and any(_class_ran(each, watched) for each in value.__mro__[1:2]))
+    """Return whether a method of a class ran; for a class without methods, whether its base's did."""
+    functions = [function for function in map(_plain, vars(value).values()) if function is not None]
+    ran = any(function.__code__ in watched.functions for function in functions)
+    return ran or (not functions and any(_class_ran(base, watched) for base in value.__mro__[1:2]))
 
 
 def _plain(value: Any) -> FunctionType | None:

@@ -1,4 +1,4 @@
-"""Scope: what the names in a piece of the source mean, as far as that is known without running it."""
+"""Scope: what the names in the source refer to, as far as that can be determined without running it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch import nn
 from jaxpar.nn import channels_first
 
 from ..rules import FUNCTIONS, NAMES, SILENT
-from .runtime import of_library
-from .runtime import word as library_word
+from .runtime import library_name, of_library
 from .source import Function, Source, source_of
 from .watching import is_users
 
@@ -28,7 +27,7 @@ UNKNOWN = object()
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """Where names are looked up: in a module, and which of them are local to a function instead."""
+    """A module's names, and which of them a function shadows with local ones."""
 
     globals: dict[str, Any]
     local: frozenset[str] = frozenset()
@@ -37,7 +36,7 @@ class Scope:
         return Scope(self.globals, self.local | bound_in(function))
 
     def value(self, node: ast.AST) -> Any:
-        """What a dotted name stands for; UNKNOWN if it is local, or no name."""
+        """Return the value of a dotted name; UNKNOWN if it is local, or not a name."""
         if isinstance(node, ast.Name):
             if node.id in self.local:
                 return UNKNOWN
@@ -50,56 +49,57 @@ class Scope:
 
 
 def bound_in(function: ast.AST) -> frozenset[str]:
-    """The names that are assigned somewhere in a function, its arguments among them."""
-    found = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    """Return the names assigned anywhere in a function, including its arguments."""
+    names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, Function) and node is not function:
-            found.add(node.name)
-    return frozenset(found)
+            names.add(node.name)
+    return frozenset(names)
 
 
-def word_of(value: Any) -> str | None:
-    """The name of torch under which the rules know a value."""
+def rule_name(value: Any) -> str | None:
+    """Return the name under which the rules list a value of torch."""
     try:
-        found = _words().get(id(value))
+        name = _rule_names().get(id(value))
     except TypeError:
         return None
-    own = library_word(value) if of_library(value) else None
-    return own if found is None and own in FUNCTIONS else found
+    fallback = library_name(value) if of_library(value) else None
+    return fallback if name is None and fallback in FUNCTIONS else name
 
 
 @functools.cache
-def _words() -> dict[int, str]:
-    """Both `torch.relu` and `torch.nn.functional.relu` are there; aliases lead to the first name."""
-    found: dict[int, str] = {}
-    for word in (*NAMES, *FUNCTIONS, *(word for word in SILENT if word.startswith("torch."))):
-        value = _get(word)
+def _rule_names() -> dict[int, str]:
+    """Map ids to torch names; aliases, as `torch.relu` and `torch.nn.functional.relu`, to the first one."""
+    names: dict[int, str] = {}
+    for name in (*NAMES, *FUNCTIONS, *(name for name in SILENT if name.startswith("torch."))):
+        value = _get(name)
         if value is not UNKNOWN and not isinstance(value, float | int | bool):
-            found.setdefault(id(value), word)
+            names.setdefault(id(value), name)
     for name in dir(nn):
         if inspect.isclass(getattr(nn, name)) and issubclass(getattr(nn, name), nn.Module):
-            found.setdefault(id(getattr(nn, name)), f"torch.nn.{name}")
-    return found
+            names.setdefault(id(getattr(nn, name)), f"torch.nn.{name}")
+    return names
 
 
-def _get(word: str) -> Any:
+def _get(torch_name: str) -> Any:
     value: Any = torch
-    for name in word.split(".")[1:]:
+    for name in torch_name.split(".")[1:]:
         value = getattr(value, name, UNKNOWN)
     return value
 
 
 def dotted(value: Any) -> str:
-    """`torch.nn.init.normal_`: where a function or class comes from."""
+    """Return where a function or class comes from: `torch.nn.init.normal_`."""
     value = getattr(value, "__wrapped__", value)
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
 def is_torchs(value: Any) -> bool:
-    """Whether a value is torch's: a function, a class, a module, or one of its constants."""
-    owner = getattr(value, "__self__", None)  # of Square.apply, which a newer torch has from C
+    """Return whether a value is torch's: a function, a class, a module, or one of its constants."""
+    # Functions such as Square.apply are built in C in newer releases and lose their module.
+    owner = getattr(value, "__self__", None)
     if inspect.isclass(owner) and issubclass(owner, torch.autograd.Function):
         return True
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
@@ -113,13 +113,13 @@ def is_layer(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, nn.Module) and is_torchs(value)
 
 
-def own_layer(kind: type) -> Any:
-    """Our layer of the name of torch's."""
+def jaxpar_layer(kind: type) -> Any:
+    """Return jaxpar's layer of the same name as torch's."""
     return getattr(channels_first, kind.__name__, None) if is_layer(kind) else None
 
 
 def defined_by_user(value: Any) -> bool:
-    """Whether a class or function is defined at the top of one of the user's files."""
+    """Return whether a class or function is defined at the top level of one of the user's files."""
     if not (inspect.isclass(value) or isinstance(value, FunctionType)):
         return False
     module = sys.modules.get(value.__module__)
@@ -130,7 +130,7 @@ def defined_by_user(value: Any) -> bool:
 
 
 def definition(value: Any) -> tuple[Source, ast.stmt]:
-    """The file and the definition of a class or function of the user."""
+    """Return the file and the definition of a user's class or function."""
     if isinstance(value, FunctionType):
         value = inspect.unwrap(value)
         source = source_of(value.__code__.co_filename)
@@ -139,14 +139,14 @@ def definition(value: Any) -> tuple[Source, ast.stmt]:
             raise LookupError(f"{value.__qualname__} has no source")
         return source, node
     source = source_of(inspect.getfile(value))
-    for each in ast.walk(source.tree):
-        if isinstance(each, ast.ClassDef) and each.name == value.__name__:
-            return source, each
+    for child in ast.walk(source.tree):
+        if isinstance(child, ast.ClassDef) and child.name == value.__name__:
+            return source, child
     raise LookupError(f"{value.__qualname__} has no source")
 
 
 def has_definition(value: Any) -> bool:
-    """Whether a class or function has one; a namedtuple has an assignment."""
+    """Return whether a class or function has a definition; a namedtuple only has an assignment."""
     try:
         return bool(definition(value))
     except (LookupError, OSError, TypeError):
@@ -154,19 +154,21 @@ def has_definition(value: Any) -> bool:
 
 
 def assignment(module: ModuleType, name: str) -> tuple[Source, ast.stmt, ModuleType] | None:
-    """Where a constant of a module is assigned, if it is once; through imports to the module that has it."""
+    """Locate the only assignment of a module's constant, following imports to the defining module."""
     path = getattr(module, "__file__", None)
     if not path or not is_users(path):
         return None
     source = source_of(path)
-    found = [each for each in source.tree.body if _assigns(each, name)]
-    if found:
-        return (source, found[0], module) if len(found) == 1 else None
-    for each in source.tree.body:
-        if isinstance(each, ast.ImportFrom):
-            for alias in each.names:
+    assignments = [statement for statement in source.tree.body if _assigns(statement, name)]
+    if assignments:
+        return (source, assignments[0], module) if len(assignments) == 1 else None
+    for statement in source.tree.body:
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
                 if (alias.asname or alias.name) == name:
-                    home = importlib.import_module("." * each.level + (each.module or ""), module.__package__)
+                    home = importlib.import_module(
+                        "." * statement.level + (statement.module or ""), module.__package__
+                    )
                     return assignment(home, alias.name)
     return None
 
@@ -177,20 +179,20 @@ def _assigns(node: ast.stmt, name: str) -> bool:
 
 
 def import_of(source: Source, name: str) -> str | None:
-    """The line that imports a name into a file, for this name alone."""
-    for each in ast.walk(source.tree):
-        if isinstance(each, ast.Import | ast.ImportFrom):
-            for alias in each.names:
+    """Return the line that imports one name into a file."""
+    for statement in ast.walk(source.tree):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
                 if (alias.asname or alias.name.split(".")[0]) == name:
                     what = alias.name + (f" as {alias.asname}" if alias.asname else "")
-                    if isinstance(each, ast.Import):
+                    if isinstance(statement, ast.Import):
                         return f"import {what}"
-                    return f"from {each.module} import {what}" if not each.level else None
+                    return f"from {statement.module} import {what}" if not statement.level else None
     return None
 
 
 def import_of_config(kind: type) -> str:
-    """The line that imports a class of settings, from the top of its library if it is there."""
+    """Return the line that imports a configuration class, from the library's top level if it is there."""
     library = kind.__module__.partition(".")[0]
     top = getattr(sys.modules[library], kind.__name__, None) is kind
     return f"from {library if top else kind.__module__} import {kind.__name__}"

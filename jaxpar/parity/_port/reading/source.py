@@ -1,4 +1,4 @@
-"""Source: the text of a Python file, its syntax tree, and which node a running function is."""
+"""Source: the text of a Python file, its syntax tree, and the node of a running function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import CodeType
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Key = tuple[str, int, int, int, int, str]
-"""A place in a file that a node is known by: path, first line and column, last line and column, kind."""
+"""A node's identity across parses: path, first line and column, last line and column, type."""
 
 
 class Source:
@@ -18,7 +18,7 @@ class Source:
 
     Attributes:
       path, text, tree: of the file.
-      parents: for each node the one that holds it.
+      parents: the parent of each node.
     """
 
     def __init__(self, path: str):
@@ -30,7 +30,7 @@ class Source:
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def between(self, start: tuple[int, int], end: tuple[int, int]) -> str:
-        """The text from a line and column to another; columns count bytes, as in `ast`."""
+        """Return the text between two positions; columns count bytes, as in `ast`."""
         (first, a), (last, b) = start, end
         if first == last:
             return self.lines[first - 1][a:b].decode()
@@ -38,56 +38,56 @@ class Source:
         return b"".join([self.lines[first - 1][a:], *middle, self.lines[last - 1][:b]]).decode()
 
     def segment(self, node: ast.AST) -> str:
-        """A node as it was written."""
+        """Return a node's text."""
         return self.between(start_of(node), end_of(node))
 
     def key(self, node: ast.AST) -> Key:
         return (self.path, *start_of(node), *end_of(node), type(node).__name__)
 
     def function(self, code: CodeType) -> Function | None:
-        """The definition that a code object was compiled from."""
+        """Return the definition that a code object was compiled from."""
         return self._functions.get((code.co_name, code.co_firstlineno))
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class whose body a definition stands in."""
+        """Return the class whose body contains a definition."""
         parent = self.parents.get(node)
         return parent if isinstance(parent, ast.ClassDef) else None
 
     def around(self, node: ast.AST) -> ast.AST | None:
-        """The function that a node stands in."""
-        found = self.parents.get(node)
-        while found is not None and not isinstance(found, Function):
-            found = self.parents.get(found)
-        return found
+        """Return the function that contains a node."""
+        parent = self.parents.get(node)
+        while parent is not None and not isinstance(parent, Function):
+            parent = self.parents.get(parent)
+        return parent
 
     def place(self, node: ast.AST) -> str:
-        """`models.py:12`."""
+        """Return `models.py:12`."""
         return f"{Path(self.path).name}:{node.lineno}"  # type: ignore[attr-defined]
 
-    def without(self, node: ast.AST, kept: set[str]) -> str:
-        """A definition's text without methods that are neither kept nor Python's, nor used by those."""
-        methods = [each for each in getattr(node, "body", []) if isinstance(each, Function)]
-        stay = [each for each in methods if each.name in kept or each.name.startswith("__")]
-        for each in stay:  # it grows
-            used = {inner.attr for inner in ast.walk(each) if isinstance(inner, ast.Attribute)}
+    def without(self, node: ast.AST, names: set[str]) -> str:
+        """Return a definition's text with the named and special methods and the methods these use."""
+        methods = [statement for statement in getattr(node, "body", []) if isinstance(statement, Function)]
+        stay = [method for method in methods if method.name in names or method.name.startswith("__")]
+        for method in stay:  # it grows
+            used = {inner.attr for inner in ast.walk(method) if isinstance(inner, ast.Attribute)}
             stay += [other for other in methods if other.name in used and other not in stay]
-        cut = [each for each in methods if each not in stay]
+        cut = [method for method in methods if method not in stay]
         written, at = "", start_of(node)
-        for each in cut:
-            first = min([start_of(each), *(start_of(d) for d in each.decorator_list)])
+        for method in cut:
+            first = min([start_of(method), *(start_of(d) for d in method.decorator_list)])
             written += self.between(at, (first[0], 0)).rstrip() + "\n\n"
-            at = end_of(each)
+            at = end_of(method)
         return (written + self.between(at, end_of(node)).lstrip("\n" if cut else "")).rstrip()
 
     @functools.cached_property
     def _functions(self) -> dict[tuple[str, int], Function]:
-        found = {}
+        functions = {}
         for node in ast.walk(self.tree):
             if isinstance(node, Function):
                 # A code object begins at the first decorator.
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                found[node.name, first] = node
-        return found
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                functions[node.name, first] = node
+        return functions
 
 
 def start_of(node: ast.AST) -> tuple[int, int]:
@@ -100,17 +100,17 @@ def end_of(node: ast.AST) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def source_of(path: str) -> Source:
-    """The source of a file.
+    """Return the source of a file.
 
     Raises:
-      OSError, SyntaxError: it cannot be read.
+      OSError, SyntaxError: the file cannot be read.
     """
     return Source(path)
 
 
 def defined(node: ast.stmt) -> list[str]:
-    """The names that a statement at the top of a file or class binds: of a definition or of an assignment."""
+    """Return the names that a statement at the top of a file or class binds by a definition or assignment."""
     if isinstance(node, Function | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return [each.id for each in targets if isinstance(each, ast.Name)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]

@@ -1,9 +1,9 @@
-"""Watching: which lines of the user's classes run, and what every expression in them is while they run.
+"""Watching: which lines of the user's classes run, and the values of every expression while they run.
 
-A first run says which functions run. In a second one each of them has another code object, compiled from
-the same syntax tree with a probe around every expression; afterwards it has its own again. So everything is
-known that a reader of the source cannot know: that `norm_layer` is BatchNorm2d, that `x` is a tensor and not
-a list, that a branch never ran.
+A first run records which functions run. For a second run each of them gets a code object compiled from the
+same syntax tree with a probe around every expression, and its own code back afterwards. This gives what the
+source alone does not: that `norm_layer` is BatchNorm2d, that `x` is a tensor and not a list, that a branch
+never ran.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import builtins
 import copy
 import functools
 import gc
-import inspect
 import itertools
 import sys
 import sysconfig
@@ -30,27 +29,27 @@ from .profiling import profiled
 from .source import Key, Source, source_of
 
 PROBE, PASSED = "__jaxpar_probe__", "__jaxpar_passed__"
-SEEN_KINDS = (
+PROBED_NODES = (
     *(ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp),
     *(ast.Compare, ast.BoolOp, ast.IfExp, ast.List, ast.ListComp),
 )
 STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
-"""Folders of Python itself."""
+"""Python's own folders."""
 INSTALLED = {"site-packages", "dist-packages"}
-"""Where in them everybody's packages lie."""
+"""The subfolders of installed packages."""
 FOREIGN = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[3])
-"""Folders of torch and of jaxpar."""
+"""The folders of torch and of jaxpar."""
 NUMERIC = {"numpy", "torch", "torchgen", "jax", "flax"}
-"""Packages that have words of their own in the rules, or none."""
+"""Packages that have their own rules, or none."""
 
 
 class Site:
-    """What one expression was.
+    """The values of one expression.
 
     Attributes:
       kinds: the types of its values.
-      objects: those values that are worth knowing.
-      types, axes: of the tensors among them.
+      objects: the values that are callables, None or booleans, by id.
+      types, axes: the dtypes and numbers of axes of its tensors.
     """
 
     def __init__(self) -> None:
@@ -65,8 +64,8 @@ class Site:
             self.types.add(value.dtype)
             self.axes.add(value.ndim)
         if callable(value) or value is None or isinstance(value, bool):
-            kept = value.__func__ if isinstance(value, MethodType) else value
-            self.objects[id(kept)] = kept
+            function = value.__func__ if isinstance(value, MethodType) else value
+            self.objects[id(function)] = function
 
     def merge(self, other: Site) -> None:
         self.kinds |= other.kinds
@@ -78,13 +77,13 @@ class Site:
 
 
 class Watched:
-    """What was seen.
+    """What ran, and with which values.
 
     Attributes:
-      sites: by the place of the expression.
+      sites: the values of expressions.
       lines, called: (path, line) of all statements that ran, and of those that ran in the module's call.
-      functions: those of the user that ran, by code object.
-      aliases: which statements changed the tensor of another name.
+      functions: the user's functions that ran, by code object.
+      aliases: which statements changed the tensor of a second name.
     """
 
     def __init__(self) -> None:
@@ -107,16 +106,16 @@ class Watched:
 
     @functools.cache  # noqa: B019 - as long as what was seen
     def variables(self, source: Source) -> dict[tuple[ast.AST | None, str], Site]:
-        """What the variables of functions were, everywhere in them."""
-        found: dict[tuple[ast.AST | None, str], Site] = {}
+        """Merge the values of each variable of a function."""
+        variables: dict[tuple[ast.AST | None, str], Site] = {}
         for node in ast.walk(source.tree):
-            seen = self.sites.get(source.key(node)) if isinstance(node, ast.Name) else None
-            if seen is not None and isinstance(node, ast.Name):
-                found.setdefault((source.around(node), node.id), Site()).merge(seen)
-        return found
+            site = self.sites.get(source.key(node)) if isinstance(node, ast.Name) else None
+            if site is not None and isinstance(node, ast.Name):
+                variables.setdefault((source.around(node), node.id), Site()).merge(site)
+        return variables
 
     def listening(self) -> AbstractContextManager[None]:
-        """While it lasts, calls that stand in no file of the user are noted as well; here none."""
+        """Record calls outside of the user's files as well, while the context is open; here none."""
         return nullcontext()
 
     def site(self, source: Source, node: ast.AST) -> Site | None:
@@ -124,14 +123,14 @@ class Watched:
 
 
 def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched | None = None) -> Watched:
-    """Makes and calls twice and says what ran; the second run's result is forgotten."""
+    """Make and call twice and return what ran; the second run's result is discarded."""
     watched = watched or Watched()
 
     def run() -> None:
         watched.in_call = False
-        made = make()
+        module = make()
         watched.in_call = True
-        call(made)
+        call(module)
 
     watched.functions = {
         code: function for function in functions_of(codes(run)) for code in [function.__code__]
@@ -143,21 +142,21 @@ def watch(make: Callable[[], Any], call: Callable[[Any], Any], watched: Watched 
 
 
 def codes(run: Callable[[], Any]) -> list[CodeType]:
-    """The user's code objects that a call runs."""
-    found: dict[CodeType, None] = {}
+    """Return the user's code objects that a call runs."""
+    ran: dict[CodeType, None] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:
         if event == "call":
-            found[frame.f_code] = None
+            ran[frame.f_code] = None
 
     with profiled(note):
         run()
-    return [code for code in found if is_users(code.co_filename)]
+    return [code for code in ran if is_users(code.co_filename)]
 
 
 @functools.cache
 def is_users(path: str) -> bool:
-    """Whether a file is neither torch's nor Python's, and is there."""
+    """Return whether an existing file is neither torch's nor Python's."""
     if path.startswith("<") or not path.endswith(".py"):
         return False
     real = Path(path).resolve()
@@ -168,39 +167,40 @@ def is_users(path: str) -> bool:
 
 
 def functions_of(codes: Iterable[CodeType]) -> list[FunctionType]:
-    """The functions that have these code objects; nested ones exist only while they run."""
-    wanted = set(codes)
-    found = {
-        id(each): each
-        for each in gc.get_referrers(*wanted)
-        if isinstance(each, FunctionType) and each.__code__ in wanted
+    """Return the functions of code objects; nested functions exist only while they run."""
+    code_set = set(codes)
+    functions = {
+        id(function): function
+        for function in gc.get_referrers(*code_set)
+        if isinstance(function, FunctionType) and function.__code__ in code_set
     }
-    return list(found.values())
+    return list(functions.values())
 
 
 @contextmanager
 def probes(watched: Watched, functions: Iterable[FunctionType]) -> Iterator[None]:
-    """The functions with probes in them. Other threads that run them in the meantime are seen as well."""
-    # A probe looks at values with isinstance, which asks them for an attribute.
-    looking = (each for each in functions if each.__name__ != "__getattribute__")
-    own = {function: function.__code__ for function in looking}
+    """Install probes in functions. Other threads that run them meanwhile are recorded as well."""
+    # A probe inspects values with isinstance, which reads an attribute of them: a probed __getattribute__
+    # would recurse.
+    probeable = (function for function in functions if function.__name__ != "__getattribute__")
+    originals = {function: function.__code__ for function in probeable}
     setattr(builtins, PROBE, watched.probe)
     setattr(builtins, PASSED, watched.passed)
     try:
-        for function in own:
+        for function in originals:
             probed = _probed(function)
             if probed is not None:
                 function.__code__ = probed
         yield
     finally:
-        for function, code in own.items():
+        for function, code in originals.items():
             function.__code__ = code
         delattr(builtins, PROBE)
         delattr(builtins, PASSED)
 
 
 def _probed(function: FunctionType) -> CodeType | None:
-    """The code of a function with probes; None if its source is another one."""
+    """Return a function's code with probes; None if its source does not match."""
     code = function.__code__
     source = source_of(code.co_filename)
     node = source.function(code)
@@ -210,21 +210,21 @@ def _probed(function: FunctionType) -> CodeType | None:
     probed.decorator_list = []
     shell: ast.stmt = probed
     owner = source.owner(node)
-    if owner is not None:  # a class around it, for super() and for names like __x
+    if owner is not None:  # super() and names like __x need a class around the function
         shell = _statement(f"class {owner.name}: pass")
         shell.body = [probed]  # type: ignore[attr-defined]
     free = [name for name in code.co_freevars if name != "__class__"]
-    own = {owner.name if owner is not None else node.name} - set(free)
-    around: Any = _statement("def __shell__(): pass")
-    around.body = [*(_statement(f"{name} = None") for name in free), shell]
-    # The name of the class is the file's, and no variable of what stands around it here.
-    around.body[:0] = [ast.Global([name]) for name in own]
-    module = ast.fix_missing_locations(ast.Module([around], []))
+    global_names = {owner.name if owner is not None else node.name} - set(free)
+    shell_function: Any = _statement("def __shell__(): pass")
+    shell_function.body = [*(_statement(f"{name} = None") for name in free), shell]
+    # The class's name must be the file's global, not a local variable of the shell.
+    shell_function.body[:0] = [ast.Global([name]) for name in global_names]
+    module = ast.fix_missing_locations(ast.Module([shell_function], []))
     compiled = compile(module, source.path, "exec", dont_inherit=True, flags=code.co_flags & _FUTURES)
-    found = next((each for each in _inside(compiled) if _fits(each, code)), None)
-    if found is None:  # unseen it would look like one that did not run
+    matching = next((inner for inner in _inside(compiled) if _fits(inner, code)), None)
+    if matching is None:  # without probes it would look like a function that did not run
         raise LookupError(f"{source.place(node)}: {code.co_qualname} cannot be watched")
-    return found
+    return matching
 
 
 def _statement(text: str) -> ast.stmt:
@@ -240,23 +240,23 @@ def _fits(code: CodeType, like: CodeType) -> bool:
 
 
 def _inside(code: CodeType) -> Iterator[CodeType]:
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield each
-            yield from _inside(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _inside(constant)
 
 
 class _Probes(ast.NodeTransformer):
-    """Puts a probe around every expression that is read, and one before every statement."""
+    """Puts a probe around every expression that is read, and a call before every statement."""
 
     def __init__(self, source: Source):
         self.source = source
 
     def visit(self, node: ast.AST) -> Any:
-        key = self.source.key(node) if isinstance(node, SEEN_KINDS) else None
+        key = self.source.key(node) if isinstance(node, PROBED_NODES) else None
         reads = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
-            return node  # Python looks for this very word
+            return node  # Python's compiler looks for the name `super`
         if isinstance(node, ast.JoinedStr):
             return node
         new = super().visit(node)
@@ -270,7 +270,7 @@ class _Probes(ast.NodeTransformer):
             if name in ("annotation", "returns", "decorator_list", "type_params", "pattern"):
                 continue
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                setattr(node, name, [new for each in value for new in self._statement(each)])
+                setattr(node, name, [new for statement in value for new in self._statement(statement)])
             elif isinstance(value, list):
                 setattr(node, name, [self.visit(x) if isinstance(x, ast.AST) else x for x in value])
             elif isinstance(value, ast.AST):
@@ -278,10 +278,6 @@ class _Probes(ast.NodeTransformer):
         return node
 
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
-        place: list[ast.expr] = [ast.Constant(self.source.path), ast.Constant(node.lineno)]
-        call = ast.Expr(ast.Call(ast.Name(PASSED, ast.Load()), place, []))
+        location: list[ast.expr] = [ast.Constant(self.source.path), ast.Constant(node.lineno)]
+        call = ast.Expr(ast.Call(ast.Name(PASSED, ast.Load()), location, []))
         return [ast.copy_location(call, node), self.visit(node)]
-
-
-def is_module_class(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, torch.nn.Module)

@@ -1,16 +1,16 @@
-"""The rules: which word of torch is which word of JAX, one line each.
+"""The rules: torch's calls and their counterparts in JAX, one line each.
 
     view(*shape) -> {self:a}.reshape({shape})
     torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
 
-On the left a call: `dim=` may be missing, `*shape` is all that follow, `out?` may be given and is left out.
-On the right what is written instead: `{dim}` is the argument, `<...>` is left out where an argument in it is
-missing. `:a` puts what is longer than a word into parentheses, `:t` makes a tuple of a shape or of axes,
-however it was given, `:s` single arguments of a list, `:n` a number of a flag. `{rngs}` is the stream that
-random numbers are drawn from. Of several lines for a word the first one that has place for all arguments is
-taken; a call without a line becomes a hole. What stands behind `#` is said of the line in `port.notes`.
+The left side is a call: `dim=` is optional, `*shape` collects the remaining arguments, `out?` is dropped. The
+right side is its replacement: `{dim}` is the argument, `<...>` is left out if an argument inside was not
+passed. `:a` parenthesises operators, `:t` writes a shape or axes as a tuple, however they were passed, `:s` a
+list as single arguments, `:n` a flag as a number. `{rngs}` is the stream that random numbers are drawn from.
+If a call has several lines, the first one that accepts all arguments applies; a call without a line becomes a
+hole. The text after `#` is added to `port.notes`.
 
-`methods` are those of a tensor, `functions` those of modules of torch, `names` what is not called.
+`methods` are a tensor's methods, `functions` those of torch's modules, `names` everything that is not called.
 """
 
 from .functions import FUNCTIONS as FUNCTIONS
@@ -27,6 +27,6 @@ from .names import CONTEXTS as CONTEXTS
 from .names import MODULES as MODULES
 from .names import NAMES as NAMES
 from .names import SILENT as SILENT
-from .rule import Rule as Rule
-from .transformers_words import LIBRARY_NAMES as LIBRARY_NAMES
-from .transformers_words import LIBRARY_SILENT as LIBRARY_SILENT
+from .rule import CallRule as CallRule
+from .transformers_names import LIBRARY_NAMES as LIBRARY_NAMES
+from .transformers_names import LIBRARY_SILENT as LIBRARY_SILENT

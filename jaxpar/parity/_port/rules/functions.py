@@ -1,8 +1,8 @@
-"""Functions of torch and of torch.nn.functional. What `torch.f(x)` shares with `x.f()` is in `methods`."""
+"""Functions of torch and of torch.nn.functional. Those that are also methods, `x.f()`, are in `methods`."""
 
 from .methods import METHODS
-from .rule import Rule, table
-from .transformers_words import FUNCTIONS as OF_TRANSFORMERS
+from .rule import CallRule, table
+from .transformers_names import FUNCTIONS as OF_TRANSFORMERS
 
 FUNCTIONS = table("""
     torch.cat(tensors, dim=) -> jnp.concatenate({tensors}<, axis={dim}>)
@@ -108,9 +108,9 @@ _SAME = {
         "cosine_similarity(x1, x2, dim=, eps=)"
     ),
 }
-"""Functions of jaxpar.nn.channels_first.functional with torch's name and torch's arguments."""
+"""Functions of jaxpar.nn.channels_first.functional with torch's names and arguments."""
 _OLDER = {"torch.nn.utils.weight_norm": "torch.nn.utils.parametrizations.weight_norm"}
-"""Functions with the rules of another one. Not the older spectral_norm: its iterations go the other way."""
+"""Aliases. Not the older spectral_norm: its iterations update the vectors in a different order."""
 _DRAWING = {
     "dropout": (("x", "p=", "training=", "inplace?"), "{x}<, p={p}><, training={training}>, key={rngs}"),
     "scaled_dot_product_attention": (
@@ -119,7 +119,7 @@ _DRAWING = {
         "<, is_causal={is_causal}><, scale={scale}>",
     ),
 }
-"""Functions that draw random numbers, with their arguments and ours."""
+"""Functions that draw random numbers, with torch's arguments and jaxpar's."""
 _RENAMED = {"weight": {"layer_norm": "scale", "group_norm": "scale", "embedding": "embedding"}}
 _BY_AXES = (
     "conv{n}d(input, weight, bias=, stride=, padding=, dilation=, groups=), "
@@ -131,30 +131,29 @@ _BY_AXES = (
 
 
 def _calls(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """`f(a, b=), g(c)` as names and signatures."""
-    found = []
+    """Parse `f(a, b=), g(c)` into names and signatures."""
+    signatures = []
     for call in text.split("), "):
-        name, _, inside = call.rstrip(")").partition("(")
-        found.append((name, tuple(each.strip() for each in inside.split(","))))
-    return found
+        name, _, parameters = call.rstrip(")").partition("(")
+        signatures.append((name, tuple(parameter.strip() for parameter in parameters.split(","))))
+    return signatures
 
 
-def _same(name: str, signature: tuple[str, ...]) -> Rule:
-    """The call as it is, with the first argument by position and the others by the names of ours."""
-    first, *rest = (each for each in signature if not each.endswith("?"))
-    said = "".join(
-        f"<, {_RENAMED.get(each.strip('='), {}).get(name, each.strip('='))}={{{each.strip('=')}}}>"
-        if each.endswith("=")
-        else f", {{{each}}}"
-        for each in rest
-    )
-    return Rule(signature, f"F.{name}({{{first}}}{said})")
+def _same(name: str, signature: tuple[str, ...]) -> CallRule:
+    """Return the rule of an equal function: the first argument by position, the others by jaxpar's names."""
+    first, *others = (parameter for parameter in signature if not parameter.endswith("?"))
+    arguments = ""
+    for parameter in others:
+        plain = parameter.strip("=")
+        keyword = _RENAMED.get(plain, {}).get(name, plain)
+        arguments += f"<, {keyword}={{{plain}}}>" if parameter.endswith("=") else f", {{{plain}}}"
+    return CallRule(signature, f"F.{name}({{{first}}}{arguments})")
 
 
 for _name, _signature in _calls(_SAME["torch.nn.functional"]):
     FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
 for _name, (_signature, _arguments) in _DRAWING.items():
-    FUNCTIONS[f"torch.nn.functional.{_name}"] = [Rule(_signature, f"F.{_name}({_arguments})")]
+    FUNCTIONS[f"torch.nn.functional.{_name}"] = [CallRule(_signature, f"F.{_name}({_arguments})")]
 for _n in (1, 2, 3):
     for _name, _signature in _calls(_BY_AXES.format(n=_n)):
         FUNCTIONS.setdefault(f"torch.nn.functional.{_name}", []).append(_same(_name, _signature))
@@ -162,5 +161,5 @@ FUNCTIONS.update({older: FUNCTIONS[name] for older, name in _OLDER.items()})
 FUNCTIONS.update(table(OF_TRANSFORMERS))
 for _name, _rules in METHODS.items():
     FUNCTIONS.setdefault(f"torch.{_name}", []).extend(
-        Rule(("self", *rule.signature), rule.template, rule.note) for rule in _rules
+        CallRule(("self", *rule.signature), rule.template, rule.note) for rule in _rules
     )

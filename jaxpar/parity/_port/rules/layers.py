@@ -1,14 +1,11 @@
-"""Layers: which arguments they do without, which draw random numbers, and what their leaves are called."""
+"""Layers: arguments without a counterpart, layers that take `rngs`, and the names of their leaves."""
 
 DROPPED = ("inplace", "device", "dtype", "sparse", "enable_nested_tensor", "mask_check")
-"""Arguments of torch's layers without a meaning in JAX."""
+"""Arguments of torch's layers that mean nothing in JAX."""
 
 _SPATIAL = tuple(f"{name}{n}d" for name in ("Conv", "ConvTranspose", "Dropout") for n in (1, 2, 3))
 _RECURRENT = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
-_ATTENTIONS = (
-    "MultiheadAttention",
-    *(f"Transformer{side}Layer" for side in ("Encoder", "Decoder")),
-)
+_ATTENTIONS = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
 _DENSE = ("Linear", "Bilinear", "Embedding", "EmbeddingBag", "Dropout", "AlphaDropout")
 RANDOM = frozenset((*_SPATIAL, *_RECURRENT, *_ATTENTIONS, *_DENSE))
 """Layers that are built with `rngs`."""
@@ -29,21 +26,11 @@ _ACTIVATIONS = (
         "Sigmoid",
         "Tanh",
     ),
-    *(
-        "Tanh",
-        "LogSigmoid",
-        "Hardtanh",
-        "Hardsigmoid",
-        "Hardswish",
-        "Hardshrink",
-        "Softsign",
-        "Softplus",
-        "Softmax",
-    ),
+    *("LogSigmoid", "Hardtanh", "Hardsigmoid", "Hardswish", "Hardshrink", "Softsign", "Softplus", "Softmax"),
     *("Softshrink", "Tanhshrink", "LogSoftmax", "GLU", "Threshold", "Identity"),
 )
 ACCEPTING = RANDOM | {*_NORMS, *_ACTIVATIONS, "GroupNorm", "LayerNorm", "RMSNorm"}
-"""Layers that take `rngs`, so that they can be built by whoever is given their class."""
+"""Layers that accept `rngs`, so that code that takes their class as an argument can build them."""
 
 LEAVES = {
     **{(name, "weight"): "scale[...]" for name in (*_NORMS, "GroupNorm", "LayerNorm", "RMSNorm")},
@@ -58,4 +45,4 @@ LEAVES = {
         for n, axes in ((1, "2, 1, 0"), (2, "3, 2, 0, 1"), (3, "4, 3, 0, 1, 2"))
     },
 }
-"""Where a layer of ours has a tensor of torch's layer, in torch's layout."""
+"""The counterpart in a layer of jaxpar of a tensor of torch's layer, in torch's layout."""

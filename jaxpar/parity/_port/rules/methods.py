@@ -175,12 +175,12 @@ PAIRS = table(f"""
     topk.values(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[0]
     topk.indices(k, dim?, sorted?) -> jax.lax.top_k({{self}}, {{k}})[1]
 """)
-"""Calls that give values and places."""
+"""Calls that return values and indices."""
 _CHANGING = (
     *("add", "sub", "mul", "div", "pow", "clamp", "relu", "sigmoid", "tanh", "exp", "sqrt", "neg"),
     *("fill", "zero", "masked_fill", "index_add", "scatter", "unsqueeze", "squeeze", "transpose"),
 )
 IN_PLACE = {f"{name}_": name for name in _CHANGING}
-"""Methods that change their tensor, with those that return the changed one."""
+"""Methods that change their tensor, with the methods that return the changed one."""
 INITIAL = ("normal_", "uniform_", "trunc_normal_")
 """Methods that draw a tensor's initial values."""

@@ -1,4 +1,4 @@
-"""Names of torch that are not called: types, numbers, annotations. And calls that compute nothing."""
+"""Names of torch that are not called: types, numbers, annotations; and calls that compute nothing."""
 
 NAMES = {
     "torch.Tensor": "jax.Array",
@@ -33,10 +33,10 @@ NAMES = {
     "torch.nn.functional.tanh": "nnx.tanh",
     "torch.nn.functional.leaky_relu": "F.leaky_relu",
 }
-"""By torch's name what stands for it where it is passed on, assigned or part of an annotation."""
+"""The counterparts of torch's names where they are passed on, assigned or part of an annotation."""
 
 ATTRIBUTES = ("shape", "dtype", "device", "ndim", "T", "mT", "real", "imag", "itemsize", "nbytes")
-"""What tensors and arrays both have."""
+"""Attributes of tensors that arrays have as well."""
 
 SILENT = (
     "torch.nn.init.",
@@ -47,7 +47,7 @@ SILENT = (
 """Calls whose statement has no counterpart: initial values come with torch's weights."""
 
 MODULES = {"torch.nn": "nn", "torch.nn.functional": "F"}
-"""Modules of torch that have one of ours for their attributes: `getattr(nn, name)`."""
+"""Modules of torch with a counterpart in jaxpar for their attributes: `getattr(nn, name)`."""
 
 CONTEXTS = ("torch.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast")
-"""Contexts that mean nothing at one precision; what is in them is written without them."""
+"""Contexts that mean nothing at one precision; only their bodies are written."""

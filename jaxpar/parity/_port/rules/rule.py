@@ -1,4 +1,4 @@
-"""Rule: one line of a table, which binds the arguments of a call and writes another one."""
+"""CallRule: one line of a table, which binds the arguments of a torch call and writes JAX's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import re
 from collections.abc import Callable
 
 Text = Callable[[ast.expr, str], str]
-"""How an argument is written; the second argument is "", "a", "t" or "s"."""
+"""Writes an argument; the second argument is its form: "", "a", "t", "s" or "n"."""
 LINE = re.compile(r"([\w.]+)\((.*?)\) -> +(.+?)(?:  # (.+))?")
 PLACE = re.compile(r"\{(\w+)(?::(\w))?\}")
 OPTIONAL = re.compile(r"<([^<>]*\{[^<>]*)>")
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class CallRule:
     """A line of a table.
 
     Attributes:
-      signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`; `dim==0` has to be
-        there and to be 0, `dim==0?` is 0 if it is there.
-      template: what is written.
-      note: in what it means something else, if it does.
+      signature: the names of the arguments with their marks: `dim=`, `*shape`, `out?`; `dim==0` must be
+        passed and be 0, `dim==0?` must be 0 if it is passed.
+      template: the replacement.
+      note: how the replacement differs from torch, if it does.
     """
 
     signature: tuple[str, ...]
@@ -32,7 +32,7 @@ class Rule:
     def apply(
         self, call: ast.Call, text: Text, self_node: ast.expr | None = None, rngs: str = "rngs"
     ) -> str | None:
-        """The call in JAX's words; None if this rule has no place for its arguments."""
+        """Write the call in JAX; return None if this rule does not accept its arguments."""
         bound = self._bound(call)
         if bound is None:
             return None
@@ -60,30 +60,30 @@ class Rule:
         return None if positional or named else bound
 
     def _written(self, bound: dict[str, list[ast.expr]], text: Text) -> str:
-        def optional(found: re.Match) -> str:
-            needed = {name for name, _ in PLACE.findall(found[1])} - {"rngs"}
-            return found[1] if all(bound.get(name) for name in needed) else ""
+        def optional(match: re.Match) -> str:
+            needed = {name for name, _ in PLACE.findall(match[1])} - {"rngs"}
+            return match[1] if all(bound.get(name) for name in needed) else ""
 
-        def place(found: re.Match) -> str:
-            if found[1] == "rngs":
-                return found[0]
-            nodes, form = bound.get(found[1], []), found[2] or ""
+        def place(match: re.Match) -> str:
+            if match[1] == "rngs":
+                return match[0]
+            nodes, form = bound.get(match[1], []), match[2] or ""
             if form == "t" and len(nodes) != 1:
-                inside = ", ".join(text(node, "") for node in nodes)
-                return f"({inside})"
+                elements = ", ".join(text(node, "") for node in nodes)
+                return f"({elements})"
             return ", ".join(text(node, form) for node in nodes)
 
         return PLACE.sub(place, OPTIONAL.sub(optional, self.template))
 
 
-def table(lines: str) -> dict[str, list[Rule]]:
-    """The rules of a text, by the word that they are for."""
-    found: dict[str, list[Rule]] = {}
+def table(lines: str) -> dict[str, list[CallRule]]:
+    """Parse rules, by torch's name."""
+    rules: dict[str, list[CallRule]] = {}
     for line in filter(None, map(str.strip, lines.splitlines())):
         match = LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"no rule: {line}")
-        word, signature, template, note = match.groups()
+        torch_name, signature, template, note = match.groups()
         names = tuple(name.strip() for name in signature.split(",") if name.strip())
-        found.setdefault(word, []).append(Rule(names, template, note or ""))
-    return found
+        rules.setdefault(torch_name, []).append(CallRule(names, template, note or ""))
+    return rules

@@ -1,7 +1,7 @@
-"""What stands for the runtime of transformers in a ported file: definitions that are copied into it by name.
+"""Replacements for the runtime of transformers: definitions that are copied into a ported file by name.
 
-They are the ones that its models call, for attention in the open ("eager") and without a cache. The proof
-compares them with torch's like every other line.
+Its models call them, for "eager" attention without a cache. The proof compares them with torch's like every
+other line. Their docstrings and comments are part of users' files.
 """
 
 from functools import partial

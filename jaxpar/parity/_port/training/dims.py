@@ -1,4 +1,4 @@
-"""The argument `dims` of optimizers of matrices: where the axes that torch means lie in Flax's leaves."""
+"""The argument `dims` of optimizers of matrices: the positions of torch's matrix axes in Flax's leaves."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ KEYS: dict[str, Callable[[str, int], Any]] = {
     "x.ndim": lambda path, ndim: ndim,
     'path.split("/")[-1]': lambda path, ndim: path.rpartition("/")[2],
 }
-"""What the axes may depend on, and how it is written."""
+"""The expressions that the axes may depend on."""
 
 
 def dims_of(
     function: Callable[..., Any],
-    taken: Iterable[str],
+    moved_paths: Iterable[str],
     tensors: Mapping[str, np.ndarray],
     links: Links,
     paths: Mapping[str, str],
 ) -> str:
-    """A function of the path and the leaf as text; empty where the default is right.
+    """Write `dims` as a function of the path and the leaf; empty where the default is right.
 
     Args:
-      taken: the paths of the leaves that the optimizer moves.
+      moved_paths: the paths of the leaves that the optimizer moves.
       tensors: torch's parameters.
-      paths: of Flax's leaves, by their names in `links`.
+      paths: the paths of Flax's leaves, by their names in `links`.
 
     Raises:
       PortError: the axes depend on more than their number or the name of the leaf.
@@ -41,19 +41,19 @@ def dims_of(
     ordered = function.__name__ == "muon"
     default: Axes = (1, 0) if ordered else (-2, -1)
     last, before = _varying(tensors, links, -1), _varying(tensors, links, -2)
-    wanted = {
+    axes_by_leaf = {
         (paths[leaf], ndim): (before[leaf][0], axis)
         for leaf, (axis, ndim) in last.items()
-        if leaf in before and paths.get(leaf) in set(taken)
+        if leaf in before and paths.get(leaf) in set(moved_paths)
     }
-    for said, key in KEYS.items():
+    for expression, key in KEYS.items():
         cases: dict[Any, set[Axes]] = {}
-        for (path, ndim), axes in wanted.items():
+        for (path, ndim), axes in axes_by_leaf.items():
             cases.setdefault(key(path, ndim), set()).add(
                 default if _same(axes, default, ndim, ordered) else axes
             )
-        if all(len(found) == 1 for found in cases.values()):
-            return _written(said, {case: found.pop() for case, found in cases.items()}, default)
+        if all(len(axes_set) == 1 for axes_set in cases.values()):
+            return _written(expression, {case: found.pop() for case, found in cases.items()}, default)
     raise PortError(
         f"jaxpar.parity.port: the axes that {function.__name__} takes lie differently in leaves of one name "
         "and number of axes; write the argument dims by hand."
@@ -61,31 +61,31 @@ def dims_of(
 
 
 def _varying(tensors: Mapping[str, np.ndarray], links: Links, axis: int) -> dict[str, tuple[int, int]]:
-    """For each leaf where one axis of its tensor lies in it, and how many axes it has."""
+    """Return, for each leaf, the position of one axis of its tensor, and its number of axes."""
     counted = {}
     for name, x in tensors.items():
         if x.ndim >= 2:
             shape = [1] * x.ndim
             shape[axis] = x.shape[axis]
             counted[name] = np.broadcast_to(np.arange(float(x.shape[axis])).reshape(shape), x.shape)
-    found = {}
+    positions = {}
     for leaf, x in links.to_flax(counted, gradient=True).items():
         moved = [i for i in range(x.ndim) if x.shape[i] > 1 and np.any(np.diff(x, axis=i))]
         if len(moved) == 1:
-            found[leaf] = moved[0], x.ndim
-    return found
+            positions[leaf] = moved[0], x.ndim
+    return positions
 
 
 def _same(axes: Axes, default: Axes, ndim: int, ordered: bool) -> bool:
-    theirs = tuple(axis % ndim for axis in default)
-    return axes == theirs if ordered else set(axes) == set(theirs)
+    normalized = tuple(axis % ndim for axis in default)
+    return axes == normalized if ordered else set(axes) == set(normalized)
 
 
-def _written(said: str, cases: Mapping[Any, Axes], default: Axes) -> str:
+def _written(expression: str, cases: Mapping[Any, Axes], default: Axes) -> str:
     other = {case: axes for case, axes in cases.items() if axes != default}
     if not other:
         return ""
     if len(cases) == 1:
         return f"lambda path, x: {next(iter(other.values()))}"
-    text = "".join(f"{axes} if {said} == {case!r} else " for case, axes in other.items())
+    text = "".join(f"{axes} if {expression} == {case!r} else " for case, axes in other.items())
     return f"lambda path, x: {text}{default}"

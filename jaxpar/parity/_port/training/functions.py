@@ -1,4 +1,4 @@
-"""Functions of the step that a user gave a scheduler, with their own text and what they refer to."""
+"""The functions that a user passed to a scheduler: their source and the definitions they refer to."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Functions:
     """Values as Python writes them.
 
     Attributes:
-      imports: the lines that the functions need.
-      definitions: functions and constants that they refer to, by name, in an order that Python can run.
+      imports: the import lines that the functions need, by the name bound.
+      definitions: the source of functions and constants that they refer to, in an order that Python can run.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Functions:
         self.definitions: dict[str, str] = {}
 
     def text(self, value: Any) -> str:
-        """A number, a list of numbers, or a function.
+        """Write a number, a list of numbers, or a function.
 
         Raises:
-          PortError: there is no text for it.
+          PortError: the value cannot be written.
         """
         if isinstance(value, list | tuple):
             return repr(list(value))
@@ -42,9 +42,9 @@ class Functions:
             return repr(value)
         if isinstance(value, functools.partial):
             self.imports["partial"] = "from functools import partial"
-            said = [self.text(each) for each in (value.func, *value.args)]
-            said += [f"{name}={self.text(each)}" for name, each in value.keywords.items()]
-            return f"partial({', '.join(said)})"
+            arguments = [self.text(argument) for argument in (value.func, *value.args)]
+            arguments += [f"{name}={self.text(argument)}" for name, argument in value.keywords.items()]
+            return f"partial({', '.join(arguments)})"
         if not isinstance(value, FunctionType):
             raise PortError(
                 f"jaxpar.parity.port: {type(value).__name__} in a scheduler has no text; make it a function."
@@ -69,17 +69,17 @@ class Functions:
         return function.__name__
 
     def _referred(self, function: FunctionType, tree: ast.AST) -> None:
-        """Notes what the names in a function stand for."""
+        """Record the definitions of the names in a function."""
         closed = inspect.getclosurevars(function)
-        known = {**closed.globals, **closed.nonlocals}
+        referenced = {**closed.globals, **closed.nonlocals}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        for name in sorted(names & known.keys()):
+        for name in sorted(names & referenced.keys()):
             if name not in self.definitions and name != function.__name__:
-                self._name(name, known[name], function)
-        missing = sorted(closed.unbound & names - set(dir(builtins)))
-        if missing:
+                self._name(name, referenced[name], function)
+        unbound = sorted(closed.unbound & names - set(dir(builtins)))
+        if unbound:
             raise PortError(
-                f"jaxpar.parity.port: {function.__qualname__} refers to {missing[0]}, which is nothing."
+                f"jaxpar.parity.port: {function.__qualname__} refers to {unbound[0]}, which is nothing."
             )
 
     def _name(self, name: str, value: Any, function: FunctionType) -> None:
@@ -96,27 +96,35 @@ class Functions:
         elif isinstance(value, FunctionType) and value.__name__ == name:
             self._function(value)
         else:
-            own = getattr(value, "__name__", name)
-            self.imports[name] = f"from {home} import {own}" + ("" if own == name else f" as {name}")
+            name_in_module = getattr(value, "__name__", name)
+            self.imports[name] = f"from {home} import {name_in_module}" + (
+                "" if name_in_module == name else f" as {name}"
+            )
 
 
 def lambda_text(function: FunctionType) -> str:
-    """The text of a lambda. Of several on one line the columns of its instructions say which it is.
+    """Return the source of a lambda. The columns of its instructions identify it among several on a line.
 
     Raises:
-      LookupError: it is not in its file.
+      LookupError: the lambda is not in its file.
     """
     source = source_of(function.__code__.co_filename)
-    found = [at for each in dis.get_instructions(function) if (at := each.positions) is not None]
-    # Instructions that stand for no text have an empty place.
-    places = [(at.lineno, at.col_offset) for at in found if at.end_col_offset and at.end_col_offset > 0]
-    around = [
+    positions = [
+        at for instruction in dis.get_instructions(function) if (at := instruction.positions) is not None
+    ]
+    # Instructions without source, such as RESUME, have an empty position.
+    starts = [
+        (position.lineno, position.col_offset)
+        for position in positions
+        if position.end_col_offset and position.end_col_offset > 0
+    ]
+    lambdas = [
         node
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Lambda)
-        and places
-        and all(start_of(node.body) <= place <= end_of(node.body) for place in places)
+        and starts
+        and all(start_of(node.body) <= start <= end_of(node.body) for start in starts)
     ]
-    if not around:
+    if not lambdas:
         raise LookupError(function.__qualname__)
-    return " ".join(source.segment(max(around, key=start_of)).split())
+    return " ".join(source.segment(max(lambdas, key=start_of)).split())

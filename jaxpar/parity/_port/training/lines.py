@@ -16,31 +16,31 @@ from ..._comparison import Comparison
 from ..._exactness import exact
 from ..._weights import links_of
 from ..._weights.tree import tree_of
-from ..proof import largest, made
+from ..proof import largest, perturbed
 from ..writing import formatted
 from . import optimizer as optimizers
 from . import scheduler as schedulers
 from .dims import dims_of
 from .functions import Functions
-from .steps import Sides, compared
+from .steps import TrainingSides, compared
 
-Given = Any
-"""A torch optimizer or scheduler, or a function of the torch module that makes it."""
+TorchObject = Any
+"""A torch optimizer or scheduler, or a function that makes it from the torch module."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a port came from.
+    """The origin of a port.
 
     Attributes:
-      make: makes the torch module.
-      build: makes the Flax module, from the written file; None if it cannot be built.
-      given: the torch module itself, if that was given.
+      make: a function that makes the torch module.
+      build: a function that makes the Flax module from the written file; None if that fails.
+      instance: the torch module itself, if the user passed one.
     """
 
     make: Callable[[], torch.nn.Module]
     build: Callable[[], nnx.Module] | None
-    given: torch.nn.Module | None
+    instance: torch.nn.Module | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Lines:
     """Lines of a training script, ported: `print(lines)`.
 
     Attributes:
-      source: the text, with its imports. It needs `net`, and lines of a scheduler need `optimizer`.
-      comparison: of all options, five steps of the weights, three hundred of the rates, and the
-        scheduler's state.
+      source: the text, with its imports. It refers to `net`, and a scheduler's lines to `optimizer`.
+      comparison: the comparison of all options, of the weights in five steps, of the rates in three
+        hundred, and of the scheduler's state.
     """
 
     source: str
@@ -61,7 +61,7 @@ class Lines:
 
     @property
     def same(self) -> bool:
-        """Whether the lines do what torch does."""
+        """Whether the lines equal torch."""
         return self.comparison.same
 
     @property
@@ -71,17 +71,17 @@ class Lines:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training(Sides):
-    """Both sides, and how the parameters of one belong to those of the other."""
+class Training(TrainingSides):
+    """Both sides, with the groups of the optimizer's parameters."""
 
     @functools.cached_property
-    def groups(self) -> list[optimizers.Group]:
+    def groups(self) -> list[optimizers.ParameterGroup]:
         names = {id(tensor): name for name, tensor in self.net.named_parameters()}
-        places = [
+        names_by_group = [
             [names[id(x)] for x in group["params"] if x.requires_grad]
             for group in self.optimizer.param_groups
         ]
-        return optimizers.groups_of(self.optimizer, places, self.links, self.paths)
+        return optimizers.groups_of(self.optimizer, names_by_group, self.links, self.paths)
 
     @property
     def taken(self) -> set[str]:
@@ -100,20 +100,20 @@ class Training(Sides):
         return "\n\n".join([*functions.definitions.values(), f"scheduler = {line}\n"])
 
 
-def optimizer_lines(origin: Origin, given: Given) -> Lines:
-    """`Port.optimizer`."""
+def optimizer_lines(origin: Origin, source_object: TorchObject) -> Lines:
+    """Write an optimizer's lines: `Port.optimizer`."""
     with exact():
-        training = _training(origin, given, "optimizer")
+        training = _training(origin, source_object, "optimizer")
         optimizers.rewind(training.optimizer)
         line = training.optimizer_line()
         source = formatted(f"from jaxpar import optim\n\n{line}", "train.py")
         return Lines(source, compared(dataclasses.replace(training, scheduler=None), source, line))
 
 
-def scheduler_lines(origin: Origin, given: Given) -> Lines:
-    """`Port.scheduler`."""
+def scheduler_lines(origin: Origin, source_object: TorchObject) -> Lines:
+    """Write a scheduler's lines: `Port.scheduler`."""
     with exact():
-        training = _training(origin, given, "scheduler")
+        training = _training(origin, source_object, "scheduler")
         functions = Functions()
         lines, line = training.scheduler_lines(functions), training.optimizer_line()
         rooms = [room for room in ("lr_scheduler", "swa_utils") if f"{room}." in lines]
@@ -122,53 +122,55 @@ def scheduler_lines(origin: Origin, given: Given) -> Lines:
         return Lines(source, compared(training, f"from jaxpar import optim\n{line}{source}", line))
 
 
-def _training(origin: Origin, given: Given, what: str) -> Training:
+def _training(origin: Origin, source_object: TorchObject, what: str) -> Training:
     if origin.build is None:
         raise PortError(
             f"jaxpar.parity.port: {what}: the port has no Flax module, whose parameters it could name."
         )
-    if callable(given):
-        net = made(origin.make).double()
+    if callable(source_object):
+        net = perturbed(origin.make).double()
         try:
-            own = given(net)
+            instance = source_object(net)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise PortError(
-                f"jaxpar.parity.port: the function that makes the {what} fails: {said}"
+                f"jaxpar.parity.port: the function that makes the {what} fails: {message}"
             ) from error
-        found = _pair(own, what)
+        pair = _pair(instance, what)
     else:
-        net, found = _adopted(origin, _pair(given, what))
-    _require_fresh(*found)
+        net, pair = _adopted(origin, _pair(source_object, what))
+    _require_fresh(*pair)
     flax = origin.build()
     links, tree = links_of(flax, net), tree_of(flax)
     tree.write(links.parameters({name: x.detach().numpy().copy() for name, x in net.named_parameters()}))
     paths = {}
-    for place, _ in nnx.to_flat_state(nnx.state(flax, nnx.Param)):
-        words = tuple(map(str, place))
-        name = ".".join(words)
-        paths[tree.aliases.get(name, name)] = "/".join(words)
-    return Training(net, *found, flax, links, paths)
+    for path, _ in nnx.to_flat_state(nnx.state(flax, nnx.Param)):
+        parts = tuple(map(str, path))
+        name = ".".join(parts)
+        paths[tree.aliases.get(name, name)] = "/".join(parts)
+    return Training(net, *pair, flax, links, paths)
 
 
-def _pair(given: Any, what: str) -> tuple[torch.optim.Optimizer, Any]:
-    """The optimizer, and the scheduler if that is what was given."""
-    optimizer = getattr(given, "optimizer", given) if what == "scheduler" else given
-    if not isinstance(optimizer, torch.optim.Optimizer) or (what == "scheduler" and given is optimizer):
+def _pair(source_object: Any, what: str) -> tuple[torch.optim.Optimizer, Any]:
+    """Return the optimizer, and the scheduler or None."""
+    optimizer = getattr(source_object, "optimizer", source_object) if what == "scheduler" else source_object
+    if not isinstance(optimizer, torch.optim.Optimizer) or (
+        what == "scheduler" and source_object is optimizer
+    ):
         raise PortError(
             f"jaxpar.parity.port: {what} takes a torch {what}, or a function of the module that makes one, "
-            f"and not {type(given).__name__}."
+            f"and not {type(source_object).__name__}."
         )
-    return optimizer, (given if what == "scheduler" else None)
+    return optimizer, (source_object if what == "scheduler" else None)
 
 
-def _adopted(origin: Origin, found: tuple[Any, Any]) -> tuple[torch.nn.Module, tuple[Any, Any]]:
-    """The module in float64, and copies of optimizer and scheduler that hold its parameters."""
-    net = (copy.deepcopy(origin.given) if origin.given is not None else made(origin.make)).double()
-    own = dict(net.named_parameters())
-    names = _names(origin, found[0], own)
-    memo = {id(x): own[name].requires_grad_(x.requires_grad) for x, name in names}
-    optimizer, scheduler = copy.deepcopy(found, memo)
+def _adopted(origin: Origin, pair: tuple[Any, Any]) -> tuple[torch.nn.Module, tuple[Any, Any]]:
+    """Return the module in float64, and copies of optimizer and scheduler with its parameters."""
+    net = (copy.deepcopy(origin.instance) if origin.instance is not None else perturbed(origin.make)).double()
+    parameters = dict(net.named_parameters())
+    names = _names(origin, pair[0], parameters)
+    memo = {id(x): parameters[name].requires_grad_(x.requires_grad) for x, name in names}
+    optimizer, scheduler = copy.deepcopy(pair, memo)
     for state in optimizer.state.values():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -177,22 +179,26 @@ def _adopted(origin: Origin, found: tuple[Any, Any]) -> tuple[torch.nn.Module, t
 
 
 def _names(
-    origin: Origin, optimizer: torch.optim.Optimizer, own: Mapping[str, torch.Tensor]
+    origin: Origin, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
 ) -> list[tuple[torch.Tensor, str]]:
-    """The optimizer's parameters with their names in the module.
+    """Return the optimizer's parameters with their names in the module.
 
     Raises:
-      PortError: they are not the module's, or nothing says which.
+      PortError: the names cannot be determined.
     """
     tensors = [x for group in optimizer.param_groups for x in group["params"]]
-    known = {id(x): name for name, x in (origin.given.named_parameters() if origin.given is not None else ())}
-    said = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
-    if all(id(x) in known for x in tensors):
-        names = [known[id(x)] for x in tensors]
-    elif len(said) == len(tensors) and set(said) <= own.keys():
-        names = said
-    elif len(optimizer.param_groups) == 1 and [x.shape for x in tensors] == [x.shape for x in own.values()]:
-        names = list(own)
+    names_by_id = {
+        id(x): name for name, x in (origin.instance.named_parameters() if origin.instance is not None else ())
+    }
+    recorded_names = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+    if all(id(x) in names_by_id for x in tensors):
+        names = [names_by_id[id(x)] for x in tensors]
+    elif len(recorded_names) == len(tensors) and set(recorded_names) <= parameters.keys():
+        names = recorded_names
+    elif len(optimizer.param_groups) == 1 and [x.shape for x in tensors] == [
+        x.shape for x in parameters.values()
+    ]:
+        names = list(parameters)
     else:
         raise PortError(
             f"jaxpar.parity.port: which parameters of the module the groups of {type(optimizer).__name__} "
@@ -203,7 +209,7 @@ def _names(
 
 
 def _require_fresh(optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Refuses what has taken steps: the lines say how a training begins."""
+    """Refuse an optimizer or scheduler that has taken steps: the lines begin a training."""
     moved = any(
         "momentum_buffer" in state or float(state.get("step", 0)) > 0 for state in optimizer.state.values()
     )

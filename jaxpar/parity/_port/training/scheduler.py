@@ -1,7 +1,7 @@
-"""The line of `jaxpar.optim.lr_scheduler` that makes what a torch scheduler is.
+"""The line of `jaxpar.optim.lr_scheduler` for a torch scheduler.
 
-The classes have torch's names and arguments. What a torch scheduler was made with is read from its
-attributes, most of which are called like the arguments.
+The classes have torch's names and arguments. A torch scheduler's arguments are read from its attributes, most
+of which have the arguments' names.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.optim import lr_scheduler as theirs
+from torch.optim import lr_scheduler as torch_schedulers
 
-from jaxpar.optim import lr_scheduler as ours
+from jaxpar.optim import lr_scheduler as jaxpar_schedulers
 from jaxpar.optim.swa_utils import SWALR
 
 from ....errors import PortError
@@ -35,33 +35,33 @@ def _phase(scheduler: Any) -> float:
     return (scheduler._schedule_phases[0]["end_step"] + 1) / scheduler.total_steps
 
 
-def _noted(key: str) -> Callable[[Any], PerGroup]:
+def _note(key: str) -> Callable[[Any], PerGroup]:
     return lambda scheduler: PerGroup([group[key] for group in scheduler.optimizer.param_groups])
 
 
 def _cycled(key: str) -> Callable[[Any], Any]:
-    """A note that is there if the momentum is cycled."""
-    return lambda scheduler: _noted(key)(scheduler) if scheduler.cycle_momentum else None
+    """Read a note that exists only if the momentum is cycled."""
+    return lambda scheduler: _note(key)(scheduler) if scheduler.cycle_momentum else None
 
 
-def _ratio(above: str, below: str) -> Callable[[Any], float]:
+def _ratio(above: str, divisor: str) -> Callable[[Any], float]:
     def read(scheduler: Any) -> float:
         group = scheduler.optimizer.param_groups[0]
-        return _short(group[above] / group[below])
+        return _short(group[above] / group[divisor])
 
     return read
 
 
 def _short(x: float) -> float:
-    """A number that was computed as the user may have written it."""
+    """Round a computed number to the one that the user probably wrote."""
     return float(f"{x:.13g}")
 
 
 def _size(part: Callable[[float], float]) -> Callable[[Any], float]:
-    return lambda scheduler: _whole(scheduler.total_size * part(scheduler.step_ratio))
+    return lambda scheduler: _integral(scheduler.total_size * part(scheduler.step_ratio))
 
 
-def _whole(x: float) -> float:
+def _integral(x: float) -> float:
     return int(_short(x)) if _short(x).is_integer() else _short(x)
 
 
@@ -79,7 +79,7 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
         "max_momentum": _cycled("max_momentum"),
     },
     "OneCycleLR": {
-        "max_lr": _noted("max_lr"),
+        "max_lr": _note("max_lr"),
         "epochs": lambda s: None,
         "steps_per_epoch": lambda s: None,
         "pct_start": lambda s: _short(_phase(s)),
@@ -92,62 +92,62 @@ READ: dict[str, dict[str, Callable[[Any], Any]]] = {
     },
     "ReduceLROnPlateau": {"min_lr": lambda s: PerGroup(s.min_lrs)},
     "SWALR": {
-        "swa_lr": _noted("swa_lr"),
+        "swa_lr": _note("swa_lr"),
         "anneal_strategy": lambda s: s._anneal_strategy,
     },
 }
-"""By class and argument, where the argument is not an attribute of its own name."""
+"""Readers of the arguments that are not attributes of the same name, by class and argument."""
 
 
 def class_of(scheduler: Any) -> type:
-    """Our class for a torch scheduler.
+    """Return jaxpar's class for a torch scheduler.
 
     Raises:
-      PortError: there is none.
+      PortError: jaxpar has no counterpart.
     """
     kind = type(scheduler)
-    found = {torch.optim.swa_utils.SWALR: SWALR}.get(kind)
-    if found is None and getattr(theirs, kind.__name__, None) is kind:
-        found = getattr(ours, kind.__name__, None)
-    if found is None:
+    function = {torch.optim.swa_utils.SWALR: SWALR}.get(kind)
+    if function is None and getattr(torch_schedulers, kind.__name__, None) is kind:
+        function = getattr(jaxpar_schedulers, kind.__name__, None)
+    if function is None:
         raise PortError(
             f"jaxpar.parity.port: jaxpar.optim.lr_scheduler has no word for {kind.__module__}.{kind.__name__}"
             "; derive your own from jaxpar.optim.lr_scheduler.LRScheduler, as from torch's."
         )
-    return found
+    return function
 
 
 def written(scheduler: Any, functions: Functions, frozen: bool = False) -> str:
-    """The call that makes a scheduler: `lr_scheduler.StepLR(optimizer, step_size=30)`.
+    """Write the call that makes a scheduler: `lr_scheduler.StepLR(optimizer, step_size=30)`.
 
     Args:
-      functions: gets the functions of the user that it needs.
-      frozen: whether our optimizer has one group more, at the end, whose parameters stay as they are.
+      functions: collects the user's functions that the call needs.
+      frozen: whether jaxpar's optimizer has one more group, the last one, of frozen parameters.
     """
     kind = class_of(scheduler)
-    word = f"swa_utils.{kind.__name__}" if kind is SWALR else f"lr_scheduler.{kind.__name__}"
+    name_ = f"swa_utils.{kind.__name__}" if kind is SWALR else f"lr_scheduler.{kind.__name__}"
     if kind.__name__ in MEMBERS:
-        members = ", ".join(written(each, functions, frozen) for each in scheduler._schedulers)
+        members = ", ".join(written(member, functions, frozen) for member in scheduler._schedulers)
         if kind.__name__ == "ChainedScheduler":
-            return f"{word}([{members}], optimizer)"
-        return f"{word}(optimizer, [{members}], milestones={list(scheduler._milestones)})"
-    given = ["optimizer"]
+            return f"{name_}([{members}], optimizer)"
+        return f"{name_}(optimizer, [{members}], milestones={list(scheduler._milestones)})"
+    arguments = ["optimizer"]
     for name, parameter in inspect.signature(kind).parameters.items():
         if name in ("optimizer", "last_epoch"):
             continue
         value = READ.get(kind.__name__, {}).get(name, lambda s, name=name: getattr(s, name))(scheduler)
         text = _text(value, parameter.default, functions, frozen)
-        given += [f"{name}={text}"] if text else []
-    return f"{word}({', '.join(given)})"
+        arguments += [f"{name}={text}"] if text else []
+    return f"{name_}({', '.join(arguments)})"
 
 
 def _text(value: Any, default: Any, functions: Functions, frozen: bool) -> str:
-    """A value as Python writes it; empty if it is the default, or nothing."""
+    """Write a value as Python; empty if it is None or the default."""
     if isinstance(value, PerGroup):
         several = list(value.values)
-        if any(each is not several[0] and each != several[0] for each in several):
+        if any(value_ is not several[0] and value_ != several[0] for value_ in several):
             several += several[-1:] if frozen else []
-            return f"[{', '.join(functions.text(plain(each)) for each in several)}]"
+            return f"[{', '.join(functions.text(plain(value_)) for value_ in several)}]"
         value = several[0]
     if value is None or (default is not inspect.Parameter.empty and value == default):
         return ""

@@ -1,7 +1,8 @@
-"""The proof of lines that train: executed as they are written, they do what torch's objects do.
+"""The proof of training lines: execute them as written and compare with torch's objects.
 
 From the same weights, with the same gradients, both optimizers take a few steps in float64. Both schedulers
-take many more, and end in the same state. Options that a few steps do not show are compared as numbers.
+take many more, and their final states are compared. Options whose effect a few steps do not show are compared
+as numbers.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ def normal(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """On what an optimizer is tried: a loss that is a parabola of each parameter, another one at each step.
+class OptimizerTrial:
+    """The loss that an optimizer is run on: a parabola in each parameter, redrawn at each step.
 
     Attributes:
-      pull: the part of a gradient that depends on its parameter.
-      draw: the part that does not, of a shape.
+      pull: the coefficient of the gradient's linear part.
+      draw: a function that draws the gradient's constant part, from the shape.
       wide: whether all arithmetic is float64.
     """
 
@@ -64,28 +65,28 @@ class Trial:
 
 
 def one_in_a_row(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """A matrix of which no row and no column has two numbers: its products are exact in any order."""
-    found = np.zeros(shape)
-    np.fill_diagonal(found, random.choice([-2.0, -1.0, 0.5, 1.0], min(shape)))
-    return found[:, ::-1]
+    """Draw a matrix with one number per row and column: its products are exact in any order."""
+    matrix = np.zeros(shape)
+    np.fill_diagonal(matrix, random.choice([-2.0, -1.0, 0.5, 1.0], min(shape)))
+    return matrix[:, ::-1]
 
 
 TRIALS = {
-    # It divides by differences of gradients: after a few steps it strays from itself by the last bit.
-    "LBFGS": Trial(steps=1),
-    # It computes in bfloat16 by definition, and sums of many terms depend on their order.
-    "Muon": Trial(pull=0.0, draw=one_in_a_row, wide=False),
+    # It divides by differences of gradients, which amplifies a change of the last bit within a few steps.
+    "LBFGS": OptimizerTrial(steps=1),
+    # It computes in bfloat16 by definition, where sums of many terms depend on their order.
+    "Muon": OptimizerTrial(pull=0.0, draw=one_in_a_row, wide=False),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Sides:
+class TrainingSides:
     """Both sides of a training.
 
     Attributes:
-      net, optimizer, scheduler: torch's, in float64; the scheduler may be None.
+      net, optimizer, scheduler: torch's objects, in float64; the scheduler may be None.
       flax: the Flax module, with torch's weights in float64.
-      paths: of Flax's parameters, `head/kernel`, by their names in `links`.
+      paths: the paths of Flax's parameters, `head/kernel`, by their names in `links`.
     """
 
     net: torch.nn.Module
@@ -96,12 +97,12 @@ class Sides:
     paths: Mapping[str, str]
 
 
-def compared(training: Sides, source: str, line: str) -> Comparison:
-    """The lines against torch.
+def compared(training: TrainingSides, source: str, line: str) -> Comparison:
+    """Compare the lines with torch.
 
     Args:
       source: all lines; `net` is the Flax module.
-      line: the optimizer's, which is executed once more to see with which options.
+      line: the optimizer's line, which is executed once more to record its options.
     """
     started = time.perf_counter()
     differences = _options(training, line)
@@ -111,7 +112,7 @@ def compared(training: Sides, source: str, line: str) -> Comparison:
     return Comparison(
         level=POLICY.level,
         rows=judge(differences, POLICY),
-        steps=max(each.step for each in differences if each.kind is Kind.WEIGHT),
+        steps=max(difference.step for difference in differences if difference.kind is Kind.WEIGHT),
         environment=environment(Task(), "float64"),
         seconds=time.perf_counter() - started,
         policy=POLICY,
@@ -120,18 +121,18 @@ def compared(training: Sides, source: str, line: str) -> Comparison:
 
 
 def _executed(source: str, flax: nnx.Module) -> tuple[optim.Optimizer, Any]:
-    here: dict[str, Any] = {"net": flax}
+    namespace: dict[str, Any] = {"net": flax}
     try:
-        exec(compile(source, "train.py", "exec"), here)
+        exec(compile(source, "train.py", "exec"), namespace)
     except Exception as error:
         raise PortError(
             f"jaxpar.parity.port: the lines fail, {type(error).__name__}: {error}:\n{source}"
         ) from error
-    return here["optimizer"], here.get("scheduler")
+    return namespace["optimizer"], namespace.get("scheduler")
 
 
-def _options(training: Sides, line: str) -> list[Difference]:
-    """With which options our function is called for each group, defaults included, against torch's."""
+def _options(training: TrainingSides, line: str) -> list[Difference]:
+    """Compare the options of each group, defaults included, with torch's."""
     function = optimizers.function_of(training.optimizer)
     calls: list[Mapping[str, Any]] = []
 
@@ -140,43 +141,49 @@ def _options(training: Sides, line: str) -> list[Difference]:
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         calls.append(bound.arguments)
-        made: optax.GradientTransformation = function(*args, **kwargs)
-        return made
+        transformation: optax.GradientTransformation = function(*args, **kwargs)
+        return transformation
 
-    words = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: noting}
-    exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": _Words(words)})
-    theirs = [optimizers.options_of(training.optimizer, group) for group in training.optimizer.param_groups]
-    ours = [{name: call[name] for name in group} for call, group in zip(calls, theirs, strict=False)]
-    return measure(_numbers({"options": ours}), _numbers({"options": theirs}), Kind.STATE)
-
-
-class _Words:
-    """A module of other words."""
-
-    def __init__(self, words: Mapping[str, Any]):
-        self.__dict__.update(words)
+    members = {**{name: getattr(optim, name) for name in dir(optim)}, function.__name__: noting}
+    exec(compile(line, "train.py", "exec"), {"net": training.flax, "optim": _Namespace(members)})
+    torch_options = [
+        optimizers.options_of(training.optimizer, group) for group in training.optimizer.param_groups
+    ]
+    flax_options = [
+        {name: call[name] for name in group} for call, group in zip(calls, torch_options, strict=False)
+    ]
+    return measure(_numbers({"options": flax_options}), _numbers({"options": torch_options}), Kind.STATE)
 
 
-def _rates(training: Sides, source: str) -> list[Difference]:
-    """Every rate and momentum of many steps, and the state at the end."""
+class _Namespace:
+    """A namespace that replaces the module `optim`."""
+
+    def __init__(self, members: Mapping[str, Any]):
+        self.__dict__.update(members)
+
+
+def _rates(training: TrainingSides, source: str) -> list[Difference]:
+    """Compare every rate and momentum of many steps, and the final state."""
     optimizer, scheduler = _executed(source, training.flax)
-    optimizer.step.set_value(jnp.ones((), jnp.uint32))  # as after an update
+    optimizer.step.set_value(jnp.ones((), jnp.uint32))  # the schedulers' count starts after an update
     groups = len(training.optimizer.param_groups)
-    ours: list[Named] = []
-    theirs: list[Named] = []
+    flax_steps: list[Named] = []
+    torch_steps: list[Named] = []
     for t in range(RATES):
-        ours.append(_of_groups(optimizer.param_groups[:groups]))
-        theirs.append(_of_groups(training.optimizer.param_groups))
+        flax_steps.append(_of_groups(optimizer.param_groups[:groups]))
+        torch_steps.append(_of_groups(training.optimizer.param_groups))
         if _over(training.scheduler, t) | _over(scheduler, t):
             break
-    rates = [_stacked(each, theirs[0].keys() & ours[0].keys()) for each in (ours, theirs)]
-    states = [_numbers(_state(each, groups)) for each in (scheduler, training.scheduler)]
+    rates = [
+        _stacked(steps, torch_steps[0].keys() & flax_steps[0].keys()) for steps in (flax_steps, torch_steps)
+    ]
+    states = [_numbers(_state(scheduler_, groups)) for scheduler_ in (scheduler, training.scheduler)]
     pairs = rates, states
-    return [each for a, b in pairs for each in measure(a, b, Kind.STATE, len(theirs))]
+    return [difference for a, b in pairs for difference in measure(a, b, Kind.STATE, len(torch_steps))]
 
 
 def _over(scheduler: Any, t: int) -> bool:
-    """Takes a step; whether it was one too many, as after OneCycleLR's last."""
+    """Take a step; return whether the schedule has ended, as OneCycleLR's does."""
     try:
         _advance(scheduler, t)
     except ValueError:
@@ -185,9 +192,9 @@ def _over(scheduler: Any, t: int) -> bool:
 
 
 def _advance(scheduler: Any, t: int) -> None:
-    """A step; what it watches falls for ten steps, and then stands still."""
+    """Take a step; the metric of ReduceLROnPlateau falls for ten steps, then stays constant."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimizer has not moved
+        warnings.simplefilter("ignore")  # torch warns that the optimizer has not stepped
         if "ReduceLROnPlateau" in type(scheduler).__name__:
             scheduler.step(1 / (1 + min(t, 10)))
         else:
@@ -195,14 +202,14 @@ def _advance(scheduler: Any, t: int) -> None:
 
 
 def _of_groups(groups: Iterable[Any]) -> Named:
-    found = {}
+    values = {}
     for i, group in enumerate(groups):
         for name in ("lr", "momentum", "beta1"):
             if name in group:
-                found[f"param_groups.{i}.{name}"] = np.asarray(float(group[name]))
+                values[f"param_groups.{i}.{name}"] = np.asarray(float(group[name]))
         if "betas" in group:
-            found[f"param_groups.{i}.beta1"] = np.asarray(float(group["betas"][0]))
-    return found
+            values[f"param_groups.{i}.beta1"] = np.asarray(float(group["betas"][0]))
+    return values
 
 
 def _stacked(steps: list[Named], names: Iterable[str]) -> Named:
@@ -210,10 +217,10 @@ def _stacked(steps: list[Named], names: Iterable[str]) -> Named:
 
 
 def _state(scheduler: Any, groups: int) -> Any:
-    """What a state_dict says, by names that both sides have; lists of the groups without frozen ones."""
+    """Return a state_dict's entries that both sides have, without the frozen group."""
     state = {key: x for key, x in scheduler.state_dict().items() if key not in _FLAGS}
     if "_schedulers" in state:
-        state["_schedulers"] = [_state(each, groups) for each in scheduler._schedulers]
+        state["_schedulers"] = [_state(member, groups) for member in scheduler._schedulers]
     return {
         key: x[:groups] if isinstance(x, list) and len(x) == groups + 1 and key in _PER_GROUP else x
         for key, x in state.items()
@@ -221,12 +228,12 @@ def _state(scheduler: Any, groups: int) -> Any:
 
 
 _FLAGS = {"_get_lr_called_within_step", "_is_initial", "optimizer", "lr_lambdas", "_scale_fn_custom"}
-"""What is not torch's state, or no number."""
+"""Entries that torch does not have, or that are not numbers."""
 _PER_GROUP = {"base_lrs", "_last_lr", "max_lrs", "min_lrs", "base_momentums", "max_momentums"}
 
 
 def _numbers(value: Any, path: str = "") -> Named:
-    """Everything in dicts and lists as arrays, by path; text as its bytes, and None as NaN."""
+    """Flatten dicts and lists to arrays, by path; strings become bytes, and None becomes NaN."""
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list | tuple):
@@ -235,34 +242,38 @@ def _numbers(value: Any, path: str = "") -> Named:
         return {path: np.frombuffer(value.encode(), np.uint8)}
     else:
         return {path: np.asarray(math.nan if value is None else float(value))}
-    return {name: x for key, each in parts for name, x in _numbers(each, f"{path}.{key}".lstrip(".")).items()}
+    return {
+        name: x for key, child in parts for name, x in _numbers(child, f"{path}.{key}".lstrip(".")).items()
+    }
 
 
-def _weights(training: Sides, source: str) -> list[Difference]:
-    """The parameters after each of some steps with the same gradients."""
+def _weights(training: TrainingSides, source: str) -> list[Difference]:
+    """Compare the parameters after each of a few steps with the same gradients."""
     tree = tree_of(training.flax)
     optimizer, scheduler = _executed(source, training.flax)
-    trial = TRIALS.get(type(training.optimizer).__name__, Trial())
+    trial = TRIALS.get(type(training.optimizer).__name__, OptimizerTrial())
     move = _mover(optimizer, trial)
-    found = []
+    differences = []
     for number in range(1, trial.steps + 1):
         drawn = _drawn(training.net, trial, number)
         with torch_in_float64() if trial.wide else nullcontext():
             training.optimizer.step(_closure(training.net, drawn, trial.pull))
         move(training, training.links.to_flax({name: x.numpy() for name, x in drawn.items()}, gradient=True))
-        for each in (training.scheduler, scheduler):
-            if each is not None:
-                _advance(each, number)
-        ours = {name: np.asarray(x) for name, x in tree.values().items() if name in training.paths}
-        found += measure(ours, training.links.parameters(_arrays(training.net)), Kind.WEIGHT, number)
-    return found
+        for scheduler_ in (training.scheduler, scheduler):
+            if scheduler_ is not None:
+                _advance(scheduler_, number)
+        flax_weights = {name: np.asarray(x) for name, x in tree.values().items() if name in training.paths}
+        differences += measure(
+            flax_weights, training.links.parameters(_arrays(training.net)), Kind.WEIGHT, number
+        )
+    return differences
 
 
 def _arrays(net: torch.nn.Module) -> Named:
     return {name: x.detach().numpy().copy() for name, x in net.named_parameters()}
 
 
-def _drawn(net: torch.nn.Module, trial: Trial, number: int) -> dict[str, torch.Tensor]:
+def _drawn(net: torch.nn.Module, trial: OptimizerTrial, number: int) -> dict[str, torch.Tensor]:
     random = np.random.RandomState(number)
     return {
         name: torch.from_numpy(trial.draw(random, tuple(x.shape)).copy())
@@ -273,7 +284,7 @@ def _drawn(net: torch.nn.Module, trial: Trial, number: int) -> dict[str, torch.T
 def _closure(
     net: torch.nn.Module, drawn: Mapping[str, torch.Tensor], pull: float
 ) -> Callable[[], torch.Tensor]:
-    """Sets the gradients, and returns the loss."""
+    """Return a closure that sets the gradients and returns the loss."""
 
     def closure() -> torch.Tensor:
         loss = torch.zeros((), dtype=torch.float64)
@@ -286,8 +297,8 @@ def _closure(
     return closure
 
 
-def _mover(optimizer: optim.Optimizer, trial: Trial) -> Callable[[Sides, Named], None]:
-    """A step of our optimizer on the same loss."""
+def _mover(optimizer: optim.Optimizer, trial: OptimizerTrial) -> Callable[[TrainingSides, Named], None]:
+    """Return a function that takes a step of jaxpar's optimizer on the same loss."""
 
     def move(params: Any, state: Any, drawn: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> jax.Array:
@@ -301,11 +312,11 @@ def _mover(optimizer: optim.Optimizer, trial: Trial) -> Callable[[Sides, Named],
 
     compiled = jax.jit(in_float64(move) if trial.wide else move)
 
-    def step(training: Sides, drawn: Named) -> None:
+    def step(training: TrainingSides, drawn: Named) -> None:
         state = nnx.state(training.flax, nnx.Param)
         names = {path: name for name, path in training.paths.items()}
-        places = [place for place, _ in nnx.to_flat_state(state)]
-        arrays = nnx.from_flat_state([(place, drawn[names["/".join(map(str, place))]]) for place in places])
+        state_paths = [path for path, _ in nnx.to_flat_state(state)]
+        arrays = nnx.from_flat_state([(path, drawn[names["/".join(map(str, path))]]) for path in state_paths])
         params, after = compiled(nnx.as_pure(state), nnx.as_pure(optimizer.opt_state), nnx.as_pure(arrays))
         nnx.update(training.flax, params)
         nnx.update(optimizer.opt_state, nnx.state(after))

@@ -25,12 +25,12 @@ from ..reading.scope import (
     dotted,
     is_layer,
     is_torchs,
-    own_layer,
-    word_of,
+    jaxpar_layer,
+    rule_name,
 )
 from ..reading.source import Source, end_of, start_of
 from ..reading.watching import Site
-from ..rules import Rule
+from ..rules import CallRule
 from .drawing import draws, draws_first, draws_itself
 from .libraries import Libraries
 from .needs import Needs
@@ -62,7 +62,7 @@ class Calls(Libraries):
             return "False"
         if target is hasattr and is_torchs(owner := self.scope.value(node.args[0])):
             return self._resolved(node, hasattr(owner, ast.literal_eval(node.args[1])))
-        if target is not UNKNOWN and (is_torchs(target) or word_of(target)):
+        if target is not UNKNOWN and (is_torchs(target) or rule_name(target)):
             return self._of_torch(node, target)
         self.check_python(node)
         return self._with_rngs(node, self._targets(node))
@@ -97,7 +97,9 @@ class Calls(Libraries):
         found = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
         return self._ruled(node, found, f"a tensor's {name}", func.value)
 
-    def _ruled(self, node: ast.Call, found: Sequence[Rule], what: str, owner: ast.expr | None = None) -> str:
+    def _ruled(
+        self, node: ast.Call, found: Sequence[CallRule], what: str, owner: ast.expr | None = None
+    ) -> str:
         for rule in found:
             written = rule.apply(node, self.text, owner, self._stream())
             if written is not None:
@@ -196,7 +198,7 @@ class Calls(Libraries):
             return self._layer(node, target)
         if target is nn.Parameter:
             return self._parameter(node)
-        word = word_of(target)
+        word = rule_name(target)
         if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and self.in_call(node):
             raise Hole(DRAWN)
         if word is None or word not in rules.FUNCTIONS:
@@ -218,7 +220,7 @@ class Calls(Libraries):
         """A layer's constructor without the arguments that mean nothing here."""
         if target in PARAMETERS:
             return f"nnx.{PARAMETERS[target]}({self._arguments(node)})"
-        ours = own_layer(target)
+        ours = jaxpar_layer(target)
         if ours is None:
             raise Hole(f"jaxpar has no {target.__name__}")
         names = list(inspect.signature(target).parameters)
@@ -279,8 +281,8 @@ class Calls(Libraries):
             return "\1" in next(filter(None, written), "")
         return any(draws(self, target) for target in self._targets(node))
 
-    def _rules_of(self, node: ast.Call) -> list[Rule]:
-        word = word_of(self.scope.value(node.func))
+    def _rules_of(self, node: ast.Call) -> list[CallRule]:
+        word = rule_name(self.scope.value(node.func))
         if word or not isinstance(node.func, ast.Attribute):
             return rules.FUNCTIONS.get(word or "", [])
         site = self.site(node.func.value)
@@ -363,7 +365,7 @@ class Calls(Libraries):
 def _own(kind: type) -> Any:
     """What stands for the layer of torch that a class is or derives from."""
     layer = _layer(kind)
-    return getattr(nnx, PARAMETERS[layer]) if layer in PARAMETERS else own_layer(layer) or nnx.Module
+    return getattr(nnx, PARAMETERS[layer]) if layer in PARAMETERS else jaxpar_layer(layer) or nnx.Module
 
 
 def _layer(kind: type) -> type:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from .. import rules
-from ..reading.runtime import word as library_word
+from ..reading.runtime import library_name
 from ..reading.scope import UNKNOWN, dotted
 from .branches import DELETED, Branches
 
@@ -91,7 +91,7 @@ class Initial(Branches):
         """A method of the user that only gives initial values."""
         site = self.site(func)
         found = list(site.objects.values()) if site else []
-        if found and all(library_word(each) in rules.LIBRARY_SILENT for each in found):
+        if found and all(library_name(each) in rules.LIBRARY_SILENT for each in found):
             return True
         if found and all(dotted(each).startswith(rules.SILENT) for each in found):
             return True

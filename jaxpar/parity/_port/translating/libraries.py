@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import rules
-from ..reading.runtime import Beyond, is_beyond, is_config, of_library, stand_in, word
+from ..reading.runtime import Beyond, is_beyond, is_config, library_name, of_library, stand_in
 from ..reading.scope import import_of_config
 from .deciding import DECIDES, Deciding
 from .words import Hole
@@ -26,7 +26,7 @@ class Libraries(Deciding):
         if name := stand_in(value):
             self.needs.stand_ins[name] = None
             return name
-        if found := rules.LIBRARY_NAMES.get(word(value)):
+        if found := rules.LIBRARY_NAMES.get(library_name(value)):
             return found
         if is_config(value):
             self.needs.imports[value.__name__] = import_of_config(value)
@@ -34,7 +34,7 @@ class Libraries(Deciding):
         if not is_beyond(value, self.watched):
             return None
         if self._in_annotation(node) or not self.ran(node):
-            raise Beyond(word(value))
+            raise Beyond(library_name(value))
         raise Hole("it belongs to the runtime of its library")
 
     def _expr_dict(self, node: ast.Dict) -> str:

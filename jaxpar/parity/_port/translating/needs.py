@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..images.plan import Plan
+from ..images.plan import LayoutPlan
 from ..reading.runtime import Beyond
 from ..reading.source import Source
 
@@ -38,7 +38,7 @@ class Needs:
         self.stand_ins: dict[str, None] = {}
         self.refused: set[tuple[str, int]] = set()
         self.turned: dict[ast.stmt, tuple[str, ...]] = {}
-        self.images: Plan | None = None
+        self.images: LayoutPlan | None = None
 
     @property
     def layers(self) -> str:

@@ -27,11 +27,11 @@ from ..reading.scope import (
     import_of,
     is_layer,
     is_torchs,
-    own_layer,
-    word_of,
+    jaxpar_layer,
+    rule_name,
 )
 from ..reading.source import Function, Source, end_of, start_of
-from ..reading.watching import SEEN_KINDS, Site, Watched
+from ..reading.watching import PROBED_NODES, Site, Watched
 from .annotations import QUOTED, is_literal, names_in
 from .needs import Needs
 from .precedence import joined, parsed
@@ -216,14 +216,14 @@ class Words:
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
         """A global name, or an attribute of one."""
-        word = word_of(value)
+        word = rule_name(value)
         if word is None and isinstance(value, float | int) and name is None:
             root = self.scope.value(_root(node))
             word = f"torch.{self.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
         if word in rules.NAMES:
             return rules.NAMES[word]
         if is_layer(value):
-            if own_layer(value) is None:
+            if jaxpar_layer(value) is None:
                 raise Hole(f"jaxpar has no {value.__name__}")
             return f"nn.{value.__name__}"
         if defined_by_user(value) and has_definition(value):
@@ -287,7 +287,7 @@ class Words:
         while inside is not None and not isinstance(inside, ast.stmt):
             around = self.source.parents.get(inside)
             chosen = isinstance(around, ast.IfExp) and inside is not around.test
-            if chosen and isinstance(inside, SEEN_KINDS) and self.watched.site(self.source, inside) is None:
+            if chosen and isinstance(inside, PROBED_NODES) and self.watched.site(self.source, inside) is None:
                 return False
             inside = around
         function: ast.AST | None = inside

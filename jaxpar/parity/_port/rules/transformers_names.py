@@ -1,13 +1,13 @@
-"""transformers: what of its runtime has another form in a ported file, and what is left out.
+"""transformers: the parts of its runtime that a ported file replaces, and those that it leaves out.
 
-Its models are written like those of a user; what they call outside of them is the runtime.
+Its models are ported like a user's; the functions that they call elsewhere in the library are the runtime.
 """
 
 LIBRARY = "transformers"
-"""Its `models` are ported; of the others, which are the runtime, only functions that ran."""
+"""Its `models` are ported; from the other subpackages, the runtime, only functions that ran."""
 
 CONFIG = "PretrainedConfig"
-"""The base of all classes of settings."""
+"""The base of all configuration classes."""
 
 STAND_INS = {
     "PreTrainedModel": "modeling_utils",
@@ -18,17 +18,17 @@ STAND_INS = {
     "create_causal_mask": "masking_utils",
     "create_sliding_window_causal_mask": "masking_utils",
 }
-"""What is copied from `transformers_stand_ins`, and the module of transformers that has it."""
+"""The definitions of `transformers_stand_ins`, with the module of transformers that each replaces."""
 
 LIBRARY_SILENT = (
     "transformers.modeling_utils.PreTrainedModel.post_init",
     "transformers.modeling_utils.PreTrainedModel.init_weights",
     "transformers.modeling_utils.PreTrainedModel.warn_if_padding_and_no_attention_mask",
 )
-"""Methods whose call computes nothing: they give initial values, tie weights or warn."""
+"""Methods whose call computes nothing: they set initial values, tie weights or warn."""
 
 LIBRARY_NAMES = {"transformers.modeling_layers.GradientCheckpointingLayer": "nnx.Module"}
-"""Names with another one in a ported file."""
+"""Names that are replaced in a ported file."""
 
 FUNCTIONS = """
     transformers.utils.import_utils.is_torchdynamo_compiling() -> False

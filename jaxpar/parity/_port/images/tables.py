@@ -1,4 +1,4 @@
-"""Words: what torch's functions, methods and layers do with the axes of an image."""
+"""Tables: torch's functions, methods and layers by what they do with the axes of an image."""
 
 ELEMENTWISE = frozenset(
     (
@@ -11,20 +11,11 @@ ELEMENTWISE = frozenset(
         *("lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "bitwise_xor", "isinf"),
         *("isnan", "isfinite", "nan_to_num", "float", "double", "half", "bfloat16", "long", "int", "bool"),
         *("to", "type", "type_as", "contiguous", "clone", "detach", "cpu", "cuda", "requires_grad_"),
-        *(
-            "dropout",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-            "fill",
-            "zero",
-            "expand_as",
-            "annotate",
-            "bernoulli",
-        ),
+        *("dropout", "zeros_like", "ones_like", "full_like", "fill", "zero", "expand_as", "annotate"),
+        *("bernoulli",),
     )
 )
-"""Functions and methods that give each element a new value: the order of the axes stays."""
+"""Functions and methods of each element: the order of the axes does not matter."""
 IMAGES = frozenset(
     (
         *("conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "lp_pool2d", "adaptive_avg_pool2d"),
@@ -32,33 +23,33 @@ IMAGES = frozenset(
         *("group_norm", "instance_norm", "local_response_norm", "grid_sample", "prelu", "fold", "unfold"),
     )
 )
-"""Functions that channels_last has of images."""
+"""Functions of images in jaxpar.nn.channels_last."""
 ALONG = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "var", "std", "logsumexp", "prod"), 1),
     **dict.fromkeys(("argmax", "argmin", "all", "any", "softmax", "log_softmax", "cumsum", "cumprod"), 1),
     **dict.fromkeys(("cat", "concat", "flip", "glu", "index_select"), 1),
     **dict.fromkeys(("norm", "roll", "chunk", "split", "tensor_split", "repeat_interleave", "normalize"), 2),
 }
-"""Functions along axes, and which argument says along which."""
+"""Functions along axes, with the position of the argument that names the axes."""
 ROWS = frozenset(("cat", "concat", "chunk", "split", "tensor_split"))
-"""Those that go along the first axis if none is said."""
+"""Functions along the first axis by default."""
 REDUCING = frozenset(
     (
         *("mean", "sum", "amax", "amin", "max", "min", "var", "std", "logsumexp", "prod", "norm"),
         *("argmax", "argmin", "all", "any"),
     )
 )
-"""Those of them that take the axes away, without `keepdim`."""
-ASKING = frozenset(
+"""Functions that remove the axes, without `keepdim`."""
+LAYOUT_FREE = frozenset(
     (
         *("dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_contiguous"),
         *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "get_device"),
         *("dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize", "nbytes"),
     )
 )
-"""Methods and attributes whose result has nothing to do with the order of the axes."""
+"""Methods and attributes whose result does not depend on the order of the axes."""
 BUILTINS = frozenset((isinstance, issubclass, len, print, type, id, hasattr, callable, repr, str))
-"""Functions of Python that may be given an image."""
+"""Functions of Python that accept images in any order of axes."""
 
 IMAGE_LAYERS = frozenset(
     (
@@ -70,7 +61,7 @@ IMAGE_LAYERS = frozenset(
         *("_BatchNorm", "_InstanceNorm", "_ConstantPadNd", "_ReflectionPadNd", "_ReplicationPadNd"),
     )
 )
-"""Layers that channels_last has of images, and the classes whose `forward` they have."""
+"""Layers of images in channels_last, and the base classes that define their `forward`."""
 ELEMENTWISE_LAYERS = frozenset(
     (
         *("ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid"),

@@ -1,4 +1,4 @@
-"""What is kept beside a port: torch's numbers, and a test that compares the file with them without torch."""
+"""The files next to a port: torch's numbers, and a test that compares the port with them without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_{name}_is_the_same():
 '''
 
 
-def keep(
+def write_record(
     path: Path,
     build: str,
     module: torch.nn.Module,
@@ -39,10 +39,10 @@ def keep(
     layout: Layout,
     layers: str,
 ) -> None:
-    """Writes `net.safetensors`, `net.json` and `test_net.py` beside `net.py`."""
+    """Write `net.safetensors`, `net.json` and `test_net.py` next to `net.py`."""
     more: dict[str, Any] = {"torch_kwargs": kwargs, "flax_kwargs": kwargs} if kwargs else {}
-    given = tuple(map(array, inputs))
-    record(path.with_suffix(".safetensors"), module.train(), flax, given, layout=layout, **more)
+    arrays = tuple(map(array, inputs))
+    record(path.with_suffix(".safetensors"), module.train(), flax, arrays, layout=layout, **more)
     imports = [
         "from flax import nnx",
         f"from {path.stem} import *  # noqa: F403",
