@@ -123,7 +123,7 @@ PULSES = {
 @pytest.mark.parametrize("case", PULSES)
 def test_who_stopped_first(case):
     times, ends, expected = PULSES[case]
-    workers = [SimpleNamespace(rank=rank, beats=0, code=None, left=False) for rank in range(len(times))]
+    workers = [SimpleNamespace(rank=rank, beats=0, code=None, left_early=False) for rank in range(len(times))]
     pulse = Pulse(workers, S, 0)
     found = None
     for tick in range(170):
@@ -146,7 +146,7 @@ def test_who_stopped_first(case):
 
 
 def test_without_a_limit_nobody_is_silent():
-    worker = SimpleNamespace(rank=0, beats=1, code=None, left=False)
+    worker = SimpleNamespace(rank=0, beats=1, code=None, left_early=False)
     assert Pulse([worker], None, 0).silent(1e6) is None
 
 

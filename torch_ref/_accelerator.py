@@ -1,4 +1,4 @@
-"""Accelerator: answers torch's questions about which devices there are and which is current."""
+"""A replacement for `torch.accelerator`: how many devices exist, and which is current."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 
 class Accelerator:
-    """Answers for `torch.accelerator`: `count` equal devices, each of them the CPU.
+    """Replaces `torch.accelerator`: `count` equal devices, each of them the CPU.
 
-    As on CUDA, the current device belongs to a thread and starts as device 0.
+    As on CUDA, each thread has a current device, at first device 0.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,7 +33,7 @@ class Accelerator:
         return list(range(self._count))
 
     def device(self, kind: str, index: int) -> torch.device:
-        """Answers for `torch.device`, without the index: no CPU tensor claims to be on `cpu:1`."""
+        """Replaces `torch.device`, without the index, because no CPU tensor is ever on `cpu:1`."""
         return torch.device("cpu")
 
     def devices_properties(self, indices: Sequence[int]) -> list[SimpleNamespace]:

@@ -1,10 +1,10 @@
 """The copies between devices, which torch implements in C++ for CUDA only (torch/csrc/cuda/comm.cpp).
 
-Every pretend device is the one CPU, so "on another device" can only mean "in other memory".
-A tensor does not know which pretend device it is on. It is assumed to be on the first device of
-the list it is copied to, where DataParallel requires the module and where its inputs usually are. So
-the first piece of a scatter is a view and the first replica holds the original tensors, as on CUDA;
-everything else is a copy.
+Every pretend device is the same CPU, so "on a different device" can only mean "in different memory".
+A tensor has no record of its pretend device. It is assumed to be on the first device of the list to
+which it is copied, where DataParallel requires the module and where its inputs usually are. So
+the first piece of a scatter is a view and the first replica has the original tensors, as on CUDA;
+all others are copies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Copies:
         dim: int,
         streams: object,
     ) -> list[Tensor]:
-        """`torch.chunk`, so possibly fewer pieces than devices; or pieces of the given sizes."""
+        """Split with `torch.chunk`, possibly into fewer pieces than devices, or into `chunk_sizes`."""
         if not devices:
             raise RuntimeError("Expected at least one device to scatter to")
         if chunk_sizes is None:
@@ -52,7 +52,7 @@ class Copies:
         ]
 
     def gather(self, tensors: Sequence[Tensor], dim: int, destination: int) -> Tensor:
-        """Concatenates into the dtype of the first tensor, unlike `torch.cat`, which promotes."""
+        """Concatenate into the dtype of the first tensor, unlike `torch.cat`, which promotes."""
         first = tensors[0]
         shape = list(first.shape)
         for index, tensor in enumerate(tensors):
@@ -81,7 +81,7 @@ class Copies:
     def broadcast_coalesced(
         self, tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
     ) -> list[list[Tensor]]:
-        """The tensors themselves for the first device, contiguous copies for the others."""
+        """Return the tensors themselves for the first device, contiguous copies for the others."""
         # buffer_size only matters for speed: the values are the same with any packing.
         self._check(devices)
         return [list(tensors), *([_copy(tensor) for tensor in tensors] for _ in devices[1:])]
@@ -92,7 +92,7 @@ class Copies:
 
 
 def reduce_add(inputs: Sequence[Tensor], destination: int | None = None) -> Tensor:
-    """`comm.reduce_add` on one CPU: the left fold ((g0 + g1) + g2) + ..., in the dtype given."""
+    """Replace `comm.reduce_add`: the left fold ((g0 + g1) + g2) + ..., in the inputs' dtype."""
     first = inputs[0]
     for index, tensor in enumerate(inputs):
         if tensor.shape != first.shape:
@@ -113,7 +113,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _memory_format(tensors: Sequence[Tensor]) -> torch.memory_format:
-    """The format that all the tensors share, else contiguous."""
+    """Return the memory format that all tensors share, else contiguous."""
     for format in _FORMATS:
         if all(tensor.is_contiguous(memory_format=format) for tensor in tensors):
             return format

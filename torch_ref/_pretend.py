@@ -1,4 +1,4 @@
-"""pretend: within a `with` block, torch believes it has `n` devices.
+"""`pretend`: a `with` block in which torch behaves as if it had `n` devices.
 
 `_replacements` lists every name of torch that is replaced, and by what.
 """
@@ -22,7 +22,7 @@ from ._copies import Copies, reduce_add
 from ._source import on_first_device
 from ._tested import UnsupportedTorch, warn_untested
 
-# By import_module: as attributes of torch.nn.parallel these two names are the functions.
+# By import_module, because the attributes of torch.nn.parallel with these names are functions.
 _data_parallel = import_module("torch.nn.parallel.data_parallel")
 _parallel_apply = import_module("torch.nn.parallel.parallel_apply")
 
@@ -32,24 +32,24 @@ Owner = ModuleType | type
 
 @dataclass(frozen=True)
 class Devices:
-    """What `pretend` yields: `count` devices, and whether they are `real`."""
+    """The value of `pretend`: `count` devices, and whether they are `real`."""
 
     count: int
     real: bool
 
     @property
     def device(self) -> torch.device:
-        """Where the module and its inputs belong: device 0."""
+        """The device for the module and its inputs: device 0."""
         return torch.device("cuda:0" if self.real else "cpu")
 
 
 @contextmanager
 def pretend(n: int) -> Iterator[Devices]:
-    """Inside of it, `torch.nn.DataParallel` and `torch.nn.parallel.*` run on the devices 0..n-1.
+    """Run `torch.nn.DataParallel` and `torch.nn.parallel.*` on the devices 0..n-1 in this block.
 
     If the machine has `n` or more CUDA devices, nothing is replaced, and the devices are real.
-    Backward passes belong inside, too. The replacements are visible to every thread and are
-    undone at the end, also after an exception; one `pretend` may be nested in another.
+    Backward passes must be inside the block, too. The replacements are visible to every thread and are
+    undone at the end, also after an exception; calls of `pretend` may be nested.
     """
     if n < 1:
         raise ValueError(f"pretend needs at least one device, got n={n}")
@@ -89,7 +89,7 @@ def _replacements(count: int) -> Iterator[tuple[Owner, str, object]]:
         _seen_by(
             _parallel_apply,
             accelerator=accelerator,
-            # Without an argument it asks about CUDA's autocast; here the accelerator is the CPU.
+            # Without an argument it means CUDA's autocast; the pretend accelerator is the CPU.
             is_autocast_enabled=partial(torch.is_autocast_enabled, "cpu"),
         ),
     )
@@ -112,7 +112,7 @@ def _replaced(owner: Owner, name: str, value: object) -> Iterator[None]:
 
 
 def _seen_by(module: ModuleType, **names: object) -> ModuleType:
-    """The module `torch`, except for a few names, as one of torch's own modules will see it."""
+    """Return a copy of the module `torch` with some names replaced, for one of torch's own modules."""
     source = inspect.getsource(module)
     for name in names:
         if f"torch.{name}" not in source:

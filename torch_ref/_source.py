@@ -1,8 +1,8 @@
-"""Torch's own functions, recompiled from torch's source with one question answered in advance.
+"""Recompile some of torch's functions from their source, with the tensors' device replaced by a constant.
 
-`Broadcast`, `ReduceAddCoalesced`, `Gather` and `Scatter` ask each tensor where it is, and refuse
-the CPU. No replaced name could change the answer, so the question is replaced: `tensor.device.type`
-becomes "cuda" and `tensor.get_device()` becomes 0. Everything else is torch's text.
+`Broadcast`, `ReduceAddCoalesced`, `Gather` and `Scatter` read each tensor's device, and refuse the CPU.
+Attributes of a tensor cannot be patched, so the expressions are replaced: `tensor.device.type` becomes
+"cuda" and `tensor.get_device()` becomes 0. Everything else is torch's text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ._tested import UnsupportedTorch
 
 @cache
 def on_first_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, recompiled so that it assumes its tensors to be on device 0."""
+    """Return `function`, recompiled so that its tensors appear to be on device 0."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     answer = _Answer()
     answer.visit(tree)
-    if not answer.given:
+    if not answer.replaced:
         raise UnsupportedTorch(f"question about a tensor's device in {function.__qualname__}")
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list.clear()
-    # Tracebacks keep pointing at the line of torch's file.
+    # Tracebacks then still point at the line of torch's file.
     ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
     code = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
     scope: dict[str, Callable[..., Any]] = {}
@@ -37,7 +37,7 @@ def on_first_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Answer(ast.NodeTransformer):
-    given = 0
+    replaced = 0
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         match node:
@@ -54,5 +54,5 @@ class _Answer(ast.NodeTransformer):
         return node
 
     def _constant(self, node: ast.expr, value: str | int) -> ast.expr:
-        self.given += 1
+        self.replaced += 1
         return ast.copy_location(ast.Constant(value), node)

@@ -1,4 +1,4 @@
-"""The tested versions of torch, and what is said of others."""
+"""The tested versions of torch, and the warning and error for others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TESTED = f"{OLDEST} to {NEWEST}"
 
 
 def warn_untested() -> None:
-    """Warns of a torch outside of the tested versions."""
-    release = [int(word) for word in torch.__version__.split(".")[:2]]
-    oldest, newest = ([int(word) for word in version.split(".")] for version in (OLDEST, NEWEST))
+    """Warn if torch is not a tested version."""
+    release = [int(part) for part in torch.__version__.split(".")[:2]]
+    oldest, newest = ([int(part) for part in version.split(".")] for version in (OLDEST, NEWEST))
     if not oldest <= release <= newest:
         warnings.warn(
             f"torch_ref was tested with torch {TESTED}, and this is torch {torch.__version__}: run "
@@ -23,14 +23,14 @@ def warn_untested() -> None:
 
 
 class UnsupportedTorch(RuntimeError):
-    """The installed torch lacks something that pretending has to replace.
+    """The installed torch lacks a name that `pretend` has to replace.
 
-    The names replaced are private to torch, and torch moves them between releases. Install the
-    tested releases, or run on a machine with enough CUDA devices: there nothing is replaced.
+    These names are private to torch, and move between releases. Install a tested release, or run on a
+    machine with enough CUDA devices, where nothing is replaced.
     """
 
-    def __init__(self, missing: str) -> None:
+    def __init__(self, absent: str) -> None:
         super().__init__(
-            f"cannot pretend to have devices: torch {torch.__version__} has no {missing}; "
+            f"cannot pretend to have devices: torch {torch.__version__} has no {absent}; "
             f"torch_ref was tested with torch {TESTED}"
         )
