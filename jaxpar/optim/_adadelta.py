@@ -26,6 +26,9 @@ def adadelta(
       eps: added under both roots.
 
     torch counterpart: `torch.optim.Adadelta`. Source: torch/optim/adadelta.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.adadelta(lr=1.0, rho=0.9)
     """
     check_nonnegative(lr=lr)
     check_numbers(rho=rho)

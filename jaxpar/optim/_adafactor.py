@@ -1,7 +1,7 @@
-"""Adafactor in torch's form; optax's is another algorithm by default.
+"""Adafactor in torch's form; optax's default is a different algorithm.
 
 Torch factors the second moment of a parameter over its last two axes. In Flax's layout other axes
-correspond to them: `dims` says which.
+correspond to them, which `dims` names.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Axes: TypeAlias = "int | tuple[int, ...]"
 
 
 class AdafactorState(NamedTuple):
-    """`step`: updates so far. Of a leaf with two axes or more: `row_var`, `col_var`; else `variance`.
+    """`step`: the number of updates. `row_var`, `col_var`: for leaves with two axes or more; else `variance`.
 
-    Each is like the parameters, with None where a leaf has none. `row_var` has size 1 along the
-    columns, `col_var` along the rows.
+    Each is a tree like the parameters, with None for unused leaves. `row_var` has size 1 along the columns,
+    `col_var` along the rows.
     """
 
     step: jax.Array
@@ -71,9 +71,12 @@ def adafactor(
         two is called row does not matter to the result.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses.
+      ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adafactor`. Source: torch/optim/_adafactor.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.adafactor(lr=1e-2, d=1.0)
     """
     if not isinstance(eps, Sequence) or isinstance(eps, str) or len(eps) != 2:
         raise TypeError(f"eps must be a pair, of None or a number and a number, not {eps!r}.")
@@ -129,6 +132,7 @@ def _tuple(axes: Axes) -> tuple[int, ...]:
 
 def _leaf(scalars, eps, d, axes, g, row, col, variance, p):
     """One leaf's update, row_var, col_var and variance."""
+    # Half precision is computed in float32, as in torch's kernels; the moments are stored in their own types.
     wide = jnp.promote_types(g.dtype, jnp.float32)
     lowest = float(jnp.finfo(p.dtype).eps) if eps[0] is None else eps[0]
     forget, rho, _ = (jnp.asarray(s, wide) for s in scalars)

@@ -15,7 +15,7 @@ from ._settable import settable
 
 
 class AdagradState(NamedTuple):
-    """`step`: updates so far. `sum`: of squared gradients, like the parameters."""
+    """`step`: the number of updates. `sum`: the sum of squared gradients, a tree like the parameters."""
 
     step: jax.Array
     sum: PyTree
@@ -41,6 +41,9 @@ def adagrad(
 
     torch counterpart: `torch.optim.Adagrad`; `optax.adagrad` has eps under the root. Source:
     torch/optim/adagrad.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.adagrad(lr=1e-2, lr_decay=1e-4)
     """
     check_nonnegative(
         lr=lr,
@@ -54,6 +57,7 @@ def adagrad(
         return AdagradState(new_counter(), optax.tree.full_like(params, initial_accumulator_value))
 
     def update(grads, state, params=None):
+        # torch counts this step from 0: the first one has the full rate.
         rate = value_at(lr, state.step) / (1 + as_float(state.step) * lr_decay)
 
         def rule(s, g, total):

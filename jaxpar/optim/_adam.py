@@ -2,7 +2,7 @@
 
 `optax.adam` is the same algebra, but computes 1 - beta**t literally; in float32 that makes it many times
 as noisy as torch, which computes it in float64 (docs/optim.md has numbers). `optax.amsgrad` maximises
-the corrected second moment, torch the raw one: another algorithm. optax.nadam lacks torch's momentum
+the corrected second moment, torch the raw one: a different algorithm. optax.nadam lacks torch's momentum
 schedule, and optax.radam adds eps to the corrected root, which differs where gradients are tiny.
 """
 
@@ -36,7 +36,7 @@ from ._settable import settable
 
 
 class AdamState(NamedTuple):
-    """`step`: updates so far. The others: like the parameters; the maximum is None without amsgrad."""
+    """`step`: the number of updates. The moments are like the parameters; the maximum is None without amsgrad."""
 
     step: jax.Array
     exp_avg: PyTree
@@ -45,7 +45,7 @@ class AdamState(NamedTuple):
 
 
 class NAdamState(NamedTuple):
-    """`step`: updates so far. `mu_product`: of the momenta so far. The others: like the parameters."""
+    """`step`: the number of updates. `mu_product`: the product of all momenta. Moments as in Adam."""
 
     step: jax.Array
     mu_product: jax.Array
@@ -54,7 +54,7 @@ class NAdamState(NamedTuple):
 
 
 class RAdamState(NamedTuple):
-    """`step`: updates so far. `exp_avg`, `exp_avg_sq`: like the parameters."""
+    """`step`: the number of updates. `exp_avg`, `exp_avg_sq`: trees like the parameters."""
 
     step: jax.Array
     exp_avg: PyTree
@@ -62,7 +62,7 @@ class RAdamState(NamedTuple):
 
 
 class AdamaxState(NamedTuple):
-    """`step`: updates so far. `exp_avg`, `exp_inf`: like the parameters."""
+    """`step`: the number of updates. `exp_avg`, `exp_inf`: trees like the parameters."""
 
     step: jax.Array
     exp_avg: PyTree
@@ -70,7 +70,7 @@ class AdamaxState(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """One step: its number from 1, and the hyperparameters at it."""
+    """The number of a step, counted from 1, and its hyperparameters."""
 
     step: jax.Array
     rate: Scalar
@@ -101,9 +101,16 @@ def adam(
       decoupled_weight_decay: AdamW: shrink the parameter by lr * weight_decay instead.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses.
+      ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.Adam`. Source: torch/optim/adam.py, `_single_tensor_adam`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import optim
+    >>> tx = optim.adam(lr=0.1)
+    >>> update, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    >>> print(update.round(3))
+    [-0.1 -0.1]
     """
 
     def create(params):
@@ -136,6 +143,9 @@ def adamw(
     The decay is torch's 1e-2 unless given (optax.adamw: 1e-4) and is multiplied by the learning rate.
 
     torch counterpart: `torch.optim.AdamW`. Source: torch/optim/adamw.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.adamw(lr=1e-3, weight_decay=0.1)
     """
     return adam(lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True)
 
@@ -159,6 +169,9 @@ def nadam(
 
     torch counterpart: `torch.optim.NAdam`. There `mu_product` is float32 unless the default type is
     float64; here it is float64 under x64. Source: torch/optim/nadam.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.nadam(lr=2e-3, momentum_decay=4e-3)
     """
     check_nonnegative(momentum_decay=momentum_decay)
 
@@ -200,13 +213,16 @@ def radam(
       eps: added to the root of the second moment, before correction.
 
     torch counterpart: `torch.optim.RAdam`. Source: torch/optim/radam.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.radam(lr=1e-3, decoupled_weight_decay=True)
     """
 
     def create(params):
         return RAdamState(new_counter(), zeros(params), zeros(params))
 
     def scalars(state, now):
-        # Zero says that the variance is not to be trusted yet; the step is then one of plain momentum.
+        # Zero means that the variance is unreliable; the step then uses plain momentum.
         adaptive = _rectification(now.beta2, now.step) * jnp.sqrt(bias_correction(now.beta2, now.step))
         return (now.rate / bias_correction(now.beta1, now.step), adaptive, eps), {}
 
@@ -219,14 +235,14 @@ def radam(
 
 
 def _rectification(beta2: Scalar, step: jax.Array) -> jax.Array:
-    """r_t of the paper where the length rho_t of the average is above 5, else zero."""
+    """Return the paper's r_t where the average's length rho_t is above 5, else zero."""
     longest, rho = 2 / (1 - beta2) - 1, _average_length(beta2, step)
     square = (rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho)
     return jnp.where(rho > 5, jnp.sqrt(jnp.where(rho > 5, square, 1)), 0)
 
 
 def _average_length(beta2: Scalar, step: jax.Array) -> jax.Array:
-    """rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), of which float32 would keep three digits.
+    """Return rho_t = 2 / (1 - b) - 1 - 2 * t * b**t / (1 - b**t), in a form without cancellation.
 
     With L = -log(b) and x = t * L it is c + 2 / L * (1 - x / (exp(x) - 1)), where c is a constant
     of size L. The last factor is its power series (Bernoulli numbers) while x is small.
@@ -253,12 +269,12 @@ def _two_moments(
     move: Callable[..., jax.Array],
     amsgrad: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """What Adam, NAdam and RAdam share: means of the gradient and of its square, and both weight decays.
+    """Build Adam, NAdam or RAdam: means of the gradient and its square, and both weight decays.
 
     Args:
-      create: the first state of parameters, with the fields exp_avg and exp_avg_sq.
-      scalars: of the state and the step, what `move` needs, and state fields that change with it.
-      move: of these scalars, the gradient and both moments, the update without decoupled decay.
+      create: returns the initial state for parameters, with the fields exp_avg and exp_avg_sq.
+      scalars: maps state and step to the scalars for `move` and to the state fields that change.
+      move: maps these scalars, the gradient and both moments to the update without decoupled decay.
     """
     check_nonnegative(lr=lr, eps=eps)
     check_betas(betas)
@@ -277,6 +293,7 @@ def _two_moments(
             b1, b2, shrink, *method_scalars = s
             m = m + (1 - b1) * (g - m)
             v = b2 * v + (1 - b2) * g * g
+            # torch's amsgrad compares the raw moments and corrects the largest afterwards.
             largest = [jnp.maximum(extra[0], v)] if amsgrad else []
             moved = move(method_scalars, g, m, [v, *largest][-1])
             return (moved if is_zero(decay) else moved - shrink * extra[-1]), m, v, *largest
@@ -308,6 +325,9 @@ def adamax(
 
     torch counterpart: `torch.optim.Adamax`. `optax.adamax` is the same with a noisier correction.
     Source: torch/optim/adamax.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.adamax(lr=2e-3, betas=(0.9, 0.99))
     """
     check_nonnegative(lr=lr, eps=eps)
     check_betas(betas)

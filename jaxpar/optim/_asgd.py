@@ -24,9 +24,9 @@ from ._settable import settable
 
 
 class ASGDState(NamedTuple):
-    """`step`: updates so far. `eta`: the rate, `mu`: the averaging weight, both of the coming step.
+    """`step`: the number of updates. `eta`, `mu`: the next step's rate and averaging weight.
 
-    `ax`: the averaged parameters, the purpose of this method.
+    `ax`: the averaged parameters, which are the method's result.
     """
 
     step: jax.Array
@@ -55,10 +55,13 @@ def asgd(
       alpha: the power of that rate.
       t0: the step from which `ax` in the state is an average; before it, `ax` is the parameters.
 
-    The average is of the parameters after this update, so nothing may come after it in a chain.
+    The average uses the parameters after this update, so asgd must be the last stage of a chain.
 
     torch counterpart: `torch.optim.ASGD`. There `eta` and `mu` are float32 unless the default type is
     float64; here they are float64 under x64. Source: torch/optim/asgd.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.asgd(lr=1e-2, t0=100)
     """
     check_nonnegative(lr=lr, weight_decay=weight_decay)
     # t0 counts steps, so it may be an array of integers.

@@ -1,6 +1,6 @@
 """Clipping gradients, by their norm or by value.
 
-`optax.clip_by_global_norm` lacks the 1e-6 that torch adds to the norm, knows only the 2-norm, and does not
+`optax.clip_by_global_norm` lacks the 1e-6 that torch adds to the norm, has only the 2-norm, and does not
 return the norm.
 """
 
@@ -18,7 +18,7 @@ from .._typing import PyTree
 
 
 class ClipGradNormState(NamedTuple):
-    """`total_norm`: of the last gradients, before clipping; zero before the first ones."""
+    """`total_norm`: the norm of the last gradients before clipping; initially zero."""
 
     total_norm: jax.Array
 
@@ -40,6 +40,10 @@ def clip_grad_norm(
       RuntimeError: the norm is not finite, and `error_if_nonfinite` is set.
 
     torch counterpart: `torch.nn.utils.clip_grad_norm_`. Source: torch/nn/utils/clip_grad.py.
+
+    >>> import optax
+    >>> from jaxpar import optim
+    >>> tx = optax.chain(optim.clip_grad_norm(1.0), optim.sgd(lr=0.1))
     """
     max_norm, norm_type = float(max_norm), float(norm_type)
 
@@ -58,17 +62,28 @@ def clip_grad_value(clip_value: float) -> optax.GradientTransformation:
     """Clip every element of every gradient to [-clip_value, clip_value].
 
     torch counterpart: `torch.nn.utils.clip_grad_value_`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import optim
+    >>> tx = optim.clip_grad_value(0.5)
+    >>> print(tx.update(jnp.array([-2.0, 0.25]), tx.init(None))[0])
+    [-0.5   0.25]
     """
     return optax.clip(float(clip_value))
 
 
 def get_total_norm(tensors: PyTree, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> jax.Array:
-    """The norm of all arrays of a tree together: the norm of their norms.
+    """Return the norm of all arrays of a tree together: the norm of their norms.
 
     Raises:
       RuntimeError: it is not finite, and `error_if_nonfinite` is set.
 
     torch counterpart: `torch.nn.utils.get_total_norm`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import optim
+    >>> print(optim.get_total_norm({"w": jnp.array([3.0]), "b": jnp.array([4.0])}))
+    5.0
     """
     norm_type, wide = float(norm_type), _wide(tensors)
     norms = [jnp.linalg.norm(jnp.ravel(g).astype(wide), norm_type) for g in jax.tree.leaves(tensors)]

@@ -1,4 +1,4 @@
-"""torch's `optimizer.param_groups`: the hyperparameters of each group, to be read and set between steps."""
+"""torch's `optimizer.param_groups`: each group's hyperparameters, read and set between steps."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ from ._paths import KeyPath
 Leaf: TypeAlias = "tuple[KeyPath, nnx.Variable]"
 
 NOTES = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
-"""What torch's schedulers write down in a group. It is kept here and changes no step."""
+"""Keys that torch's schedulers store in a group. They do not affect the steps."""
 
 OPTAX = {"learning_rate": "lr", "b1": "beta1"}
-"""optax's words and ours."""
+"""optax's names of hyperparameters, and torch's."""
 
 _groups: weakref.WeakKeyDictionary[nnx.Optimizer, list[ParamGroup]] = weakref.WeakKeyDictionary()
-"""Not an attribute of the optimizer: nnx would make it part of every program that takes the optimizer."""
+"""Not an attribute of the optimizer, because nnx would pass it to every compiled program."""
 
 
 class ParamGroup(MutableMapping[str, Any]):
-    """One of `optimizer.param_groups`: a dict of what can be set, `group["lr"] = 0.01`.
+    """One of `optimizer.param_groups`: a mutable mapping of hyperparameters, `group["lr"] = 0.01`.
 
     The keys are "lr", "momentum" and "beta1" (torch's `betas[0]`), as far as the optimizer was made with
-    numbers for them, and whatever `optax.inject_hyperparams` keeps. Values are Python floats: a number that
-    was set is given back as it was set, also where the array that holds it is float32. torch's schedulers
-    keep notes here: "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum" and "max_momentum".
+    numbers for them, and those of `optax.inject_hyperparams`. Values are Python floats: reading returns the
+    number exactly as it was set, even where its array is float32. torch's schedulers store their own keys:
+    "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum" and "max_momentum".
 
     Raises:
       HyperparameterError (a KeyError): a key that cannot be set. TypeError, ValueError: a value that is no
         finite number.
+
+    >>> from flax import nnx
+    >>> from jaxpar import optim
+    >>> optimizer = optim.Optimizer(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), optim.sgd(lr=0.1, momentum=0.9))
+    >>> dict(optimizer.param_groups[0])
+    {'lr': 0.1, 'momentum': 0.9}
     """
 
     def __init__(self, optimizer: nnx.Optimizer, paths: dict[str, list[KeyPath]]):
@@ -83,7 +89,7 @@ class ParamGroup(MutableMapping[str, Any]):
         return f"ParamGroup({dict(self)})"
 
     def remind(self, key: str, number: float) -> None:
-        """Says what number it was that the array holds in rounded form: after loading, for instance."""
+        """Record the exact number that the array stores rounded, for instance after loading."""
         self._last[key] = number
         x = self._variables(key)[0].get_value()
         if x.dtype.type(number) == x:
@@ -106,10 +112,10 @@ class ParamGroup(MutableMapping[str, Any]):
 
 
 def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
-    """The groups of an optimizer, the same objects at every call.
+    """Return an optimizer's groups, the same objects at every call.
 
-    A group is what `optim.param_groups` or `optax.partition` keeps under one label, in the order of the
-    labels; without these there is one.
+    There is one group for each label of `optim.param_groups` or `optax.partition`, in the labels' order, or a
+    single group without labels.
     """
     groups = _groups.get(optimizer)
     if groups is None:
@@ -134,7 +140,7 @@ def check_optimizer(optimizer: Any) -> nnx.Optimizer:
 
 
 def for_each_group(name: str, optimizer: nnx.Optimizer, value: Any) -> list[Any]:
-    """One value for each group, of one for all or a list."""
+    """Return one value for each group, from a single value or a list."""
     n = len(param_groups_of(optimizer))
     if not isinstance(value, (list, tuple)):
         return [value] * n
@@ -154,7 +160,7 @@ def _leaves(state: Any) -> list[Leaf]:
 
 
 def _hyperparameter(path: KeyPath) -> tuple[tuple[Any, ...], str] | None:
-    """The label of the group and the name, if a leaf is a hyperparameter."""
+    """Return the group's label and the hyperparameter's name, or None for other leaves."""
     if len(path) < 2 or getattr(path[-2], "name", None) != "hyperparams":
         return None
     name = path[-1].key
@@ -162,14 +168,14 @@ def _hyperparameter(path: KeyPath) -> tuple[tuple[Any, ...], str] | None:
     labels = tuple(
         path[i].key
         for i in range(1, len(path))
-        # What `jaxpar.each_device` takes apart is one group.
+        # `jaxpar.each_device` also partitions, by device; its parts belong to one group.
         if names[i - 1] == "inner_states" and (i < 2 or names[i - 2] != "each_device")
     )
     return labels, OPTAX.get(name, name)
 
 
 def _is_scheduled(state: Any, path: KeyPath) -> bool:
-    """Whether optax overwrites a hyperparameter by its schedule before every update."""
+    """Return whether optax overwrites a hyperparameter by its schedule before every update."""
     return path[-1].key in getattr(_follow(state, path[:-2]), "hyperparams_states", ())
 
 

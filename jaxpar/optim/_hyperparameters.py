@@ -29,7 +29,7 @@ SPELLED = {"lr": "learning rate", "eps": "epsilon value"}
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is known when the optimizer is built."""
+    """Return whether a value is a plain number, known when the optimizer is built."""
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
@@ -38,8 +38,7 @@ def is_zero(value: object) -> bool:
 
 
 def check_nonnegative(**values: ScalarOrSchedule) -> None:
-    """Torch's refusal of negative numbers, in torch's words; of arrays and schedules only the type is looked
-    at."""
+    """Raise torch's error for negative numbers; for arrays and schedules check the type only."""
     check_numbers(**values)
     for name, value in values.items():
         if is_number(value) and not value >= 0:
@@ -47,7 +46,7 @@ def check_nonnegative(**values: ScalarOrSchedule) -> None:
 
 
 def check_numbers(**values: ScalarOrSchedule) -> None:
-    """Refuses text, None, and arrays of integers.
+    """Raise TypeError for text, None, and arrays of integers.
 
     `optax.inject_hyperparams` makes an array of a number, of its type: a rate of 1.25 written over a whole 20
     would become 1.
@@ -63,7 +62,7 @@ def check_numbers(**values: ScalarOrSchedule) -> None:
 
 
 def check_pair(name: str, values: Sequence[ScalarOrSchedule]) -> None:
-    """Refuses what is not two numbers."""
+    """Raise TypeError unless `values` are two numbers."""
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 2:
         raise TypeError(f"{name} must be a pair of numbers, not {values!r}.")
     check_numbers(**{f"{name}[{i}]": value for i, value in enumerate(values)})
@@ -84,29 +83,29 @@ def require_params(params: PyTree, function: str) -> None:
 
 
 def new_counter() -> jax.Array:
-    """No steps yet. Each caller gets its own array: a state is donated, and two leaves must not share it."""
+    """Return a counter at zero. Each caller gets a fresh array: donated states must not share buffers."""
     return jnp.zeros((), int)
 
 
 def value_at(value: ScalarOrSchedule, step: jax.Array) -> Scalar:
-    """A hyperparameter after `step` steps."""
+    """Return a hyperparameter's value after `step` steps."""
     return value(step) if callable(value) else value
 
 
 def as_float(step: jax.Array | float) -> jax.Array:
-    """A step as a float of JAX's full width."""
+    """Return a step as a float of JAX's full width."""
     return jnp.asarray(step, float)
 
 
 def bias_correction(beta: Scalar, step: jax.Array) -> jax.Array:
-    """1 - beta**step. In float32 the plain form loses up to three digits while beta**step is near 1."""
+    """Return 1 - beta**step. In float32 the plain form loses up to three digits near beta**step = 1."""
     if is_number(beta):
         return -expm1(as_float(step) * (math.log(beta) if beta else -math.inf))
     return -expm1(as_float(step) * jnp.log(beta))
 
 
 def expm1(x: jax.Array) -> jax.Array:
-    """exp(x) - 1 for x <= 0. XLA's is up to three units off in float32, near 0 always to the same side."""
+    """Return exp(x) - 1 for x <= 0. XLA's is up to 3 ulp off in float32, near 0 always to the same side."""
     series = jnp.ones_like(x)
     for k in range(17, 1, -1):
         series = 1 + x / k * series

@@ -30,11 +30,11 @@ from ._settable import settable
 from ._strong_wolfe import Point, strong_wolfe
 
 Evaluate: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-"""The loss and its gradient at a flat vector of parameters."""
+"""Maps a flat vector of parameters to the loss and its gradient."""
 
 
 class LBFGSState(NamedTuple):
-    """Everything flat, under torch's names. `step`: updates, `n_iter`: iterations, `func_evals`: evaluations.
+    """Flat vectors and counters, under torch's names; `step` counts updates, `n_iter` iterations.
 
     `old_dirs`, `old_stps` [history_size, n] and `ro` [history_size] are ring buffers: torch pops the oldest
     of a list, whose length a compiled program would have to know. `pairs` counts all that were written.
@@ -54,7 +54,7 @@ class LBFGSState(NamedTuple):
 
 
 class _Iteration(NamedTuple):
-    """What changes from one iteration to the next: the carry of the loop."""
+    """The carry of the loop over iterations."""
 
     i: jax.Array
     stop: jax.Array
@@ -99,15 +99,18 @@ def lbfgs(
       maximize: ascend; torch has it from 2.15.
 
     `value_fn(params)` is the loss; `grads` and `value` are its gradient and value at `params`; `value` is
-    computed if left out. Nothing may come before or after it in a chain: the gradients of later
-    iterations are those of `value_fn`.
+    computed if omitted. lbfgs cannot be part of a chain: later iterations take their gradients from
+    `value_fn`.
 
     Raises:
-      ValueError: a negative rate; at `update`, no `value_fn`. RuntimeError: another line search.
+      ValueError: a negative rate; at `update`, no `value_fn`. RuntimeError: an unknown line search.
       TypeError: at `init`, parameters of different or complex types.
 
-    torch counterpart: `torch.optim.LBFGS`. `optax.lbfgs` takes one step for each update, with another
+    torch counterpart: `torch.optim.LBFGS`. `optax.lbfgs` takes one step for each update, with a different
     line search. Source: torch/optim/lbfgs.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.lbfgs(lr=1, max_iter=10, line_search_fn="strong_wolfe")
     """
     check_nonnegative(lr=lr)
     check_numbers(tolerance_grad=tolerance_grad, tolerance_change=tolerance_change)
@@ -170,7 +173,7 @@ def lbfgs(
 
 
 def _iterate(now: _Iteration, *, evaluate: Evaluate, rate: jax.Array, options: _Options) -> _Iteration:
-    """A direction, a step along it, and whether it is the last."""
+    """Choose a direction, step along it, and decide whether to stop."""
     state = _direction(now.state, now.gradient)
     d = state.d
     # The very first direction is the gradient itself, which has no natural length.
@@ -203,7 +206,7 @@ def _iterate(now: _Iteration, *, evaluate: Evaluate, rate: jax.Array, options: _
 def _advance(
     now: _Iteration, d: jax.Array, t: jax.Array, slope: jax.Array, evaluate: Evaluate, options: _Options
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The step's length, the loss and the gradient after it, and the number of evaluations."""
+    """Return the step's length, the new loss and gradient, and the number of evaluations."""
     if not options.line_search:
         # As in torch, the last iteration does not evaluate the loss: its result would not be used.
         ahead = jax.lax.cond(
@@ -226,7 +229,7 @@ def _advance(
 
 
 def _direction(state: LBFGSState, gradient: jax.Array) -> LBFGSState:
-    """The next direction, by the two-loop recursion, after the last step has entered the history."""
+    """Add the last step to the history and compute the next direction by the two-loop recursion."""
     first = state.n_iter == 0
     size = state.ro.shape[0]
     y, s = gradient - state.prev_flat_grad, state.d * state.t

@@ -1,4 +1,4 @@
-"""Applying one update rule to all leaves, and the stages that most optimizers share.
+"""Apply one update rule to all leaves; the stages that most optimizers share.
 
 An optimizer is an `optax.chain`: what torch does to the gradient first (`maximize`, L2 weight
 decay), the rule itself, the learning rate. Stages come from optax wherever optax computes what
@@ -25,7 +25,7 @@ def leafwise(
     moments: Sequence[PyTree] = (),
     *others: PyTree,
 ) -> tuple[PyTree, ...]:
-    """`rule(scalars, gradient, *moments, *others)` for each leaf: its update and its new moments.
+    """Apply `rule(scalars, gradient, *moments, *others)` to each leaf; return updates and new moments.
 
     Half precision is computed in float32, as in torch's kernels. Moments are stored in their own types;
     the update stays wide, so that adding it to the parameter rounds once.
@@ -49,7 +49,7 @@ def zeros(params: PyTree) -> PyTree:
 
 
 def gradient_stages(weight_decay: Scalar, maximize: bool) -> list[optax.GradientTransformation]:
-    """Torch's first lines: -g if `maximize`, then g + weight_decay * p."""
+    """Return torch's first two operations: -g if `maximize`, then g + weight_decay * p."""
     stages = [optax.scale(-1.0)] if maximize else []
     return stages if is_zero(weight_decay) else [*stages, optax.add_decayed_weights(weight_decay)]
 
@@ -71,7 +71,7 @@ class RateState(NamedTuple):
 
 
 def scale_by_lr(lr: ScalarOrSchedule, function: str) -> optax.GradientTransformation:
-    """-lr * update. optax's stage counts in int32, from which schedules compute in float32."""
+    """Scale updates by -lr. optax's stage counts in int32, from which schedules compute in float32."""
 
     def init(params):
         refuse_complex(params, function)
@@ -90,7 +90,7 @@ def chain(
     update: Callable[..., tuple[PyTree, Any]],
     function: str,
 ) -> optax.GradientTransformationExtraArgs:
-    """The first stages, and a rule that applies the learning rate itself."""
+    """Chain the first stages with a rule that applies the learning rate itself."""
 
     def checked(params):
         refuse_complex(params, function)

@@ -1,4 +1,4 @@
-"""lerp: torch's way between two arrays, from the nearer end."""
+"""lerp: linear interpolation, computed from the nearer end as in torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def lerp(start: jax.Array, end: jax.Array, weight: float | jax.Array) -> jax.Array:
-    """start + weight * (end - start), in the arrays' type; `torch.lerp` keeps both ends exact like this."""
+    """Return start + weight * (end - start) in the arrays' type, exact at both ends, as `torch.lerp` is."""
     near = start + weight * (end - start)
     far = end - (end - start) * (1 - weight)
     return jnp.where(jnp.asarray(weight) < 0.5, near, far)

@@ -1,9 +1,9 @@
 """Muon: momentum whose update is a matrix with all singular values near one.
 
-torch runs the iteration that makes it in bfloat16: each product of matrices is summed in float32, what is
-added to it is added there, and the sum is rounded once. So it is here. Only the order of a sum is each
-library's own: where it lies at the edge between two bfloat16 numbers, two orders round it apart, and the
-iterations that follow make that more. torch differs as much from itself, with its columns in another order.
+torch runs the Newton-Schulz iteration in bfloat16: matrix products and the terms added to them are
+accumulated in float32, and the sum is rounded once. So does this module. Only the order of summation is up
+to each library: a sum close to the boundary between two bfloat16 numbers may round either way, and later
+iterations amplify the difference. torch differs as much from itself when its columns are permuted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class MuonState(NamedTuple):
-    """`step`: updates so far. `momentum_buffer`: like the parameters."""
+    """`step`: the number of updates. `momentum_buffer`: a tree like the parameters."""
 
     step: jax.Array
     momentum_buffer: PyTree
@@ -77,7 +77,8 @@ def muon(
         [in, out] is torch's [out, in]. (0, 1) for a matrix in torch's layout.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses; at `init`, a parameter that is no matrix.
+      ValueError: with torch's message, for values that torch refuses; at `init`, a parameter that is not a
+        matrix.
       TypeError: a complex parameter.
 
     torch counterpart: `torch.optim.Muon`. `optax.contrib.muon` iterates in the parameter's type. Source:
@@ -104,7 +105,7 @@ def muon(
         turns = jax.tree_util.tree_map_with_path(turned, params)
 
         def turn(tree: PyTree) -> PyTree:
-            """Into torch's layout, and out of it."""
+            """Transpose to torch's layout or back."""
             return jax.tree.map(lambda turned, x: x.T if turned else x, turns, tree)
 
         def rule(s, g, buffer, p):
@@ -125,7 +126,7 @@ def muon(
 def orthogonal(
     matrix: jax.Array, coefficients: Sequence[float], steps: int = 5, eps: float = 1e-7
 ) -> jax.Array:
-    """[A, B] in float32 with bfloat16's values: the same singular vectors, and singular values near one."""
+    """Return [A, B] in float32 with bfloat16 values: the same singular vectors, singular values near one."""
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonal(matrix.T, coefficients, steps, eps).T
     a, b, c = coefficients
@@ -140,13 +141,13 @@ def orthogonal(
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    """To bfloat16's values, by way of float32 as in torch. XLA may leave out a conversion there and back, and
-    never this."""
+    """Round to bfloat16 values by way of float32, as torch does. XLA may elide a pair of casts, but never
+    `reduce_precision`."""
     return jax.lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Of bfloat16's values, which are exact as factors; the sum is float32."""
+    """Multiply bfloat16 values, which are exact as factors, and accumulate in float32."""
     return jnp.matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""Optimizer: Flax's, with torch's rate that can be read and set."""
+"""Optimizer: Flax's, with a learning rate that can be read and set as in torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ._groups import ParamGroup, param_groups_of
 class Optimizer(nnx.Optimizer):
     """`nnx.Optimizer` with `lr` and `param_groups`.
 
-    ```python
-    optimizer = jaxpar.optim.Optimizer(net, jaxpar.optim.sgd(lr=0.1, momentum=0.9))
-    optimizer.lr = 0.01
-    ```
+    >>> from flax import nnx
+    >>> from jaxpar import optim
+    >>> optimizer = optim.Optimizer(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), optim.sgd(lr=0.1, momentum=0.9))
+    >>> optimizer.lr = 0.01
+    >>> optimizer.lr
+    0.01
 
     Args:
       model: an NNX module.
@@ -50,7 +52,7 @@ class Optimizer(nnx.Optimizer):
 
     @property
     def lr(self) -> float:
-        """The rate of all groups; inside of `jax.jit` a traced array.
+        """The learning rate of all groups; a traced array inside `jax.jit`.
 
         Raises:
           HyperparameterError: it is not in the state. ValueError, when read: the groups have different ones.

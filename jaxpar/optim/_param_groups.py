@@ -1,4 +1,4 @@
-"""Parameter groups: some leaves with other hyperparameters than the rest.
+"""Parameter groups: different hyperparameters for some leaves.
 
 Torch takes a list of dicts, each with its parameters. Arrays have no identity in JAX, so a group names its
 leaves by their paths.
@@ -28,7 +28,7 @@ def param_groups(
     groups: Sequence[Mapping[str, Any]],
     **defaults: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """One optimizer whose hyperparameters depend on the leaf.
+    """Build one optimizer whose hyperparameters depend on the leaf.
 
     Args:
       optimizer: `optim.sgd`, `optim.adam`, ...: called once for each group.
@@ -44,6 +44,10 @@ def param_groups(
 
     torch counterpart: `torch.optim.SGD([{"params": ..., "lr": 0.1}, ...], lr=1e-3)`. Built on
     `optax.partition`, with the groups' positions as labels.
+
+    >>> from jaxpar import optim
+    >>> groups = [{"params": "head", "lr": 0.1}, {"params": ..., "frozen": True}]
+    >>> tx = optim.param_groups(optim.sgd, groups, momentum=0.9)
     """
     if optimizer is lbfgs:
         raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
@@ -78,8 +82,8 @@ def param_groups(
 def _frozen(
     optimizer: Callable[..., optax.GradientTransformation], defaults: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """No update. It keeps a rate all the same, as torch's group does, so that the others keep their places in
-    `optimizer.param_groups`."""
+    """Return a transformation without updates. It has a rate, as torch's group does, so that the other groups
+    keep their indices in `optimizer.param_groups`."""
     parameter = inspect.signature(optimizer).parameters.get("lr")
     lr = defaults.get("lr", None if parameter is None else parameter.default)
     return optax.set_to_zero() if lr is None or lr is inspect.Parameter.empty else _still(lr)

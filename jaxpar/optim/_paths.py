@@ -1,4 +1,4 @@
-"""The path of a leaf as text: `layers/0/kernel`."""
+"""Paths of leaves as strings: `layers/0/kernel`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KeyPath: TypeAlias = tuple[Any, ...]
 
 
 def leaf_path(path: KeyPath) -> str:
-    """The keys with slashes between them, without the `value` inside of a Flax variable."""
+    """Join the keys by slashes, without the `value` of a Flax variable."""
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator="/")

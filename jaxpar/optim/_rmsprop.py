@@ -32,6 +32,9 @@ def rmsprop(
     torch counterpart: `torch.optim.RMSprop`. `optax.rmsprop` has other defaults and applies the
     learning rate before the momentum, which differs as soon as it changes. Source:
     torch/optim/rmsprop.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.rmsprop(lr=1e-2, momentum=0.9, centered=True)
     """
     check_nonnegative(lr=lr, eps=eps, momentum=momentum, weight_decay=weight_decay, alpha=alpha)
     scale = optax.scale_by_stddev if centered else optax.scale_by_rms

@@ -1,4 +1,4 @@
-"""Rprop. optax 0.2.8's returns the update of the step before."""
+"""Rprop. optax 0.2.8's returns the previous step's update."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._settable import settable
 
 
 class RpropState(NamedTuple):
-    """`step`: updates so far. `prev`, the last gradient, and `step_size`: like the parameters."""
+    """`step`: the number of updates. `prev`, the last gradient, and `step_size`: like the parameters."""
 
     step: jax.Array
     prev: PyTree
@@ -48,9 +48,12 @@ def rprop(
       maximize: ascend.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses.
+      ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.Rprop`. Source: torch/optim/rprop.py.
+
+    >>> from jaxpar import optim
+    >>> tx = optim.rprop(lr=1e-2, etas=(0.5, 1.2))
     """
     check_nonnegative(lr=lr)
     check_pair("etas", etas)

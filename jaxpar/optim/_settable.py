@@ -1,9 +1,9 @@
-"""settable: hyperparameters that in the optimizer's state, to be read and set between steps.
+"""settable: hyperparameters stored in the optimizer's state, read and set between steps.
 
 torch's `lr` is an entry of a dict that `optimizer.step()` reads. A compiled step reads arrays, so the number
 is an array of the state, and setting it needs no new program. `optax.inject_hyperparams` does the same from
-outside, for all hyperparameters; but it takes a whole number for an integer, and it comes too late for a
-transformation that somebody else has put into a chain.
+outside, for all hyperparameters; but it makes a whole number an integer array, and it cannot reach a
+transformation inside an existing chain.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Tx: TypeAlias = optax.GradientTransformationExtraArgs
 
 
 class HyperparametersState(NamedTuple):
-    """`hyperparams`: float arrays by name ("lr", "momentum", "beta1"). `inner_state`: the optimizer's own."""
+    """`hyperparams`: float arrays by name ("lr", "momentum", "beta1"). `inner_state`: the optimizer's."""
 
     hyperparams: dict[str, jax.Array]
     inner_state: PyTree
 
 
 def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
-    """For a function that makes an optimizer: numbers given for `names` become arrays of its state.
+    """Decorate an optimizer's constructor: numbers passed for `names` become arrays of its state.
 
-    Arrays and schedules stay what they are, and so does a momentum of zero, which leaves out the buffer.
+    Arrays and schedules are unchanged, and so is a momentum of zero, which omits the buffer.
     "beta1" is the first of `betas`.
     """
 
@@ -43,7 +43,7 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
 
         @functools.wraps(make)
         def build(*args: P.args, **kwargs: P.kwargs) -> Tx:
-            tx = make(*args, **kwargs)  # checks all of them
+            tx = make(*args, **kwargs)  # checks all arguments, and serves `init`
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             values = {name: _get(bound.arguments, name) for name in names}

@@ -24,7 +24,7 @@ from ._settable import settable
 
 
 class MomentumState(NamedTuple):
-    """`step`: updates so far. `momentum_buffer`: like the parameters."""
+    """`step`: the number of updates. `momentum_buffer`: a tree like the parameters."""
 
     step: jax.Array
     momentum_buffer: PyTree
@@ -50,9 +50,16 @@ def sgd(
       maximize: ascend.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses.
+      ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.SGD`. `optax.sgd` has no dampening. Source: torch/optim/sgd.py.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxpar import optim
+    >>> tx = optim.sgd(lr=0.1, momentum=0.9)
+    >>> update, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    >>> print(update.round(3))
+    [-0.1 -0.1]
     """
     check_nonnegative(lr=lr, momentum=momentum, weight_decay=weight_decay)
     check_numbers(dampening=dampening)
@@ -69,8 +76,10 @@ def momentum_stages(
 
 
 def _momentum(momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool) -> optax.GradientTransformation:
-    """`optax.trace` with dampening, a momentum that may change from step to step, and half precision computed
-    in float32, which with a momentum in an array would make optax's buffer wider at the first step."""
+    """Build `optax.trace` with dampening and a momentum that may change from step to step.
+
+    Half precision is computed in float32, but the buffer keeps its type: optax's would widen.
+    """
 
     def init(params):
         return MomentumState(new_counter(), zeros(params))

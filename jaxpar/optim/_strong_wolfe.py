@@ -16,7 +16,7 @@ ARMIJO, CURVATURE = 1e-4, 0.9
 
 
 class Point(NamedTuple):
-    """A step length, the value there, the gradient, and the slope along the direction."""
+    """A step length with its loss, gradient, and slope along the direction."""
 
     t: jax.Array
     f: jax.Array
@@ -30,7 +30,7 @@ Evaluate: TypeAlias = Callable[[jax.Array], Point]
 def strong_wolfe(
     evaluate: Evaluate, start: Point, t: jax.Array, longest: jax.Array, tolerance: float, max_ls: jax.Array
 ) -> tuple[Point, jax.Array]:
-    """A point that meets the strong Wolfe conditions, or the best found, and the number of evaluations.
+    """Return a point that meets the strong Wolfe conditions, or the best one, and the number of evaluations.
 
     Args:
       evaluate: the `Point` of a step length.
@@ -52,7 +52,7 @@ def _where(condition: jax.Array, a: Point, b: Point) -> Point:
 def _bracket(
     evaluate: Evaluate, start: Point, t: jax.Array, max_ls: jax.Array
 ) -> tuple[Point, Point, jax.Array, jax.Array, jax.Array]:
-    """Two points with an acceptable one between them; the same point twice if it is acceptable itself."""
+    """Return two points that bracket an acceptable one, or an acceptable point twice."""
 
     def stops(i, before, current):
         climbed = (current.f > start.f + ARMIJO * current.t * start.slope) | (
@@ -78,7 +78,7 @@ def _bracket(
 
 
 def _zoom(evaluate, start, low, high, done, steps, longest, tolerance, max_ls):
-    """Moves one end of the bracket after the other; the result is the end with the lower value."""
+    """Shrink the bracket, one end at a time; return the end with the lower value."""
 
     def go_on(carry):
         low, high, done, i, _, _ = carry
@@ -107,7 +107,7 @@ def _zoom(evaluate, start, low, high, done, steps, longest, tolerance, max_ls):
 
 
 def _inside(t: jax.Array, a: Point, b: Point, poor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """t, pushed a tenth of the bracket away from an end that it has come near twice in a row."""
+    """Push t a tenth of the bracket away from an end that it approached twice in a row."""
     least, most = jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t)
     margin = 0.1 * (most - least)
     near = jnp.minimum(most - t, t - least) < margin
@@ -117,7 +117,7 @@ def _inside(t: jax.Array, a: Point, b: Point, poor: jax.Array) -> tuple[jax.Arra
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
-    """The minimum of the cubic through two points with their slopes, within bounds."""
+    """Return the minimum, within bounds, of the cubic through two points with their slopes."""
     low, high = bounds or (jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t))
     d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t)
     square = d1**2 - a.slope * b.slope

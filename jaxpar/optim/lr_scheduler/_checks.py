@@ -1,4 +1,4 @@
-"""What torch's schedulers refuse, in torch's words."""
+"""Argument checks of torch's schedulers, with torch's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules made of schedules: one after the other, or all on one rate."""
+"""Combine schedules: in sequence, or all on one rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._schedule import Rate, Schedule
 
 
 def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Schedule:
-    """`schedulers[i]` from `milestones[i - 1]` on, counting its own steps from there.
+    """Apply `schedulers[i]` from `milestones[i - 1]` on, counting its own steps from there.
 
     Each schedule has its own base rate; in torch all have the optimizer's. As in torch,
     `multiplicative_lr` continues from the rate that it finds at its milestone; the others start from
@@ -25,6 +25,11 @@ def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Sche
         `reduce_lr_on_plateau`. TypeError: anything else that is not a function of the step.
 
     torch counterpart: `torch.optim.lr_scheduler.SequentialLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.sequential_lr([lambda t: 0.1, lambda t: 0.01], milestones=[5])
+    >>> [round(float(schedule(t)), 4) for t in (4, 5)]
+    [0.1, 0.01]
     """
     _check("SequentialLR", schedulers, "expects at least one scheduler, but got no scheduler.")
     if len(milestones) != len(schedulers) - 1:
@@ -41,6 +46,7 @@ def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Sche
         schedule, local_t = schedulers[i], jnp.maximum(t - starts[i], 0)
         carry = getattr(schedule, "carry", None)
         if carry and i:
+            # The rate that this schedule continues from is the one its predecessor left.
             before = starts[i] - 1
             which = bisect.bisect_right(milestones, before)
             return carry(local_t, part(which, jnp.asarray(before)))
@@ -61,9 +67,9 @@ def sequential_lr(schedulers: Sequence[Rate], milestones: Sequence[int]) -> Sche
 
 
 def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
-    """All schedules act on one rate, one after the other, at every step.
+    """Apply all schedules to one rate, in order, at every step.
 
-    If all of them only multiply, this is the product of their factors. Otherwise
+    If all schedules only multiply, the result is the product of their factors. Otherwise
     (`cosine_annealing_lr`, `sequential_lr`) the compiled program repeats torch's recursion in a loop of t
     rounds, and a schedule that sets the rate (`lambda_lr`, `cyclic_lr`, ...) undoes what those before it
     did, as in torch.
@@ -72,6 +78,11 @@ def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
       ValueError: no schedules, or different base rates. TypeError: a schedule not made by this package.
 
     torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> parts = [lr_scheduler.exponential_lr(1.0, 0.5), lr_scheduler.constant_lr(1.0, 0.1)]
+    >>> round(float(lr_scheduler.chained_scheduler(parts)(1)), 4)
+    0.05
     """
     _check(
         "ChainedScheduler", schedulers, "expects at least one scheduler to be chained, but got no scheduler."
@@ -104,7 +115,7 @@ def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
 
 
 def _choose(t: jax.Array, starts: Sequence[int], value: Callable[[int], Scalar]) -> Scalar:
-    """The value of the last part that has begun."""
+    """Return the value of the last schedule that has begun."""
     result = value(0)
     for i in range(1, len(starts)):
         result = jnp.where(t >= starts[i], value(i), result)

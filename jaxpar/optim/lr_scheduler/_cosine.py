@@ -14,10 +14,15 @@ from ._schedule import Schedule, closed_form
 
 
 def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedule:
-    """From lr to eta_min in T_max steps along a cosine, and back up in the next T_max, as torch does.
+    """Decay from lr to eta_min in T_max steps along a cosine, then rise in the next T_max, as torch does.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`. `optax.cosine_decay_schedule` stays
     at the bottom.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.cosine_annealing_lr(1.0, T_max=10)
+    >>> [round(float(schedule(t)), 4) for t in (0, 5, 10)]
+    [1.0, 0.5, 0.0]
     """
     if T_max <= 0:
         raise ValueError(f"cosine_annealing_lr: T_max must be positive, but is {T_max}.")
@@ -41,12 +46,17 @@ def cosine_annealing_lr(lr: Scalar, T_max: int, eta_min: float = 0.0) -> Schedul
 
 
 def cosine_annealing_warm_restarts(lr: Scalar, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> Schedule:
-    """From lr to eta_min along a cosine, again and again: in T_0 steps, then in T_mult times as many, ...
+    """Decay from lr to eta_min along a cosine, restarting: in T_0 steps, then in T_mult times as many, ...
 
     Raises:
       ValueError: T_0 or T_mult is not a positive integer.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.cosine_annealing_warm_restarts(1.0, T_0=10)
+    >>> [round(float(schedule(t)), 4) for t in (0, 5, 10)]
+    [1.0, 0.5, 1.0]
     """
     check_restarts(T_0, T_mult, eta_min)
 
@@ -58,7 +68,7 @@ def cosine_annealing_warm_restarts(lr: Scalar, T_0: int, T_mult: int = 1, eta_mi
 
 
 def _since_restart(t: jax.Array, T_0: int, T_mult: int) -> tuple[jax.Array, jax.Array | int]:
-    """Steps since the last restart, and the length of this period; integers, so exact."""
+    """Return the steps since the last restart and the period's length; integers, so exact."""
     if T_mult == 1:
         return t % T_0, T_0
     starts, periods = [0], [T_0]

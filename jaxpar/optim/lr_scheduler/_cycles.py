@@ -27,18 +27,23 @@ def cyclic_lr(
     base_momentum: float = 0.8,
     max_momentum: float = 0.9,
 ) -> Schedule:
-    """Between base_lr and max_lr, up in `step_size_up` steps and down in `step_size_down`.
+    """Cycle between base_lr and max_lr: up in `step_size_up` steps, down in `step_size_down`.
 
     Args:
-      mode: full height in every cycle, half of it each time, or gamma**t of it.
-      scale_fn: the height instead, as a function of the cycle (from 1) or, if `scale_mode` is "iterations",
-        of the step; it gets an array.
+      mode: the amplitude: constant, halved in each cycle, or multiplied by gamma**t.
+      scale_fn: the amplitude instead, as a function of an array: the cycle (from 1) or, if `scale_mode` is
+        "iterations", the step.
       cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
 
     Raises:
       ValueError: an unknown mode.
 
     torch counterpart: `torch.optim.lr_scheduler.CyclicLR`, which writes the momentum into the optimizer.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.cyclic_lr(0.1, 1.0, step_size_up=10)
+    >>> [round(float(schedule(t)), 4) for t in (0, 5, 10, 20)]
+    [0.1, 0.55, 1.0, 0.1]
     """
     check_cycle(mode, scale_fn)
     up = float(step_size_up)
@@ -81,11 +86,11 @@ def one_cycle_lr(
     final_div_factor: float = 1e4,
     three_phase: bool = False,
 ) -> Schedule:
-    """From max_lr / div_factor to max_lr and down to max_lr / div_factor / final_div_factor.
+    """Rise from max_lr / div_factor to max_lr, then fall to max_lr / div_factor / final_div_factor.
 
     Args:
       total_steps: the length, or `epochs` times `steps_per_epoch`.
-      pct_start: the fraction of it in which the rate rises.
+      pct_start: the fraction of the steps in which the rate rises.
       anneal_strategy: along a cosine or a straight line.
       cycle_momentum: whether the result has `momentum`, which is `max_momentum` where the rate is lowest.
       three_phase: fall to the initial rate as fast as it rose, and only then to the last.
@@ -93,10 +98,15 @@ def one_cycle_lr(
     After the last step, where torch raises, the rate stays: a compiled program cannot raise.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses.
+      ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. The phases of
     `optax.cosine_onecycle_schedule` end elsewhere.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.one_cycle_lr(1.0, total_steps=11, pct_start=0.5)
+    >>> [round(float(schedule(t)), 4) for t in (0, 10)]
+    [0.04, 0.0]
     """
     total = total_of(total_steps, epochs, steps_per_epoch)
     check_one_cycle(pct_start, anneal_strategy)
@@ -117,7 +127,7 @@ def one_cycle_lr(
 def _phases(
     t: jax.Array, ends: Sequence[float], values: Sequence[Scalar], anneal: Callable[..., jax.Array]
 ) -> jax.Array:
-    """The value in the first phase that has not ended; after all of them, that of the last step."""
+    """Return the value of the first phase that has not ended, or the last step's value."""
     t = jnp.minimum(as_float(t), ends[-1])
     starts = [0.0, *ends[:-1]]
     phases = [

@@ -14,9 +14,14 @@ from ._schedule import Rate, Schedule, closed_form, multiplicative, power
 
 
 def step_lr(lr: Scalar, step_size: int, gamma: float = 0.1) -> Schedule:
-    """lr * gamma**(t // step_size).
+    """Return the schedule lr * gamma**(t // step_size).
 
     torch counterpart: `torch.optim.lr_scheduler.StepLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.step_lr(0.1, step_size=30)
+    >>> [round(float(schedule(t)), 4) for t in (0, 30, 60)]
+    [0.1, 0.01, 0.001]
     """
     if step_size <= 0:
         raise ValueError(f"step_lr: step_size must be positive, but is {step_size}.")
@@ -24,29 +29,44 @@ def step_lr(lr: Scalar, step_size: int, gamma: float = 0.1) -> Schedule:
 
 
 def multi_step_lr(lr: Scalar, milestones: Iterable[int], gamma: float = 0.1) -> Schedule:
-    """lr * gamma**k, where k milestones have been reached; a milestone given twice counts twice.
+    """Return the schedule lr * gamma**k after k milestones; a repeated milestone counts twice.
 
     torch counterpart: `torch.optim.lr_scheduler.MultiStepLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.multi_step_lr(0.1, milestones=[30, 80])
+    >>> [round(float(schedule(t)), 4) for t in (0, 30, 80)]
+    [0.1, 0.01, 0.001]
     """
     reached = np.sort(list(milestones)).astype(int)
     return multiplicative(lr, lambda t: power(gamma, jnp.searchsorted(reached, t, side="right")))
 
 
 def exponential_lr(lr: Scalar, gamma: float) -> Schedule:
-    """lr * gamma**t.
+    """Return the schedule lr * gamma**t.
 
     torch counterpart: `torch.optim.lr_scheduler.ExponentialLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.exponential_lr(1.0, gamma=0.5)
+    >>> [round(float(schedule(t)), 4) for t in range(4)]
+    [1.0, 0.5, 0.25, 0.125]
     """
     return multiplicative(lr, lambda t: power(gamma, t))
 
 
 def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Schedule:
-    """lr * factor before step `total_iters`, lr from there on.
+    """Return lr * factor before step `total_iters`, and lr from there on.
 
     Raises:
       ValueError: a factor above 1 or below 0.
 
     torch counterpart: `torch.optim.lr_scheduler.ConstantLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.constant_lr(1.0, factor=0.5, total_iters=2)
+    >>> [round(float(schedule(t)), 4) for t in range(4)]
+    [0.5, 0.5, 1.0, 1.0]
     """
     check_constant(factor)
     # Torch undoes the factor on arriving at step total_iters, and it never arrives at step 0.
@@ -58,12 +78,17 @@ def constant_lr(lr: Scalar, factor: float = 1 / 3, total_iters: int = 5) -> Sche
 def linear_lr(
     lr: Scalar, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
 ) -> Schedule:
-    """From lr * start_factor to lr * end_factor in a straight line.
+    """Change linearly from lr * start_factor to lr * end_factor.
 
     Raises:
       ValueError: factors outside of (0, 1] and [0, 1].
 
     torch counterpart: `torch.optim.lr_scheduler.LinearLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.linear_lr(1.0, start_factor=0.5, total_iters=2)
+    >>> [round(float(schedule(t)), 4) for t in range(4)]
+    [0.5, 0.75, 1.0, 1.0]
     """
     check_linear(start_factor, end_factor)
     return multiplicative(
@@ -72,9 +97,14 @@ def linear_lr(
 
 
 def polynomial_lr(lr: Scalar, total_iters: int = 5, power: float = 1.0) -> Schedule:
-    """lr * (1 - t / total_iters)**power, and zero from `total_iters` on.
+    """Return lr * (1 - t / total_iters)**power, and zero from `total_iters` on.
 
     torch counterpart: `torch.optim.lr_scheduler.PolynomialLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.polynomial_lr(1.0, total_iters=4)
+    >>> [round(float(schedule(t)), 4) for t in range(5)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
     """
     return multiplicative(lr, lambda t: (1 - _fraction_done(t, total_iters)) ** power)
 
@@ -84,24 +114,34 @@ def _fraction_done(t: jax.Array, total_iters: int) -> jax.Array:
 
 
 def lambda_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
-    """lr * lr_lambda(t).
+    """Return the schedule lr * lr_lambda(t).
 
     `lr_lambda` gets the step as an integer array, inside of `jax.jit` a traced one: use `jnp.where`
     instead of `if`.
 
     torch counterpart: `torch.optim.lr_scheduler.LambdaLR`, which takes a list for parameter groups; here
     each group gets its own schedule.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.lambda_lr(1.0, lambda t: 0.5**t)
+    >>> [round(float(schedule(t)), 4) for t in range(3)]
+    [1.0, 0.5, 0.25]
     """
     _check_callable(lr_lambda)
     return closed_form(lambda t: lr * lr_lambda(t), base=lr)
 
 
 def multiplicative_lr(lr: Scalar, lr_lambda: Rate) -> Schedule:
-    """lr * lr_lambda(1) * ... * lr_lambda(t).
+    """Return the schedule lr * lr_lambda(1) * ... * lr_lambda(t).
 
     Every step computes the whole product, by a loop of t rounds in the compiled program.
 
     torch counterpart: `torch.optim.lr_scheduler.MultiplicativeLR`.
+
+    >>> from jaxpar.optim import lr_scheduler
+    >>> schedule = lr_scheduler.multiplicative_lr(1.0, lambda t: 0.5)
+    >>> [round(float(schedule(t)), 4) for t in range(3)]
+    [1.0, 0.5, 0.25]
     """
     _check_callable(lr_lambda)
 

@@ -1,6 +1,6 @@
-"""A rate that falls when a metric has stopped improving.
+"""Reduce the rate when a metric has stopped improving.
 
-It depends on values that are not known in advance, so it is a transformation with a state, not a schedule.
+It depends on values that are unknown in advance, so it is a transformation with a state, not a schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._checks import check_plateau
 
 
 class ReduceLROnPlateauState(NamedTuple):
-    """`lr`: of the next step. `best`: the best metric so far. Two counters, with torch's names."""
+    """`lr`: the next step's rate. `best`: the best metric so far. Two counters, with torch's names."""
 
     lr: jax.Array
     best: jax.Array
@@ -35,7 +35,7 @@ def reduce_lr_on_plateau(
     min_lr: float = 0,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scales updates by state.lr / lr; `value=` of each `update` call is torch's `scheduler.step(value)`.
+    """Scale updates by state.lr / lr; `value=` of each `update` call is torch's `scheduler.step(value)`.
 
     Put it after an optimizer with the same constant `lr` in `optax.chain`. As in torch, where
     `optimizer.step()` comes first, a value takes effect with the next update. Every update is an
@@ -52,9 +52,14 @@ def reduce_lr_on_plateau(
       eps: a change of the rate by no more than this is skipped.
 
     Raises:
-      ValueError: in torch's words, for values that torch refuses. TypeError: `update` without `value`.
+      ValueError: with torch's message, for values that torch refuses. TypeError: `update` without `value`.
 
     torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+
+    >>> import optax
+    >>> from jaxpar import optim
+    >>> plateau = optim.lr_scheduler.reduce_lr_on_plateau(0.1, patience=5)
+    >>> tx = optax.chain(optim.sgd(lr=0.1), plateau)
     """
     check_plateau(factor, mode, threshold_mode)
     sign = 1.0 if mode == "min" else -1.0

@@ -48,7 +48,7 @@ class Schedule:
 
 
 def multiplicative(lr: Scalar, factor: Rate, carry: Advance | None = None) -> Schedule:
-    """lr * factor(step), a factor that also acts on a rate that other schedules have changed."""
+    """Return the schedule lr * factor(step); its factor also applies to rates that other schedules changed."""
 
     def advance(step, before):
         last = jnp.where(step > 0, factor(jnp.maximum(step - 1, 0)), 1.0)
@@ -59,10 +59,10 @@ def multiplicative(lr: Scalar, factor: Rate, carry: Advance | None = None) -> Sc
 
 
 def closed_form(rate: Rate, momentum: Rate | None = None, base: Scalar | None = None) -> Schedule:
-    """A rate that does not depend on the one before."""
+    """Return a schedule whose rate does not depend on the previous one."""
     return Schedule(rate, lambda step, before: rate(step), base, momentum=momentum)
 
 
 def power(x: float, n: jax.Array) -> jax.Array:
-    """x**n for an integer or real n, as a float of full width."""
+    """Return x**n for an integer or real n, as a float of full width."""
     return jnp.power(jnp.asarray(x, float), as_float(n))

@@ -1,4 +1,4 @@
-"""AveragedModel: a module beside the one that is trained, whose weights are the mean of that one's."""
+"""AveragedModel: a running average of another module's weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._averages import AvgFn, MultiAvgFn, get_swa_avg_fn
 
 
 class AveragedModel(nnx.Module):
-    """A copy of a module whose parameters are averages over its training.
+    """A copy of a module whose parameters are running averages over training.
 
     ```python
     ema = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.999))
@@ -26,11 +26,11 @@ class AveragedModel(nnx.Module):
 
     Args:
       model: an NNX module, also in DataParallel or DistributedDataParallel. It is copied.
-      device: a `jax.Device` where the average lies; where the module lies if left out.
+      device: the `jax.Device` for the average; the module's if omitted.
       avg_fn: `avg_fn(averaged, current, num_averaged)`, the new average of one array; the mean of equal
         weights if left out.
-      multi_avg_fn: instead of it, of lists of all arrays of a type; it returns the list of averages.
-      use_buffers: whether buffers are averaged, too. If not they are those of the last update.
+      multi_avg_fn: instead of `avg_fn`; takes lists of all arrays of a type, returns the list of averages.
+      use_buffers: whether buffers are averaged, too; otherwise they are copied at each update.
 
     Attributes:
       module: the averaged module; n_averaged: a Variable, how many were averaged.
@@ -40,10 +40,11 @@ class AveragedModel(nnx.Module):
     and given to `eval_step`.
 
     Raises:
-      AssertionError: both functions are given. ValueError, from `update_parameters`: another module.
+      AssertionError: both functions are given. ValueError, from `update_parameters`: different
+        arrays.
 
-    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs what there is, in order, up to the
-    end of the shorter list.
+    torch counterpart: `torch.optim.swa_utils.AveragedModel`, which pairs arrays in order, up to the end of
+    the shorter list.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class AveragedModel(nnx.Module):
             nnx.update(self, jax.device_put(nnx.state(self), device))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the averaged module returns."""
+        """Call the averaged module."""
         return self.module(*args, **kwargs)
 
     def update_parameters(self, model: nnx.Module) -> None:
-        """Takes the module's present parameters into the average; the first ones are copied."""
+        """Add the module's current parameters to the average; the first call copies them."""
         variables, other = _variables(self.module), _variables(model)
         _check_same(variables, other)
         averaged = [x.get_value() for x in variables]
@@ -87,7 +88,7 @@ class AveragedModel(nnx.Module):
 def _averager(
     avg_fn: AvgFn | None, multi_avg_fn: MultiAvgFn | None, use_buffers: bool, kinds: tuple[bool, ...]
 ) -> Callable[[list, list, jax.Array], tuple[list, jax.Array]]:
-    """The compiled update of these functions; `kinds` says which arrays are parameters."""
+    """Return the compiled update for these functions; `kinds[i]` is true for parameters."""
 
     def one_type(averaged: list, current: list, n: jax.Array) -> Sequence[jax.Array]:
         if multi_avg_fn is not None:
@@ -112,7 +113,7 @@ def _averager(
 
 
 def _variables(module: nnx.Module) -> list[nnx.Variable]:
-    """Parameters and buffers, in the order of their paths."""
+    """Return parameters and buffers in the order of their paths."""
     return [
         node
         for _, node in nnx.iter_graph(module, graph=True)
@@ -138,5 +139,5 @@ def _check_same(averaged: list[nnx.Variable], other: list[nnx.Variable]) -> None
 
 
 def _on_devices_of(x: jax.Array, average: jax.Array) -> jax.Array:
-    """A parameter where its average lies."""
+    """Move a parameter to its average's devices."""
     return x if x.sharding == average.sharding else jax.device_put(x, average.sharding)

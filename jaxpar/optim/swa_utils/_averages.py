@@ -19,12 +19,16 @@ MultiAvgFn: TypeAlias = Callable[[Sequence[jax.Array], Sequence[jax.Array], jax.
 
 
 def get_ema_avg_fn(decay: float = 0.999) -> AvgFn:
-    """decay * average + (1 - decay) * parameter, for one array.
+    """Return the function `decay * average + (1 - decay) * parameter` of one array.
 
     Raises:
       ValueError: a decay outside of [0, 1].
 
     torch counterpart: `torch.optim.swa_utils.get_ema_avg_fn`.
+
+    >>> from jaxpar.optim import swa_utils
+    >>> swa_utils.get_ema_avg_fn(0.5)(1.0, 3.0, 0)
+    2.0
     """
     _check_decay(decay)
 
@@ -35,7 +39,7 @@ def get_ema_avg_fn(decay: float = 0.999) -> AvgFn:
 
 
 def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAvgFn:
-    """The same for a list of arrays of one type, by lerp: average + (1 - decay) * (parameter - average).
+    """Return `average + (1 - decay) * (parameter - average)`, by lerp, for lists of arrays of one type.
 
     Raises:
       ValueError: a decay outside of [0, 1].
@@ -57,9 +61,13 @@ def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAvgFn:
 
 
 def get_swa_avg_fn() -> AvgFn:
-    """average + (parameter - average) / (n + 1), for one array: the mean of all.
+    """Return the function `average + (parameter - average) / (n + 1)` of one array: the mean of all.
 
     torch counterpart: `torch.optim.swa_utils.get_swa_avg_fn`.
+
+    >>> from jaxpar.optim import swa_utils
+    >>> swa_utils.get_swa_avg_fn()(1.0, 4.0, 2)
+    2.0
     """
 
     def swa_update(averaged: jax.Array, current: jax.Array, num_averaged: jax.Array) -> jax.Array:
@@ -69,7 +77,7 @@ def get_swa_avg_fn() -> AvgFn:
 
 
 def get_swa_multi_avg_fn() -> MultiAvgFn:
-    """The same for a list of arrays of one type.
+    """Return the mean of all parameters for lists of arrays of one type.
 
     torch counterpart: `torch.optim.swa_utils.get_swa_multi_avg_fn`, which writes into the first list.
     """
@@ -87,7 +95,7 @@ def get_swa_multi_avg_fn() -> MultiAvgFn:
 
 
 def _lerp(start: jax.Array, end: jax.Array, weight: float | jax.Array) -> jax.Array:
-    """In float32 at least."""
+    """Interpolate in float32 or wider."""
     wide = jnp.promote_types(start.dtype, jnp.float32)
     return lerp(start.astype(wide), end.astype(wide), jnp.asarray(weight, jnp.finfo(wide).dtype))
 

@@ -1,4 +1,4 @@
-"""SWALR: towards a fixed rate, at which weights are averaged."""
+"""SWALR: anneal to a constant rate, at which weights are averaged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..lr_scheduler import LRScheduler
 
 
 class SWALR(LRScheduler):
-    """From the rate that there is to `swa_lr` in `anneal_epochs` steps, and no further.
+    """Anneal from the current rate to `swa_lr` in `anneal_epochs` steps, then stay.
 
     Args:
       swa_lr: one for all groups, or a list.
       anneal_strategy: along a cosine or a straight line.
 
-    Raises: ValueError: another strategy; epochs that are no whole number, or below 0.
+    Raises: ValueError: an unknown strategy; epochs that are not a whole number, or below 0.
 
     torch counterpart: `torch.optim.swa_utils.SWALR`.
     """
@@ -45,7 +45,7 @@ class SWALR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        """Solves the last step's rate for the one where annealing began, and goes a step on from there."""
+        """Recover the initial rate from the last step's rate, and anneal one more step."""
         step = self._step_count - 1
         step = max(1, step) if self.anneal_epochs == 0 else step
         before, now = self._part(step - 1), self._part(step)

@@ -1,4 +1,4 @@
-"""update_bn: the running statistics of an averaged model, which no training step has computed."""
+"""update_bn: compute an averaged model's running statistics, which no training step has updated."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MODES = ("use_running_average", "deterministic")
 
 
 def update_bn(loader: Iterable[Any], model: nnx.Module, device: jax.Device | None = None) -> None:
-    """Leaves the mean of all batches of a loader in the BatchNorm layers of a module.
+    """Set a module's BatchNorm statistics to their mean over all batches of a loader.
 
     Args:
-      loader: batches; of a tuple or list the first item is the module's input.
-      model: an NNX module, averaged or not. Modes and momenta are afterwards as they were.
+      loader: batches; a tuple's or list's first item is the module's input.
+      model: an NNX module, averaged or not. Modes and momenta are restored afterwards.
       device: where inputs are moved first.
 
-    The layers are Flax's BatchNorm and those of `jaxpar.nn`; Flax's keep the variance with the divisor n
-    where torch's have n - 1. A module without such layers is not run.
+    This covers the BatchNorm layers of Flax and `jaxpar.nn`; Flax's variance has the divisor n, torch's n - 1.
+    A module without such layers is not run.
 
     torch counterpart: `torch.optim.swa_utils.update_bn`.
     """
@@ -52,7 +52,7 @@ def _forward(model: Any, x: Any) -> None:
 
 
 def _is_batch_norm(node: Any) -> bool:
-    # Theirs, ours and what is derived from them; this room knows nothing of `jaxpar.nn`.
+    # By name, because this package must not import `jaxpar.nn`; covers Flax's, ours and subclasses.
     return isinstance(node, nnx.Module) and any("BatchNorm" in kind.__name__ for kind in type(node).__mro__)
 
 
@@ -61,13 +61,13 @@ def _tracks(norm: Any) -> bool:
 
 
 def _averages_itself(norm: Any) -> bool:
-    """Torch's layers count their batches, and average them all where the momentum is None."""
+    """Return whether a layer counts its batches, as torch's do, and averages them without a momentum."""
     return hasattr(norm, "num_batches_tracked")
 
 
 @contextlib.contextmanager
 def _every_batch_alike(norms: list[Any]) -> Iterator[None]:
-    """Fresh statistics, and layers that take each batch whole (Flax's) or as one of all (torch's)."""
+    """Reset the statistics, and make each batch replace them (Flax) or count equally (torch)."""
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.mean.set_value(jnp.zeros_like(norm.mean.get_value()))

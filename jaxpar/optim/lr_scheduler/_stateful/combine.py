@@ -1,4 +1,4 @@
-"""Schedulers of schedulers: one after the other, or all at once."""
+"""Schedulers of schedulers: in sequence, or all at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Combined(LRScheduler):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every scheduler, with those of its schedulers."""
+        """Return the state, including the states of all combined schedulers."""
         return {
             **super().state_dict(),
             "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
@@ -52,9 +52,9 @@ class _Combined(LRScheduler):
 
 
 class SequentialLR(_Combined):
-    """One scheduler after the other; the next begins at each milestone.
+    """Run schedulers in sequence; the next begins at each milestone.
 
-    Raises: ValueError, TypeError: in torch's words, for schedulers and milestones that torch refuses.
+    Raises: ValueError, TypeError: with torch's message, for schedulers and milestones that torch refuses.
 
     torch counterpart: `torch.optim.lr_scheduler.SequentialLR`. As a function of the step: `sequential_lr`.
     """
@@ -78,8 +78,8 @@ class SequentialLR(_Combined):
         self._schedulers, self._milestones = schedulers, milestones
         self.last_epoch = last_epoch + 1
         self.optimizer = optimizer
-        # Each scheduler has made its first step when it was made. All are taken back, and the first does it
-        # again from the first rate.
+        # Each scheduler made its first step when it was constructed. Undo them all, and let the first
+        # scheduler repeat its own from the initial rate.
         for group in self._groups:
             group["lr"] = group["initial_lr"]
         _undo(self)
@@ -88,7 +88,7 @@ class SequentialLR(_Combined):
         self._last_lr = first.get_last_lr()
 
     def step(self) -> None:  # type: ignore[override]
-        """Writes the next rate."""
+        """Write the next rate."""
         self.last_epoch += 1
         i = bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[i]
@@ -100,9 +100,9 @@ class SequentialLR(_Combined):
 
 
 class ChainedScheduler(_Combined):
-    """All schedulers at every step, each on the rate that the others have left.
+    """Step all schedulers, each on the rate that the previous one wrote.
 
-    Raises: ValueError, TypeError: in torch's words, for schedulers that torch refuses.
+    Raises: ValueError, TypeError: with torch's message, for schedulers that torch refuses.
 
     torch counterpart: `torch.optim.lr_scheduler.ChainedScheduler`. As a function of the step:
     `chained_scheduler`.
@@ -119,7 +119,7 @@ class ChainedScheduler(_Combined):
         self._last_lr = self._rates()
 
     def step(self) -> None:  # type: ignore[override]
-        """Writes the next rate."""
+        """Write the next rate."""
         for scheduler in self._schedulers:
             scheduler.step()
         self._last_lr = self._rates()

@@ -11,7 +11,7 @@ from .scheduler import LRScheduler
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Down to `eta_min` along half a cosine of `T_max` steps, and up again.
+    """Decay to `eta_min` along half a cosine of `T_max` steps, then rise again.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingLR`, by its recursion, which strays from the
     closed form in the last digits. As a function of the step: `cosine_annealing_lr`.
@@ -40,9 +40,9 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Down to `eta_min` along half a cosine, and at once up again; each time `T_mult` times as long.
+    """Decay to `eta_min` along half a cosine, then restart; each period is `T_mult` times as long.
 
-    Raises: ValueError: in torch's words, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`; there, too, `step(epoch)`
     takes a fraction of an epoch. As a function of the step: `cosine_annealing_warm_restarts`.
@@ -62,7 +62,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         return [low + (lr - low) * part / 2 for lr in self.base_lrs]
 
     def step(self, epoch: float | None = None) -> None:
-        """Writes the next rate, or that of an epoch: `scheduler.step(epoch + i / len(loader))`."""
+        """Write the rate of the next epoch, or of `epoch`: `scheduler.step(epoch + i / len(loader))`."""
         if epoch is None and self.last_epoch < 0:
             epoch = 0
         if epoch is None:

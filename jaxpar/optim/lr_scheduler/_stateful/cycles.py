@@ -17,12 +17,13 @@ PerGroup = float | Sequence[float]
 
 
 class CyclicLR(LRScheduler):
-    """Between `base_lr` and `max_lr`, up in `step_size_up` steps and down in `step_size_down`.
+    """Cycle between `base_lr` and `max_lr`: up in `step_size_up` steps, down in `step_size_down`.
 
     Args:
       base_lr, max_lr, base_momentum, max_momentum: one for all groups, or a list.
-      mode: full height in every cycle, half of it each time, or gamma**t of it.
-      scale_fn: the height instead, of the cycle (from 1) or, if `scale_mode` is "iterations", of the step.
+      mode: the amplitude: constant, halved in each cycle, or multiplied by gamma**t.
+      scale_fn: the amplitude instead, as a function of the cycle (from 1) or, if `scale_mode` is "iterations", of
+        the step.
       cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
 
     Raises: ValueError: an unknown mode; an optimizer without a momentum that could cycle.
@@ -73,7 +74,7 @@ class CyclicLR(LRScheduler):
         self.base_lrs = lows
 
     def scale_fn(self, x: float) -> float:
-        """The height of a cycle, or of a step."""
+        """Return the amplitude of a cycle, or of a step."""
         if self._scale_fn_custom is not None:
             return self._scale_fn_custom(x)
         if self.mode == "triangular":
@@ -96,7 +97,7 @@ class CyclicLR(LRScheduler):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every scheduler; of `scale_fn` the attributes if it is an object, as in torch."""
+        """Return the state; for `scale_fn` an object's attributes, as in torch."""
         custom = self._scale_fn_custom
         return {
             **super().state_dict(),
@@ -111,17 +112,17 @@ class CyclicLR(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """From max_lr / div_factor to max_lr, down to max_lr / div_factor / final_div_factor; stepped by batch.
+    """Rise from max_lr / div_factor to max_lr, fall to max_lr / div_factor / final_div_factor.
 
     Args:
       max_lr, base_momentum, max_momentum: one for all groups, or a list.
       total_steps: the length, or `epochs` times `steps_per_epoch`.
-      pct_start: the fraction of it in which the rate rises.
+      pct_start: the fraction of the steps in which the rate rises.
       anneal_strategy: along a cosine or a straight line.
       cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
       three_phase: fall to the initial rate as fast as it rose, and only then to the last.
 
-    Raises: ValueError: in torch's words, for values that torch refuses; a step after the last.
+    Raises: ValueError: with torch's message, for values that torch refuses; a step after the last.
 
     torch counterpart: `torch.optim.lr_scheduler.OneCycleLR`. As a function of the step: `one_cycle_lr`.
     """
@@ -186,7 +187,7 @@ class OneCycleLR(LRScheduler):
 
 
 def _phases(total: int, pct_start: float, three_phase: bool) -> list[dict[str, Any]]:
-    """Where each phase ends, and between which of a group's numbers it goes."""
+    """Return each phase's end, and the keys of the group's numbers between which it anneals."""
     first = float(pct_start * total) - 1
     up = _phase(first, "initial_lr", "max_lr", "max_momentum", "base_momentum")
     if not three_phase:

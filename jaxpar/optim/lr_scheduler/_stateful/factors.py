@@ -1,4 +1,4 @@
-"""Schedulers that multiply the rate that they find by a factor."""
+"""Schedulers that multiply the current rate by a factor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Factor = Callable[[int], float]
 
 
 class _ByFactor(LRScheduler):
-    """`_scale()` is what the rates are multiplied by at `last_epoch`; None leaves them."""
+    """Multiplies the rates by `_scale()` at `last_epoch`; None leaves them."""
 
     def _scale(self) -> float | None:
         raise NotImplementedError
@@ -28,7 +28,7 @@ class _ByFactor(LRScheduler):
 
 
 class StepLR(_ByFactor):
-    """Times `gamma` every `step_size` steps.
+    """Multiply the rate by `gamma` every `step_size` steps.
 
     torch counterpart: `torch.optim.lr_scheduler.StepLR`. As a function of the step: `step_lr`.
     """
@@ -47,7 +47,7 @@ class StepLR(_ByFactor):
 
 
 class MultiStepLR(_ByFactor):
-    """Times `gamma` at each milestone, twice at one that is given twice.
+    """Multiply the rate by `gamma` at each milestone, twice at a repeated one.
 
     torch counterpart: `torch.optim.lr_scheduler.MultiStepLR`. As a function of the step: `multi_step_lr`.
     """
@@ -68,12 +68,12 @@ class MultiStepLR(_ByFactor):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        # A file's keys may be text.
+        # JSON turns the keys into strings.
         self.milestones = Counter({int(epoch): n for epoch, n in self.milestones.items()})
 
 
 class ConstantLR(LRScheduler):
-    """Times `factor` at once, and back after `total_iters` steps.
+    """Multiply the rate by `factor` for `total_iters` steps.
 
     Raises: ValueError: a factor above 1 or below 0.
 
@@ -92,7 +92,7 @@ class ConstantLR(LRScheduler):
             return [lr * self.factor for lr in self._rates()]
         if self.last_epoch != self.total_iters:
             return self._rates()
-        if not self.factor:  # no division brings the rate back, and torch stops here
+        if not self.factor:  # dividing by zero cannot restore the rate; torch raises
             return list(self.base_lrs)
         return [lr * (1.0 / self.factor) for lr in self._rates()]
 
@@ -102,7 +102,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(_ByFactor):
-    """From `start_factor` to `end_factor` in a straight line of `total_iters` steps.
+    """Change the factor linearly from `start_factor` to `end_factor` in `total_iters` steps.
 
     Raises: ValueError: factors outside of (0, 1] and [0, 1].
 
@@ -136,7 +136,7 @@ class LinearLR(_ByFactor):
 
 
 class ExponentialLR(_ByFactor):
-    """Times `gamma` at every step.
+    """Multiply the rate by `gamma` at every step.
 
     torch counterpart: `torch.optim.lr_scheduler.ExponentialLR`. As a function of the step: `exponential_lr`.
     """
@@ -176,7 +176,7 @@ class PolynomialLR(_ByFactor):
 
 
 class _ByFunction(LRScheduler):
-    """By a function of the user's, or a list with one for each group."""
+    """Scale by a user's function, or by a list with one function for each group."""
 
     def __init__(self, optimizer: nnx.Optimizer, lr_lambda: Factor | list[Factor], last_epoch: int = -1):
         n = len(param_groups_of(check_optimizer(optimizer)))
@@ -189,7 +189,7 @@ class _ByFunction(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every scheduler; of the functions the attributes of those that are objects, as in torch."""
+        """Return the state; for functions that are objects their attributes, as in torch."""
         return {**super().state_dict(), "lr_lambdas": [attributes(function) for function in self.lr_lambdas]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

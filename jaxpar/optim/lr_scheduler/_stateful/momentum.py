@@ -10,7 +10,7 @@ from ..._groups import ParamGroup, for_each_group, param_groups_of
 
 
 def uses_beta1(optimizer: nnx.Optimizer) -> bool:
-    """Whether it is Adam's.
+    """Return whether the momentum is Adam's beta1.
 
     Raises:
       ValueError: the optimizer's state holds neither.
@@ -25,7 +25,7 @@ def uses_beta1(optimizer: nnx.Optimizer) -> bool:
 
 
 def start(optimizer: nnx.Optimizer, base: Any, largest: Any) -> tuple[list[float], list[float]]:
-    """Every group's lowest and highest momentum, of one for all or a list; it starts at the highest."""
+    """Set every group's momentum to its highest value; return the lowest and highest values."""
     lows = for_each_group("base_momentum", optimizer, base)
     highs = for_each_group("max_momentum", optimizer, largest)
     for group, low, high in zip(param_groups_of(optimizer), lows, highs, strict=True):

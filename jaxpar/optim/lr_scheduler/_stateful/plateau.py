@@ -1,4 +1,4 @@
-"""A rate that falls when a metric has stopped improving."""
+"""Reduce the rate when a metric has stopped improving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .scheduler import EPOCH_IS_DEPRECATED, LRScheduler
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """Times `factor` when `step(metric)` has not seen a better metric in `patience` epochs.
+    """Multiply the rate by `factor` after `patience` epochs without a better metric in `step(metric)`.
 
     Args:
       mode: whether a smaller or a larger metric is better.
@@ -24,9 +24,9 @@ class ReduceLROnPlateau(LRScheduler):
       min_lr: the lowest rate, or a list with one for each group.
       eps: a change of the rate by no more than this is skipped.
 
-    Of several processes all must give the same metric (`jaxpar.distributed.all_reduce`), or their rates part.
+    All processes must pass the same metric (`jaxpar.distributed.all_reduce`), or their rates diverge.
 
-    Raises: ValueError: in torch's words, for values that torch refuses.
+    Raises: ValueError: with torch's message, for values that torch refuses.
 
     torch counterpart: `torch.optim.lr_scheduler.ReduceLROnPlateau`. In optax's form: `reduce_lr_on_plateau`.
     """
@@ -58,7 +58,7 @@ class ReduceLROnPlateau(LRScheduler):
         self._last_lr = self._rates()
 
     def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:  # type: ignore[override]
-        """Looks at the metric of an epoch, for which it waits if it is on a device."""
+        """Record an epoch's metric, waiting for it if it is on a device."""
         current = float(metrics)
         if epoch is not None:
             warnings.warn(EPOCH_IS_DEPRECATED, UserWarning, stacklevel=2)

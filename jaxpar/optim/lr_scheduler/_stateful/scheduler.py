@@ -1,4 +1,4 @@
-"""LRScheduler: what all schedulers share."""
+"""LRScheduler: the base class of all schedulers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPOCH_IS_DEPRECATED = (
 
 
 class LRScheduler:
-    """Writes the rate of the next epoch, or the next batch, into an optimizer whenever `step()` is called.
+    """Write the next epoch's (or batch's) rate into an optimizer whenever `step()` is called.
 
     Args:
       optimizer: a `jaxpar.optim.Optimizer`, or an `nnx.Optimizer`, whose rate is in its state: made by
@@ -25,17 +25,22 @@ class LRScheduler:
       last_epoch: -1 begins anew; otherwise the groups' "initial_lr" must be there, as in torch.
 
     Attributes:
-      optimizer: what it writes into. base_lrs: the groups' first rates. last_epoch: how often it was stepped.
+      optimizer: the optimizer. base_lrs: the groups' initial rates. last_epoch: the number of steps.
 
-    A subclass has `get_lr()`, which returns the next rate of each group. A step waits for no device: the
-    rates are Python floats of this process, and what is written is one number. Of several processes each
-    steps its own, all alike.
+    A subclass defines `get_lr()`, which returns each group's next rate. A step never waits for a device: the
+    rates are Python floats. With several processes, each steps its own scheduler in the same way.
 
     Raises:
-      HyperparameterError: the optimizer's state holds no rate. TypeError: it is no optimizer. KeyError: no
-        "initial_lr" where `last_epoch` is given.
+      HyperparameterError: the optimizer's state holds no rate. TypeError: not an optimizer. KeyError: no
+        "initial_lr" although `last_epoch` is set.
 
     torch counterpart: `torch.optim.lr_scheduler.LRScheduler`.
+
+    >>> from flax import nnx
+    >>> from jaxpar import optim
+    >>> optimizer = optim.Optimizer(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), optim.sgd(lr=0.1))
+    >>> optim.lr_scheduler.StepLR(optimizer, step_size=30).get_last_lr()
+    [0.1]
     """
 
     _is_initial = False
@@ -55,7 +60,7 @@ class LRScheduler:
         self._initial_step()
 
     def step(self, epoch: int | None = None) -> None:
-        """Writes the next rate. Call it after the optimizer has moved.
+        """Write the next rate. Call it after the optimizer's step.
 
         `epoch`, deprecated in torch, goes to that epoch, by the closed form where there is one.
         """
@@ -72,19 +77,19 @@ class LRScheduler:
         self._update_lr(epoch)
 
     def get_lr(self) -> list[float]:
-        """The rate of each group at `last_epoch`, from the rates that there are; what a subclass defines."""
+        """Return each group's rate at `last_epoch`, from the current rates. Subclasses define this."""
         raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
-        """The rates that were written last, one for each group."""
+        """Return the rates that were written last, one for each group."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer, under torch's names: numbers, lists and dicts."""
+        """Return everything but the optimizer, under torch's names: numbers, lists and dicts."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`, ours or torch's. The rate itself is in the optimizer's state."""
+        """Continue from a `state_dict`, ours or torch's. The rate itself is in the optimizer's state."""
         self.__dict__.update(state_dict)
         for group, lr in zip(self._groups, self._last_lr, strict=True):
             group.remind("lr", float(lr))
@@ -116,5 +121,5 @@ class LRScheduler:
 
 
 def attributes(function: Any) -> dict[str, Any] | None:
-    """What torch saves of a user's function: an object's attributes; of a plain function nothing."""
+    """Return what torch saves for a user's function: an object's attributes, or None for a function."""
     return None if type(function) is type(attributes) else dict(function.__dict__)
