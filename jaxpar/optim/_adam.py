@@ -36,7 +36,7 @@ from ._settable import settable
 
 
 class AdamState(NamedTuple):
-    """`step`: the number of updates. The moments are like the parameters; the maximum is None without amsgrad."""
+    """`step`: the number of updates. The moments are like the parameters, or None (amsgrad only)."""
 
     step: jax.Array
     exp_avg: PyTree
@@ -45,7 +45,7 @@ class AdamState(NamedTuple):
 
 
 class NAdamState(NamedTuple):
-    """`step`: the number of updates. `mu_product`: the product of all momenta. Moments as in Adam."""
+    """`step`: the number of updates. `mu_product`: the product of all momenta."""
 
     step: jax.Array
     mu_product: jax.Array

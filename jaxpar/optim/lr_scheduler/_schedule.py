@@ -48,7 +48,7 @@ class Schedule:
 
 
 def multiplicative(lr: Scalar, factor: Rate, carry: Advance | None = None) -> Schedule:
-    """Return the schedule lr * factor(step); its factor also applies to rates that other schedules changed."""
+    """Return lr * factor(step), where the factor also applies to rates that other schedules changed."""
 
     def advance(step, before):
         last = jnp.where(step > 0, factor(jnp.maximum(step - 1, 0)), 1.0)
