@@ -22,7 +22,7 @@ class CyclicLR(LRScheduler):
     Args:
       base_lr, max_lr, base_momentum, max_momentum: one for all groups, or a list.
       mode: the amplitude: constant, halved in each cycle, or multiplied by gamma**t.
-      scale_fn: the amplitude instead, as a function of the cycle (from 1) or, if `scale_mode` is "iterations",
+      scale_fn: the amplitude instead, a function of the cycle (from 1) or, if `scale_mode` is "iterations",
         of the step.
       cycle_momentum: whether the momentum (Adam's beta1) falls where the rate rises.
 
