@@ -1,4 +1,4 @@
-"""What a loop shows of itself: MetricsLog writes the numbers of a training, progress shows how far it is.
+"""MetricsLog writes a run's numbers to files; progress displays how far a loop is.
 
 Neither makes a step wait for the device. torch's counterparts are SummaryWriter and, in most scripts, tqdm.
 """

@@ -14,11 +14,11 @@ from .. import _stamp
 from ..errors import MetricError
 
 FOOT = 6.5
-"""Points of the letters at the foot; a letter is about 0.6 of it wide."""
+"""Font size of the footer in points; a letter is about 0.6 of this size wide."""
 
 
 def figure(function: str, size: tuple[float, float]) -> Any:
-    """An empty matplotlib figure of so many inches, which needs no display.
+    """Return an empty matplotlib figure of a size in inches, which needs no display.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -36,25 +36,27 @@ def figure(function: str, size: tuple[float, float]) -> Any:
 
 
 def tidy(panel: Any) -> None:
-    """Light lines behind the numbers, and no frame."""
+    """Draw light grid lines below the data, and no frame."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", color="#dddddd", linewidth=0.8)
     panel.set_axisbelow(True)
 
 
 def save(chart: Any, path: str | os.PathLike[str], *notes: str) -> None:
-    """Writes a figure; notes, date, versions and command are its foot. SOURCE_DATE_EPOCH makes it again."""
+    """Write a figure with a footer of notes, date, versions and command; SOURCE_DATE_EPOCH sets the date."""
     import matplotlib
 
     letters = int(chart.get_figwidth() * 72 / (0.6 * FOOT))
     lines = [textwrap.fill(text, letters) for text in (*notes, _stamp.line())]
     chart.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=FOOT, color="#666666")
-    with matplotlib.rc_context({"svg.hashsalt": "jaxpar"}):  # or every SVG would have other names in it
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "jaxpar"}
+    ):  # the default salt is random, and so would be the SVG's ids
         chart.savefig(path, dpi=150)
 
 
 def draw(columns: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
-    """Draws the metrics over the steps and writes the picture; the foot names those that have no number.
+    """Plot the metrics over the steps and write the picture; the footer names those without a number.
 
     Raises:
       MetricError: no metric has a finite number.
@@ -68,7 +70,7 @@ def draw(columns: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> Non
 
 
 def panels(steps: np.ndarray, metrics: Mapping[str, np.ndarray]) -> Any:
-    """A figure with a panel for each metric over the steps, up to three side by side."""
+    """Return a figure with a panel for each metric over the steps, up to three in a row."""
     across = 2 if len(metrics) == 4 else min(len(metrics), 3)
     down = math.ceil(len(metrics) / across)
     chart = figure("MetricsLog", (4.2 * across, 3 * down))

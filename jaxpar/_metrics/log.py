@@ -1,8 +1,8 @@
-"""MetricsLog: what a training measures, step by step, in files.
+"""MetricsLog: a run's numbers, step by step, in files.
 
-torch's SummaryWriter calls `.item()` on what it is given, so every logged step waits for the device. Here a
-device array is put aside, its copy to the host is started, and a later call writes it down when it has
-arrived. The rows in the files are a step or more behind, in order, and nothing waits.
+torch's SummaryWriter calls `.item()` on its arguments, so every logged step waits for the device. Here a
+device array is queued, its copy to the host is started, and a later call writes it when it has arrived. The
+rows in the files lag by a step or more, in order, and nothing waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 JSONL, CSV = "metrics.jsonl", "metrics.csv"
 
 Waiting: TypeAlias = "deque[tuple[int, dict[str, Number | jax.Array]]]"
-"""Steps that are logged and not written yet, oldest first."""
+"""Logged steps that are not written yet, oldest first."""
 
 
 class BoardWriter(Protocol):
@@ -42,23 +42,24 @@ class BoardWriter(Protocol):
 class MetricsLog:
     """Numbers by step, in `metrics.jsonl` and `metrics.csv`.
 
-    ```python
-    with jaxpar.MetricsLog("run") as log:
-        for step, batch in enumerate(loader):
-            log.log(step, loss=train(*batch))
-    ```
+    >>> import jaxpar, tempfile
+    >>> with tempfile.TemporaryDirectory() as directory, jaxpar.MetricsLog(directory) as log:
+    ...     log.log(0, loss=2.5)
+    ...     log.flush()
+    ...     jaxpar.MetricsLog.read(directory)["loss"]
+    array([2.5])
 
     Args:
-      directory: made if it is not there. A log that it holds already is continued.
+      directory: created if necessary. An existing log there is continued.
       csv, jsonl: which files are written.
       tensorboard: an object with `add_scalar(tag, value, step)` and `flush()`; True: tensorboardX's
         SummaryWriter in the same directory (where torch is installed, tensorboardX imports it).
 
-    Only process 0 writes; in all others `log` checks what it is given and drops it.
+    Only process 0 writes; in all others `log` checks its arguments and drops them.
 
     Raises:
       MetricError: a file of that name holds something else. ImportError: `tensorboard=True` without
-        tensorboardX. ValueError: neither file is wanted.
+        tensorboardX. ValueError: both files are switched off.
 
     torch counterpart: `add_scalar` of `torch.utils.tensorboard.SummaryWriter`. Source:
     torch/utils/tensorboard/writer.py.
@@ -97,11 +98,11 @@ class MetricsLog:
         self._at_exit = weakref.finalize(self, _finish, self._waiting, self._files, self._board)
 
     def log(self, step: int, **values: object) -> None:
-        """Takes the values of a step. Never waits for a device.
+        """Log the values of a step. Never waits for a device.
 
         Args:
           step: the number of the step, on the host; not below the one before. A step may be logged in
-            several calls, and another value for a name that it has replaces the first.
+            several calls; a repeated name replaces the earlier value.
           values: numbers, or arrays with a single number.
 
         Raises:
@@ -130,10 +131,10 @@ class MetricsLog:
         _write(self._waiting, self._files, self._board, wait=False)
 
     def resume_from(self, step: int) -> None:
-        """Removes this step and all after it, because they will come again.
+        """Remove this step and all later ones, because they will be logged again.
 
         Call it after restoring a checkpoint. Otherwise the rows that the stopped run wrote after that
-        checkpoint would be there twice.
+        checkpoint would appear twice.
         """
         self.flush()
         self._last = None
@@ -145,11 +146,11 @@ class MetricsLog:
             self._last = max((s for s, _ in rows()), default=None)
 
     def flush(self) -> None:
-        """Writes all that was logged; waits for the device."""
+        """Write everything that was logged; waits for the device."""
         _write(self._waiting, self._files, self._board)
 
     def close(self) -> None:
-        """Writes all that was logged and closes the files. The end of the interpreter does this too."""
+        """Write everything that was logged and close the files. The interpreter's exit does this too."""
         if not self._closed:
             self._closed = True
             _finish(self._waiting, self._files, self._board)
@@ -166,14 +167,14 @@ class MetricsLog:
 
     @staticmethod
     def read(directory: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-        """The log in a directory; the run may still be going on, or have been killed.
+        """Read the log in a directory; the run may still be active, or have been killed.
 
         Returns:
           `"step"`, int64 [n], each step once and in order, and every metric, float64 [n], NaN where a step
           does not have it.
 
         Raises:
-          FileNotFoundError: there is none. MetricError: a file is damaged.
+          FileNotFoundError: the directory has no log. MetricError: a file is damaged.
         """
         if not any(file.path.exists() for file in _files(Path(directory))):
             raise FileNotFoundError(f"MetricsLog.read: neither {JSONL} nor {CSV} is in {directory}.")
@@ -188,9 +189,9 @@ class MetricsLog:
         return {"step": np.array(list(merged), np.int64), **columns}
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`.
+        """Plot every metric over the steps, a panel for each: PNG, SVG or PDF; needs `jaxpar[report]`.
 
-        The foot has the date, the versions and the command, and names the metrics without a finite number,
+        The footer has the date, the versions and the command, and names the metrics without a finite number,
         which have no panel.
 
         Raises:
@@ -209,7 +210,7 @@ def _files(directory: Path) -> tuple[File, File]:
 
 
 def _reader(directory: Path) -> Callable[[], Iterator[Row]]:
-    """The rows on disk: those of the JSON file if there is one, else those of the table."""
+    """Return the reader of the rows on disk: the JSON file's if it exists, otherwise the table's."""
     objects, table = _files(directory)
     return objects.rows if objects.path.exists() else table.rows
 
@@ -224,7 +225,7 @@ def _check_name(name: str) -> None:
 
 
 def _write(waiting: Waiting, files: list[File], board: BoardWriter | None, wait: bool = True) -> None:
-    """Writes what is ready, in order; with `wait` all of it."""
+    """Write the steps that are ready, in order; with `wait` all steps."""
     while waiting and (wait or all(map(is_ready, waiting[0][1].values()))):
         step, values = waiting.popleft()
         row = step, {name: _read(name, step, value) for name, value in values.items()}
@@ -246,7 +247,7 @@ def _finish(waiting: Waiting, files: list[File], board: BoardWriter | None) -> N
 
 
 def _sent(value: object) -> Number | jax.Array:
-    """A device array on its way to the host; anything else as a number, since host arrays may be reused."""
+    """Start a device array's copy to the host; convert anything else, since host arrays may be reused."""
     if not is_device_array(value):
         return read(value)
     value.copy_to_host_async()

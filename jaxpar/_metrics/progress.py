@@ -1,7 +1,7 @@
-"""progress: how far a loop is, on stderr. A bar on a terminal, otherwise a line every few seconds.
+"""progress: a loop's progress on stderr, as a bar on a terminal and otherwise as a line every few seconds.
 
-torch has nothing like it. Scripts use tqdm, where `set_postfix(loss=loss.item())` makes every step wait for
-the device. Here a value is shown as soon as it is ready, and the one before it until then. Only process 0
+torch has no counterpart. Scripts use tqdm, where `set_postfix(loss=loss.item())` makes every step wait for
+the device. Here a value is shown as soon as it is ready, and the previous one until then. Only process 0
 shows anything. Ctrl-C ends the loop between two steps and leaves the terminal as it was.
 """
 
@@ -54,12 +54,12 @@ def progress(
     every: float = 5.0,
     leave: bool = True,
 ) -> Progress[int] | Progress[T]:
-    """Goes through an iterable and shows on stderr how far it is.
+    """Iterate over an iterable and display the progress on stderr.
 
     Args:
-      iterable_or_total: what to go through, or a number of steps n for `range(n)`.
+      iterable_or_total: the iterable, or a number of steps n for `range(n)`.
       total: the number of steps, where the iterable has no length.
-      description: stands before the numbers.
+      description: printed before the numbers.
       every: seconds between two lines where stderr is not a terminal.
       leave: whether the last state stays on the screen when the loop has ended.
 
@@ -85,7 +85,7 @@ def progress(
 
 
 class Progress(Generic[T]):
-    """What `progress` returns."""
+    """The iterable and context manager that `progress` returns."""
 
     def __init__(
         self, steps: Iterable[T], total: int | None, description: str, every: float, leave: bool
@@ -130,7 +130,7 @@ class Progress(Generic[T]):
             view.end(self._leave)
 
     def step(self, description: str | None = None) -> None:
-        """Counts one more step. A loop over the Progress itself calls this."""
+        """Count one more step. Iterating over the Progress calls this."""
         self.done += 1
         if description is not None:
             self.description = description
@@ -138,7 +138,7 @@ class Progress(Generic[T]):
             self._view.look()
 
     def show(self, **values: object) -> None:
-        """Shows values beside the steps. Never waits for a device.
+        """Display values next to the step count. Never waits for a device.
 
         Args:
           values: text, numbers, or arrays with a single number. An array that is still being computed
@@ -153,15 +153,15 @@ class Progress(Generic[T]):
             self._values.setdefault(name, _Latest()).take(value)
 
     def values(self) -> str:
-        """The newest values that are ready, of those that `show` was given."""
+        """Return the newest values passed to `show` that are ready, as a string."""
         return ", ".join(f"{name} {text}" for name, value in self._values.items() if (text := value.text()))
 
 
 class _Latest:
-    """The last value of a name that was ready, and the oldest and the newest that were not.
+    """The last ready value of a name, and the oldest and the newest pending ones.
 
-    The newest alone would never be ready where the host runs ahead of the device. With the oldest beside it
-    there is always one to come: when it is ready it is shown, and the newest takes its place.
+    The newest alone would never be ready while the host runs ahead of the device. The oldest pending value
+    becomes ready eventually: it is then displayed, and the newest replaces it.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class _Latest:
 
 
 def is_first() -> bool:
-    """Whether this is process 0, of one or of many. Before there is a group, a launcher's RANK tells."""
+    """Return whether this is process 0. Without a process group, a launcher's RANK decides."""
     group = current()
     return group.rank == 0 if group else os.environ.get("RANK", "0") in ("", "0")
 
@@ -203,7 +203,7 @@ def _view(of: Progress[T]) -> _Silence:
 
 
 class _Silence:
-    """The view of processes that show nothing, and what a view does."""
+    """The base of the views: displays nothing."""
 
     def begin(self) -> None:
         """Called before the first step."""

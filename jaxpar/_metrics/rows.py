@@ -1,8 +1,8 @@
-"""Rows of numbers in a file that is only appended to: whole lines, one system call each.
+"""Rows of numbers in an append-only file: whole lines, one system call each.
 
-What a killed process wrote stays, because the operating system has it already. Only a machine that loses
-power can leave a torn last line, which is dropped when the file is opened again. torch's event files are
-buffered, so a killed run loses its last seconds.
+Lines of a killed process survive, because the operating system has them already. Only a power failure can
+leave a torn last line, which is dropped when the file is opened again. torch's event files are buffered, so
+a killed run loses its last seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Row = tuple[int, dict[str, Number]]
 """A step and its values."""
 
 ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""What JSON has no numbers for, named as in JavaScript."""
+"""Floats without a JSON number, named as in JavaScript."""
 
 
 class Json:
-    """One object on each line; NaN and the infinities are texts."""
+    """One JSON object per line; NaN and the infinities are strings."""
 
     def header(self, columns: Sequence[str]) -> str:
         return ""
@@ -51,7 +51,7 @@ class Json:
 class Csv:
     """A table with a column for `step` and each name. A cell is empty where a step has no such value.
 
-    `columns` are the names known so far, in order.
+    `columns` are all names so far, in order.
     """
 
     def header(self, columns: Sequence[str]) -> str:
@@ -117,10 +117,10 @@ class File:
                 ) from error
 
     def write(self, rows: Callable[[], Iterator[Row]], more: Sequence[str] = ()) -> None:
-        """Replaces the file by these rows, all at once, and appends from here on.
+        """Replace the file by these rows atomically, and append from then on.
 
         Args:
-          rows: may read the file itself, since the new one is written beside it.
+          rows: may read the old file, since the new one is written to a temporary file first.
           more: columns that no row has yet.
         """
         self.close()
@@ -151,7 +151,7 @@ class File:
 
 
 def _append(file: io.FileIO, line: bytes) -> None:
-    """All of a line or nothing: a full disk takes some of its bytes, and the next line would go on there."""
+    """Append a whole line or nothing: a full disk may accept a part, which would corrupt the next line."""
     size, remaining = os.fstat(file.fileno()).st_size, memoryview(line)
     try:
         while remaining:
@@ -163,7 +163,7 @@ def _append(file: io.FileIO, line: bytes) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """The system says which file it could not open, and not which it could not write."""
+    """Add the file's name to write errors; the system names only files that it could not open."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A number that may still be on its way: taken without waiting, read when it is there.
+"""Scalars that may still be computed on a device: accepted without waiting, read when ready.
 
 JAX is never imported here, so a script that logs host numbers only does not pay for it.
 """
@@ -19,7 +19,7 @@ Number = bool | int | float
 
 
 def check_scalar(value: object, name: str, function: str) -> None:
-    """Raises MetricError unless it is a single real number; never waits for a device."""
+    """Raise MetricError unless `value` is a single real number; never waits for a device."""
     if isinstance(value, Number | np.number | np.bool_) and not isinstance(value, np.complexfloating):
         return
     jax = sys.modules.get("jax")
@@ -62,14 +62,14 @@ def _check_array(value: jax.Array, name: str, function: str) -> None:
 
 
 def is_ready(value: object) -> bool:
-    """Whether reading it waits for nothing. Host numbers are always ready, and so are deleted arrays."""
+    """Return whether reading a value waits for nothing; true for host numbers and deleted arrays."""
     if not is_device_array(value) or value.is_deleted():  # a deleted array raises if it is asked
         return True
     return value.is_ready()  # type: ignore[attr-defined]  # JAX declares it for its own class only
 
 
 def read(value: object) -> Number:
-    """The Python number; waits for a device array that is not ready."""
+    """Return the Python number; waits for a device array that is not ready."""
     array = np.asarray(value)
-    # bfloat16 and its kin are not float to NumPy: `item` would give back one of theirs.
+    # bfloat16 is not a float to NumPy: `item` would return an ml_dtypes scalar.
     return array.item() if array.dtype.kind in "biu" else float(array.astype(np.float64))

@@ -1,4 +1,4 @@
-"""default_collate: turns a list of samples into one batch, by torch's rules, with NumPy arrays.
+"""default_collate: turn a list of samples into one batch, by torch's rules, with NumPy arrays.
 
 It does not use JAX, so it can run in any thread while the devices compute. Whatever converts to an array
 counts as one: tensors of torch, arrays of JAX.
@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Sample: TypeAlias = Any
-"""Whatever a data set holds."""
+"""An element of a data set."""
 Batch: TypeAlias = Any
-"""Whatever a collate function makes of samples."""
+"""The result of a collate function."""
 
 _MESSAGE = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
 _KINDS = "default_collate: sample 0 is a {} and sample {} a {}."
 
 
 def default_collate(batch: Sequence[Sample]) -> Batch:
-    """One batch of a list of samples, the first of which decides its form.
+    """Return one batch of a list of samples; the first sample decides its structure.
 
     | a sample is | the batch is |
     |---|---|
@@ -39,8 +39,12 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
         keys. TypeError: anything else, samples of different kinds, arrays of text or objects, masked arrays.
         ValueError: an int of more than 64 bits.
 
-    torch counterpart: `torch.utils.data.default_collate`, with arrays in place of tensors. It drops a key
-    that the first sample has not, and a mask.
+    torch counterpart: `torch.utils.data.default_collate`, with arrays in place of tensors. It drops masks and
+    keys that the first sample lacks.
+
+    >>> from jaxpar import data
+    >>> data.default_collate([(1, 'a'), (2, 'b')])
+    [array([1, 2]), ('a', 'b')]
     """
     first = batch[0]
     if isinstance(first, (str, bytes)):
@@ -65,9 +69,13 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
 
 
 def default_convert(data: Sample) -> Batch:
-    """What a loader without batches does to a sample: arrays become NumPy's, tuples become lists.
+    """Convert a sample for a loader without batches: arrays become NumPy's, tuples become lists.
 
     torch counterpart: `torch.utils.data.default_convert`.
+
+    >>> from jaxpar import data
+    >>> data.default_convert((1, 'a'))
+    [1, 'a']
     """
     if isinstance(data, (str, bytes)):
         return data
@@ -83,12 +91,12 @@ def default_convert(data: Sample) -> Batch:
 
 
 def is_array_like(x: object) -> bool:
-    """An array of any library that NumPy can convert; NumPy's scalars too, which have both attributes."""
+    """Return whether NumPy can convert x as an array; true for NumPy scalars, too."""
     return isinstance(x, np.ndarray) or (hasattr(x, "__array__") and hasattr(x, "dtype"))
 
 
 def is_numeric(dtype: np.dtype) -> bool:
-    """Whether torch has tensors of it. bfloat16 and its like are of kind V, but have a name."""
+    """Return whether torch has tensors of a dtype. bfloat16 and its like have kind V, but a name."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.name[:4] != "void")
 
 
@@ -114,13 +122,13 @@ def _stack(batch: Sequence[Sample]) -> np.ndarray:
 
 
 def _common(dtypes: set[np.dtype]) -> np.dtype:
-    """torch's promotion: integers do not count next to floating-point types."""
+    """Promote as torch does: integers do not count next to floating-point types."""
     floating = [d for d in dtypes if d.kind not in "biu"]
     return np.result_type(*(floating or dtypes))
 
 
 def _numbers(batch: Sequence[Sample], dtype: np.dtype | None = None) -> np.ndarray:
-    """torch.tensor of a list of numbers. NumPy alone would read text, and take None for NaN."""
+    """Return torch.tensor's array of a list of numbers. NumPy would parse text and accept None as NaN."""
     for i, x in enumerate(batch):
         if not (isinstance(x, (int, float, complex)) or _is_scalar(x)):
             raise TypeError(
@@ -138,7 +146,7 @@ def _is_scalar(x: Any) -> bool:
 
 
 def _dtype_of(number: Any) -> np.dtype:
-    """A Python float is a float32 to torch.tensor, NumPy's scalars are what they are."""
+    """Return torch.tensor's dtype: float32 for a Python float, a NumPy scalar's own dtype."""
     if hasattr(number, "dtype"):
         return np.asarray(number).dtype
     kinds = {bool: np.bool_, int: np.int64, float: np.float32, complex: np.complex64}
@@ -146,7 +154,7 @@ def _dtype_of(number: Any) -> np.dtype:
 
 
 def _check_keys(first: Mapping[Any, Any], batch: Sequence[Sample]) -> None:
-    """torch drops a key that the first sample has not."""
+    """Raise KeyError unless all samples have the same keys; torch drops extra ones."""
     for i, sample in enumerate(batch):
         if not isinstance(sample, Mapping):
             raise TypeError(_KINDS.format(type(first).__name__, i, type(sample).__name__))
@@ -169,7 +177,7 @@ def _columns(first: Sequence[Any], batch: Sequence[Sample]) -> list[Batch]:
 
 
 def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Batch]) -> Batch:
-    """The same kind of mapping with other values; a dict if that kind cannot be constructed."""
+    """Return the same kind of mapping with new values; a dict if that kind cannot be constructed."""
     converted = {key: value(key) for key in like}
     try:
         if isinstance(like, MutableMapping):
@@ -182,7 +190,7 @@ def _mapping(like: Mapping[Any, Any], value: Callable[[Any], Batch]) -> Batch:
 
 
 def _sequence(like: Sequence[Any], items: list[Batch]) -> Batch:
-    """The same kind of sequence with other items; a list for tuples and kinds that cannot be constructed."""
+    """Return the same kind of sequence with new items; a list for tuples and where that fails."""
     if isinstance(like, tuple):
         return items
     try:

@@ -1,9 +1,9 @@
 """DataLoader: batches of a data set, in torch's order under a seed, as NumPy arrays.
 
 torch's workers are processes with a copy of the data set each; here they are threads, or such processes if a
-`multiprocessing_context` is given. Its place can be saved and loaded in the middle of an epoch: the state
-is that before the epoch's first draw, and the number of batches since. Loading repeats the draws, without
-reading a batch again.
+`multiprocessing_context` is given. The position can be saved and loaded in the middle of an epoch: the state
+consists of the generator before the epoch's first draw and the number of batches since. Loading repeats the
+draws, without reading a batch again.
 
 Source: torch/utils/data/dataloader.py.
 """
@@ -31,30 +31,30 @@ from ._worker_threads import Threads
 _READ_ONLY = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
 
 _GIVE_ARRAYS = (SequentialSampler, RandomSampler, DistributedSampler)
-"""Exactly these: a subclass may have another `__iter__`, which `blocks` does not know."""
+"""Exactly these types: a subclass may override `__iter__`, which `blocks` would ignore."""
 
 _epochs = itertools.count()
-"""Numbers for epochs, by which worker processes see that one has begun."""
+"""Epoch numbers, by which worker processes notice a new epoch."""
 
 
 class _InfiniteSampler:
-    """The sampler of a data set that can only be iterated over; the end of its data ends the epoch."""
+    """The sampler of an iterable data set; the end of its data ends the epoch."""
 
     def __iter__(self) -> Iterator[None]:
         return itertools.repeat(None)
 
 
 class DataLoader:
-    """Batches of a data set.
+    """Iterate over batches of a data set.
 
     Args:
       dataset: anything with `__getitem__`, and `__len__` unless a sampler is given; or an iterable
-        without `__getitem__`, which is read in its own order.
-      batch_size: rows per batch; None gives samples as they are.
-      shuffle: whether each epoch has another random order.
+        without `__getitem__`, which is read in order.
+      batch_size: rows per batch; None yields single samples.
+      shuffle: whether to permute the rows in each epoch.
       sampler: the rows of an epoch. batch_sampler: the lists of rows.
-      num_workers: how many read ahead; 0 reads in the caller's thread. They are threads, of which one
-        reads an iterable, unless there is a `multiprocessing_context`.
+      num_workers: how many workers read ahead; 0 reads in the caller's thread. Workers are threads, of
+        which one reads an iterable, unless there is a `multiprocessing_context`.
       collate_fn: turns a list of samples into a batch; `default_collate` if left out.
       pin_memory, pin_memory_device, in_order: accepted and not needed: `prefetch` copies to the devices
         while they compute, and batches always come in order.
@@ -66,15 +66,19 @@ class DataLoader:
       generator: the `jaxpar.random.Generator` to draw from.
       prefetch_factor: how many batches each worker may be ahead; 2 if left out.
       persistent_workers: whether workers are kept from one epoch to the next.
-      seed: instead of a generator, for torch's default one: the order is that after
+      seed: instead of a generator; replaces torch's default one: the order after
         `torch.manual_seed(seed)`. Loaders that take turns share a `Generator`.
 
     Raises:
-      ValueError, AssertionError, TypeError: for arguments that torch refuses, in its words.
-      What a data set raises, with a note that names the row and the batch.
+      ValueError, AssertionError, TypeError: for arguments that torch refuses, with its messages.
+      Errors of the data set, with a note that names the row and the batch.
       WorkerError: a worker process has died.
 
     torch counterpart: `torch.utils.data.DataLoader` (docs/semantics.md section 2.4).
+
+    >>> from jaxpar import data
+    >>> [batch.tolist() for batch in data.DataLoader([1, 2, 3], batch_size=2)]
+    [[1, 2], [3]]
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class DataLoader:
             if stream:
                 sampler = _InfiniteSampler()
             elif shuffle:
-                # Without a generator of its own the sampler draws a new seed for each epoch, as torch's.
+                # Without an explicit generator the sampler draws a new seed for each epoch, as torch's does.
                 sampler_seed = None if generator is not None else self._draws
                 sampler = RandomSampler(dataset, generator=generator, seed=sampler_seed)
             else:
@@ -183,7 +187,7 @@ class DataLoader:
                 )
 
     def _draw_base_seed(self) -> None:
-        """The workers' seed: torch draws one in each epoch, also without workers; one for those that stay."""
+        """Draw the workers' seed: in each epoch, also without workers, but once for persistent workers."""
         if not self.persistent_workers or self._base_seed is None:
             self._base_seed = self._draws.draw_seed()
 
@@ -224,12 +228,12 @@ class DataLoader:
 
             make: Callable[[], Workers] = functools.partial(Processes, job, context)
         else:
-            # Made once: threads that are started anew, after an error, go on with their random numbers.
+            # Created once: threads that restart after an error continue their random streams.
             make = functools.partial(Threads, job, [job.info(i, "thread") for i in range(job.workers)])
         return reused(make) if self.persistent_workers else make
 
     def _index(self) -> Iterator[Any]:
-        """The rows of each batch; as an array if the data set can look it up and the sampler has arrays."""
+        """Return each batch's rows, as arrays if data set and sampler support them."""
         batches: Any = self.batch_sampler
         if type(batches) is BatchSampler and type(batches.sampler) in _GIVE_ARRAYS:
             sampler: Any = batches.sampler
@@ -240,14 +244,14 @@ class DataLoader:
     # ---------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: the last epoch that was started, and how many of its batches were returned.
+        """Return the position: the last epoch that was started, and how many of its batches were returned.
 
         JSON can store it. Batches that workers have read ahead do not count. An epoch that was left with
         `break` counts as started.
         """
         if self._resume is not None:
             return self._resume
-        # Before the first epoch, and after the end of one, the place is the start of the next.
+        # Before the first epoch, and after the end of one, the position is the start of the next.
         position = self._position
         if position is None or position.ended:
             position = Position(self._start())
@@ -262,13 +266,13 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state_dict` was called: the same rows, in the same order, then the same draws.
+        """Continue where `state_dict` was called: the same rows, in the same order, then the same draws.
 
         A sampler of another library provides its own `state_dict`; one without must give the same order
-        again. An iterable is read again up to the place.
+        again. An iterable is read again up to the position.
 
         Raises:
-          ValueError: the state belongs to a loader with other batches.
+          ValueError: the state belongs to a loader with different batches.
         """
         for name, value in self._form().items():
             if state[name] != value:
@@ -287,7 +291,7 @@ class DataLoader:
     def _start(self) -> dict[str, Any]:
         sampler = self._index_sampler
         sampler_state = sampler.state_dict() if hasattr(sampler, "state_dict") else {}
-        # Workers that stay were seeded in their first epoch, and no other draws a seed.
+        # Persistent workers are seeded in their first epoch only.
         seed = self._base_seed if self.persistent_workers else None
         return {"generator": generator_to_text(self._draws), "sampler": sampler_state, "base_seed": seed}
 

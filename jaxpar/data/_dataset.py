@@ -1,7 +1,7 @@
-"""Data sets: what has rows, what can only be iterated over, and several of either one after the other.
+"""Data sets with rows, iterable data sets, and concatenations of both.
 
-Nobody has to inherit from these classes: a `DataLoader` takes whatever has `__getitem__` or `__iter__`. They
-are here so that torch scripts port word by word, and for `+`.
+Inheriting from these classes is optional: a `DataLoader` accepts any object with `__getitem__` or `__iter__`.
+They make torch scripts portable line by line, and provide `+`.
 
 Source: torch/utils/data/dataset.py.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T", covariant=True)
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether a data set can only be iterated over; one with `__getitem__` is asked for its rows.
+    """Return whether a data set can only be iterated over, that is, has no `__getitem__`.
 
     An IterableDataset, torch's too, inherits a `__getitem__` that raises, so it is recognised by its name.
     """
@@ -27,15 +27,24 @@ def is_stream(dataset: object) -> bool:
 
 
 class Dataset(Generic[T]):
-    """Rows by number. A subclass has `__getitem__(i)` and `__len__`.
+    """A data set indexed by row. A subclass defines `__getitem__(i)` and `__len__`.
 
-    With `__getitems__(rows)` too, a `DataLoader` asks for all rows of a batch at once. `a + b` is a
+    With `__getitems__(rows)`, a `DataLoader` reads all rows of a batch at once. `a + b` is a
     `ConcatDataset`.
 
     Raises:
-      NotImplementedError: a row is asked for, and the subclass has no `__getitem__`.
+      NotImplementedError: the subclass has no `__getitem__`.
 
     torch counterpart: `torch.utils.data.Dataset`.
+
+    >>> from jaxpar import data
+    >>> class Squares(data.Dataset):
+    ...     def __len__(self):
+    ...         return 3
+    ...     def __getitem__(self, i):
+    ...         return i * i
+    >>> Squares()[2]
+    4
     """
 
     def __getitem__(self, index: Any) -> T:
@@ -46,12 +55,19 @@ class Dataset(Generic[T]):
 
 
 class IterableDataset(Dataset[T]):
-    """Rows in their own order. A subclass has `__iter__`, and `__len__` if it knows.
+    """A data set that is iterated over. A subclass defines `__iter__`, and optionally `__len__`.
 
     Worker threads share it, and one of them reads it. Each worker process iterates over a copy of its own:
-    `get_worker_info` says which share is its. `a + b` is a `ChainDataset`.
+    `get_worker_info` identifies its share. `a + b` is a `ChainDataset`.
 
     torch counterpart: `torch.utils.data.IterableDataset`.
+
+    >>> from jaxpar import data
+    >>> class Count(data.IterableDataset):
+    ...     def __iter__(self):
+    ...         return iter(range(3))
+    >>> list(Count())
+    [0, 1, 2]
     """
 
     def __iter__(self) -> Iterator[T]:
@@ -62,7 +78,7 @@ class IterableDataset(Dataset[T]):
 
 
 class ConcatDataset(Dataset):
-    """The rows of several data sets, one after the other.
+    """Concatenate the rows of several data sets.
 
     Args:
       datasets: data sets with a length. `cumulative_sizes[i]` is the number of rows up to the end of i.
@@ -72,6 +88,10 @@ class ConcatDataset(Dataset):
       IndexError: no such row.
 
     torch counterpart: `torch.utils.data.ConcatDataset`.
+
+    >>> from jaxpar import data
+    >>> list(data.ConcatDataset([[1, 2], [3]]))
+    [1, 2, 3]
     """
 
     def __init__(self, datasets: Iterable[Any]):
@@ -84,7 +104,7 @@ class ConcatDataset(Dataset):
 
     @staticmethod
     def cumsum(sequence: Iterable[Any]) -> list[int]:
-        """The sums of the lengths up to each."""
+        """Return the cumulative lengths."""
         return list(itertools.accumulate(map(len, sequence)))
 
     def __len__(self) -> int:
@@ -93,7 +113,7 @@ class ConcatDataset(Dataset):
     def __getitem__(self, idx: int) -> Any:
         if idx < -len(self):
             raise ValueError("absolute value of index should not exceed dataset length")
-        if idx >= len(self):  # `for row in concat` ends by it
+        if idx >= len(self):  # ends `for row in concat`
             raise IndexError(f"ConcatDataset: row {idx} of {len(self)}; list index out of range")
         row = idx % len(self)
         i = bisect.bisect_right(self.cumulative_sizes, row)
@@ -101,7 +121,7 @@ class ConcatDataset(Dataset):
 
 
 class ChainDataset(IterableDataset):
-    """Iterates over several data sets, one after the other.
+    """Iterate over several data sets in sequence.
 
     Args:
       datasets: data sets that can only be iterated over.

@@ -1,7 +1,7 @@
-"""Which rows belong to a rank.
+"""Assign the rows of a data set to ranks.
 
-`DistributedSampler` is torch's: all ranks get equally many rows; if they do not divide evenly, some come
-twice or are dropped. That is right for training and wrong for a metric, so there is also
+`DistributedSampler` is torch's: all ranks get equally many rows; if they do not divide evenly, some are
+repeated or dropped. That is right for training and wrong for a metric, so there is also
 `EvaluationSampler`, which gives each row to exactly one rank.
 
 Source: torch/utils/data/distributed.py; the order is `jaxpar.random.distributed_order`.
@@ -20,12 +20,12 @@ _ORDER_DEPENDS_ON = ("num_replicas", "shuffle", "seed", "drop_last")
 
 
 class DistributedSampler:
-    """A rank's rows of an epoch.
+    """Iterate over a rank's rows of an epoch.
 
     Args:
       dataset: the data set; its length counts.
-      num_replicas, rank: how many ranks there are and which one this is; those of
-        `jaxpar.distributed` if left out.
+      num_replicas, rank: the number of ranks and this one's; from `jaxpar.distributed` if
+        omitted.
       shuffle: whether the rows are permuted, by a generator of seed + epoch.
       seed: the same number on all ranks.
       drop_last: whether rows that do not divide evenly are dropped; otherwise the first ones come twice.
@@ -37,6 +37,10 @@ class DistributedSampler:
         process group.
 
     torch counterpart: `torch.utils.data.DistributedSampler`, the same rows (docs/semantics.md section 2.4).
+
+    >>> from jaxpar import data
+    >>> list(data.DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False))
+    [1, 3, 0]
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class DistributedSampler:
         return iter(next(self.blocks()).tolist())
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """All rows at once."""
+        """Yield all rows as one array."""
         order = distributed_order(
             len(self.dataset),
             self.num_replicas,
@@ -80,18 +84,18 @@ class DistributedSampler:
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, and with it the order."""
+        """Set the epoch, which determines the order."""
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and what the order depends on; equal on all ranks."""
+        """Return the epoch and the options that determine the order; equal on all ranks."""
         return {"epoch": self.epoch, **{name: getattr(self, name) for name in _ORDER_DEPENDS_ON}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the epoch.
+        """Set the epoch.
 
         Raises:
-          ValueError: the state is of a sampler with another order.
+          ValueError: the state belongs to a sampler with a different order.
         """
         for name in _ORDER_DEPENDS_ON:
             value = getattr(self, name)
@@ -104,7 +108,7 @@ class DistributedSampler:
 
 
 class EvaluationSampler:
-    """A rank's rows, where each row of the data set belongs to exactly one rank.
+    """Iterate over a rank's rows, where each row of the data set belongs to exactly one rank.
 
     Args:
       dataset: the data set; its length counts.
@@ -120,6 +124,10 @@ class EvaluationSampler:
 
     torch counterpart: none; `DistributedSampler(shuffle=False)` repeats rows, which a metric then counts
     twice (docs/semantics.md section 2.4).
+
+    >>> from jaxpar import data
+    >>> list(data.EvaluationSampler(range(5), num_replicas=2, rank=1))
+    [3, 4]
     """
 
     def __init__(

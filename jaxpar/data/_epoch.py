@@ -14,9 +14,9 @@ from ._fetch import END, Batch, Index
 
 @dataclasses.dataclass
 class Position:
-    """How far an epoch has come; `start` is the loader's state before the epoch's first draw.
+    """An epoch's position; `start` is the loader's state before the epoch's first draw.
 
-    `promised` is what `len(loader)` told somebody of an iterable, which may give more.
+    `promised` is the result of `len(loader)` for an iterable, which may yield more.
     """
 
     start: dict[str, Any]
@@ -26,7 +26,7 @@ class Position:
 
 
 class Workers(Protocol):
-    """Threads or processes; they end when nobody refers to them any more."""
+    """Worker threads or processes; they end with the last reference to this object."""
 
     @property
     def broken(self) -> bool: ...
@@ -36,11 +36,11 @@ class Workers(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ReadAhead:
-    """How workers read for an epoch.
+    """How an epoch's workers read ahead.
 
-    `workers` is where they come from, `count` how many there are, `batches` how many batches they may hold,
-    `timeout` how many seconds to wait (0: no limit). `copies`: whether each has its own data set and outlives
-    an error, as processes do; `places`: whether it has a place in it that ends with the worker.
+    `workers` creates the workers, `count` is their number, `batches` how many batches they may read ahead,
+    `timeout` the seconds to wait (0: no limit). `copies`: whether each worker has a copy of the data set and
+    outlives an error, as processes do; `stateful`: whether its position in the data set ends with it.
     """
 
     workers: Callable[[], Workers]
@@ -62,8 +62,8 @@ class _Task:
 class Epoch:
     """An iterator over batches.
 
-    After an error the next batch follows, as with torch's: whoever catches it can go on. Until then no
-    thread is kept alive, because a stored traceback would keep the threads, too.
+    After an error the next batch follows, as in torch, so a caller can catch it and continue. In between no
+    thread is kept alive, because a stored traceback would keep the threads alive.
     """
 
     def __init__(self, fetch: Any, index: Iterator[Index], position: Position, read_ahead: ReadAhead | None):
@@ -129,12 +129,12 @@ class Epoch:
             self._retire(task.worker)
 
     def _plan(self, batches: int) -> None:
-        """Decides on the rows of as many batches as may be read ahead; draws are made here, in order."""
+        """Choose the rows of the batches that may be read ahead; random draws happen here, in order."""
         while len(self._todo) < batches and self._turns and not self._last:
             task = _Task(self._number, self._turns[0], END)
             try:
                 task.index = next(self._index, END)
-            except Exception as error:  # the batches before it come first
+            except Exception as error:  # raised after the earlier batches
                 task.future = Future()
                 task.future.set_exception(error)
             if task.index is END:
@@ -159,12 +159,12 @@ class Epoch:
                 task.future = self._workers.submit(task.worker, self._fetch, task.number, task.index)
 
     def _retire(self, worker: int) -> None:
-        """A worker's iterable has ended; the others go on in turn, as in torch."""
+        """Remove a worker whose iterable has ended; the others continue in turn, as in torch."""
         self._turns.remove(worker)
         self._todo = collections.deque(task for task in self._todo if task.worker != worker)
 
     def _outlives(self, error: BaseException) -> bool:
-        """Whether the workers are kept: processes begin slowly, and an iterable's place would be lost."""
+        """Return whether the workers survive an error: processes start slowly and know their position."""
         dead = self._workers is None or self._workers.broken
         return (
             self._read_ahead is not None
@@ -174,7 +174,7 @@ class Epoch:
         )
 
     def _release(self) -> None:
-        """Takes back the batches that no worker has started, and lets go of the workers."""
+        """Cancel the batches that no worker has started, and release the workers."""
         for task in self._todo:
             if task.future is not None and task.future.cancel():
                 task.future = None
@@ -185,7 +185,7 @@ class Epoch:
 
 
 def reused(make: Callable[[], Workers]) -> Callable[[], Workers]:
-    """Gives the same workers to every epoch, until one of them dies."""
+    """Return the same workers to every epoch, until one of them dies."""
     those: list[Workers] = []
 
     def workers() -> Workers:

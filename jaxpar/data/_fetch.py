@@ -1,4 +1,4 @@
-"""From the rows of a batch to the batch. An error gets a note that names the row."""
+"""Read a batch from its rows. Errors get a note that names the row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._tensor_dataset import TensorDataset
 Dataset: TypeAlias = Any
 """Anything with `__getitem__`, or an iterable."""
 Index: TypeAlias = Any
-"""Whatever a sampler yields: a row, or the rows of a batch."""
+"""An element of a sampler: a row, or the rows of a batch."""
 Collate = Callable[[Any], Batch]
 Gather = Callable[[Index], Batch]
 Fetch = Callable[[int, Index], Batch]
@@ -25,7 +25,7 @@ Fetch = Callable[[int, Index], Batch]
 
 
 class End(enum.Enum):
-    """Stands for the end: what follows the last batch of an iterable. The same one in every process."""
+    """The marker after an iterable's last batch, identical in every process."""
 
     END = enum.auto()
 
@@ -34,7 +34,7 @@ END = End.END
 
 
 def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) -> Fetch:
-    """The function that reads a batch. `batched`: whether an index is the rows of a batch, or one row."""
+    """Return the function that reads a batch. `batched`: whether an index is a batch's rows or one row."""
     if is_stream(dataset):
         return _IterableFetcher(dataset, collate, batched, drop_last)
     gather = look_up(dataset, collate) if batched else None
@@ -42,7 +42,7 @@ def fetcher(dataset: Dataset, collate: Collate, batched: bool, drop_last: bool) 
 
 
 def look_up(dataset: Dataset, collate: Collate) -> Gather | None:
-    """Reads a batch with one look-up per array, which gives the same as collating its rows one by one."""
+    """Return a function that reads a batch by one look-up per array, equal to collating rows, or None."""
     return _look_up(dataset) if collate is default_collate else None
 
 
@@ -59,7 +59,7 @@ def _look_up(dataset: Dataset) -> Gather | None:
 
 
 class ArrayFetcher:
-    """Looks up all rows of a batch at once, in arrays in memory."""
+    """Looks up all rows of a batch at once in arrays in memory."""
 
     def __init__(self, gather: Gather):
         self.gather = gather
@@ -72,7 +72,7 @@ class ArrayFetcher:
 
 
 def _fail(error: Exception, where: str) -> NoReturn:
-    """Raises the error with a note of the place. StopIteration would end the epoch silently, as in torch."""
+    """Raise the error with a note of its origin. StopIteration would end the epoch silently, as in torch."""
     if isinstance(error, StopIteration):
         raise RuntimeError(f"DataLoader: StopIteration was raised {where}; that is no end.") from error
     error.add_note(f"DataLoader: raised {where}.")
@@ -80,7 +80,7 @@ def _fail(error: Exception, where: str) -> NoReturn:
 
 
 class _MapFetcher:
-    """Asks a data set for its rows."""
+    """Reads the rows of a data set one by one, or by `__getitems__`."""
 
     def __init__(self, dataset: Dataset, collate: Collate, batched: bool):
         self.dataset, self.collate, self.batched = dataset, collate, batched

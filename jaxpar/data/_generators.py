@@ -1,7 +1,7 @@
 """The generators that samplers draw from, and their state as text.
 
-torch has one default generator for the whole process. Here there is none: `seed=` takes its place, a
-number or a `Generator` that several samplers and loaders draw from in turn.
+torch has one default generator per process. jaxpar has `seed=` instead: a number, or a `Generator` that
+several samplers and loaders draw from in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..random import Generator
 
 
 def source(generator: Generator | None, seed: int | Generator | None, function: str) -> Generator:
-    """The generator given; in place of torch's default one that of `seed`, or one seeded by the system."""
+    """Return `generator`, or the one for `seed` (torch's default one), or a randomly seeded one."""
     if generator is not None:
         if not isinstance(generator, Generator):
             raise TypeError(
@@ -37,7 +37,7 @@ def source(generator: Generator | None, seed: int | Generator | None, function: 
 
 
 def generator_to_text(generator: Generator) -> str:
-    """The generator's state as text, so that JSON can store it."""
+    """Return the generator's state as a string, so that JSON can store it."""
     return base64.b64encode(generator.get_state().tobytes()).decode()
 
 

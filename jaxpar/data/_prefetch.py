@@ -1,8 +1,8 @@
-"""prefetch: copies the next batches to the devices while these compute the current one.
+"""prefetch: copy the next batches to the devices during the current step.
 
-A thread takes batches from any iterable and sends them. It only makes copies and launches no program for
-several devices, so it can run beside the training thread, also on virtual devices (`_devices.virtual`). It
-ends with the loop, however that ends: the thread holds no reference to the loop's iterator.
+A thread reads batches from any iterable and sends them. It only copies and never launches a multi-device
+program, so it can run concurrently with the training thread, also on virtual devices (`_devices.virtual`).
+It ends with the loop, however that ends: the thread has no reference to the loop's iterator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._fetch import END
 from .sending import Send, sender
 
 Reader = Callable[[], PyTree] | None
-"""Returns the place in an iterable; None if that cannot be saved."""
+"""Returns the position in an iterable; None if it cannot be saved."""
 
 
 def prefetch(
@@ -32,7 +32,7 @@ def prefetch(
     placement: Placement | Iterable[DeviceLike] | DeviceLike | None = None,
     size: int = 2,
 ) -> Prefetch:
-    """The same batches, each on the devices before it is asked for.
+    """Iterate over the same batches, copied to the devices ahead of time.
 
     Args:
       iterable: a `DataLoader`, torch's or this one, a grain data set, anything that yields pytrees of
@@ -43,15 +43,20 @@ def prefetch(
 
     Returns:
       An iterable of `jax.Array` trees; each loop over it is a pass over `iterable`. `with` and `close()`
-      end the thread. `len`, `state_dict` and `load_state_dict` are those of `iterable`, whose place is
-      the last batch that was returned, not the last that was read.
+      end the thread. `len`, `state_dict` and `load_state_dict` are delegated to `iterable`, at the
+      position of the last batch that was returned, not read.
 
     Raises:
       ValueError: `size` is not a positive int. DeviceError: unknown devices. TypeError: not an iterable.
-      What `iterable` raises, after the batches before it, with a note of the batch's number.
+      Errors of `iterable`, after the preceding batches, with a note of the batch's number.
       LeafError: arrays of text or objects. RangeError: integers that JAX would wrap.
 
     torch counterpart: `DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.
+
+    >>> from jaxpar import data
+    >>> loader = data.DataLoader([1, 2, 3], batch_size=2)
+    >>> [len(batch) for batch in data.prefetch(loader)]
+    [2, 1]
     """
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"prefetch: size must be a positive int, not {size!r}.")
@@ -61,7 +66,7 @@ def prefetch(
 
 
 class Prefetch:
-    """What `prefetch` returns."""
+    """The iterable that `prefetch` returns."""
 
     def __init__(self, iterable: Iterable[PyTree], send: Send, size: int):
         self._iterable, self._send, self._size = iterable, send, size
@@ -89,7 +94,7 @@ class Prefetch:
         self._end(wait=kind is None)  # an error should not wait for a slow read
 
     def close(self) -> None:
-        """Ends the thread after the batch that it is reading, and waits for it. Loops over this end, too."""
+        """End the thread after its current batch, and wait for the thread. Active loops end, too."""
         self._end(wait=True)
 
     def _end(self, wait: bool) -> None:
@@ -97,7 +102,7 @@ class Prefetch:
             one.channel.end(wait)
 
     def state_dict(self) -> PyTree:
-        """The iterable's place at the last batch that was returned.
+        """Return the iterable's position at the last batch that was returned.
 
         Raises:
           TypeError: it has neither `state_dict` nor its iterator `get_state`.
@@ -115,7 +120,7 @@ class Prefetch:
         return position
 
     def load_state_dict(self, state: PyTree) -> None:
-        """The next loop continues after the batch at which `state_dict` was called."""
+        """Continue the next loop after the batch at which `state_dict` was called."""
         self._position = [state]
         if hasattr(self._iterable, "load_state_dict"):
             self._iterable.load_state_dict(state)
@@ -124,7 +129,7 @@ class Prefetch:
 
 
 def _reader(iterable: object, rows: object) -> Reader:
-    """The method that returns the iterable's place: grain's, of the iterator, or torchdata's."""
+    """Return the method that returns the position: the iterator's (grain) or the iterable's (torchdata)."""
     for source, method in ((rows, "get_state"), (iterable, "state_dict")):
         if hasattr(source, method):
             return getattr(source, method)
@@ -132,9 +137,9 @@ def _reader(iterable: object, rows: object) -> Reader:
 
 
 class _Channel:
-    """What the thread and the loop share.
+    """State shared by the thread and the loop.
 
-    It refers to neither the iterator nor the data, so that the thread, which holds it, keeps neither alive.
+    It refers to neither the iterator nor the data, so the thread keeps neither alive.
     """
 
     def __init__(self, size: int):
@@ -144,7 +149,7 @@ class _Channel:
         self.thread: threading.Thread | None = None
 
     def end(self, wait: bool = False) -> None:
-        """Stops reading, and drops what is ready."""
+        """Stop reading, and drop the batches that are ready."""
         self.ended = True
         self.room.release()  # wakes a thread that waits for room, so that it sees the end
         while not self.ready.empty():
@@ -160,7 +165,7 @@ _channels: weakref.WeakSet[_Channel] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Ends all threads before JAX takes its backends down at exit, when no copy may be under way.
+    """End all threads before JAX shuts down its backends at exit, when no copy may be in progress.
 
     atexit runs the last registered function first, and this module is imported after JAX.
     """

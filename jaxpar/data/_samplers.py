@@ -1,4 +1,4 @@
-"""Samplers: the order of the rows, torch's to the last one.
+"""Samplers: the order of the rows, identical to torch's.
 
 Iterating gives Python ints and draws at the same moments as torch, so that an epoch that is left early
 leaves the generator where torch leaves it.
@@ -21,9 +21,13 @@ from ._generators import generator_from_text, generator_to_text, source
 
 
 class SequentialSampler:
-    """Row 0, 1, ... of a data set.
+    """Iterate over the rows 0, 1, ... of a data set.
 
     torch counterpart: `torch.utils.data.SequentialSampler`.
+
+    >>> from jaxpar import data
+    >>> list(data.SequentialSampler('abc'))
+    [0, 1, 2]
     """
 
     def __init__(self, data_source: Sized):
@@ -33,7 +37,7 @@ class SequentialSampler:
         return iter(range(len(self.data_source)))
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """All rows at once, for a loader that takes them as arrays."""
+        """Yield all rows as one array."""
         yield np.arange(len(self.data_source))
 
     def __len__(self) -> int:
@@ -41,7 +45,7 @@ class SequentialSampler:
 
 
 class GeneratorSampler:
-    """What samplers that draw have in common: a generator, whose state is theirs."""
+    """The base of samplers that draw from a generator."""
 
     def _set_generator(self, generator: Generator | None, seed: int | Generator | None) -> None:
         self._first = source(generator, seed, type(self).__name__)
@@ -52,16 +56,16 @@ class GeneratorSampler:
         return self._first if self.generator is None else self.generator
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state; JSON can store it."""
+        """Return the generator's state; JSON can store it."""
         return {"generator": generator_to_text(self._source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the generator to where `state_dict` found it."""
+        """Restore the generator's state."""
         generator_from_text(self._source, state["generator"])
 
 
 class RandomSampler(GeneratorSampler):
-    """The rows in random order.
+    """Iterate over the rows in random order.
 
     Args:
       data_source: a data set; its length counts.
@@ -78,6 +82,10 @@ class RandomSampler(GeneratorSampler):
         because the data set is empty.
 
     torch counterpart: `torch.utils.data.RandomSampler`, the same rows.
+
+    >>> from jaxpar import data
+    >>> sorted(data.RandomSampler('abc', seed=0))
+    [0, 1, 2]
     """
 
     def __init__(
@@ -105,9 +113,9 @@ class RandomSampler(GeneratorSampler):
         return itertools.chain.from_iterable(block.tolist() for block in self.blocks())
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """The rows in the portions that torch draws, each drawn when its first row is needed."""
+        """Yield the rows in the blocks that torch draws, each drawn when its first row is needed."""
         n, k = len(self.data_source), self.num_samples
-        # As in torch, a sampler without a generator of its own makes one in each epoch.
+        # As in torch, a sampler without an explicit generator creates one in each epoch.
         g = Generator(self._source.draw_seed()) if self.generator is None else self.generator
         if self.replacement:
             for _ in range(k // 32):
@@ -116,7 +124,7 @@ class RandomSampler(GeneratorSampler):
         else:
             for _ in range(k // n):
                 yield g.randperm(n)
-            # torch draws this one even if it uses none of it.
+            # torch draws this permutation even if k % n is 0.
             yield g.randperm(n)[: k % n]
 
     def __len__(self) -> int:
@@ -124,13 +132,17 @@ class RandomSampler(GeneratorSampler):
 
 
 class SubsetRandomSampler(GeneratorSampler):
-    """The given rows in random order, each once.
+    """Iterate over the given rows in random order, each once.
 
     Args:
       indices: the rows.
       generator, seed: as for `RandomSampler`.
 
     torch counterpart: `torch.utils.data.SubsetRandomSampler`, the same rows.
+
+    >>> from jaxpar import data
+    >>> sorted(data.SubsetRandomSampler([3, 5, 9], seed=0))
+    [3, 5, 9]
     """
 
     def __init__(
@@ -152,7 +164,7 @@ class SubsetRandomSampler(GeneratorSampler):
 
 
 class BatchSampler:
-    """Lists of `batch_size` rows of another sampler.
+    """Group a sampler's rows into lists of `batch_size`.
 
     Args:
       sampler: any iterable of rows.
@@ -163,6 +175,10 @@ class BatchSampler:
       ValueError: `batch_size` is not a positive int, or `drop_last` not a bool.
 
     torch counterpart: `torch.utils.data.BatchSampler`.
+
+    >>> from jaxpar import data
+    >>> list(data.BatchSampler(range(5), batch_size=2, drop_last=False))
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool):
@@ -186,7 +202,7 @@ class BatchSampler:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def arrays(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """The batches as arrays, from a sampler's blocks of rows, drawn at the same moments."""
+        """Yield the batches as arrays, from a sampler's blocks of rows, drawn at the same moments."""
         pending = np.empty(0, np.intp)
         for block in blocks:
             pending = np.concatenate([pending, block]) if len(pending) else block
@@ -197,11 +213,11 @@ class BatchSampler:
             yield pending
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state; empty if it has none."""
+        """Return the sampler's state, or an empty dict."""
         return self.sampler.state_dict() if hasattr(self.sampler, "state_dict") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Gives the sampler its state back."""
+        """Restore the sampler's state."""
         if hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state)
 
@@ -210,7 +226,7 @@ _REFUSED = "invalid multinomial distribution "
 
 
 class WeightedRandomSampler(GeneratorSampler):
-    """Rows drawn by weight: torch.multinomial to the last one.
+    """Draw rows by weight, identical to torch.multinomial.
 
     With replacement a uniform number is looked up in the summed weights. Without, or for one row, the
     weights are divided by exponential numbers and the largest quotients win; their logarithm is the C
@@ -229,6 +245,10 @@ class WeightedRandomSampler(GeneratorSampler):
         have to be drawn, which torch draws in an order of its own.
 
     torch counterpart: `torch.utils.data.WeightedRandomSampler`, the same rows.
+
+    >>> from jaxpar import data
+    >>> list(data.WeightedRandomSampler([0.0, 1.0], num_samples=3, seed=0))
+    [1, 1, 1]
     """
 
     def __init__(
@@ -297,5 +317,5 @@ def _without_replacement(weights: np.ndarray, k: int, g: Generator) -> list[int]
 
 
 def exponential(n: int, g: Generator) -> np.ndarray:
-    """[n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
+    """Return [n] exponential numbers: `torch.empty(n, dtype=torch.float64).exponential_(generator=g)`."""
     return np.array([-math.log1p(-u) for u in g.rand(n, dtype=np.float64).tolist()])

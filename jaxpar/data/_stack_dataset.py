@@ -12,7 +12,7 @@ from ._dataset import Dataset
 
 
 class StackDataset(Dataset):
-    """Several data sets with equally many rows, side by side.
+    """Zip several data sets with equally many rows.
 
     Args:
       args: data sets; a sample is the tuple of their rows.
@@ -20,9 +20,13 @@ class StackDataset(Dataset):
 
     Raises:
       ValueError: both or none are given, or their lengths differ; in `__getitems__`, a data set that returns
-      another number of rows than it was asked for.
+      a wrong number of rows.
 
     torch counterpart: `torch.utils.data.StackDataset`.
+
+    >>> from jaxpar import data
+    >>> data.StackDataset([1, 2], ['a', 'b'])[1]
+    (2, 'b')
     """
 
     def __init__(self, *args: Any, **kwargs: Any):

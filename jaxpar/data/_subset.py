@@ -1,4 +1,4 @@
-"""Subset, and random_split, which cuts a data set into several at random.
+"""Subset, and random_split, which splits a data set at random.
 
 Source: torch/utils/data/dataset.py.
 """
@@ -17,17 +17,21 @@ from ._generators import source
 
 
 class Subset(Dataset):
-    """Some rows of a data set.
+    """A subset of a data set's rows.
 
     Args:
-      dataset: the whole.
-      indices: its rows; row i of the subset is row `indices[i]` of the whole.
+      dataset: the full data set.
+      indices: its rows; row i of the subset is row `indices[i]` of the full data set.
 
     Raises:
       NotImplementedError: a subclass has its own `__getitem__` and not its own `__getitems__`, which a
       `DataLoader` asks first.
 
     torch counterpart: `torch.utils.data.Subset`.
+
+    >>> from jaxpar import data
+    >>> list(data.Subset('abc', [2, 0]))
+    ['c', 'a']
     """
 
     def __init__(self, dataset: Any, indices: Sequence[Any]):
@@ -63,7 +67,7 @@ def random_split(
     *,
     seed: int | Generator | None = None,
 ) -> list[Subset]:
-    """Cuts a data set into subsets, at random; each row comes into one of them.
+    """Split a data set into subsets at random; each row is in exactly one.
 
     Args:
       dataset: a data set with a length.
@@ -76,7 +80,11 @@ def random_split(
       ValueError: lengths below 0, a fraction outside of [0, 1], a sum that is not the number of rows.
       TypeError: lengths that are neither ints nor fractions that add up to 1.
 
-    torch counterpart: `torch.utils.data.random_split`, the same rows. It makes something of a length below 0.
+    torch counterpart: `torch.utils.data.random_split`, the same rows. It accepts negative lengths.
+
+    >>> from jaxpar import data
+    >>> [len(part) for part in data.random_split(range(10), [0.7, 0.3], seed=0)]
+    [7, 3]
     """
     g = source(generator, seed, "random_split")
     lengths = list(lengths)

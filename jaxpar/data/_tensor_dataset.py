@@ -13,7 +13,7 @@ from ._dataset import Dataset
 
 
 class TensorDataset(Dataset):
-    """Arrays with equally many rows.
+    """A data set of arrays with equally many rows.
 
     Args:
       arrays: [n, ...] NumPy arrays, or anything that `np.asarray` converts without loss: arrays of JAX,
@@ -27,6 +27,11 @@ class TensorDataset(Dataset):
       IndexError: an array without axes.
 
     torch counterpart: `torch.utils.data.TensorDataset`.
+
+    >>> import numpy as np
+    >>> from jaxpar import data
+    >>> len(data.TensorDataset(np.zeros((4, 2)), np.arange(4)))
+    4
     """
 
     def __init__(self, *arrays: Any):
@@ -57,6 +62,6 @@ class TensorDataset(Dataset):
         return len(self.arrays[0])
 
     def gather(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """The same as `default_collate([dataset[i] for i in rows])`, for arrays of numbers."""
+        """Return `default_collate([dataset[i] for i in rows])`, for arrays of numbers."""
         rows = np.asarray(rows) if len(rows) else np.empty(0, np.intp)
         return [x.take(rows, axis=0) for x in self.arrays]

@@ -1,4 +1,4 @@
-"""What a worker knows of itself: its number, its seeds, its data set.
+"""A worker's number, seeds and data set.
 
 torch seeds Python's, NumPy's and its own default generator in every worker process. Threads share Python's
 and NumPy's, so each worker also has generators of its own, with the numbers that torch's worker draws.
@@ -24,8 +24,8 @@ from ._fetch import Fetch, fetcher
 class WorkerGenerators:
     """A worker's own generators, which draw what torch's worker draws from its default ones.
 
-    `random_generator` stands for the module `random`, `torch_generator` for torch's default generator,
-    `numpy_generator` for `numpy.random`.
+    `random_generator` replaces the module `random`, `torch_generator` torch's default generator,
+    `numpy_generator` `numpy.random`.
     """
 
     random_generator: random.Random
@@ -35,7 +35,7 @@ class WorkerGenerators:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The worker that asks.
+    """The calling worker's number, seed, data set and generators.
 
     `id` counts from 0 to `num_workers` - 1; `seed` is the epoch's base seed + `id`; `dataset` is the data
     set, in a process its copy; `rng` are the worker's generators; `worker_method` is "thread" or
@@ -57,18 +57,22 @@ _of_thread = threading.local()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """What is known of the worker that calls; None outside of one.
+    """Return the calling worker's `WorkerInfo`; None outside of a worker.
 
     An iterable data set takes its share by it: `itertools.islice(rows, info.id, None, info.num_workers)`. A
     single thread reads an iterable, so `num_workers` is 1 there.
 
     torch counterpart: `torch.utils.data.get_worker_info`.
+
+    >>> from jaxpar import data
+    >>> print(data.get_worker_info())
+    None
     """
     return getattr(_of_thread, "info", _of_process)
 
 
 def set_worker_info(info: WorkerInfo) -> None:
-    """Makes the thread that calls that worker; the whole process, if the worker is one."""
+    """Register the calling thread, or the whole process, as that worker."""
     global _of_process
     if info.worker_method == "thread":
         _of_thread.info = info
@@ -78,7 +82,7 @@ def set_worker_info(info: WorkerInfo) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What all workers of a loader are told."""
+    """The options that all workers of a loader share."""
 
     workers: int
     base_seed: int
@@ -101,7 +105,7 @@ class Job:
         return fetcher(self.dataset, self.collate, self.batched, self.drop_last)
 
     def begin(self, info: WorkerInfo) -> BaseException | None:
-        """Makes the caller that worker, and returns what `worker_init_fn` raises."""
+        """Register the caller as that worker, and return the error of `worker_init_fn`, if any."""
         set_worker_info(info)
         try:
             if self.initialise is not None:
@@ -113,6 +117,6 @@ class Job:
 
 
 def numpy_seed(base_seed: int, worker: int) -> np.ndarray:
-    """[4] uint32: what torch seeds `numpy.random` with, whose engine is that of `random`."""
+    """Return [4] uint32, with which torch seeds `numpy.random`."""
     entropy = [worker, base_seed % 2**32, base_seed >> 32, 0]
     return np.random.SeedSequence(entropy).generate_state(4)

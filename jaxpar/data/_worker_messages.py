@@ -1,6 +1,6 @@
-"""How a batch comes from a worker process: arrays through shared memory, the rest through the connection.
+"""Messages from worker processes: arrays through shared memory, everything else through the connection.
 
-Pickle's protocol 5 hands over the arrays' memory beside the pickled rest. It is written once, into a file in
+Pickle's protocol 5 passes the arrays' memory out of band. It is written once, into a file in
 memory that has no name (memfd): the descriptor travels over the connection and the reader maps it, so
 nothing is copied on the reader's side, nothing is left behind when either process dies, and the size of
 /dev/shm, which is small in containers, does not matter. Small batches, and all batches where there is no
@@ -32,7 +32,7 @@ _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class WorkerTraceback(Exception):
-    """The cause of an error that a worker process raised: where it was raised there, as text."""
+    """The cause of a worker process's error: its traceback there, as text."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -40,7 +40,7 @@ class WorkerTraceback(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    """An error on its way, and its traceback, which cannot travel."""
+    """A pickled error, and the text of its traceback, which cannot be pickled."""
 
     error: BaseException
     text: str
@@ -51,7 +51,7 @@ class Raised:
 
 
 def raised(error: BaseException, worker: int) -> Raised:
-    """An error made fit to travel: as RuntimeError, if it cannot be pickled and made again."""
+    """Wrap an error for pickling; as RuntimeError, if it cannot be pickled and restored."""
     text = "".join(traceback.format_exception(error))
     text = f"Caught {type(error).__name__} in DataLoader worker process {worker}.\nOriginal {text}"
     try:
@@ -75,10 +75,10 @@ class Packed:
     file: int | None
 
     def send(self, connection: Connection) -> None:
-        """Sends it, once.
+        """Send the message, once.
 
         Raises:
-          OSError: nobody listens.
+          OSError: the receiver is gone.
         """
         sizes = [len(buffer) for buffer in self.buffers]
         connection.send_bytes(pickle.dumps((self.head, sizes, self.file is not None)))
@@ -93,10 +93,10 @@ class Packed:
 
 
 def pack(content: Any) -> Packed:
-    """An object pickled, with its arrays in shared memory.
+    """Pickle an object, with its arrays in shared memory.
 
     Raises:
-      OSError: no memory is left for them. What pickle raises, and what the object's class does.
+      OSError: no memory is left for them. Errors of pickle and of the object's class.
     """
     pickled: list[pickle.PickleBuffer] = []
     head = pickle.dumps(content, protocol=5, buffer_callback=pickled.append)
@@ -122,7 +122,7 @@ def _write(file: int, buffer: memoryview, offset: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Received:
-    """A pickled object and the memory of its arrays, apart."""
+    """A pickled object and the separate memory of its arrays."""
 
     head: bytes
     buffers: Sequence[Any]
@@ -132,7 +132,7 @@ class Received:
 
 
 def receive(connection: Connection) -> Received:
-    """What was sent next.
+    """Receive the next message.
 
     Raises:
       EOFError, OSError: the other side is gone.
@@ -154,7 +154,7 @@ def receive(connection: Connection) -> Received:
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each buffer begins in the file: aligned, as NumPy's own memory is."""
+    """Return each buffer's offset in the file, aligned as NumPy's memory is."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)

@@ -1,11 +1,11 @@
-"""Worker processes: for data sets whose work is Python code, which threads would do one after the other.
+"""Worker processes: for data sets written in Python, which threads would run one at a time.
 
-Each worker has one connection. It is all they share, so nothing can be left behind: no queue, lock or named
-memory. A connection that ends says that the other side is gone, however it went:
+Each worker shares only one connection with the loader, so nothing can leak: no queue, lock or named memory.
+A connection that ends shows that the other side is gone, for whatever reason:
 
 * A worker that dies (a signal, a crash in native code) ends it at once; a thread in the loader's process
-  sees that and says which worker, which batch and why.
-* A loader that dies ends it too; a thread in the worker sees that, in the middle of a batch too, and ends
+  notices and reports the worker, the batch and the cause.
+* A loader that dies ends it too; a thread in the worker notices, even in the middle of a batch, and ends
   the worker.
 * Ctrl-C reaches every process of a terminal. Workers ignore it; they end with the loader's loop.
 
@@ -58,11 +58,11 @@ class Processes:
 
     @property
     def broken(self) -> bool:
-        """Whether one of them has died."""
+        """Whether a worker has died."""
         return any(worker.death for worker in self._workers)
 
     def submit(self, worker: int, epoch: int, number: int, index: Index) -> Future[Any]:
-        """Lets a worker make batch `number` of an epoch."""
+        """Submit batch `number` of an epoch to a worker."""
         return self._workers[worker].ask(epoch, number, index)
 
 
@@ -75,7 +75,7 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A process, and the batches that it was asked for, in order. A thread of its own reads its answers."""
+    """A process and its requested batches, in order. A dedicated thread reads the answers."""
 
     def __init__(self, context: BaseContext, job: Job, i: int):
         self.i, self.started, self.reported = i, False, False
@@ -87,8 +87,7 @@ class _Worker:
         self.process = context.Process(target=work, args=(worker_end, job, i), name=name, daemon=True)  # type: ignore[attr-defined]
         with worker_end, _ctrl_c_blocked():
             self._start()
-        # Without the worker's own end: if this process had it too, the connection would not end with the
-        # worker.
+        # `with` closed the worker's end here: otherwise the connection would outlive the worker.
         self.late = threading.Timer(GRACE, self.process.kill)
         self.late.daemon = True
         threading.Thread(target=self._read, name=name, daemon=True).start()
@@ -115,7 +114,7 @@ class _Worker:
             if self.death is not None:
                 self._say()
                 return future
-        with suppress(OSError):  # it has died, and the thread that reads says so to all who wait
+        with suppress(OSError):  # the worker has died; the reading thread fails all pending futures
             self.connection.send_bytes(task)
         return future
 
@@ -144,7 +143,7 @@ class _Worker:
             self._say()
 
     def _say(self) -> None:
-        """Says its death once. What else was asked was not begun, and is asked of another worker later.
+        """Report the death once. Other requests were not started, and are resubmitted later.
 
         See Epoch._release.
         """
@@ -172,7 +171,7 @@ class _Worker:
 
 
 def _fulfil(future: Future[Any], answer: Received) -> None:
-    """The answer is made here, whose class may not even be importable; then that is the error."""
+    """Unpickle the answer and resolve the future; a failure to unpickle is the future's error."""
     try:
         content = answer.unpack()
     except BaseException as error:
@@ -200,7 +199,7 @@ def _cure(name: str) -> str:
 
 @contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
-    """What starts now inherits the mask, so that Ctrl-C does not end it before it can ignore the signal."""
+    """Block SIGINT for processes started inside, which Ctrl-C could end before they ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -212,7 +211,7 @@ def _ctrl_c_blocked() -> Iterator[None]:
 
 
 def work(connection: Connection, job: Job, i: int) -> None:
-    """The life of a worker."""
+    """Run a worker until the loader stops it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     hide_accelerators()
@@ -224,13 +223,13 @@ def work(connection: Connection, job: Job, i: int) -> None:
     _seed(job, info)
     failed = job.begin(info)
     make = _maker(job, failed)
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the loader is gone
         while (task := tasks.get()) is not None and not stopped.is_set():
             _answer(connection, make, i, *task)
 
 
 def _listen(connection: Connection, tasks: queue.SimpleQueue[Any], stopped: threading.Event) -> None:
-    """Takes tasks, and ends the process at once when there is nobody left to make a batch for."""
+    """Receive tasks; exit the process at once when the loader is gone."""
     try:
         while (task := pickle.loads(connection.recv_bytes())) is not None:
             tasks.put(task)
@@ -241,7 +240,7 @@ def _listen(connection: Connection, tasks: queue.SimpleQueue[Any], stopped: thre
 
 
 def _seed(job: Job, info: WorkerInfo) -> None:
-    """As torch seeds its workers; torch too, if the data set has brought it along."""
+    """Seed as torch seeds its workers; seed torch, too, if the data set has imported it."""
     random.seed(info.seed)
     np.random.seed(numpy_seed(job.base_seed, info.id))
     if "torch" in sys.modules:
@@ -251,7 +250,7 @@ def _seed(job: Job, info: WorkerInfo) -> None:
 
 
 def _maker(job: Job, failed: BaseException | None) -> Make:
-    """A function that makes a batch of an epoch. Each begins with a new fetcher, so iterables begin anew."""
+    """Return a function that makes a batch. Each epoch has a new fetcher, so iterables restart."""
     now, fetch = None, None
 
     def make(epoch: int, number: int, index: Index) -> Any:

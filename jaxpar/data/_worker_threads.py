@@ -1,4 +1,4 @@
-"""Worker threads. Each has a queue of its own, so that every run gives the same batches to the same worker.
+"""Worker threads. Each has its own queue, so that every run assigns the same batches to the same worker.
 
 They are the default: reading files, decoding images and NumPy's large operations release the interpreter
 lock, nothing has to be pickled or copied, and they start at once. They are daemons, so that a read that
@@ -18,7 +18,7 @@ from ._worker_info import Job, WorkerInfo
 
 
 class Threads:
-    """Threads that live as long as this object is referenced. `infos` says who they are; one for each."""
+    """Threads that live as long as this object is referenced, one for each of `infos`."""
 
     broken = False
 
@@ -35,7 +35,7 @@ class Threads:
             ).start()
 
     def submit(self, worker: int, fetch: Fetch, number: int, index: Index) -> Future[Any]:
-        """Lets a worker call `fetch(number, index)`."""
+        """Submit `fetch(number, index)` to a worker."""
         future: Future[Any] = Future()
         self._queues[worker].put((future, fetch, number, index))
         return future

@@ -1,7 +1,7 @@
-"""Sending a batch: each device gets its rows straight from the host.
+"""Send a batch: each device gets its rows directly from the host.
 
-Rows that divide evenly become one array spread over the devices along `dim`, as DataParallel's pieces
-lie, so `scatter` moves nothing between devices. JAX has no array of uneven pieces, so rows that do not
+Rows that divide evenly become one array sharded over the devices along `dim`, in DataParallel's layout, so
+`scatter` moves nothing between devices. JAX has no array of uneven pieces, so rows that do not
 divide evenly go to all devices whole, and each device takes its piece from its own copy.
 """
 
@@ -26,9 +26,9 @@ Put = Callable[[jax.Array | np.ndarray], jax.Array]
 
 
 def sender(placement: Placement | Iterable[DeviceLike] | DeviceLike | None, checked: bool = False) -> Send:
-    """A function from a batch to the same batch on the devices; all devices if None.
+    """Return a function that copies a batch to the devices; all devices if None.
 
-    `checked`: its caller has looked at the leaves.
+    `checked`: the caller has validated the leaves.
     """
     if isinstance(placement, (str, int, jax.Device)):
         return _to_one(_devices.device(placement), checked)
@@ -49,7 +49,7 @@ def _to_one(device: jax.Device, checked: bool) -> Send:
 
 
 def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
-    """Waits for the copies, so that the host's arrays may be written to again.
+    """Send all leaves and wait for the copies, so that the host's arrays may be overwritten.
 
     CPU devices get copies made beforehand and are not waited for: their threads are busy with earlier steps.
     """
@@ -65,7 +65,7 @@ def _send(device: jax.Device, checked: bool, put: Put, batch: PyTree) -> PyTree:
 
 
 def _host_array(leaf: PyTree) -> PyTree:
-    """A torch tensor, which JAX does not convert, as an array of NumPy; anything else as it is."""
+    """Convert a torch tensor, which JAX rejects, to NumPy; return anything else unchanged."""
     if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) or not is_array_like(leaf):
         return leaf
     return np.asarray(leaf)
@@ -112,10 +112,10 @@ def _whole(
 
 
 def _readable(x: jax.Array) -> bool:
-    """Whether its values can be read on the host, which those of random keys cannot."""
+    """Return whether the host can read the values, which random keys do not allow."""
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) and x.is_fully_addressable
 
 
 def _unshared(x: jax.Array | np.ndarray, device: jax.Device) -> jax.Array | np.ndarray:
-    """x, copied for a CPU device: it would share memory with an array that the caller may write to again."""
+    """Copy x for a CPU device, which would share memory with an array that the caller may overwrite."""
     return np.array(x) if isinstance(x, np.ndarray) and device.platform == "cpu" else x

@@ -1,4 +1,4 @@
-"""Compose: one transform after the other."""
+"""Compose: several transforms in sequence."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 
 class Compose:
-    """Applies transforms, or any functions, in order.
+    """Apply transforms, or any functions, in order.
 
     torch counterpart: `torchvision.transforms.Compose`.
+
+    >>> from jaxpar.data import transforms
+    >>> transforms.Compose([abs, float])(-2)
+    2.0
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]):

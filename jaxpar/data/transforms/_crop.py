@@ -1,4 +1,4 @@
-"""CenterCrop and RandomCrop: a part of an image, with a border around the image if asked for.
+"""CenterCrop and RandomCrop: a part of an image, optionally padded first.
 
 Source: torchvision/transforms/transforms.py, functional.py.
 """
@@ -18,12 +18,17 @@ MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 class CenterCrop:
-    """The middle of an image; a smaller image gets a border of zeros first.
+    """Crop the center of an image; a smaller image is padded with zeros first.
 
     Args:
       size: height and width, or one number for both.
 
     torch counterpart: `torchvision.transforms.CenterCrop`.
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.CenterCrop(24)(np.zeros((32, 32, 3), np.uint8)).shape
+    (24, 24, 3)
     """
 
     def __init__(self, size: int | Sequence[int]):
@@ -43,13 +48,13 @@ class CenterCrop:
 
 
 class RandomCrop(Draws):
-    """A part of an image, at a random place.
+    """Crop an image at a random position.
 
     Args:
       size: height and width, or one number for both.
       padding: a border that the image gets first: a number; left and right, top and bottom; or left, top,
         right, bottom.
-      pad_if_needed: whether a smaller image gets a border of as much as is missing, on both sides.
+      pad_if_needed: whether a smaller image is padded by the deficit, on both sides.
       fill: the border's value, or one for each channel.
       padding_mode: "constant", or what NumPy's pad calls "edge", "reflect" and "symmetric".
       seed: for torch's default generator; workers have their own.
@@ -58,6 +63,11 @@ class RandomCrop(Draws):
       ValueError: the image is smaller than `size`; an unknown mode; a padding of three numbers.
 
     torch counterpart: `torchvision.transforms.RandomCrop`, with the same draws.
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.RandomCrop(32, padding=4, seed=0)(np.zeros((32, 32, 3), np.uint8)).shape
+    (32, 32, 3)
     """
 
     def __init__(
@@ -110,7 +120,7 @@ class RandomCrop(Draws):
 def pad(
     x: np.ndarray, sides: Sequence[int], fill: float | Sequence[float] = 0, mode: str = "constant"
 ) -> np.ndarray:
-    """The image with a border: left, top, right, bottom."""
+    """Pad an image; `sides` are left, top, right, bottom."""
     left, top, right, bottom = sides
     if mode != "constant":
         return np.pad(x, [(top, bottom), (left, right), (0, 0)][: x.ndim], mode)  # type: ignore[call-overload]

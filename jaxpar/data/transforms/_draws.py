@@ -1,7 +1,7 @@
-"""Where random transforms draw from: in a worker its own generator, elsewhere that of `seed`.
+"""The generator of random transforms: in a worker the worker's, elsewhere the one for `seed`.
 
-torchvision draws from torch's default generator, which every worker seeds for itself. A generator that a
-transform brought along would be the same in all worker processes, and so would their random crops.
+torchvision draws from torch's default generator, which every worker seeds for itself. A generator stored
+in a transform would be copied to all worker processes, which would then draw the same random crops.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from .._worker_info import get_worker_info
 
 
 class Draws:
-    """What random transforms have in common.
+    """The base of random transforms.
 
-    `seed=` stands for torch's default generator: a number, or the `Generator` that loader and transforms
-    share.
+    `seed=` replaces torch's default generator: a number, or a `Generator` shared by loader and transforms.
     """
 
     def _set_seed(self, seed: int | Generator | None) -> None:
@@ -27,5 +26,5 @@ class Draws:
         return self._own if worker is None else worker.rng.torch_generator
 
     def _below(self, n: int) -> int:
-        """One of 0 to n - 1."""
+        """Draw one of 0 to n - 1."""
         return int(self._draws.randint(0, n, (1,))[0])

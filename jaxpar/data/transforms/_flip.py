@@ -1,4 +1,4 @@
-"""RandomHorizontalFlip: left becomes right, sometimes."""
+"""RandomHorizontalFlip: mirror an image at random."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._image import Image, array
 
 
 class RandomHorizontalFlip(Draws):
-    """Mirrors an image, with a probability.
+    """Mirror an image horizontally with probability `p`.
 
     Args:
       p: the probability.
@@ -20,6 +20,11 @@ class RandomHorizontalFlip(Draws):
       ValueError: `p` is outside of [0, 1].
 
     torch counterpart: `torchvision.transforms.RandomHorizontalFlip`, with the same draws.
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.RandomHorizontalFlip(p=1.0, seed=0)(np.array([[1, 2]])).tolist()
+    [[2, 1]]
     """
 
     def __init__(self, p: float = 0.5, *, seed: int | Generator | None = None):

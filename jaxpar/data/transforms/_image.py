@@ -21,10 +21,10 @@ def is_pil(img: Image) -> bool:
 
 
 def array(img: Image, function: str) -> np.ndarray:
-    """The pixels, [height, width] or [height, width, channels].
+    """Return the pixels, [height, width] or [height, width, channels].
 
     Raises:
-      TypeError: no image. ValueError: an array with other axes; a palette, whose numbers are no colours.
+      TypeError: not an image. ValueError: an array with different axes; an image with a palette.
     """
     if is_pil(img):
         if img.mode in ("P", "PA"):
@@ -52,14 +52,14 @@ def size_of(img: Image, function: str) -> Size:
 
 
 def crop(img: Image, row: int, column: int, height: int, width: int) -> Image:
-    """A part that lies inside of the image."""
+    """Return a part that is inside the image."""
     if is_pil(img):
         return img.crop((column, row, column + width, row + height))
     return img[row : row + height, column : column + width]
 
 
 def pair(size: int | Sequence[int], function: str) -> Size:
-    """Height and width of a size that may be one number."""
+    """Return height and width for a size that may be one number."""
     sides = (size, size) if isinstance(size, int) else tuple(size) * (2 if len(size) == 1 else 1)
     if len(sides) != 2:
         raise ValueError(f"{function}: Please provide only two dimensions (h, w) for size, not {size!r}.")

@@ -1,4 +1,4 @@
-"""Normalize: subtracts a mean and divides by a standard deviation, for each channel."""
+"""Normalize: subtract a mean and divide by a standard deviation, per channel."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from ._image import array
 
 
 class Normalize:
-    """(img - mean) / std, in the image's own precision.
+    """Return (img - mean) / std in the image's own precision.
 
     Args:
       mean, std: a number for each channel.
 
     Raises:
-      TypeError: the image is not of a floating type; `ToArray` comes first. ValueError: other numbers of
-      channels; a standard deviation of 0.
+      TypeError: the image is not of a floating type; `ToArray` comes first. ValueError: a wrong
+      number of channels; a standard deviation of 0.
 
     torch counterpart: `torchvision.transforms.Normalize`; channels are the last axis.
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.Normalize([0.5] * 3, [0.2] * 3)(np.zeros((32, 32, 3), np.float32)).shape
+    (32, 32, 3)
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):

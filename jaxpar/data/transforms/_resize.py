@@ -18,14 +18,14 @@ import numpy as np
 from ._image import Image, Size, array, is_pil, pair, size_of
 
 BITS = 22
-"""Of a weight's fraction, in PIL: 32, less 8 for a byte and 2 to spare."""
+"""Fractional bits of PIL's weights: 32, less 8 for a byte and 2 to spare."""
 
 BILINEAR = 2
-"""PIL's number for it."""
+"""PIL's number for bilinear interpolation."""
 
 
 class Resize:
-    """An image of another size.
+    """Resize an image.
 
     Args:
       size: height and width; or one number for the shorter side, while the ratio stays.
@@ -34,9 +34,14 @@ class Resize:
       antialias: True, the only one here.
 
     Raises:
-      ValueError: another interpolation; a `max_size` that is not above `size`.
+      ValueError: a different interpolation; a `max_size` that is not above `size`.
 
     torch counterpart: `torchvision.transforms.Resize` of PIL images.
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.Resize((16, 24))(np.zeros((32, 32, 3), np.uint8)).shape
+    (16, 24, 3)
     """
 
     def __init__(
@@ -81,7 +86,7 @@ def check_bilinear(interpolation: Any, antialias: Any, function: str) -> None:
 
 
 def resize(img: Image, size: Size, function: str) -> np.ndarray:
-    """[height, width, ...] of `size`, of the image's own dtype."""
+    """Return [height, width, ...] of `size`, in the image's dtype."""
     if is_pil(img):
         if img.mode in ("P", "PA"):
             array(img, function)  # raises
@@ -98,7 +103,7 @@ def resize(img: Image, size: Size, function: str) -> np.ndarray:
 
 
 def _resample(x: np.ndarray, axis: int, n: int) -> np.ndarray:
-    """Every new pixel is a weighted sum of `taps` neighbouring ones."""
+    """Resample one axis: every new pixel is a weighted sum of `taps` neighbours."""
     first, weights = _weights(x.shape[axis], n)
     number: Any = np.float64 if x.dtype.kind == "f" else np.int32
     shape = (-1, *[1] * (x.ndim - 1 - axis))
@@ -113,7 +118,7 @@ def _resample(x: np.ndarray, axis: int, n: int) -> np.ndarray:
 
 
 def _weights(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """[new] first pixels and [new, taps] weights, added up in PIL's order, on which the last bit depends."""
+    """Return [new] first pixels and [new, taps] weights, summed in PIL's order, which fixes the last bit."""
     scale = old / new
     reach = max(scale, 1.0)
     center = (np.arange(new) + 0.5) * scale

@@ -1,4 +1,4 @@
-"""RandomResizedCrop: a part of random size, shape and place, brought to one size.
+"""RandomResizedCrop: a part of random size, shape and position, resized.
 
 Source: torchvision/transforms/transforms.py.
 """
@@ -16,11 +16,11 @@ from ._image import Image, Size, crop, pair, size_of
 from ._resize import check_bilinear, resize
 
 ATTEMPTS = 10
-"""So many shapes are drawn before the middle of the image is taken."""
+"""Shapes drawn before falling back to the center of the image."""
 
 
 class RandomResizedCrop(Draws):
-    """A random part of an image, of `size`.
+    """Crop a random part of an image and resize it to `size`.
 
     Args:
       size: height and width, or one number for both.
@@ -30,10 +30,15 @@ class RandomResizedCrop(Draws):
       seed: for torch's default generator; workers have their own.
 
     Raises:
-      TypeError, ValueError: a scale or ratio that is no pair of positive numbers, from and to; as `Resize`.
+      TypeError, ValueError: a scale or ratio that is not an increasing pair of positive numbers; as `Resize`.
 
-    torch counterpart: `torchvision.transforms.RandomResizedCrop`, with the same draws. It only warns of a
-    range that ends before it begins.
+    torch counterpart: `torchvision.transforms.RandomResizedCrop`, with the same draws. It only warns
+    about a decreasing range.
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.RandomResizedCrop(24, seed=0)(np.zeros((32, 32, 3), np.uint8)).shape
+    (24, 24, 3)
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class RandomResizedCrop(Draws):
         return resize(crop(img, row, column, height, width), self.size, "RandomResizedCrop")
 
     def _part(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width, from the draws of torchvision."""
+        """Draw top, left, height and width as torchvision does."""
         low, high = np.log(np.asarray(self.ratio, np.float32))
         for _ in range(ATTEMPTS):
             area = height * width * float(self._uniform(*self.scale))

@@ -8,16 +8,21 @@ from ._image import Image, array
 
 
 class ToArray:
-    """[height, width, channels], in float32 from 0 to 1 if the image has bytes.
+    """Return [height, width, channels], in float32 from 0 to 1 if the image has bytes.
 
-    A gray image gets a channel. Other types keep their numbers, as in torch. The result is contiguous and
-    its own. Channels are last because Flax's layers and `jaxpar.nn` want them there; `x.transpose(2, 0,
+    A gray image gets a channel. Other types keep their numbers, as in torch. The result is a contiguous
+    copy. Channels are last because Flax's layers and `jaxpar.nn` want them there; `x.transpose(2, 0,
     1)` is torch's tensor.
 
     Raises:
-      TypeError, ValueError: no image, or one with a palette.
+      TypeError, ValueError: not an image, or one with a palette.
 
     torch counterpart: `torchvision.transforms.ToTensor`, whose result is [channels, height, width].
+
+    >>> import numpy as np
+    >>> from jaxpar.data import transforms
+    >>> transforms.ToArray()(np.zeros((32, 32, 3), np.uint8)).shape
+    (32, 32, 3)
     """
 
     def __call__(self, img: Image) -> np.ndarray:
