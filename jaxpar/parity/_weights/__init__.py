@@ -8,8 +8,8 @@
 
 `tree` (Flax) and `source` (torch) describe the two models. `names` and `mapping` map torch's names to Flax
 paths. `fusion` presents fused layers to `pairing` as separate ones, `pairing` pairs them, `unmatched` raises
-for leftovers, and `guesses` proposes a mapping. `moves` holds the reversible rearrangements of arrays that
-all of them use. The public functions `load_torch` and `to_torch` are on top.
+for leftovers, and `guesses` proposes a mapping. `reversible` holds the moves of arrays that all of
+them use. The public functions `load_torch` and `to_torch` are on top.
 """
 
 from .load_torch import links_of as links_of

@@ -1,8 +1,8 @@
-"""Fusion: layers that are one here and several there: fused projections, sharded tables, scanned blocks.
+"""Fusion: layers that are one in torch and several in Flax or vice versa, such as fused projections.
 
-Pairing pairs a torch layer with a Flax layer. So `split`, `concatenated` and `stacked` are not its business:
-before it, what they name is replaced by what the other side has (`view`), and afterwards the parts that were
-found are put together to parts of the arrays that are really there (`PairingView.links`).
+`pairing` pairs a single torch layer with a single Flax layer. `split`, `concatenated` and `stacked` are
+handled here: before pairing, their arrays are replaced by the other side's (`PairingView`), and afterwards
+the parts found are joined to parts between the models' own arrays (`PairingView.links`).
 
     torch qkv.weight  ──►  qkv[0].weight, qkv[1].weight, qkv[2].weight  ──►  pairing
     torch gate.weight, up.weight  ──►  gate+up.weight                   ──►  pairing
@@ -14,306 +14,294 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from ..._rulebook import Part
 from ..._typing import Shape
-from .cuts import Cut, Fusion, joined
 from .mapping import Concatenated, Entries, Split, Stacked, Target, path_of
 from .names import unwrapped
 from .pairing import Link, Links, leaf_part
 from .paths import inside, join, last, owner
 from .patterns import Key, expanded
+from .reversible import Inverted, Move, Moves, SplitAxis, empty, joined
 from .source import Source
 from .tree import Outline, Tree
 from .unstacked import unstacked
 
 
 class PairingView:
-    """What pairing sees of two models.
+    """Two models as `pairing` sees them, with fusions and stacks resolved.
 
     Attributes:
-      tree, source, entries: for `pair`.
-      torch, flax: what was replaced on either side.
-      faults: sentences about entries that cannot be done.
+      model, original: the Flax model and the torch model.
+      tree, source, entries: the arguments for `pair`.
+      torch: moves from torch's arrays to the ones that are paired.
+      flax: moves from the leaves that are paired to the Flax model's.
+      faults: sentences about entries that cannot be applied.
     """
 
-    def __init__(self, here: Tree, there: Source, mapping: Entries):
-        self.here, self.there = here, there
-        self.tree: Outline = here
+    def __init__(self, tree: Tree, source: Source, mapping: Entries):
+        self.model, self.original = tree, source
+        self.tree: Outline = tree
         self.entries: dict[str, Target] = {}
-        self.torch: list[Fusion] = []
-        self.flax: list[Fusion] = []
+        self.torch: list[Move] = []
+        self.flax: list[Move] = []
         self.faults: list[str] = []
-        self._bare = unwrapped(there.tensors, there.kinds)
+        self._bare = unwrapped(source.tensors, source.kinds)
         self._torch_paths: dict[str, str] = {}
         self._flax_paths: dict[str, str] = {}
-        self._kinds, self._modules = dict(there.kinds), dict(there.modules)
+        self._kinds, self._modules = dict(source.kinds), dict(source.modules)
         names = [*self._bare.values(), *self._bare]
-        entries = list(expanded(mapping, names, [*here.names, *here.leaves]))
-        # Flax first: how long torch's pieces are is read off the layers that they become.
-        for key, place in entries:
-            if isinstance(place, Stacked):
-                self._stack(key, place)
-        for key, place in entries:
-            if isinstance(place, Split):
-                self._split(key, place)
-            elif isinstance(place, Concatenated):
-                self._concatenate(key, place)
-            elif isinstance(key, str) and not isinstance(place, Stacked):
-                self.entries[key] = place
-            elif not isinstance(place, Stacked):
+        entries = list(expanded(mapping, names, [*tree.names, *tree.leaves]))
+        # Stacks first: the sizes of torch's pieces are derived from the unstacked Flax layers.
+        for key, target in entries:
+            if isinstance(target, Stacked):
+                self._stack(key, target)
+        for key, target in entries:
+            if isinstance(target, Split):
+                self._split(key, target)
+            elif isinstance(target, Concatenated):
+                self._concatenate(key, target)
+            elif isinstance(key, str) and not isinstance(target, Stacked):
+                self.entries[key] = target
+            elif not isinstance(target, Stacked):
                 self.faults.append(f"mapping: {key!r}: several names become one by concatenated or stacked")
-        self.source = self._seen_source()
+        self.source = self._paired_source()
 
-    # ------------------------------------------------------------------------------------- before
+    # ------------------------------------------------------------------------------ before pairing
 
-    def _stack(self, key: Key, place: Stacked) -> None:
-        path = self.tree.real_path(place.path)
+    def _stack(self, key: Key, target: Stacked) -> None:
+        path = self.tree.real_path(target.path)
         try:
-            self.tree, fusions, paths = unstacked(self.tree, path, place.axis)
+            self.tree, moves, paths = unstacked(self.tree, path, target.axis)
         except ValueError as error:
-            self.faults.append(f"mapping: {key!r}: {place!r}: {error}")
+            self.faults.append(f"mapping: {key!r}: {target!r}: {error}")
             return
-        self.flax += fusions
+        self.flax += moves
         self._flax_paths |= paths
         if isinstance(key, str):
-            self.entries[key] = place.path
+            self.entries[key] = target.path
         else:
-            self.entries |= {each: join(path, str(i)) for i, each in enumerate(key)}
+            self.entries |= {layer: join(path, str(i)) for i, layer in enumerate(key)}
 
-    def _split(self, key: Key, place: Split) -> None:
+    def _split(self, key: Key, target: Split) -> None:
         if not isinstance(key, str):
             self.faults.append(f"mapping: {key!r}: split is of one torch name; concatenated is of several")
             return
-        found = self._below(key)
-        if not found:
+        suffixes = self._suffixes(key)
+        if not suffixes:
             self.faults.append(f"mapping: torch has no {key!r}")
-        for raw, rest in found.items():
-            seen = piece_names(raw.removesuffix(rest).rstrip(".") if rest else raw, rest, len(place.targets))
-            sizes = place.sizes or self._sizes(self.there.shapes[raw], place, rest or last(seen[0]))
-            self._add(Fusion((raw,), seen, Cut(place.axis, sizes, place.groups), True), key)
-            for i, each in enumerate(place.targets):
-                self._name_path(seen[i], raw, rest)
-                self.entries[seen[i] if not rest else seen[i].removesuffix("." + rest)] = each
+        for raw, suffix in suffixes.items():
+            pieces = piece_names(_without(raw, suffix), suffix, len(target.targets))
+            sizes = target.sizes or self._sizes(self.original.shapes[raw], target, suffix or last(pieces[0]))
+            self._add(Move((raw,), pieces, SplitAxis(target.axis, sizes, target.groups)), key)
+            for i, piece_target in enumerate(target.targets):
+                self._name_path(pieces[i], raw, suffix)
+                self.entries[pieces[i].removesuffix("." + suffix) if suffix else pieces[i]] = piece_target
 
-    def _concatenate(self, key: Key, place: Concatenated) -> None:
+    def _concatenate(self, key: Key, target: Concatenated) -> None:
         if isinstance(key, str):
             self.faults.append(f"mapping: {key!r}: concatenated is of several torch names; write a tuple")
             return
-        below = [{rest: raw for raw, rest in self._below(each).items()} for each in key]
-        absent = [each for each, found in zip(key, below, strict=True) if not found]
+        raw_names = [{suffix: raw for raw, suffix in self._suffixes(name).items()} for name in key]
+        absent = [name for name, by_suffix in zip(key, raw_names, strict=True) if not by_suffix]
         if absent:
             self.faults.append(f"mapping: torch has no {', '.join(map(repr, absent))}")
-        for rest in below[0]:
-            if not all(rest in found for found in below):
-                continue  # left over, and said so
-            real = tuple(found[rest] for found in below)
-            seen = whole_name([raw.removesuffix(rest).rstrip(".") if rest else raw for raw in real], rest)
-            shapes = [self.there.shapes[raw] for raw in real]
-            axis = place.axis
+        for suffix in raw_names[0]:
+            if not all(suffix in by_suffix for by_suffix in raw_names):
+                continue  # remains unpaired, which is reported
+            pieces = tuple(by_suffix[suffix] for by_suffix in raw_names)
+            name = whole_name([_without(raw, suffix) for raw in pieces], suffix)
+            shapes = [self.original.shapes[raw] for raw in pieces]
+            axis = target.axis
             if not all(-len(shape) <= axis < len(shape) for shape in shapes):
                 self.faults.append(
-                    f"mapping: {', '.join(real)} {shapes} have no axis {axis} to be joined along"
+                    f"mapping: {', '.join(pieces)} {shapes} have no axis {axis} to be joined along"
                 )
                 continue
             sizes = tuple(shape[axis] for shape in shapes)
-            if place.sizes and place.sizes != sizes:
-                self.faults.append(f"mapping: {', '.join(real)} are {sizes} long, and not {place.sizes}")
-            self._add(Fusion(real, (seen,), Cut(axis, sizes, place.groups), False), key[0])
-            self._name_path(seen, real[0], rest)
-            self.entries[seen if not rest else seen.removesuffix("." + rest)] = place.target
+            if target.sizes and target.sizes != sizes:
+                self.faults.append(f"mapping: {', '.join(pieces)} are {sizes} long, and not {target.sizes}")
+            self._add(Move(pieces, (name,), Inverted(SplitAxis(axis, sizes, target.groups))), key[0])
+            self._name_path(name, pieces[0], suffix)
+            self.entries[name.removesuffix("." + suffix) if suffix else name] = target.target
 
-    def _below(self, key: str) -> dict[str, str]:
-        """torch's names at or below a key, which may have wrappers' words, each with its rest."""
-        found = {}
-        for raw in self.there.tensors:
-            bare = self._bare[raw]
-            rests = [rest for rest in (inside(bare, key), inside(raw, key)) if rest is not None]
-            if rests and self.there.shapes[raw]:
-                found[raw] = rests[0]
-        return found
+    def _suffixes(self, key: str) -> dict[str, str]:
+        """Return torch's names under a key, given with or without wrappers, and their relative paths."""
+        suffixes = {}
+        for raw in self.original.tensors:
+            relative = [s for s in (inside(self._bare[raw], key), inside(raw, key)) if s is not None]
+            if relative and self.original.shapes[raw]:
+                suffixes[raw] = relative[0]
+        return suffixes
 
-    def _sizes(self, shape: Shape, place: Split, rest: str) -> tuple[int, ...]:
-        """As the Flax layers have them; equal where they have no rule."""
-        count = len(place.targets)
+    def _sizes(self, shape: Shape, target: Split, suffix: str) -> tuple[int, ...]:
+        """Return the pieces' lengths: the Flax layers', or equal ones if the layers have no rule."""
+        count = len(target.targets)
         try:
-            wanted = [self._wanted(each, rest) for each in place.targets]
+            expected = [self._torch_shape(piece_target, suffix) for piece_target in target.targets]
         except ValueError:
-            wanted = [None]  # leaves that are not as the layer's own class makes them
-        axis = place.axis
-        shapes_of = [each for each in wanted if each is not None and -len(each) <= axis < len(each)]
-        # The other way around for a weight (in, out), as transformers' Conv1D has it.
-        for sizes in ([s[axis] for s in shapes_of], [s[::-1][axis] for s in shapes_of]):
+            expected = [None]  # the leaves' shapes differ from the layer class's own
+        axis = target.axis
+        shapes = [s for s in expected if s is not None and -len(s) <= axis < len(s)]
+        # Reversed for an (in, out) weight such as transformers' Conv1D.
+        for sizes in ([s[axis] for s in shapes], [s[::-1][axis] for s in shapes]):
             if len(sizes) == count and sum(sizes) == shape[axis]:
                 return tuple(sizes)
         return (shape[axis] // count if -len(shape) <= axis < len(shape) else 0,) * count
 
-    def _wanted(self, place: Target, rest: str) -> Shape | None:
-        """The shape that torch would have of what a Flax place holds under a name."""
-        path = path_of(place)
+    def _torch_shape(self, target: Target, suffix: str) -> Shape | None:
+        """Return torch's shape of the array with this relative path in a Flax layer."""
+        path = path_of(target)
         if path is None:
             return None
         real = self.tree.real_path(path)
         if real in self.tree.leaves:
-            part = leaf_part(self.tree, real, rest, place)
-            if part is None:
-                return None
-            return part.back([_empty(self.tree.leaves[real].shape)])[0].shape
-        layer = self.tree.real_path(join(real, owner(rest)))
+            part = leaf_part(self.tree, real, suffix, target)
+            return part.back([empty(self.tree.leaves[real].shape)])[0].shape if part else None
+        layer = self.tree.real_path(join(real, owner(suffix)))
         rule = self.tree.rule(layer)
         shapes = {n: leaf.shape for p, leaf in self.tree.leaves.items() if (n := inside(p, layer) or "")}
-        return rule.torch_shapes(shapes).get(last(rest)) if rule else None
+        return rule.torch_shapes(shapes).get(last(suffix)) if rule else None
 
-    def _add(self, fusion: Fusion, key: str) -> None:
-        whole, shapes = (fusion.real if fusion.splits else fusion.seen)[0], self.there.shapes
-        if fusion.splits:
-            assert isinstance(fusion.cut, Cut)
-            fault = fusion.cut.fault(shapes[whole])
-            if fault:
-                self.faults.append(f"mapping: {key!r}: {whole} {shapes[whole]} cannot be split: {fault}")
+    def _add(self, move: Move, key: str) -> None:
+        """Add a move of torch's arrays, or a fault if it does not fit their shapes."""
+        shapes = self.original.shapes
+        if isinstance(move.rearrangement, SplitAxis):
+            (name,) = move.torch
+            if fault := move.rearrangement.fault(shapes[name]):
+                self.faults.append(f"mapping: {key!r}: {name} {shapes[name]} cannot be split: {fault}")
                 return
-        else:
-            try:
-                fusion.to_seen({name: _empty(shapes[name]) for name in fusion.real})
-            except ValueError as error:
-                self.faults.append(f"mapping: {', '.join(fusion.real)} cannot be joined: {error}")
-                return
-        self.torch.append(fusion)
+        try:
+            Moves(([move],)).forward_shapes({name: empty(shapes[name]) for name in move.torch})
+        except ValueError as error:
+            self.faults.append(f"mapping: {', '.join(move.torch)} cannot be joined: {error}")
+            return
+        self.torch.append(move)
 
-    def _name_path(self, seen: str, raw: str, rest: str) -> None:
-        """The classes of modules under the name that pairing sees, and the way back to the real one."""
-        ours, theirs = (name.removesuffix("." + rest) if rest else owner(name) for name in (seen, raw))
-        self._torch_paths[ours] = theirs
+    def _name_path(self, name: str, raw: str, suffix: str) -> None:
+        """Register the path of a paired name: its torch path, and the classes of the modules under it."""
+        path, torch_path = (n.removesuffix("." + suffix) if suffix else owner(n) for n in (name, raw))
+        self._torch_paths[path] = torch_path
         if last(raw).startswith("in_proj_"):
-            return  # not a module of its own, and MultiheadAttention's class says nothing of a piece
-        for path, kinds in self.there.kinds.items():
-            below = inside(path, theirs)
-            if below is not None:
-                self._kinds[join(ours, below)] = kinds
-                self._modules[join(ours, below)] = self.there.modules[path]
+            return  # an array of a MultiheadAttention, whose class does not describe a piece
+        for module_path, kinds in self.original.kinds.items():
+            relative = inside(module_path, torch_path)
+            if relative is not None:
+                self._kinds[join(path, relative)] = kinds
+                self._modules[join(path, relative)] = self.original.modules[module_path]
 
-    def _seen_source(self) -> Source:
+    def _paired_source(self) -> Source:
         if not self.torch:
-            return self.there
-        by_first = {fusion.real[0]: fusion for fusion in self.torch}
-        used = {name for fusion in self.torch for name in fusion.real}
-        tensors: dict[str, object] = {}
-        for name, tensor in self.there.tensors.items():
-            if name in by_first:
-                fusion = by_first[name]
-                empty = {real: _empty(self.there.shapes[real]) for real in fusion.real}
-                tensors |= {seen: _empty(x.shape) for seen, x in fusion.to_seen(empty).items()}
-            elif name not in used:
-                tensors[name] = tensor
+            return self.original
+        originals = self.original.tensors
+        shapes = {name: empty(shape) for name, shape in self.original.shapes.items()}
+        moved = Moves((self.torch,)).forward_shapes(shapes)
+        tensors = {name: originals.get(name, array) for name, array in moved.items()}
+        ties = tuple(self._ties(tensors))
         return dataclasses.replace(
-            self.there,
-            tensors=tensors,
-            kinds=self._kinds,
-            modules=self._modules,
-            tied=tuple(self._ties(tensors)),
+            self.original, tensors=tensors, kinds=self._kinds, modules=self._modules, tied=ties
         )
 
     def _ties(self, tensors: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
-        """Groups of names that are one tensor, or the same pieces of one."""
-        first = {name: group[0] for group in self.there.tied for name in group}
+        """Yield groups of names that are one tensor, or equal pieces of one."""
+        first = {name: group[0] for group in self.original.tied for name in group}
         groups: dict[object, list[str]] = {}
-        for fusion in self.torch:
-            for i, name in enumerate(fusion.seen):
-                same = (i, fusion.cut, tuple(first.get(real, real) for real in fusion.real))
-                groups.setdefault(same, []).append(name)
-        seen = {name for fusion in self.torch for name in fusion.seen}
-        for name in tensors.keys() - seen:
+        for move in self.torch:
+            for i, name in enumerate(move.flax):
+                identity = (i, move.rearrangement, tuple(first.get(raw, raw) for raw in move.torch))
+                groups.setdefault(identity, []).append(name)
+        for name in tensors.keys() - {name for move in self.torch for name in move.flax}:
             groups.setdefault(first.get(name, name), []).append(name)
         order = {name: i for i, name in enumerate(tensors)}
         return (tuple(sorted(group, key=order.__getitem__)) for group in groups.values() if len(group) > 1)
 
-    # -------------------------------------------------------------------------------------- after
+    # ------------------------------------------------------------------------------- after pairing
 
-    def seen_leaves(self, leaves: Iterable[str]) -> set[str]:
-        """What pairing sees of these leaves."""
-        seen = {fusion.real[0]: fusion.seen for fusion in self.flax}
-        return {name for leaf in leaves for name in seen.get(leaf, (leaf,))}
+    def paired_leaves(self, leaves: Iterable[str]) -> set[str]:
+        """Return the names under which `pairing` sees these leaves."""
+        unstacked_leaves = {move.flax[0]: move.torch for move in self.flax}
+        return {name for leaf in leaves for name in unstacked_leaves.get(leaf, (leaf,))}
 
-    def links(self, found: Links) -> Links:
-        """The links between what is really there."""
+    def links(self, paired: Links) -> Links:
+        """Convert the paired links to links between the models' own arrays."""
         if not self.torch and not self.flax:
-            return found
-        joint = {id(part): new for group, new in self._joined(found.parts) for part in group}
+            return paired
+        joint = {id(part): new for group, new in self._joined(paired.parts) for part in group}
         layers: dict[str, Link] = {}
         done: set[int] = set()
-        for link in found.layers:
+        for link in paired.layers:
             parts = []
             for part in link.parts:
                 new = joint.get(id(part), part)
                 if id(new) not in done:
                     parts.append(new)
                     done.add(id(new))
-            real = self._real(link.flax, self._flax_paths), self._real(link.torch, self._torch_paths)
-            # Nobody can be given one layer's inputs in place of several layers': they are not replayed.
+            real = _real(link.flax, self._flax_paths), _real(link.torch, self._torch_paths)
+            # No rule for fused layers: one layer cannot be replayed with several layers' inputs.
             fused = real != (link.flax, link.torch) or any(id(part) in joint for part in link.parts)
-            known = layers.get(real[0]) or Link(real[1], real[0], None if fused else link.rule)
-            layers[real[0]] = dataclasses.replace(known, parts=(*known.parts, *parts))
-        ties = {name: tuple(o for o in group if o != name) for group in self.there.tied for name in group}
-        repeats = tuple(new for _, new in self._joined(found.repeats))
-        untouched = tuple(p for p in found.repeats if not self._fusions([p]))
+            merged = layers.get(real[0]) or Link(real[1], real[0], None if fused else link.rule)
+            layers[real[0]] = dataclasses.replace(merged, parts=(*merged.parts, *parts))
+        ties = {name: tuple(o for o in group if o != name) for group in self.original.tied for name in group}
+        repeats = tuple(new for _, new in self._joined(paired.repeats))
+        untouched = tuple(part for part in paired.repeats if not self._names_of_moves(part))
         return dataclasses.replace(
-            found,
+            paired,
             layers=tuple(layers.values()),
-            leaves=self.here.leaves,
+            leaves=self.model.leaves,
             repeats=(*untouched, *repeats),
             tied=ties,
         )
 
     def _joined(self, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Part]]:
-        """Groups of parts that share a fusion, each with the one part that it really is."""
+        """Yield groups of parts that share a move, each with the part that they are joined to."""
         groups: list[tuple[list[Part], set[str]]] = []
         for part in parts:
-            names = {name for fusion in self._fusions([part]) for name in fusion.seen}
+            names = self._names_of_moves(part)
             if not names:
                 continue
             meeting = [group for group in groups if group[1] & names]
             groups = [group for group in groups if not group[1] & names]
             members = [member for group in meeting for member in group[0]]
             groups.append(([*members, part], names.union(*(group[1] for group in meeting))))
-        for members, _ in groups:
-            torch, flax = (
-                [f for f in self._fusions(members) if f in side] for side in (self.torch, self.flax)
-            )
+        for members, names in groups:
+            torch = [move for move in self.torch if names & set(move.flax)]
+            flax = [move for move in self.flax if names & set(move.torch)]
             yield members, joined(members, torch, flax)
 
-    def _fusions(self, parts: Sequence[Part]) -> list[Fusion]:
-        names = {name for part in parts for name in (*part.torch, *part.flax)}
-        return [fusion for fusion in (*self.torch, *self.flax) if names & set(fusion.seen)]
-
-    @staticmethod
-    def _real(path: str, paths: Mapping[str, str]) -> str:
-        for seen, real in paths.items():
-            rest = inside(path, seen)
-            if rest is not None:
-                return join(real, rest)
-        return path
+    def _names_of_moves(self, part: Part) -> set[str]:
+        """Return the paired names of all moves that a part touches."""
+        pairs = [(part.torch, move.flax) for move in self.torch]
+        pairs += [(part.flax, move.torch) for move in self.flax]
+        return {name for own_names, names in pairs if set(own_names) & set(names) for name in names}
 
 
-def piece_names(path: str, rest: str, count: int) -> tuple[str, ...]:
-    """What the pieces of a torch array are called.
+def _real(path: str, paths: Mapping[str, str]) -> str:
+    """Return a model's own path for a paired one."""
+    for paired_path, real in paths.items():
+        suffix = inside(path, paired_path)
+        if suffix is not None:
+            return join(real, suffix)
+    return path
 
-    Without `rest` the path is the array's own: `qkv.weight` becomes `qkv[0].weight`, whose layout is that of
-    a weight, and MultiheadAttention's `in_proj_weight` becomes `in_proj[0].weight`.
+
+def _without(raw: str, suffix: str) -> str:
+    return raw.removesuffix(suffix).rstrip(".") if suffix else raw
+
+
+def piece_names(path: str, suffix: str, count: int) -> tuple[str, ...]:
+    """Return the names of the pieces of a torch array.
+
+    Without `suffix` the path is the array's own: `qkv.weight` becomes `qkv[0].weight`, so that it is laid out
+    as a weight, and MultiheadAttention's `in_proj_weight` becomes `in_proj[0].weight`.
     """
-    if not rest:
-        path, rest = owner(path), last(path)
-        if rest.startswith("in_proj_"):
-            path, rest = join(path, "in_proj"), rest.removeprefix("in_proj_")
-    return tuple(f"{path}[{i}].{rest}" for i in range(count))
+    if not suffix:
+        path, suffix = owner(path), last(path)
+        if suffix.startswith("in_proj_"):
+            path, suffix = join(path, "in_proj"), suffix.removeprefix("in_proj_")
+    return tuple(f"{path}[{i}].{suffix}" for i in range(count))
 
 
-def whole_name(paths: Sequence[str], rest: str) -> str:
-    """What several torch arrays (or layers) are called as one: `mlp.gate+up.weight`."""
-    if not rest and len({last(path) for path in paths}) == 1 and all(map(owner, paths)):
-        rest, paths = last(paths[0]), [owner(path) for path in paths]
-    return join(owner(paths[0]), "+".join(last(path) for path in paths), rest)
-
-
-def _empty(shape: Shape) -> np.ndarray:
-    return np.broadcast_to(np.zeros((), np.bool_), shape)
+def whole_name(paths: Sequence[str], suffix: str) -> str:
+    """Return the name of several torch arrays or layers as one: `mlp.gate+up.weight`."""
+    if not suffix and len({last(path) for path in paths}) == 1 and all(map(owner, paths)):
+        suffix, paths = last(paths[0]), [owner(path) for path in paths]
+    return join(owner(paths[0]), "+".join(last(path) for path in paths), suffix)

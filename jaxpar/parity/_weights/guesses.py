@@ -36,7 +36,7 @@ class Guesses:
         no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
         self._view = PairingView(tree, source.without(no_torch), self.known)
         self._faults = (*unknown_t, *unknown_f, *self._view.faults)
-        self._no_flax = self._view.seen_leaves(no_flax)
+        self._no_flax = self._view.paired_leaves(no_flax)
         self._pairing = pair(self._view.tree, self._view.source, self._view.entries, self._no_flax)
         leftovers = self._pairing.left_in_torch(), self._pairing.left_in_flax()
         self.groups = groups(self._pairing, *leftovers, calls)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..._rulebook import Part, Rule
-from .mapping import Transposed
 from .paths import join, last, owner
+from .reversible import TransposeAxes, preceded
 from .tree import Outline
 
 DIRECTIONS = {
@@ -77,9 +77,4 @@ def implied_rule(rule: Rule, tree: Outline, path: str) -> Rule:
 
 def turned(part: Part) -> Part:
     """Return the part of an (out, in) weight adapted to torch weights of shape (in, out)."""
-    transposition = Transposed("", (1, 0))
-    return dataclasses.replace(
-        part,
-        to_flax=lambda w: part.to_flax(transposition.to_flax(w)),
-        to_torch=lambda k: tuple(transposition.to_torch(w) for w in part.to_torch(k)),
-    )
+    return preceded(part, TransposeAxes((1, 0)))

@@ -20,9 +20,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from ..._typing import Shape
+from .reversible import ReorderColumns, TransposeAxes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +34,9 @@ class Flattened:
     def __repr__(self) -> str:
         return f"parity.flattened({self.path!r}, {self.shape})"
 
-    def to_flax(self, weight: np.ndarray) -> np.ndarray:
-        """Permute the columns of (O, C*H*W) to Flax's order (H, W, C)."""
-        columns = weight.reshape(-1, *self.shape)
-        return np.moveaxis(columns, 1, -1).reshape(weight.shape)
-
-    def to_torch(self, weight: np.ndarray) -> np.ndarray:
-        C, *space = self.shape
-        return np.moveaxis(weight.reshape(-1, *space, C), -1, 1).reshape(weight.shape)
+    @property
+    def rearrangement(self) -> ReorderColumns:
+        return ReorderColumns(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +49,9 @@ class Transposed:
     def __repr__(self) -> str:
         return f"parity.transposed({self.path!r}, {self.axes})"
 
-    def to_flax(self, array: np.ndarray) -> np.ndarray:
-        return array.transpose(self.axes)
-
-    def to_torch(self, array: np.ndarray) -> np.ndarray:
-        return array.transpose(np.argsort(self.axes))
+    @property
+    def rearrangement(self) -> TransposeAxes:
+        return TransposeAxes(self.axes)
 
 
 @dataclasses.dataclass(frozen=True)

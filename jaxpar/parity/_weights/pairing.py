@@ -22,10 +22,9 @@ from .mapping import Flattened, Plain, Target, Transposed
 from .names import Names
 from .paths import inside, join, last, owner
 from .probe import linear_layout
+from .reversible import Arrays, empty, preceded
 from .source import Source
 from .tree import Leaf, Outline
-
-Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +261,7 @@ def _pair_layer(pairing: Pairing, path: str, bare: str) -> None:
             continue
         full = _with_full_names(part, torch_names, path, pairing)
         if full and isinstance(target, Flattened) and part.torch == ("weight",):
-            full = _rearranged(target, full)
+            full = preceded(full, target.rearrangement)
         if full:
             pairing.claim(path, bare, rule, full)
             used = True
@@ -316,15 +315,6 @@ def _with_full_names(part: Part, torch_names: Mapping[str, str], path: str, pair
     return dataclasses.replace(part, torch=tuple(torch_names[name] for name in part.torch), flax=leaves)
 
 
-def _rearranged(target: Flattened | Transposed, part: Part) -> Part:
-    """Return the part with a mapping's rearrangement applied on torch's side."""
-    return dataclasses.replace(
-        part,
-        to_flax=lambda w: part.to_flax(target.to_flax(w)),
-        to_torch=lambda k: tuple(target.to_torch(w) for w in part.to_torch(k)),
-    )
-
-
 def _pair_leaf(pairing: Pairing, leaf: str) -> None:
     names, tree, real = pairing.names, pairing.tree, pairing.tree.first(leaf)
     rule = tree.rule(owner(leaf))
@@ -355,13 +345,13 @@ def leaf_part(tree: Outline, leaf: str, bare: str, target: Target | None) -> Par
     The result is None if the layer has a rule that does not list the torch name.
     """
     if isinstance(target, Transposed):
-        return Part((bare,), (leaf,), lambda w: (target.to_flax(w),), lambda k: (target.to_torch(k),))
+        return preceded(same(bare, leaf), target.rearrangement)
     rule = tree.rule(owner(leaf))
     for part in rule.parts if rule else ():
         if part.flax == (last(leaf),) and len(part.torch) == 1:
             # The layout under an unknown name is unknown, unless the array is converted unchanged anyway.
             if f".{bare}".endswith("." + part.torch[0]) or part.plain:
-                return _rearranged(target, part) if isinstance(target, Flattened) else part
+                return preceded(part, target.rearrangement) if isinstance(target, Flattened) else part
             return None
     return same(bare, leaf)
 
@@ -370,7 +360,7 @@ def misfit(part: Part, source: Source, tree: Outline) -> str | None:
     """Return a sentence about shapes that do not fit; None if they fit."""
     shapes = source.shapes
     # Run the conversion on broadcast arrays of one byte: exact shapes, no memory.
-    dummies = [np.broadcast_to(np.zeros((), np.bool_), shapes[name]) for name in part.torch]
+    dummies = [empty(shapes[name]) for name in part.torch]
     sources = ", ".join(f"{name} {shapes[name]}" for name in part.torch)
     expected = ", ".join(f"{leaf} is {tree.leaves[leaf].shape}" for leaf in part.flax)
     try:

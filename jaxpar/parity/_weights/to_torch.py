@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..._rulebook import Rule
-from ..._typing import Shape
+from ..._rulebook import Part, Rule
 from ...errors import UninitializedError
 from .._tensors import tensor_of
 from . import implied, layouts, stacks
@@ -17,6 +17,7 @@ from .copying import aligned_copy, on_all_cores
 from .mapping import Entries, Plain, Transposed, path_of
 from .pairing import Links, leaf_part
 from .paths import inside, join, prefixes
+from .reversible import Arrays, Move, Moves, OnlyRename, empty
 from .source import Source, TorchWeights, source_of
 from .tree import FlaxModule, Outline, Tree, Variables, tree_of
 from .unmatched import complete_links
@@ -93,49 +94,52 @@ def state_dict(links: Links, leaves: Mapping[str, np.ndarray], source: Source) -
 def implied_source(tree: Tree, mapping: Entries | None, ignored: Iterable[str]) -> Source:
     """Return the torch model, without values, that the Flax model's paths and the mapping describe."""
     left_out = {name for path in ignored for name in (path, tree.real_path(path))}
-    found = implied.names(tree, mapping or {}, left_out, _torch_names)
-    tensors = {
-        ("module." if tree.wrapped else "") + name: np.broadcast_to(np.zeros((), dtype), shape)
-        for name, (shape, dtype) in found.items()
-    }
-    return Source(tensors, {}, (), False, "to_torch")
+    arrays = implied.names(tree, mapping or {}, left_out, _torch_arrays)
+    prefix = "module." if tree.wrapped else ""
+    return Source({prefix + name: x for name, x in arrays.items()}, {}, (), False, "to_torch")
 
 
-def _torch_names(here: Outline, mapping: Plain, ignored: set[str]) -> dict[str, tuple[Shape, Any]]:
-    """Names, shapes and element types: of leaves that the mapping names, then of layers, then of the rest."""
-    found: dict[str, tuple[Shape, Any]] = {}
-    leaves = here.leaves | {alias: here.leaves[path] for alias, path in here.aliases.items()}
-    shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    left = {path for path in shapes if not any(inside(path, name) is not None for name in ignored)}
-    below: dict[str, list[str]] = {}
-    for leaf in shapes:
+def _torch_arrays(tree: Outline, mapping: Plain, ignored: set[str]) -> Arrays:
+    """Return torch's arrays, without values: of mapped leaves, then of layers, then of all other leaves."""
+    arrays: Arrays = {}
+    leaves = {path: empty(leaf.shape, leaf.dtype) for path, leaf in tree.leaves.items()}
+    leaves |= {alias: leaves[path] for alias, path in tree.aliases.items()}
+    under: dict[str, list[str]] = {}
+    for leaf in leaves:
         for path in prefixes(leaf):
-            below.setdefault(path, []).append(leaf)
-    for key, place in mapping.items():
-        path = here.real_path(path_of(place) or "")
-        part = leaf_part(here, path, key, place) if path in leaves else None
+            under.setdefault(path, []).append(leaf)
+    unclaimed = {path for path in leaves if not any(inside(path, name) is not None for name in ignored)}
+
+    def claim(*moves: Part | Move) -> None:
+        claimed = {leaf: leaves[leaf] for move in moves for leaf in move.flax}
+        arrays.update(Moves((moves,)).backward_shapes(claimed))
+        unclaimed.difference_update(claimed)
+
+    for key, target in mapping.items():
+        path = tree.real_path(path_of(target) or "")
+        part = leaf_part(tree, path, key, target) if path in leaves else None
         if part:
-            empty = np.broadcast_to(np.zeros((), np.bool_), shapes[path])
-            found[key] = (part.back([empty])[0].shape, leaves[path].dtype)
-            left.discard(path)
-    targets = {here.real_path(path_of(place) or "") for place in mapping.values()}
-    for path, bare, rule in _layers(here, mapping):
-        # What the mapping sends elsewhere is not this layer's: four Linears are no MultiheadAttention.
-        apart = {target for target in targets if target != path and inside(target, path)}
-        inner = [leaf for leaf in below.get(path, ()) if not apart & set(prefixes(leaf))]
-        own = {inside(leaf, path) or "": shapes[leaf] for leaf in inner if leaf in left}
-        rule = layouts.implied_rule(rule, here, path)
-        scale = layouts.scale_of(here, path)
-        own |= {scale: shapes[scale]} if scale in left else {}
-        names = (leaf for part in rule.parts_of_flax(own) for leaf in part.flax)
-        used = [leaf if leaf == scale else join(path, leaf) for leaf in names]
-        if used:
-            dtype = leaves[used[0]].dtype
-            found |= {join(bare, name): (shape, dtype) for name, shape in rule.torch_shapes(own).items()}
-            found |= {join(bare, name): (x.shape, x.dtype) for name, x in rule.surplus.items()}
-            left -= set(used)
-    rest = [leaf for leaf in shapes if leaf in left]
-    return found | {torch_path(here, leaf, mapping): (shapes[leaf], leaves[leaf].dtype) for leaf in rest}
+            claim(dataclasses.replace(part, torch=(key,), flax=(path,)))
+    targets = {tree.real_path(path_of(target) or "") for target in mapping.values()}
+    for path, torch_layer, rule in _layers(tree, mapping):
+        # Leaves that the mapping sends elsewhere are not this layer's: four Linears replace an attention.
+        elsewhere = {target for target in targets if target != path and inside(target, path)}
+        nested = [leaf for leaf in under.get(path, ()) if not elsewhere & set(prefixes(leaf))]
+        shapes = {inside(leaf, path) or "": leaves[leaf].shape for leaf in nested if leaf in unclaimed}
+        rule = layouts.implied_rule(rule, tree, path)
+        scale = layouts.scale_of(tree, path)
+        shapes |= {scale: leaves[scale].shape} if scale in unclaimed else {}
+        parts = rule.parts_of_flax(shapes)
+        claim(*(_with_full_names(part, torch_layer, path, scale) for part in parts))
+        arrays |= {join(torch_layer, name): x for name, x in rule.surplus.items()} if parts else {}
+    remaining = [leaf for leaf in leaves if leaf in unclaimed]
+    claim(*(Move((torch_path(tree, leaf, mapping),), (leaf,), OnlyRename()) for leaf in remaining))
+    return arrays
+
+
+def _with_full_names(part: Part, torch_layer: str, path: str, scale: str | None) -> Part:
+    leaves = tuple(leaf if leaf == scale else join(path, leaf) for leaf in part.flax)
+    return dataclasses.replace(part, torch=tuple(join(torch_layer, n) for n in part.torch), flax=leaves)
 
 
 def _layers(tree: Outline, mapping: Plain) -> Iterator[tuple[str, str, Rule]]:

@@ -40,7 +40,7 @@ def complete_links(
     no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
     no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
     view = PairingView(tree, source.without(no_torch), entries)
-    pairing = pair(view.tree, view.source, view.entries, view.seen_leaves(no_flax))
+    pairing = pair(view.tree, view.source, view.entries, view.paired_leaves(no_flax))
     torch, flax = pairing.left_in_torch(), pairing.left_in_flax()
     # Faults in the arguments are listed first, because a typo there leaves names unmatched on both sides.
     faults = [*view.faults, *_unknown_entries(pairing, view.entries), *unknown_t, *unknown_f, *pairing.faults]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..._typing import Shape
-from .cuts import Fusion, Stack
 from .paths import inside, join
+from .reversible import Inverted, Move, UnstackAxis
 from .tree import Leaf, Outline
 
 
-def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Fusion], dict[str, str]]:
+def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Move], dict[str, str]]:
     """Return the tree with a stacked layer replaced by a list of layers.
 
     Returns:
@@ -64,8 +64,9 @@ def unstacked(tree: Outline, path: str, axis: int) -> tuple[Outline, list[Fusion
             number = (inside(new_path, path) or "").split(".")[0]
             new.names[new_path] = join(name, number, inside(tree.names[old], name) or "")
     new.names[path] = name
-    fusions = [Fusion((leaf,), tuple(new_paths(leaf)), Stack(axis), True) for leaf in _below(tree, path)]
-    return new, fusions, {new_path: old for new_path, old in listed(tree.names) if new_path != old}
+    stack = Inverted(UnstackAxis(axis))
+    moves = [Move(tuple(new_paths(leaf)), (leaf,), stack) for leaf in _below(tree, path)]
+    return new, moves, {new_path: old for new_path, old in listed(tree.names) if new_path != old}
 
 
 def _below(tree: Outline, path: str) -> dict[str, Shape]:
