@@ -86,6 +86,7 @@ class BatchNorm(Layer):
         check_channels(self, x)
         momentum, count, mean = self.momentum, self.num_batches_tracked, self.mean
         if count is not None and mean is not None and not self.use_running_average:
+            # Counted before use, as in torch: the first batch has the weight 1.
             count[...] += 1
             if momentum is None:
                 momentum = 1 / count[...].astype(jnp.promote_types(mean[...].dtype, jnp.float32))
@@ -104,6 +105,7 @@ def normalize_and_track(
     layer: Any, function: Callable[..., Any], x: jax.Array, momentum: float | jax.Array, **options: Any
 ) -> jax.Array:
     """Call batch_norm or instance_norm and store the running statistics that it returns."""
+    # A layer without running statistics normalises by the batch in evaluation, too, as in torch.
     training = layer.mean is None or not layer.use_running_average
     state = arrays(layer.mean, layer.var, layer.scale, layer.bias)
     y, mean, var = function(x, *state, training, momentum, layer.eps, **options)

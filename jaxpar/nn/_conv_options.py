@@ -56,6 +56,7 @@ def conv_options(
     if any(s != 1 for s in strides):
         raise ValueError("padding='same' is not supported for strided convolutions")
     more = [d * (k - 1) for d, k in zip(dilations, kernel_size, strict=True)]
+    # An odd element of padding goes to the end, as in torch.
     return ConvOptions(strides, tuple((m // 2, m - m // 2) for m in more), dilations)
 
 
@@ -105,6 +106,7 @@ def output_padding_for(
     """
     n = len(kernel_size)
     if len(output_size) == len(x_shape):
+        # A complete shape has its channels last, as x has.
         output_size = output_size[-n - 1 : -1]
     if len(output_size) != n:
         raise ValueError(

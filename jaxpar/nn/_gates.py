@@ -114,6 +114,7 @@ def _lstm_update_jvp(primals: tuple[Gates, State], tangents: tuple[Gates, State]
 def _gru_update(gates: Gates, state: State) -> State:
     r, z, n, inner = gates
     n = jnp.tanh(n + jax.nn.sigmoid(r) * inner)
+    # (1 - z) n + z h with one product less.
     return (n + jax.nn.sigmoid(z) * (state[0] - n),)
 
 

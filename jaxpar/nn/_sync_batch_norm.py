@@ -81,6 +81,7 @@ def _bound_axis(axis_name: AxisName) -> AxisName:
         return None
     try:
         jax.lax.axis_size(axis_name)
+    # An unbound name is a mistake in a program over other axes; outside of any program there is one replica.
     except NameError:
         axes = jax.sharding.get_abstract_mesh().manual_axes
         if not axes:
@@ -167,10 +168,12 @@ def _converted(node: Any, path: str, where: _Where, replacements: dict[int, Any]
     if isinstance(node, BatchNorm | nnx.BatchNorm):
         replacements[id(node)] = _synchronised(node, path, where)
         return replacements[id(node)]
+    # Tuples are immutable: rebuild a changed one, a named tuple by its own constructor.
     if isinstance(node, tuple):
         items = [child(i, value) for i, value in enumerate(node)]
         changed = any(a is not b for a, b in zip(items, node, strict=True))
         return (type(node)(*items) if hasattr(node, "_fields") else tuple(items)) if changed else node
+    # Before the children, so that a cycle ends here.
     replacements[id(node)] = node
     if isinstance(node, nnx.Module):
         for name, value in list(vars(node).items()):

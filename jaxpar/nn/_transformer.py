@@ -92,6 +92,7 @@ def _attend(
     key_padding_mask: Mask,
     is_causal: bool,
 ) -> jax.Array:
+    # need_weights=False: the path that does not return the matrix of weights, which costs memory.
     output, _ = attention(
         x, memory, memory, key_padding_mask, need_weights=False, attn_mask=mask, is_causal=is_causal
     )

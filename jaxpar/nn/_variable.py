@@ -44,10 +44,12 @@ def drawn(key: jax.Array, shape: Shape, dtype: DTypeLike, bound: float) -> jax.A
     functions of a counter, so a shorter draw is the beginning of a longer one.
     """
     size = math.prod(shape)
+    # A traced draw is compiled with its program; other generators do not promise equal beginnings.
     if isinstance(key, jax.core.Tracer) or not _counts(key) or not size:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
     program = next((n for n in PROGRAMS if n >= size), 1 << (size - 1).bit_length())
     longer = jax.random.uniform(key, (program,), dtype, -bound, bound)
+    # Cut on the host: a slice on the device would be one more program for each shape.
     return jax.device_put(jax.device_get(longer)[:size].reshape(shape))
 
 

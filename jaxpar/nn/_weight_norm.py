@@ -143,6 +143,7 @@ def _unit(x: jax.Array, eps: float) -> jax.Array:
 
 def _with_parameter(layer: nnx.Module, name: str, kernel: jax.Array) -> nnx.Module:
     """Return the layer with a different kernel; it shares all other variables with the original."""
+    # A shallow copy, so statistics that the layer's call updates are the original's.
     other = copy.copy(layer)
     # Not setattr: Flax refuses it for a module of an outer trace, and `layer` may be one.
     vars(other)[name] = nnx.Param(kernel)

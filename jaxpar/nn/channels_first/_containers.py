@@ -46,6 +46,7 @@ class _Container(Layer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        # Until `names` exists, only Flax and the constructor assign attributes.
         if isinstance(value, nnx.Module) and name not in vars(self).get("names", (name,)):
             self.names = (*self.names, name)
 
@@ -93,6 +94,7 @@ class _Row(_Container):
         return self.extend(modules)
 
     def __add__(self, modules: Iterable[Any]) -> Any:
+        # Renumbered, as in torch: the names of both rows start at "0".
         return self._of([(str(index), module) for index, module in enumerate([*self, *modules])])
 
     def _of(self, named: list[tuple[str, Any]]) -> Any:

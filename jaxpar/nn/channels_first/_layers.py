@@ -54,8 +54,10 @@ class PReLU(_activation.PReLU):
         return turned(super().__call__, x) if x.ndim > 1 else super().__call__(x)
 
 
+# Bases whose calls check the number of axes or accept a size in torch's layout.
 _OWN = {ConvTranspose: _ConvTranspose, BatchNorm: _BatchNorm, InstanceNorm: _InstanceNorm}
 
+# Module globals, because pickle finds a class by its module and name.
 for _name, (_base, _axes) in LAYERS.items():
     _bases = (_OWN[_base],) if _base in _OWN else (ChannelsFirst, _base)
     _doc = describe(_name, _base, SHAPES[_axes])

@@ -72,6 +72,7 @@ class Unflatten(first.Unflatten):
         return from_torch(super().__call__(to_torch(x)))
 
 
+# Layers with calls of their own: windows, rows and complete shapes have torch's layout.
 _OWN = {"ConvTranspose2d", "PReLU", "Unfold", "Fold", "Flatten", "Unflatten"}
 
 for _name in set(first.__all__) - _OWN - {"functional"}:

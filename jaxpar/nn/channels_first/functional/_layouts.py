@@ -13,6 +13,7 @@ from ..axes import turned
 
 
 def _channels_first(name: str, function: Callable[..., Any], axes: int | None) -> Callable[..., Any]:
+    # `wraps` also gives the signature, through `__wrapped__`.
     @functools.wraps(function)
     def in_torchs_layout(x: jax.Array, *args: Any, **options: Any) -> Any:
         return turned(lambda rows: function(rows, *args, **options), x, axes)
@@ -23,5 +24,6 @@ def _channels_first(name: str, function: Callable[..., Any], axes: int | None) -
     return in_torchs_layout
 
 
+# Module globals, because pickle finds a function by its module and name.
 for _name, (_base, _axes) in FUNCTIONS.items():
     globals()[_name] = _channels_first(_name, _base, _axes)
