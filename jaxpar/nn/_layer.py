@@ -12,7 +12,7 @@ class _Signature:
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
         if instance is not None:
             raise AttributeError("__signature__")  # a layer is called with the arguments of `__call__`
-        _, *parameters = inspect.signature(owner.__init__).parameters.values()
+        _, *parameters = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
         return inspect.Signature(parameters)
 
 
