@@ -19,7 +19,7 @@ from .._levels import Batches
 from .._model_pair import ModelPair
 from ..measuring import Difference, Kind, Outcome
 from . import gradients, optimizers, weights
-from .forward import Forward
+from .forward import Forward, forward_passes
 from .losses import loss_divergence
 from .sites import SiteSearch, in_order
 
@@ -38,7 +38,7 @@ def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Diverge
     if step == 0:  # weights="own": they were compared before the first step
         return weights.divergence(pair, different)
     # In the order of computation, because later values inherit the errors of earlier ones.
-    forward = Forward(pair, batches, step)
+    forward = forward_passes(pair, batches, step)
     sites = list(SiteSearch(forward))
     divergences = list(in_order(sites))
     later: Divergence | None = None

@@ -10,6 +10,7 @@ import torch
 
 from .._comparison_data import Cause
 from .._sides.step_data import Named
+from . import departures
 from .forward import Forward
 from .search import EQUAL, relative_error
 
@@ -19,13 +20,13 @@ Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]
 
 def causes(forward: Forward, path: str, flax: str) -> tuple[Cause, ...]:
     """Return the changes to torch that yield Flax's gradients of a layer's parameters."""
-    every = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).gradients
+    every = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).gradients
     flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}
-    torch_gradients = forward.seen.gradients
+    torch_gradients = forward.observed.gradients
     explanations = []
     for text, applied in _interventions(forward.module.get_submodule(path), flax_gradients, torch_gradients):
         with applied():
-            again = forward.gradients()
+            again = departures.gradients(forward)
         relative = max((relative_error(x, again[name]) for name, x in flax_gradients.items()), default=1.0)
         if relative <= EQUAL:
             explanations.append(Cause(text, relative))

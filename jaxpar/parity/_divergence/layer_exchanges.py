@@ -13,6 +13,7 @@ from ..._typing import PyTree
 from .._comparison_data import Cause
 from .._tensors import tensor_of
 from .array_changes import blocks
+from .departures import in_flax_layout
 from .forward import Forward
 from .search import EQUAL, Explanation, Hypothesis, relative_error
 from .torch_trace import Change, Departure, Function, LayerCall, Op
@@ -56,7 +57,7 @@ def beside_the_sum(forward: Forward, call: LayerCall | None, flax_array: np.ndar
         if _is_norm(forward, call) == _is_norm(forward, other):
             continue
         for arrays, verb in ((other.outputs, "returns"), (other.inputs, "is given")):
-            torch_arrays = forward.in_layout(other, [tensor_of(x) for x in arrays[:1]])
+            torch_arrays = in_flax_layout(forward, other, [tensor_of(x) for x in arrays[:1]])
             relative = relative_error(flax_array, torch_arrays[""]) if torch_arrays else np.inf
             if relative <= EQUAL:
                 text = (

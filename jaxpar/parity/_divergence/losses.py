@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._comparison_data import Divergence
 from .._sides.step_data import Named
+from .departures import rerun
 from .forward import Forward
 from .search import Search, any_mistakes, known_mistakes
 from .torch_trace import Departure
@@ -13,10 +14,10 @@ def loss_divergence(forward: Forward) -> Divergence:
     """Return the loss's divergence, with the changes that yield Flax's loss."""
 
     def watch(departure: Departure) -> Named:
-        results, _ = forward.rerun(departure)
+        results, _ = rerun(forward, departure)
         return results.loss if results else {}
 
-    flax = forward.candidate.step(forward.batch, forward.seen.masks, keep=False).loss
+    flax = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).loss
     ops, search = forward.trace.ops[forward.trace.model_ops :], Search(len(forward.trace.ops))
     explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
         any_mistakes(ops), watch, flax

@@ -20,6 +20,18 @@ from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
 from .array_changes import made_of
 from .dataflow import Dataflow, quick
+from .departures import (
+    in_flax_layout,
+    input_of,
+    layer_input,
+    layer_output,
+    layer_output_of_any_shape,
+    output_change,
+    recomputed,
+    rerun,
+    with_flax_input,
+    with_flax_output,
+)
 from .forward import STATE, Forward
 from .layer_exchanges import beside_the_sum, exchanges
 from .search import (
@@ -69,7 +81,7 @@ class SiteSearch:
     def __init__(self, forward: Forward):
         self.forward, self.search = forward, Search(len(forward.trace.ops))
         self.first, self.departure = True, Departure()
-        self.expected, self.outputs = forward.trace, forward.seen.outputs
+        self.expected, self.outputs = forward.trace, forward.observed.outputs
 
     def __iter__(self) -> Iterator[Site]:
         for site in self._all():
@@ -88,7 +100,7 @@ class SiteSearch:
             elif not different:
                 yield from self._of_another_shape(call)
             previous = call if call.replayed else previous
-        for name in self.forward.seen.outputs:
+        for name in self.forward.observed.outputs:
             if self._output_apart(name) > EQUAL:
                 yield self._after_all(previous, name)
 
@@ -99,7 +111,7 @@ class SiteSearch:
         kind = type(forward.module.get_submodule(call.path)).__name__
         if of_state:
             states = forward.states(call)
-            names = [name.rpartition(".")[2] for name in states if forward.state_apart(name) > EQUAL]
+            names = [name.rpartition(".")[2] for name in states if forward.state_error(name) > EQUAL]
             explanations = self.search.first(
                 known_mistakes(forward.ops(call)), self._states, states, before=relative
             )
@@ -108,7 +120,7 @@ class SiteSearch:
             flax_array, torch_array = forward.replay.results[forward.key(call)]
             explanations = self._causes_inside(call, flax_array, torch_array)
             what = "differs although it is given the same inputs"
-            moved = self._moved(forward.with_flax_outputs(call))
+            moved = output_change(self.forward, with_flax_output(forward, call))
         where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
         return Site(
             Divergence(
@@ -124,12 +136,12 @@ class SiteSearch:
         if flax_array is None or not forward.arriving(call):
             return
         flow = Dataflow(forward.trace, call.last, layer_call=call)
-        watch = partial(forward.outputs_as_flax, call)
+        watch = partial(layer_output_of_any_shape, forward, call)
         explanations = self.search.first(
             known_mistakes(forward.ops(call)),
             watch,
             {"": flax_array},
-            lambda departure: forward.in_layout(call, quick(flow, call, 0, "outputs", departure)),
+            lambda departure: in_flax_layout(forward, call, quick(flow, call, 0, "outputs", departure)),
         )
         if explanations:
             self._depart(explanations, None)
@@ -142,9 +154,9 @@ class SiteSearch:
         self, call: LayerCall, flax_array: np.ndarray, torch_array: np.ndarray
     ) -> list[Explanation]:
         ops, flax, before = self.forward.ops(call), {"": flax_array}, relative_error(flax_array, torch_array)
-        watch = partial(self.forward.outputs_of, call)
+        watch = partial(layer_output, self.forward, call)
         flow = Dataflow(self.forward.trace, call.last, layer_call=call)
-        quick = partial(self.forward.quickly, flow, call, 0, "outputs")
+        quick = partial(recomputed, self.forward, flow, call, 0, "outputs")
         return (
             self.search.first(known_mistakes(ops), watch, flax, quick, before)
             or self.search.first(
@@ -155,7 +167,7 @@ class SiteSearch:
         )
 
     def _states(self, departure: Departure) -> Named:
-        results, _ = self.forward.rerun(departure)
+        results, _ = rerun(self.forward, departure)
         return results.state if results else {}
 
     # --------------------------------------------------------------------------------- between the layers
@@ -163,16 +175,16 @@ class SiteSearch:
     def _between(self, previous: LayerCall | None, call: LayerCall, index: int) -> Site:
         forward, flax = self.forward, self.forward.flax(call)
         flax_array, _ = forward.arriving(call)[index]
-        torch_array = forward.arrived(call, self._again(call), index).get("", flax_array)
+        torch_array = input_of(forward, call, self._again(call), index).get("", flax_array)
         relative = relative_error(flax_array, torch_array)
 
         def watch(departure: Departure) -> Named:
-            return forward.given_to(call, index, self.departure | departure)
+            return layer_input(forward, call, index, self.departure | departure)
 
         flow = Dataflow(self.expected, self._again(call).first)
-        quick = partial(forward.quickly, flow, call, index, "inputs")
+        quick = partial(recomputed, forward, flow, call, index, "inputs")
         explanations = self._causes_between(previous, call, watch, quick, flax_array, torch_array)
-        instead = forward.with_flax_inputs(call, index)
+        instead = with_flax_input(forward, call, index)
         self._depart(explanations, instead)
         after = forward.flax(previous) if previous else "the model's inputs"
         what = f"What arrives at {flax} is wrong by itself ({relative:.2g})"
@@ -181,7 +193,7 @@ class SiteSearch:
         where = f"{what}: look between {after} and {flax}.{self._unseen(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = tuple(explanation.cause for explanation in explanations)
-        return Site(Divergence(call.path, flax, kind, where, causes), self._moved(instead))
+        return Site(Divergence(call.path, flax, kind, where, causes), output_change(self.forward, instead))
 
     def _after_all(self, previous: LayerCall | None, name: str) -> Site:
         forward = self.forward
@@ -194,18 +206,14 @@ class SiteSearch:
         if flax_array is not None and torch_array is not None:
 
             def watch(departure: Departure) -> Named:
-                results, _ = forward.rerun(self.departure | departure)
+                results, _ = rerun(forward, self.departure | departure)
                 return {"": results.outputs[name]} if results else {}
 
             flow = Dataflow(self.expected, self.expected.model_ops)
 
             def quick(departure: Departure) -> Named:
-                recomputed = flow.after(departure, self.expected.outputs[name])
-                return (
-                    {}
-                    if recomputed is None
-                    else {"": forward.reference.task.layout.outputs(to_numpy(recomputed))}
-                )
+                tensor = flow.after(departure, self.expected.outputs[name])
+                return {} if tensor is None else {"": forward.reference.task.layout.outputs(to_numpy(tensor))}
 
             explanations = self._causes_between(previous, None, watch, quick, flax_array, torch_array)
             self._depart(explanations, None)
@@ -265,7 +273,7 @@ class SiteSearch:
         for candidate in departures:
             departure = self.departure | candidate
             try:
-                results, trace = self.forward.rerun(departure, keep=True)
+                results, trace = rerun(self.forward, departure, keep=True)
             except Exception:
                 continue  # torch cannot go on so, as with an index behind the end of its table
             if results is not None:
@@ -288,7 +296,7 @@ class SiteSearch:
         again = self.expected.call(call.key)
         errors = {}
         for index, (flax_array, _) in self.forward.arriving(call).items():
-            torch_array = self.forward.arrived(call, again, index).get("") if again else None
+            torch_array = input_of(self.forward, call, again, index).get("") if again else None
             error = math.inf if torch_array is None else relative_error(flax_array, torch_array)
             if error > EQUAL:
                 errors[index] = error
@@ -298,9 +306,6 @@ class SiteSearch:
         if name not in self.outputs:
             return math.inf
         return relative_error(self.forward.replay.outputs.get(name, np.empty(0)), self.outputs[name])
-
-    def _moved(self, departure: Departure | None) -> float:
-        return math.inf if departure is None else self.forward.moved(departure)
 
     def _unseen(self, call: LayerCall) -> str:
         """What stands in front of a layer and could not be replayed."""
