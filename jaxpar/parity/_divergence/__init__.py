@@ -42,7 +42,7 @@ def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Diverge
     sites = list(SiteSearch(forward))
     divergences = list(in_order(sites))
     later: Divergence | None = None
-    if not any(site.moved for site in sites):
+    if not any(site.output_change for site in sites):
         if Kind.LOSS in kinds:
             later = loss_divergence(forward)
         elif kinds & {Kind.GRADIENT, Kind.INPUT_GRADIENT}:

@@ -16,7 +16,7 @@ FEWEST = 4
 """The smallest array that may be reported as a multiple; smaller ones may be multiples by chance."""
 
 
-def made_of(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Explanation]:
+def array_changes(flax_array: np.ndarray, torch_array: np.ndarray) -> list[Explanation]:
     """Return the changes of torch's whole array that yield Flax's, the closest first."""
     if (
         flax_array.shape != torch_array.shape

@@ -1,6 +1,6 @@
 """Trace torch's forward pass, replay Flax's layers on the traced inputs, and align the two.
 
-    trace_torch ──► align: replay, and replay again for the layers that Flax has in a different layout ──► Forward
+    trace_torch ──► align: replay, and replay again where Flax has a different layout ──► Forward
 
 A `Forward` is plain data. `departures` runs torch again from the same start, with changes.
 """
@@ -99,6 +99,7 @@ def forward_passes(pair: ModelPair, batches: Batches, step: int) -> Forward:
 def trace_torch(pair: ModelPair, batches: Batches, step: int) -> Forward:
     """Train torch up to a step in float64, and trace that step's forward pass."""
     links, trace, reference = _layers(pair), Trace(), pair.reference("float64")
+    batch = batches(step)
     # The comparison may have been in float32, whose rounding would hide which layer differs. So the earlier
     # steps are repeated in float64.
     for earlier in range(1, step):
@@ -107,18 +108,18 @@ def trace_torch(pair: ModelPair, batches: Batches, step: int) -> Forward:
     # Clones, because BatchNorm updates its statistics in place. A state_dict lacks non-persistent buffers.
     initial = {name: x.detach().clone() for name, x in _tensors(reference.module).items()}
     watching = watched(reference.module, links, trace, keep=True, outputs=reference.leaves)
-    observed = reference.step(batches(step), watching)
-    forward = Forward(step, batches(step), links, reference, candidate, initial, trace, observed)
+    observed = reference.step(batch, watching)
+    forward = Forward(step, batch, links, reference, candidate, initial, trace, observed)
     # The optimizer has updated the weights in place, and the traced functions are called on them again.
     restore(forward)
     return forward
 
 
 def align(forward: Forward) -> Forward:
-    """Replay Flax on the trace, until every layer is compared in a layout and a form that both sides share."""
+    """Replay Flax until every layer is compared in a layout and a form that both sides share."""
     forward = replayed(forward)
-    # The layout of a user-defined layer is unknown before it is replayed; and once a layer's layout is right,
-    # the layers after it get arrays from which their layout can be told.
+    # The layout of a user-defined layer is unknown before the replay; and once a layer's layout is right,
+    # the layers after it get arrays that show their own layout.
     while turned := {forward.key(call) for call in forward.trace.calls if _is_turned(forward, call)}:
         forward = replayed(dataclasses.replace(forward, channels_last=forward.channels_last | turned))
     if overridden := {forward.key(call) for call in forward.trace.calls if _is_overridden(forward, call)}:
@@ -150,8 +151,6 @@ def restore(forward: Forward) -> None:
     forward.reference.steps = forward.step - 1
     for name, x in _tensors(forward.module).items():
         before = forward.initial.get(name)
-        # Writing increments a tensor's version, which tells Dataflow that a function wrote to it. So write only
-        # what has changed.
         if before is not None and before.shape == x.shape and not torch.equal(before, x):
             x.detach().copy_(before)
 
@@ -182,7 +181,7 @@ def _is_turned(forward: Forward, call: LayerCall) -> bool:
     last = np.moveaxis(torch_array, 1, -1) if torch_array.ndim > 2 else torch_array
     if flax_array.shape != last.shape or flax_array.shape != torch_array.shape:
         return flax_array.shape == last.shape and torch_array.ndim > 2
-    # Axes of equal length can only be told apart by the values.
+    # Only the values distinguish axes of equal length.
     return relative_error(flax_array, torch_array) > EQUAL and relative_error(flax_array, last) <= EQUAL
 
 

@@ -45,7 +45,7 @@ def exchanges(
     yield [*_other_operands(forward, forward.trace.ops[start:end], recent)]
 
 
-def beside_the_sum(forward: Forward, call: LayerCall | None, flax_array: np.ndarray) -> list[Explanation]:
+def norm_position(forward: Forward, call: LayerCall | None, flax_array: np.ndarray) -> list[Explanation]:
     """Recognize pre-norm in place of post-norm, or the reverse, from the arrays alone.
 
     Args:

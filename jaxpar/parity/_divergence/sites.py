@@ -1,9 +1,9 @@
-"""SiteSearch: where the forward passes differ by themselves, and why.
+"""SiteSearch: find the sites where the forward passes differ independently, and their causes.
 
-A layer whose result differs although it is given the reference's inputs is such a place, and so is the code
-in front of a layer. What differs there also reaches later layers through a residual. So torch is made wrong
-in the same way, by the cause if one is found, else by Flax's own array, and only what still differs is
-another place.
+A site is a layer whose result differs although it received the reference's inputs, or the code leading to a
+layer. A site's error also reaches later layers through residual connections, which the replay does not cut.
+So torch is made wrong in the same way, by the site's cause if one is known and by Flax's array otherwise;
+only what still differs after that is a site of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from .._comparison_data import Divergence
 from .._sides.step_data import Named
 from .._sides.torch_side import to_numpy
-from .array_changes import made_of
+from .array_changes import array_changes
 from .dataflow import Dataflow, quick
 from .departures import (
     in_flax_layout,
@@ -33,7 +33,7 @@ from .departures import (
     with_flax_output,
 )
 from .forward import STATE, Forward
-from .layer_exchanges import beside_the_sum, exchanges
+from .layer_exchanges import exchanges, norm_position
 from .search import (
     EQUAL,
     Explanation,
@@ -48,34 +48,36 @@ from .search import (
 from .torch_trace import Departure, LayerCall, Trace
 
 SHARE = 1e-2
-"""A place that moves the outputs by less than this part of what another one does comes behind it."""
+"""Sites that change the outputs by a smaller share than this of the largest change are listed last."""
 CLOSE = 40
-"""Functions before a place whose known mistakes are tried before layers are exchanged."""
+"""The number of functions before a site whose known mistakes are tried before exchanges of layers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A place that differs by itself; `moved` is how far it moves torch's outputs, relatively."""
+    """An independent divergence, and the relative change of torch's outputs that it causes."""
 
     divergence: Divergence
-    moved: float
+    output_change: float
 
 
 def in_order(sites: list[Site]) -> tuple[Divergence, ...]:
-    """In the order of computation, those first that change the outputs."""
-    # Infinite is what could not be measured, or is NaN; it must not make all others small.
-    most = max((site.moved for site in sites if math.isfinite(site.moved)), default=0.0)
-    large = [site.divergence for site in sites if site.moved > 0 and site.moved >= SHARE * most]
+    """Sort in the order of computation, with those first that change the outputs."""
+    # A change that is NaN or could not be measured is infinite, and must not make all others look small.
+    most = max((site.output_change for site in sites if math.isfinite(site.output_change)), default=0.0)
+    large = [
+        site.divergence for site in sites if site.output_change > 0 and site.output_change >= SHARE * most
+    ]
     return (*large, *(site.divergence for site in sites if site.divergence not in large))
 
 
 class SiteSearch:
-    """The places of one forward pass; iterate over it once.
+    """Yields the sites of one forward pass; can be iterated once.
 
     Attributes:
-      departure: what makes torch as wrong as Flax between the layers.
-      expected, outputs: the run of torch with it.
-      first: whether none was found yet.
+      departure: makes torch as wrong as Flax between the layers, at the sites so far.
+      expected, outputs: the trace and outputs of torch's run under `departure`.
+      first: whether no site has been yielded yet.
     """
 
     def __init__(self, forward: Forward):
@@ -91,17 +93,17 @@ class SiteSearch:
     def _all(self) -> Iterator[Site]:
         previous: LayerCall | None = None
         for call, result in zip(self.forward.trace.calls, self.forward.layers, strict=True):
-            different = self._arriving_apart(call)
+            different = self._input_errors(call)
             if different:
                 yield self._between(previous, call, max(different, key=lambda index: different[index]))
-            # Its own result is from the reference's inputs in any case.
+            # Independent of the inputs in Flax: the replay gave the layer the reference's inputs.
             if self.forward.key(call) in self.forward.replay.results and not result.same:
                 yield self._inside(call, result.relative, result.note == STATE)
             elif not different:
                 yield from self._of_another_shape(call)
             previous = call if call.replayed else previous
         for name in self.forward.observed.outputs:
-            if self._output_apart(name) > EQUAL:
+            if self._output_error(name) > EQUAL:
                 yield self._after_all(previous, name)
 
     # ------------------------------------------------------------------------------------- a layer itself
@@ -130,7 +132,7 @@ class SiteSearch:
         )
 
     def _of_another_shape(self, call: LayerCall) -> Iterator[Site]:
-        """A layer that returns another shape, if a cause is known; it may mean the same nevertheless."""
+        """Yield a layer that returns a different shape, if a cause is known; it may mean the same."""
         forward, flax = self.forward, self.forward.flax(call)
         flax_array = forward.replay.misfits.get(forward.key(call))
         if flax_array is None or not forward.arriving(call):
@@ -162,7 +164,7 @@ class SiteSearch:
             or self.search.first(
                 exchanges(self.forward, call, layer_differs=True), watch, flax, quick, before
             )
-            or made_of(flax_array, torch_array)
+            or array_changes(flax_array, torch_array)
             or self.search.first(any_mistakes(ops), watch, flax, quick, before)
         )
 
@@ -190,7 +192,7 @@ class SiteSearch:
         what = f"What arrives at {flax} is wrong by itself ({relative:.2g})"
         if self.first:
             what = f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g})"
-        where = f"{what}: look between {after} and {flax}.{self._unseen(call)}"
+        where = f"{what}: look between {after} and {flax}.{self._unreplayed_before(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = tuple(explanation.cause for explanation in explanations)
         return Site(Divergence(call.path, flax, kind, where, causes), output_change(self.forward, instead))
@@ -200,7 +202,7 @@ class SiteSearch:
         flax_array, torch_array, error = (
             forward.replay.outputs.get(name),
             self.outputs.get(name),
-            self._output_apart(name),
+            self._output_error(name),
         )
         explanations: list[Explanation] = []
         if flax_array is not None and torch_array is not None:
@@ -237,9 +239,9 @@ class SiteSearch:
         flax_array: np.ndarray,
         torch_array: np.ndarray,
     ) -> list[Explanation]:
-        """In the ops since the previous layer, or else in all before it that no layer made.
+        """Search the ops since the previous layer, then all earlier ops outside layers.
 
-        What arrives through a residual was made before the layer in between.
+        A residual connection brings arrays that were computed before the previous layer.
         """
         trace, flax = self.expected, {"": flax_array}
         end = self._again(call).first if call else trace.model_ops
@@ -249,13 +251,14 @@ class SiteSearch:
         def first(stages: Iterator[list[Hypothesis]]) -> list[Explanation]:
             return self.search.first(stages, watch, flax, quick, relative_error(flax_array, torch_array))
 
+        # Cheap and likely hypotheses first: each run of the model counts against the budget.
         return (
             first(known_mistakes(near))
             or first(known_mistakes(far[-CLOSE:]))
-            or beside_the_sum(self.forward, call, flax_array)
+            or norm_position(self.forward, call, flax_array)
             or first(exchanges(self.forward, call))
             or first(known_mistakes(far[:-CLOSE]))
-            or made_of(flax_array, torch_array)
+            or array_changes(flax_array, torch_array)
             or first(any_mistakes(near))
             or first(any_mistakes(far))
         )
@@ -264,7 +267,7 @@ class SiteSearch:
         return self.expected.call(call.key) or call
 
     def _depart(self, explanations: list[Explanation], instead: Departure | None) -> None:
-        """Goes on with what leaves the fewest places: one of the causes, or Flax's own array."""
+        """Continue with the departure that leaves the fewest sites: one of the causes, or Flax's array."""
         departures = [
             explanation.departure for explanation in explanations if explanation.departure != Departure()
         ]
@@ -275,24 +278,24 @@ class SiteSearch:
             try:
                 results, trace = rerun(self.forward, departure, keep=True)
             except Exception:
-                continue  # torch cannot go on so, as with an index behind the end of its table
+                continue  # torch cannot run on, for example with an index past the end of a table
             if results is not None:
                 runs.append((departure, trace, results.outputs))
         if runs:
-            best = min(runs, key=lambda run: self._places_left(run[1], run[2]))
+            best = min(runs, key=lambda run: self._sites_left(run[1], run[2]))
             self.departure, self.expected, self.outputs = best
 
-    def _places_left(self, trace: Trace, outputs: Named) -> int:
+    def _sites_left(self, trace: Trace, outputs: Named) -> int:
         before = self.expected, self.outputs
         self.expected, self.outputs = trace, outputs
         try:
-            layers = sum(bool(self._arriving_apart(call)) for call in self.forward.trace.calls)
-            return layers + sum(self._output_apart(name) > EQUAL for name in outputs)
+            layers = sum(bool(self._input_errors(call)) for call in self.forward.trace.calls)
+            return layers + sum(self._output_error(name) > EQUAL for name in outputs)
         finally:
             self.expected, self.outputs = before
 
-    def _arriving_apart(self, call: LayerCall) -> dict[int, float]:
-        """The arrays that arrive at a layer of Flax and are not those of torch's run, with how far."""
+    def _input_errors(self, call: LayerCall) -> dict[int, float]:
+        """Return the errors of the layer's inputs that differ from torch's run, by position."""
         again = self.expected.call(call.key)
         errors = {}
         for index, (flax_array, _) in self.forward.arriving(call).items():
@@ -302,13 +305,13 @@ class SiteSearch:
                 errors[index] = error
         return errors
 
-    def _output_apart(self, name: str) -> float:
+    def _output_error(self, name: str) -> float:
         if name not in self.outputs:
             return math.inf
         return relative_error(self.forward.replay.outputs.get(name, np.empty(0)), self.outputs[name])
 
-    def _unseen(self, call: LayerCall) -> str:
-        """What stands in front of a layer and could not be replayed."""
+    def _unreplayed_before(self, call: LayerCall) -> str:
+        """Return a sentence for each unreplayed layer directly before the call."""
         calls = self.forward.trace.calls
         before = calls[: calls.index(call)]
         unknown: list[str] = []
