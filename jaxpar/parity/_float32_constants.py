@@ -42,6 +42,7 @@ def explain_by_constants(pair: ModelPair, batches: Batches, compared: Comparison
     if not different or any(row.difference.fault is not None for row in different):
         return compared
     steps = max(row.difference.step for row in different)
+    # The first run only observes which constants each side has.
     torchs, flaxs = Constants(), Constants()
     base = _Run.of(pair, batches, steps, torchs, flaxs)
     if not torchs.originals and not flaxs.originals:

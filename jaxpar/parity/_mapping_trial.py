@@ -116,6 +116,7 @@ class MappingTrial:
             )
         except MatchError:
             return np.inf
+        # The restarted side shares its compiled step, so an attempt costs a run and no compilation.
         with exact():
             reference = TorchSide(self.torch_module, links, self.task, "float64")
             side = self.side.restarted()

@@ -38,6 +38,8 @@ def judge_lost_digits(pair: ModelPair, batches: Batches, compared: Comparison) -
         return compared
     moves = _moves(pair, batches, max(row.difference.step for row in lost))
     rows = tuple(_judged(row, moves) if row in lost else row for row in compared.rows)
+    # Only differences that are already small can be the compiler's rounding; a second run costs a
+    # compilation.
     small = [
         row for row in rows if row.outcome is Outcome.DIFFERENT and row.difference.relative <= _most(row)
     ]
@@ -86,6 +88,7 @@ def _moves(pair: ModelPair, batches: Batches, steps: int) -> dict[Key, Perturbat
 def _judged(row: Judged, moves: dict[Key, Perturbation]) -> Judged:
     d = row.difference
     moved, far = moves.get(_key(row), Perturbation())
+    # An exact 0 has no digits to compare, so its bound is absolute: as far as rounding moves it in torch.
     if d.magnitude == 0 and d.max_abs <= FACTOR * far and d.kind not in (Kind.OUTPUT, Kind.LOSS):
         reason = f"it is exactly 0 in the reference, and roundings in torch move it by {far:.2g}"
         return dataclasses.replace(row, outcome=Outcome.NOISE, limit=math.inf, reason=reason)

@@ -19,7 +19,7 @@ from .._levels import Batches
 from .._model_pair import ModelPair
 from ..measuring import Difference, Kind, Outcome
 from . import gradients, optimizers, weights
-from .forward import Forward, forward_passes
+from .forward import AlignedForward, forward_passes
 from .losses import loss_divergence
 from .sites import SiteSearch, in_order
 
@@ -55,7 +55,7 @@ def find(pair: ModelPair, batches: Batches, compared: ComparisonData) -> Diverge
     return dataclasses.replace(divergences[0], layers=forward.layers, others=tuple(divergences[1:]))
 
 
-def _backward(forward: Forward, different: list[Difference]) -> Divergence | None:
+def _backward(forward: AlignedForward, different: list[Difference]) -> Divergence | None:
     """Locate the layer closest to the loss whose gradient differs, when the outputs agree."""
     order = [result.candidate for result in forward.layers]
     names = {d.name for d in different if d.kind is Kind.GRADIENT}

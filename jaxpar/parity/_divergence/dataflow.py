@@ -46,6 +46,7 @@ class Dataflow:
         if departure.inputs:
             raise NotRecomputable
         instead = dict(self._returned(departure))
+        # Only ops downstream of a changed tensor are called again; all others keep their recorded results.
         for op, reads in zip(self.ops, self._reads, strict=True):
             change = departure.changes.get(op.index)
             if change is None and not any(tensor_id in instead for tensor_id in reads):
@@ -87,6 +88,8 @@ def with_tensors(tree: Any, instead: dict[int, torch.Tensor]) -> Any:
 
     if isinstance(tree, dict):
         return {name: with_tensors(x, instead) for name, x in tree.items()}
+    # A namedtuple or torch.Size cannot be rebuilt from a generator, so only plain tuples and lists are
+    # entered.
     if isinstance(tree, tuple | list) and type(tree) in (tuple, list):
         return type(tree)(with_tensors(x, instead) for x in tree)
     return leaf(tree)

@@ -13,13 +13,13 @@ from .._sides.torch_side import to_numpy
 from .._tensors import tensor_of
 from .dataflow import Dataflow, quick
 from .flax_replay import Both, together, unfit
-from .forward import Forward, mark, restore
+from .forward import AlignedForward, mark, restore
 from .search import relative_error
 from .torch_trace import Departure, Enough, LayerCall, Nth, Trace, watched
 
 
 def rerun(
-    forward: Forward,
+    forward: AlignedForward,
     departure: Departure,
     until: tuple[Nth, str] | None = None,
     forced: bool = True,
@@ -48,7 +48,7 @@ def rerun(
         mark(forward, trace)
 
 
-def gradients(forward: Forward) -> Named:
+def gradients(forward: AlignedForward) -> Named:
     """Return the step's gradients with the module as it is now."""
     restore(forward)
     results = forward.reference.step(forward.batch).gradients
@@ -56,7 +56,7 @@ def gradients(forward: Forward) -> Named:
     return results
 
 
-def output_change(forward: Forward, departure: Departure | None) -> float:
+def output_change(forward: AlignedForward, departure: Departure | None) -> float:
     """Return the relative change of the model's outputs under a departure; inf if torch cannot run it."""
     if departure is None:
         return math.inf
@@ -70,7 +70,7 @@ def output_change(forward: Forward, departure: Departure | None) -> float:
     return max(errors, default=0.0)
 
 
-def layer_output(forward: Forward, call: LayerCall, departure: Departure) -> Named:
+def layer_output(forward: AlignedForward, call: LayerCall, departure: Departure) -> Named:
     """Return the layer's first output under a departure, in Flax's layout and shape."""
     _, trace = rerun(forward, departure, (call.key, "outputs"))
     again = trace.call(call.key)
@@ -78,14 +78,14 @@ def layer_output(forward: Forward, call: LayerCall, departure: Departure) -> Nam
     return _like(forward, call, again.outputs[0], both) if again else {}
 
 
-def layer_output_of_any_shape(forward: Forward, call: LayerCall, departure: Departure) -> Named:
+def layer_output_of_any_shape(forward: AlignedForward, call: LayerCall, departure: Departure) -> Named:
     """Return the layer's first output under a departure, in Flax's layout."""
     _, trace = rerun(forward, departure, (call.key, "outputs"))
     again = trace.call(call.key)
     return in_flax_layout(forward, call, [tensor_of(x) for x in again.outputs]) if again else {}
 
 
-def in_flax_layout(forward: Forward, call: LayerCall, tensors: Sequence[torch.Tensor]) -> Named:
+def in_flax_layout(forward: AlignedForward, call: LayerCall, tensors: Sequence[torch.Tensor]) -> Named:
     """Return the first of a layer's tensors in Flax's layout."""
     if not tensors:
         return {}
@@ -93,20 +93,20 @@ def in_flax_layout(forward: Forward, call: LayerCall, tensors: Sequence[torch.Te
     return {"": np.moveaxis(array, 1, -1) if forward.has_channels_last(call) and array.ndim > 2 else array}
 
 
-def layer_input(forward: Forward, call: LayerCall, index: int, departure: Departure) -> Named:
+def layer_input(forward: AlignedForward, call: LayerCall, index: int, departure: Departure) -> Named:
     """Return one of the layer's inputs under a departure, in Flax's layout and shape."""
     _, trace = rerun(forward, departure, (call.key, "inputs"))
     again = trace.call(call.key)
     return input_of(forward, call, again, index) if again else {}
 
 
-def input_of(forward: Forward, call: LayerCall, again: LayerCall, index: int) -> Named:
+def input_of(forward: AlignedForward, call: LayerCall, again: LayerCall, index: int) -> Named:
     """Return one input of the same call in a different run, in Flax's layout and shape."""
     return _like(forward, call, again.inputs[index], forward.arriving(call)[index])
 
 
 def recomputed(
-    forward: Forward, flow: Dataflow, call: LayerCall, index: int, which: str, departure: Departure
+    forward: AlignedForward, flow: Dataflow, call: LayerCall, index: int, which: str, departure: Departure
 ) -> Named:
     """Return an input or output of the layer under a departure, without a run of the model."""
     tensors = quick(flow, call, index, which, departure)
@@ -114,21 +114,21 @@ def recomputed(
     return _like(forward, call, to_numpy(tensors[0]), both) if tensors else {}
 
 
-def _like(forward: Forward, call: LayerCall, array: np.ndarray, both: Both) -> Named:
+def _like(forward: AlignedForward, call: LayerCall, array: np.ndarray, both: Both) -> Named:
     aligned = together(both[0], array, forward.has_channels_last(call), rows=True)
     if aligned is None or aligned[0].shape != both[0].shape:
         return {}
     return {"": np.asarray(aligned[1])}
 
 
-def with_flax_input(forward: Forward, call: LayerCall, index: int) -> Departure | None:
+def with_flax_input(forward: AlignedForward, call: LayerCall, index: int) -> Departure | None:
     """Replace the layer's input by Flax's array; None if the shapes differ."""
     flax_array = forward.arriving(call)[index][0]
     array = unfit(flax_array, call.inputs[index].shape, forward.has_channels_last(call))
     return None if array is None else Departure(inputs={call.key: (index, array)})
 
 
-def with_flax_output(forward: Forward, call: LayerCall) -> Departure | None:
+def with_flax_output(forward: AlignedForward, call: LayerCall) -> Departure | None:
     """Replace the layer's first output by Flax's array; None if the shapes differ."""
     flax_array = forward.replay.results[forward.key(call)][0]
     array = unfit(flax_array, call.outputs[0].shape, forward.has_channels_last(call))

@@ -99,6 +99,7 @@ class _Forcing:
         key = path, nth
         if key not in self.references:
             return call(*args, **kwargs)
+        # JAX has no public way to ask whether a call is inside a nested transformation.
         if get_opaque_trace_state(convention="nnx") != self.trace:
             # Under vmap an array is a single row, and scan traces a separate program: its tracers must not
             # leak into this one.

@@ -1,8 +1,8 @@
 """Trace torch's forward pass, replay Flax's layers on the traced inputs, and align the two.
 
-    trace_torch ──► align: replay, and replay again where Flax has a different layout ──► Forward
+    trace_torch ──► align: replay, and replay again where Flax has a different layout ──► AlignedForward
 
-A `Forward` is plain data. `departures` runs torch again from the same start, with changes.
+A `AlignedForward` is plain data. `departures` runs torch again from the same start, with changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATE = "its state differs"
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
+class AlignedForward:
     """One traced forward pass of torch, and Flax's replay of it, both with the reference's weights.
 
     Attributes:
@@ -91,12 +91,12 @@ class Forward:
         return relative_error(self.replay.state[name], self.observed.state[name])
 
 
-def forward_passes(pair: ModelPair, batches: Batches, step: int) -> Forward:
+def forward_passes(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
     """Trace torch at a training step, and replay Flax on the trace."""
     return align(trace_torch(pair, batches, step))
 
 
-def trace_torch(pair: ModelPair, batches: Batches, step: int) -> Forward:
+def trace_torch(pair: ModelPair, batches: Batches, step: int) -> AlignedForward:
     """Train torch up to a step in float64, and trace that step's forward pass."""
     links, trace, reference = _layers(pair), Trace(), pair.reference("float64")
     batch = batches(step)
@@ -109,13 +109,13 @@ def trace_torch(pair: ModelPair, batches: Batches, step: int) -> Forward:
     initial = {name: x.detach().clone() for name, x in _tensors(reference.module).items()}
     watching = watched(reference.module, links, trace, keep=True, outputs=reference.leaves)
     observed = reference.step(batch, watching)
-    forward = Forward(step, batch, links, reference, candidate, initial, trace, observed)
+    forward = AlignedForward(step, batch, links, reference, candidate, initial, trace, observed)
     # The optimizer has updated the weights in place, and the traced functions are called on them again.
     restore(forward)
     return forward
 
 
-def align(forward: Forward) -> Forward:
+def align(forward: AlignedForward) -> AlignedForward:
     """Replay Flax until every layer is compared in a layout and a form that both sides share."""
     forward = replayed(forward)
     # The layout of a user-defined layer is unknown before the replay; and once a layer's layout is right,
@@ -128,7 +128,7 @@ def align(forward: Forward) -> Forward:
     return dataclasses.replace(forward, layers=tuple(_result(forward, call) for call in forward.trace.calls))
 
 
-def replayed(forward: Forward, without: Collection[Key] = ()) -> Forward:
+def replayed(forward: AlignedForward, without: Collection[Key] = ()) -> AlignedForward:
     """Replay Flax's layers, except those in `without`."""
     calls = {forward.key(call): call for call in forward.trace.calls}
     layouts = {
@@ -140,13 +140,13 @@ def replayed(forward: Forward, without: Collection[Key] = ()) -> Forward:
     return dataclasses.replace(forward, replay=dataclasses.replace(arrays, unreplayed=unreplayed))
 
 
-def mark(forward: Forward, trace: Trace) -> None:
+def mark(forward: AlignedForward, trace: Trace) -> None:
     """Mark the calls of a trace whose Flax layers were replayed."""
     for call in trace.calls:
         call.replayed = forward.key(call) in forward.replay.inputs
 
 
-def restore(forward: Forward) -> None:
+def restore(forward: AlignedForward) -> None:
     """Reset torch to its state before the pass."""
     forward.reference.steps = forward.step - 1
     for name, x in _tensors(forward.module).items():
@@ -170,7 +170,7 @@ def _layers(pair: ModelPair) -> dict[str, Link]:
     return links
 
 
-def _is_turned(forward: Forward, call: LayerCall) -> bool:
+def _is_turned(forward: AlignedForward, call: LayerCall) -> bool:
     """Whether a user-defined layer has its channels last in Flax and first in torch."""
     both = forward.arriving(call).get(0)
     is_custom = not type(forward.module.get_submodule(call.path)).__module__.startswith("torch.nn.")
@@ -185,7 +185,7 @@ def _is_turned(forward: Forward, call: LayerCall) -> bool:
     return relative_error(flax_array, torch_array) > EQUAL and relative_error(flax_array, last) <= EQUAL
 
 
-def _is_overridden(forward: Forward, call: LayerCall) -> bool:
+def _is_overridden(forward: AlignedForward, call: LayerCall) -> bool:
     """Whether torch's layer itself computes the inputs of Flax's layer, such as the positions of a table, or
     applies to its result what Flax applies outside the layer, such as an embedding's scale.
 
@@ -204,7 +204,7 @@ def _is_overridden(forward: Forward, call: LayerCall) -> bool:
     return result is not None and any(relative_error(result[0], x) <= EQUAL for x in plain)
 
 
-def _result(forward: Forward, call: LayerCall) -> LayerResult:
+def _result(forward: AlignedForward, call: LayerCall) -> LayerResult:
     key = forward.key(call)
     result = partial(LayerResult, call.path, forward.flax(call), forward.kind(call))
     if key not in forward.replay.results:

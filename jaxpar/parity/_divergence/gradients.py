@@ -11,14 +11,14 @@ import torch
 from .._comparison_data import Cause
 from .._sides.step_data import Named
 from . import departures
-from .forward import Forward
+from .forward import AlignedForward
 from .search import EQUAL, relative_error
 
 Intervention = tuple[str, Callable[[], AbstractContextManager[None]]]
 """A description of the change, and a context manager that applies it to torch."""
 
 
-def causes(forward: Forward, path: str, flax: str) -> tuple[Cause, ...]:
+def causes(forward: AlignedForward, path: str, flax: str) -> tuple[Cause, ...]:
     """Return the changes to torch that yield Flax's gradients of a layer's parameters."""
     every = forward.candidate.step(forward.batch, forward.observed.masks, keep=False).gradients
     flax_gradients = {name: x for name, x in every.items() if name.startswith(f"{flax}.")}

@@ -14,7 +14,7 @@ from .._comparison_data import Cause
 from .._tensors import tensor_of
 from .array_changes import blocks
 from .departures import in_flax_layout
-from .forward import Forward
+from .forward import AlignedForward
 from .search import EQUAL, Explanation, Hypothesis, relative_error
 from .torch_trace import Change, Departure, Function, LayerCall, Op
 
@@ -23,7 +23,7 @@ RECENT = 6
 
 
 def exchanges(
-    forward: Forward, call: LayerCall | None, layer_differs: bool = False
+    forward: AlignedForward, call: LayerCall | None, layer_differs: bool = False
 ) -> Iterator[list[Hypothesis]]:
     """Yield hypotheses on which layers are called, in stages.
 
@@ -45,7 +45,9 @@ def exchanges(
     yield [*_other_operands(forward, forward.trace.ops[start:end], recent)]
 
 
-def norm_position(forward: Forward, call: LayerCall | None, flax_array: np.ndarray) -> list[Explanation]:
+def norm_position(
+    forward: AlignedForward, call: LayerCall | None, flax_array: np.ndarray
+) -> list[Explanation]:
     """Recognize pre-norm in place of post-norm, or the reverse, from the arrays alone.
 
     Args:
@@ -68,12 +70,12 @@ def norm_position(forward: Forward, call: LayerCall | None, flax_array: np.ndarr
     return explanations[:1]
 
 
-def _is_norm(forward: Forward, call: LayerCall) -> bool:
+def _is_norm(forward: AlignedForward, call: LayerCall) -> bool:
     return "Norm" in forward.kind(call)
 
 
 def _in_the_place_of_another(
-    forward: Forward, recent: list[LayerCall], call: LayerCall | None
+    forward: AlignedForward, recent: list[LayerCall], call: LayerCall | None
 ) -> Iterator[Hypothesis]:
     pairs = [*itertools.combinations(recent, 2)]
     if call is not None:
@@ -90,7 +92,7 @@ def _in_the_place_of_another(
             yield Hypothesis(text, Departure(exchanged={a.path: b.path, b.path: a.path}))
 
 
-def _alike(forward: Forward, a: LayerCall, b: LayerCall) -> bool:
+def _alike(forward: AlignedForward, a: LayerCall, b: LayerCall) -> bool:
     """Whether the layers' outputs and parameters have equal shapes."""
     if [x.shape for x in a.outputs] != [x.shape for x in b.outputs]:
         return False
@@ -98,11 +100,11 @@ def _alike(forward: Forward, a: LayerCall, b: LayerCall) -> bool:
     return next(shapes) == next(shapes)
 
 
-def _parameters(forward: Forward, call: LayerCall) -> dict[str, torch.Tensor]:
+def _parameters(forward: AlignedForward, call: LayerCall) -> dict[str, torch.Tensor]:
     return dict(forward.module.get_submodule(call.path).named_parameters())
 
 
-def _weights_of_others(forward: Forward, call: LayerCall) -> Iterator[Hypothesis]:
+def _weights_of_others(forward: AlignedForward, call: LayerCall) -> Iterator[Hypothesis]:
     own_parameters = _parameters(forward, call)
     for path, link in forward.links.items():
         other_parameters = dict(forward.module.get_submodule(path).named_parameters())
@@ -120,14 +122,14 @@ def _with(instead: dict[int, torch.Tensor], function: Function, args: tuple, kwa
     return function(*map(other, args), **{name: other(x) for name, x in kwargs.items()})
 
 
-def _left_out(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
+def _left_out(forward: AlignedForward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
     for call in recent:
         if call.inputs and call.outputs and call.inputs[0].shape == call.outputs[0].shape:
             text = f"{forward.flax(call)} is applied (what it is given is used as it is)"
             yield Hypothesis(text, Departure(outputs={call.key: [call.inputs[0]]}))
 
 
-def _rearranged(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
+def _rearranged(forward: AlignedForward, recent: list[LayerCall]) -> Iterator[Hypothesis]:
     """Yield a layer's output with the factors of its last axis in a different order: heads, size, parts."""
     for call in recent:
         if call.outputs and call.outputs[0].ndim > 1:
@@ -139,7 +141,7 @@ def _rearranged(forward: Forward, recent: list[LayerCall]) -> Iterator[Hypothesi
 SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 
 
-def _other_operands(forward: Forward, ops: list[Op], recent: list[LayerCall]) -> Iterator[Hypothesis]:
+def _other_operands(forward: AlignedForward, ops: list[Op], recent: list[LayerCall]) -> Iterator[Hypothesis]:
     """Yield sums whose residual operand is a different array, such as the norm's output."""
     for op in ops:
         if op.name not in SUMS or not isinstance(op.result, torch.Tensor):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from .._comparison_data import Divergence
 from .._sides.step_data import Named
 from .departures import rerun
-from .forward import Forward
+from .forward import AlignedForward
 from .search import Search, any_mistakes, known_mistakes
 from .torch_trace import Departure
 
 
-def loss_divergence(forward: Forward) -> Divergence:
+def loss_divergence(forward: AlignedForward) -> Divergence:
     """Return the loss's divergence, with the changes that yield Flax's loss."""
 
     def watch(departure: Departure) -> Named:

@@ -83,6 +83,7 @@ class Search:
         """
         tolerance = max(EQUAL, min(SINGLE, SHARE * before)) if math.isfinite(before) else EQUAL
         runs = _Runs(min(self.limit, self.remaining), watch, quick, flax, tolerance)
+        # Later stages are never needed once an earlier one explains the difference, so they stay unevaluated.
         try:
             for stage in stages:
                 hypotheses = list(itertools.islice(stage, HYPOTHESES))

@@ -32,7 +32,7 @@ from .departures import (
     with_flax_input,
     with_flax_output,
 )
-from .forward import STATE, Forward
+from .forward import STATE, AlignedForward
 from .layer_exchanges import exchanges, norm_position
 from .search import (
     EQUAL,
@@ -54,14 +54,14 @@ CLOSE = 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class DivergenceSite:
     """An independent divergence, and the relative change of torch's outputs that it causes."""
 
     divergence: Divergence
     output_change: float
 
 
-def in_order(sites: list[Site]) -> tuple[Divergence, ...]:
+def in_order(sites: list[DivergenceSite]) -> tuple[Divergence, ...]:
     """Sort in the order of computation, with those first that change the outputs."""
     # A change that is NaN or could not be measured is infinite, and must not make all others look small.
     most = max((site.output_change for site in sites if math.isfinite(site.output_change)), default=0.0)
@@ -80,17 +80,17 @@ class SiteSearch:
       first: whether no site has been yielded yet.
     """
 
-    def __init__(self, forward: Forward):
+    def __init__(self, forward: AlignedForward):
         self.forward, self.search = forward, Search(len(forward.trace.ops))
         self.first, self.departure = True, Departure()
         self.expected, self.outputs = forward.trace, forward.observed.outputs
 
-    def __iter__(self) -> Iterator[Site]:
+    def __iter__(self) -> Iterator[DivergenceSite]:
         for site in self._all():
             self.first = False
             yield site
 
-    def _all(self) -> Iterator[Site]:
+    def _all(self) -> Iterator[DivergenceSite]:
         previous: LayerCall | None = None
         for call, result in zip(self.forward.trace.calls, self.forward.layers, strict=True):
             different = self._input_errors(call)
@@ -102,13 +102,14 @@ class SiteSearch:
             elif not different:
                 yield from self._of_another_shape(call)
             previous = call if call.replayed else previous
+        # The code after the last layer has no call whose inputs would show its errors.
         for name in self.forward.observed.outputs:
             if self._output_error(name) > EQUAL:
                 yield self._after_all(previous, name)
 
     # ------------------------------------------------------------------------------------- a layer itself
 
-    def _inside(self, call: LayerCall, relative: float, of_state: bool) -> Site:
+    def _inside(self, call: LayerCall, relative: float, of_state: bool) -> DivergenceSite:
         forward, flax = self.forward, self.forward.flax(call)
         kind = type(forward.module.get_submodule(call.path)).__name__
         if of_state:
@@ -124,14 +125,14 @@ class SiteSearch:
             what = "differs although it is given the same inputs"
             moved = output_change(self.forward, with_flax_output(forward, call))
         where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
-        return Site(
+        return DivergenceSite(
             Divergence(
                 call.path, flax, kind, where, tuple(explanation.cause for explanation in explanations)
             ),
             moved,
         )
 
-    def _of_another_shape(self, call: LayerCall) -> Iterator[Site]:
+    def _of_another_shape(self, call: LayerCall) -> Iterator[DivergenceSite]:
         """Yield a layer that returns a different shape, if a cause is known; it may mean the same."""
         forward, flax = self.forward, self.forward.flax(call)
         flax_array = forward.replay.misfits.get(forward.key(call))
@@ -150,7 +151,7 @@ class SiteSearch:
             kind, shape = forward.kind(call), watch(Departure())[""].shape
             where = f"{flax} ({kind}) returns an array of shape {flax_array.shape}, and torch's is {shape}."
             causes = tuple(explanation.cause for explanation in explanations)
-            yield Site(Divergence(call.path, flax, kind, where, causes), math.inf)
+            yield DivergenceSite(Divergence(call.path, flax, kind, where, causes), math.inf)
 
     def _causes_inside(
         self, call: LayerCall, flax_array: np.ndarray, torch_array: np.ndarray
@@ -174,7 +175,7 @@ class SiteSearch:
 
     # --------------------------------------------------------------------------------- between the layers
 
-    def _between(self, previous: LayerCall | None, call: LayerCall, index: int) -> Site:
+    def _between(self, previous: LayerCall | None, call: LayerCall, index: int) -> DivergenceSite:
         forward, flax = self.forward, self.forward.flax(call)
         flax_array, _ = forward.arriving(call)[index]
         torch_array = input_of(forward, call, self._again(call), index).get("", flax_array)
@@ -195,9 +196,11 @@ class SiteSearch:
         where = f"{what}: look between {after} and {flax}.{self._unreplayed_before(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
         causes = tuple(explanation.cause for explanation in explanations)
-        return Site(Divergence(call.path, flax, kind, where, causes), output_change(self.forward, instead))
+        return DivergenceSite(
+            Divergence(call.path, flax, kind, where, causes), output_change(self.forward, instead)
+        )
 
-    def _after_all(self, previous: LayerCall | None, name: str) -> Site:
+    def _after_all(self, previous: LayerCall | None, name: str) -> DivergenceSite:
         forward = self.forward
         flax_array, torch_array, error = (
             forward.replay.outputs.get(name),
@@ -228,7 +231,7 @@ class SiteSearch:
         where = f"{what}: look after {last}."
         causes = tuple(explanation.cause for explanation in explanations)
         path = previous.path if previous else ""
-        return Site(Divergence(path, last, "after the last layer", where, causes), error)
+        return DivergenceSite(Divergence(path, last, "after the last layer", where, causes), error)
 
     def _causes_between(
         self,
@@ -281,6 +284,7 @@ class SiteSearch:
                 continue  # torch cannot run on, for example with an index past the end of a table
             if results is not None:
                 runs.append((departure, trace, results.outputs))
+        # A wrong explanation can hide one site and create another; fewer sites is the simpler account.
         if runs:
             best = min(runs, key=lambda run: self._sites_left(run[1], run[2]))
             self.departure, self.expected, self.outputs = best

@@ -140,6 +140,7 @@ class _Ops(TorchFunctionMode):
             return function(*args, **kwargs)
         index, self.count = self.count, self.count + 1
         change = self.changes.get(index)
+        # A tensor's version counts writes in place; torch offers no other way to see them from outside.
         versions = [(x, x._version) for x in tensors((args, kwargs))] if self.keep else []
         result = change(function, args, kwargs) if change else function(*args, **kwargs)
         if self.keep:
@@ -205,6 +206,8 @@ class _Layers:
         self.open: list[LayerCall] = []
 
     def enter(self, path: str, layer: torch.nn.Module, args: tuple, kwargs: dict) -> tuple | None:
+        # An exchanged layer is recorded under its partner's path, so that calls keep the names of the trace
+        # that they are compared with.
         path = self.departure.exchanged.get(path, path)
         nth = self.counts[path] = self.counts.get(path, -1) + 1
         with self.ops.pause():
