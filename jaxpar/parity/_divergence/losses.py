@@ -6,7 +6,7 @@ from .._comparison_data import Divergence
 from .._sides.step_data import Named
 from .departures import rerun
 from .forward import AlignedForward
-from .search import Search, any_mistakes, known_mistakes
+from .search import Search, any_mistakes, causes_of, known_mistakes
 from .torch_trace import Departure
 
 
@@ -22,5 +22,5 @@ def loss_divergence(forward: AlignedForward) -> Divergence:
     explanations = search.first(known_mistakes(ops), watch, flax) or search.first(
         any_mistakes(ops), watch, flax
     )
-    causes = tuple(explanation.cause for explanation in explanations)
+    causes = causes_of(explanations)
     return Divergence("loss", "loss", "loss", "The outputs agree; the losses do not.", causes)

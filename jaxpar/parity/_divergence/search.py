@@ -55,6 +55,10 @@ class Explanation(NamedTuple):
     departure: Departure = Departure()
 
 
+def causes_of(explanations: Iterable[Explanation]) -> tuple[Cause, ...]:
+    return tuple(explanation.cause for explanation in explanations)
+
+
 class Search:
     """The searches of one comparison, which share a budget of runs and try earlier explanations first.
 

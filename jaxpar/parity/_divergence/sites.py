@@ -42,6 +42,7 @@ from .search import (
     Search,
     Watch,
     any_mistakes,
+    causes_of,
     known_mistakes,
     relative_error,
 )
@@ -126,9 +127,7 @@ class SiteSearch:
             moved = output_change(self.forward, with_flax_output(forward, call))
         where = f"{flax or 'The model'} ({kind}) {what}: {relative:.2g} relative."
         return DivergenceSite(
-            Divergence(
-                call.path, flax, kind, where, tuple(explanation.cause for explanation in explanations)
-            ),
+            Divergence(call.path, flax, kind, where, causes_of(explanations)),
             moved,
         )
 
@@ -150,7 +149,7 @@ class SiteSearch:
             self._depart(explanations, None)
             kind, shape = forward.kind(call), watch(Departure())[""].shape
             where = f"{flax} ({kind}) returns an array of shape {flax_array.shape}, and torch's is {shape}."
-            causes = tuple(explanation.cause for explanation in explanations)
+            causes = causes_of(explanations)
             yield DivergenceSite(Divergence(call.path, flax, kind, where, causes), math.inf)
 
     def _causes_inside(
@@ -195,7 +194,7 @@ class SiteSearch:
             what = f"Everything before {flax} agrees, and what arrives there does not ({relative:.2g})"
         where = f"{what}: look between {after} and {flax}.{self._unreplayed_before(call)}"
         kind = f"between {previous.path if previous else 'inputs'} and {call.path}"
-        causes = tuple(explanation.cause for explanation in explanations)
+        causes = causes_of(explanations)
         return DivergenceSite(
             Divergence(call.path, flax, kind, where, causes), output_change(self.forward, instead)
         )
@@ -229,7 +228,7 @@ class SiteSearch:
             else (f"The output {name} is wrong by itself")
         )
         where = f"{what}: look after {last}."
-        causes = tuple(explanation.cause for explanation in explanations)
+        causes = causes_of(explanations)
         path = previous.path if previous else ""
         return DivergenceSite(Divergence(path, last, "after the last layer", where, causes), error)
 
