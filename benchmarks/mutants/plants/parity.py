@@ -28,7 +28,7 @@ PLANTS = [
         ('if any(map(self.is_tensor, parts)):', 'if False:', "tests/test_port.py -k \"hole and Numbers\""),
     ),
     *plants("jaxpar/parity/_port/translating/assignments.py",
-        ('if verb != "set" and any(map(self.is_array, places)):', 'if False:', "tests/test_port.py -k colleague"),
+        ('if verb != "set" and any(map(self.is_array, indices)):', 'if False:', "tests/test_port.py -k colleague"),
     ),
     *plants("jaxpar/parity/_port/translating/statements.py",
         ('names = self.needs.turned.get(node, ())', 'names = ()', "tests/test_port.py -k colleague"),

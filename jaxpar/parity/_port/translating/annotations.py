@@ -17,11 +17,11 @@ def names_in(annotation: str) -> list[ast.Name]:
         tree = ast.parse(annotation, mode="eval")
     except SyntaxError:
         return []
-    return [each for each in ast.walk(tree) if isinstance(each, ast.Name)]
+    return [child for child in ast.walk(tree) if isinstance(child, ast.Name)]
 
 
 def is_literal(source: Source, node: ast.AST) -> bool:
     """Whether a text in an annotation is one of the values that are allowed."""
-    around = source.parents[node]
-    around = source.parents[around] if isinstance(around, ast.Tuple) else around
-    return isinstance(around, ast.Subscript) and ast.unparse(around.value).endswith("Literal")
+    parent = source.parents[node]
+    parent = source.parents[parent] if isinstance(parent, ast.Tuple) else parent
+    return isinstance(parent, ast.Subscript) and ast.unparse(parent.value).endswith("Literal")

@@ -32,7 +32,7 @@ class Assignments(Stopping):
     """Translates what stores a value."""
 
     def _buffer(self, call: ast.Call, func: ast.Attribute) -> str:
-        named = {each.arg: each.value for each in call.keywords}
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
         name = call.args[0] if call.args else named["name"]
         value = call.args[1] if len(call.args) > 1 else named.get("tensor")
         if value is None or (isinstance(value, ast.Constant) and value.value is None):
@@ -84,9 +84,9 @@ class Assignments(Stopping):
                 continue
             function = definition(target)[1]
             assert isinstance(function, Function)
-            given = self._given(call, function)
+            arguments = self._given(call, function)
             for name, returned in changed(function).items():
-                value = given.get(name)
+                value = arguments.get(name)
                 if value is None or not (self.is_tensor(value) or self.site(value) is None):
                     continue
                 if returned and isinstance(value, ast.Name):
@@ -96,10 +96,10 @@ class Assignments(Stopping):
 
     def _given(self, call: ast.Call, function: Function) -> dict[str, ast.expr]:
         """The arguments of a call by the function's names for them."""
-        names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
         method = isinstance(call.func, ast.Attribute) and self._is_module(call.func.value)
         by_place = dict(zip(names[method:], call.args, strict=False))
-        return {**by_place, **{each.arg: each.value for each in call.keywords if each.arg}}
+        return {**by_place, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
 
     def _stored(self, target: ast.expr) -> str:
         if isinstance(target, ast.Name):
@@ -113,11 +113,11 @@ class Assignments(Stopping):
         written = self.text(target.value)
         if not (isinstance(target.value, ast.Name) or written.endswith("[...]")):
             raise Hole(PART)
-        places = places_of(target.slice)
-        if any(map(self.is_mask, places)):
+        indices = places_of(target.slice)
+        if any(map(self.is_mask, indices)):
             return f"{written} = {self._where(target, written, verb, value)}"
         at = self.index(target.slice)
-        if verb != "set" and any(map(self.is_array, places)):
+        if verb != "set" and any(map(self.is_array, indices)):
             # A place that is there twice is changed once in torch; `.at[].add` would do it twice.
             return f"{written} = {written}.at[{at}].set({written}[{at}] {SIGNS[verb]} {grouped(value)})"
         return f"{written} = {written}.at[{at}].{verb}({value})"
@@ -134,16 +134,16 @@ class Assignments(Stopping):
     def _axes_of_value(self, target: ast.Subscript) -> set[int]:
         """How many axes has what is assigned; none if it is a number."""
         statement = self.source.parents[target]
-        given = getattr(statement, "value", None)
-        site = self.site(given) if given is not None else None
+        assigned = getattr(statement, "value", None)
+        site = self.site(assigned) if assigned is not None else None
         return site.axes if site else set()
 
     def _stmt_annassign(self, node: ast.AnnAssign) -> str:
         if node.value is None or not isinstance(node.target, ast.Attribute):
             return self.spliced(node)
-        place, _, value = self._set_attribute(node, node.target).partition(" = ")
-        annotation = "" if place.endswith("]") else f": {self.text(node.annotation)}"
-        return f"{place}{annotation} = {value}"
+        stored, _, value = self._set_attribute(node, node.target).partition(" = ")
+        annotation = "" if stored.endswith("]") else f": {self.text(node.annotation)}"
+        return f"{stored}{annotation} = {value}"
 
     def _set_attribute(self, node: ast.Assign | ast.AnnAssign, target: ast.Attribute) -> str:
         assert node.value is not None
@@ -184,28 +184,30 @@ class Assignments(Stopping):
     def _grows(self, target: ast.Attribute) -> bool:
         """Whether a list that is an attribute is changed later."""
         return any(
-            isinstance(each, ast.Attribute)
-            and each.attr in ("append", "extend", "insert", "pop", "add", "update")
-            and isinstance(each.value, ast.Attribute)
-            and each.value.attr == target.attr
-            for each in ast.walk(self.source.tree)
+            isinstance(child, ast.Attribute)
+            and child.attr in ("append", "extend", "insert", "pop", "add", "update")
+            and isinstance(child.value, ast.Attribute)
+            and child.value.attr == target.attr
+            for child in ast.walk(self.source.tree)
         )
 
     def _holds_tensor(self, target: ast.Attribute) -> bool:
         owner = self.site(target.value)
-        modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        return any(target.attr in kept_tensors(each) - {*each._parameters} for each in modules)
+        modules = (
+            [module for module in owner.objects.values() if isinstance(module, nn.Module)] if owner else []
+        )
+        return any(target.attr in kept_tensors(module) - {*module._parameters} for module in modules)
 
     def _assigned_again(self, target: ast.Attribute) -> bool:
         owner: ast.AST | None = target
         while owner is not None and not isinstance(owner, ast.ClassDef):
             owner = self.source.parents.get(owner)
         stores = [
-            each
-            for each in ast.walk(owner or self.source.tree)
-            if isinstance(each, ast.Attribute)
-            and each.attr == target.attr
-            and isinstance(each.ctx, ast.Store)
+            child
+            for child in ast.walk(owner or self.source.tree)
+            if isinstance(child, ast.Attribute)
+            and child.attr == target.attr
+            and isinstance(child.ctx, ast.Store)
         ]
         return len(stores) > 1
 
@@ -218,14 +220,16 @@ class Assignments(Stopping):
             and self._is_module(value.value)
         ):
             return None
-        here, there = self.text(_read(target)), None
+        target_text, value_text = self.text(_read(target)), None
         if not isinstance(target.value, ast.Attribute | ast.Subscript):
             return None
-        there = self.text(value)
+        value_text = self.text(value)
         for end in ("[...]", "[...].T"):
-            if here.endswith(end) and there.endswith(end):
-                return f"{here.removesuffix(end)} = {there.removesuffix(end)}"
-        linear, embedding = sorted((target.value, value.value), key=lambda each: self._is(each, nn.Embedding))
+            if target_text.endswith(end) and value_text.endswith(end):
+                return f"{target_text.removesuffix(end)} = {value_text.removesuffix(end)}"
+        linear, embedding = sorted(
+            (target.value, value.value), key=lambda layer: self._is(layer, nn.Embedding)
+        )
         if (
             target.attr == value.attr == "weight"
             and self._is(linear, nn.Linear)

@@ -77,10 +77,10 @@ class Branches(Assignments):
     def _end_of_line(self, node: ast.stmt) -> tuple[int, int]:
         """Behind a comment that stands on a statement's line."""
         line, column = end_of(node)
-        rest = self.source.lines[line - 1][column:].decode()
+        remaining = self.source.lines[line - 1][column:].decode()
         return (
-            (line, column + len(rest.rstrip("\n").encode()))
-            if rest.lstrip().startswith("#")
+            (line, column + len(remaining.rstrip("\n").encode()))
+            if remaining.lstrip().startswith("#")
             else (line, column)
         )
 
@@ -111,8 +111,10 @@ class Branches(Assignments):
         function = self.source.around(node)
         if function is None or not isinstance(target, ast.Name) or self.source.segment(value.args[0]) != "[]":
             return False
-        used = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == target.id]
-        return all(self._below(each) for each in used if isinstance(each.ctx, ast.Load))
+        used = [
+            child for child in ast.walk(function) if isinstance(child, ast.Name) and child.id == target.id
+        ]
+        return all(self._below(use) for use in used if isinstance(use.ctx, ast.Load))
 
     def _below(self, node: ast.AST) -> bool:
         """Whether a name is on the left of `if x < p`, in a branch that did not run."""
@@ -123,21 +125,27 @@ class Branches(Assignments):
 
     def by_chance(self, node: ast.If) -> str | None:
         """`if torch.rand([]) < p`, which never was, raises if it could be; one with an `if` around it."""
-        rest = [each for each in node.body if not (isinstance(each, ast.Assign) and self.draws(each))]
-        alone = rest[0] if len(rest) == 1 < len(node.body) and not node.orelse else None
-        around = ""
+        statements = [
+            statement
+            for statement in node.body
+            if not (isinstance(statement, ast.Assign) and self.draws(statement))
+        ]
+        alone = statements[0] if len(statements) == 1 < len(node.body) and not node.orelse else None
+        outer_test = ""
         if isinstance(alone, ast.If):
-            around, node = self.test(node.test), alone
+            outer_test, node = self.test(node.test), alone
         if not self._by_chance(node):
             return None
         assert isinstance(node.test, ast.Compare)
-        said = f"{self.source.place(node)}: {self.source.segment(node.test)}: it decides by random numbers"
-        self.needs.note(f"raises where it is not zero: {said}")
+        condition = (
+            f"{self.source.place(node)}: {self.source.segment(node.test)}: it decides by random numbers"
+        )
+        self.needs.note(f"raises where it is not zero: {condition}")
         self.needs.refused.add((self.source.path, node.body[0].lineno))
         chance = f"{grouped(self.text(node.test.comparators[0]))} > 0"
-        inside = " " * (node.col_offset + 4)
-        test = f"{grouped(around)} and {chance}" if around else chance
-        return f"if {test}:\n{inside}raise NotImplementedError({said!r})"
+        indent = " " * (node.col_offset + 4)
+        test = f"{grouped(outer_test)} and {chance}" if outer_test else chance
+        return f"if {test}:\n{indent}raise NotImplementedError({condition!r})"
 
     def _by_chance(self, node: ast.If) -> bool:
         test = node.test
@@ -145,25 +153,25 @@ class Branches(Assignments):
             return False
         function = self.source.around(node)
         drawn = [
-            each
-            for each in ast.walk(function or node)
-            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == test.left.id
+            child
+            for child in ast.walk(function or node)
+            if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == test.left.id
         ]
         return bool(drawn) and self._below(test.left) and all(map(self.draws, drawn))
 
     def device(self, node: ast.Assign) -> bool:
         """Whether a statement only keeps a device or its name, which no array is asked for, in a variable."""
         site = self.site(node.value)
-        named = all(isinstance(each, ast.Name) for each in node.targets)
+        named = all(isinstance(target, ast.Name) for target in node.targets)
         if not named or site is None or not site.kinds <= {torch.device, str}:
             return False
-        parts = (self.site(each) for each in ast.walk(node.value) if isinstance(each, ast.expr))
-        return any(each.kinds == {torch.device} for each in parts if each)
+        parts = (self.site(part) for part in ast.walk(node.value) if isinstance(part, ast.expr))
+        return any(part_site.kinds == {torch.device} for part_site in parts if part_site)
 
 
 def begins(node: ast.AST) -> tuple[int, int]:
     """Where a statement begins, with its decorators."""
-    first = min([start_of(node), *(start_of(each) for each in getattr(node, "decorator_list", []))])
+    first = min([start_of(node), *(start_of(decorator) for decorator in getattr(node, "decorator_list", []))])
     return (first[0], first[1] - 1) if first != start_of(node) else first
 
 

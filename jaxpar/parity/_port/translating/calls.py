@@ -76,8 +76,8 @@ class Calls(Libraries):
             return self._of_module_method(node, func, owner)
         if name == "copy" and owner and owner.kinds == {list}:
             return f"list({self.text(func.value)})"  # attributes that are lists have become tuples
-        known = owner is None and self.scope.value(func) is UNKNOWN and is_method(name)
-        if not (owner and owner.is_tensor) and not known:
+        method = owner is None and self.scope.value(func) is UNKNOWN and is_method(name)
+        if not (owner and owner.is_tensor) and not method:
             return None
         if owner and not all(issubclass(kind, torch.Tensor) for kind in owner.kinds):
             raise Hole("it is a tensor here and something else there")
@@ -94,39 +94,43 @@ class Calls(Libraries):
                 raise Hole(DRAWN)
             self.needs.note("initial values are not ported: they come with torch's weights")
             return self.text(func.value)
-        found = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
-        return self._ruled(node, found, f"a tensor's {name}", func.value)
+        candidates = rules.METHODS.get(rules.IN_PLACE.get(name, name), [])
+        return self._ruled(node, candidates, f"a tensor's {name}", func.value)
 
     def _ruled(
-        self, node: ast.Call, found: Sequence[CallRule], what: str, owner: ast.expr | None = None
+        self, node: ast.Call, candidates: Sequence[CallRule], what: str, owner: ast.expr | None = None
     ) -> str:
-        for rule in found:
+        for rule in candidates:
             written = rule.apply(node, self.text, owner, self._stream())
             if written is not None:
                 if "self.rngs" in written and "{rngs}" in rule.template:
                     self._check_stream()
                 if rule.note:
-                    said = " ".join(self.source.segment(node).split())
-                    self.needs.note(f"{self.source.place(node)}: {said}: {rule.note}")
+                    code = " ".join(self.source.segment(node).split())
+                    self.needs.note(f"{self.source.place(node)}: {code}: {rule.note}")
                 return written
         raise Hole(f"there is no rule for {what} with these arguments")
 
     def _to(self, node: ast.Call, owner: ast.expr) -> str:
         """`to` and `type` with a type change it; with a device they do nothing."""
-        given = [
+        arguments = [
             *node.args,
             *(k.value for k in node.keywords if k.arg not in ("device", "copy", "non_blocking")),
         ]
-        written, said = self.text(owner, "a"), self.source.segment(node.func)
-        for each in given:
-            site, value = self.site(each), self.scope.value(each)
+        written, callee = self.text(owner, "a"), self.source.segment(node.func)
+        for argument in arguments:
+            site, value = self.site(argument), self.scope.value(argument)
             if isinstance(value, torch.dtype) or (site and torch.dtype in site.kinds):
-                return f"{written}.astype({self.text(each)})"
+                return f"{written}.astype({self.text(argument)})"
             if site and site.is_tensor:
-                return f"{written}.astype({self.text(each, 'a')}.dtype)"
+                return f"{written}.astype({self.text(argument, 'a')}.dtype)"
             if isinstance(value, torch.device) or (site and site.kinds <= {torch.device}):
                 continue
-            if isinstance(each, ast.Constant) and isinstance(each.value, str) and not said.endswith(".type"):
+            if (
+                isinstance(argument, ast.Constant)
+                and isinstance(argument.value, str)
+                and not callee.endswith(".type")
+            ):
                 continue
             raise Hole("it is not clear whether this is a type or a device")
         return written
@@ -156,10 +160,10 @@ class Calls(Libraries):
         if func.attr == "parameters" and not node.args and not node.keywords:
             leaves = f"jax.tree.leaves(nnx.state({self.text(func.value)}, nnx.Param))"
             return f"iter({leaves})" if self.scope.value(_caller(self.source, node)) is next else leaves
-        own = [getattr(kind, func.attr, None) for kind in owner.kinds]
-        ours = {kind: _own(kind) for kind in owner.kinds}
-        if any(is_torchs(each) for each in own) and not all(
-            hasattr(each, func.attr) for each in ours.values()
+        methods = [getattr(kind, func.attr, None) for kind in owner.kinds]
+        layers = {kind: _own(kind) for kind in owner.kinds}
+        if any(is_torchs(method) for method in methods) and not all(
+            hasattr(method, func.attr) for method in layers.values()
         ):
             raise Hole(f"Flax's modules have no {func.attr}")
         return None
@@ -167,12 +171,12 @@ class Calls(Libraries):
     def _super(self, node: ast.Call, func: ast.Attribute) -> str:
         name = "__call__" if func.attr == "forward" else func.attr
         if name in vars(nn.Module) and name not in ("__init__", "__call__", "extra_repr", "__repr__"):
-            base = next((each for each in (self.kind or nn.Module).__mro__[1:] if name in vars(each)), object)
+            base = next((base for base in (self.kind or nn.Module).__mro__[1:] if name in vars(base)), object)
             if is_torchs(base):
                 raise Hole(f"Flax's modules have another {name}")
         arguments = self._arguments(node)
         if func.attr == "__init__" and self.kind is not None:
-            base = next((each for each in self.kind.__mro__[1:] if "__init__" in vars(each)), object)
+            base = next((base for base in self.kind.__mro__[1:] if "__init__" in vars(base)), object)
             if self._takes_rngs_as_base(base):
                 arguments = f"{arguments}, rngs=rngs" if arguments else "rngs=rngs"
         return f"super().{name}({arguments})"
@@ -184,11 +188,11 @@ class Calls(Libraries):
 
     def _arguments(self, node: ast.Call) -> str:
         """What stands between a call's parentheses."""
-        given = [*node.args, *node.keywords]
-        if len(given) == 1 and isinstance(given[0], ast.GeneratorExp):
-            return self.text(given[0])[1:-1]
-        written, at = "", min(map(start_of, given), default=(0, 0))
-        for part in sorted(given, key=start_of):
+        parts = [*node.args, *node.keywords]
+        if len(parts) == 1 and isinstance(parts[0], ast.GeneratorExp):
+            return self.text(parts[0])[1:-1]
+        written, at = "", min(map(start_of, parts), default=(0, 0))
+        for part in sorted(parts, key=start_of):
             written += self.source.between(at, start_of(part)) + self.text(part)
             at = end_of(part)
         return written
@@ -198,19 +202,19 @@ class Calls(Libraries):
             return self._layer(node, target)
         if target is nn.Parameter:
             return self._parameter(node)
-        word = rule_name(target)
+        name_ = rule_name(target)
         if getattr(target, "__name__", "") in RANDOM_FUNCTIONS and self.in_call(node):
             raise Hole(DRAWN)
-        if word is None or word not in rules.FUNCTIONS:
+        if name_ is None or name_ not in rules.FUNCTIONS:
             raise Hole(f"there is no rule for {dotted(target)}")
         if self.is_pair(node):
             raise Hole("it gives values and places")
-        if "rngs." in rules.FUNCTIONS[word][0].template and self.in_call(node):
+        if "rngs." in rules.FUNCTIONS[name_][0].template and self.in_call(node):
             raise Hole(DRAWN)
-        return self._ruled(node, rules.FUNCTIONS[word], word)
+        return self._ruled(node, rules.FUNCTIONS[name_], name_)
 
     def _parameter(self, node: ast.Call) -> str:
-        keywords = {each.arg: each.value for each in node.keywords}
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
         flag = keywords.get("requires_grad", node.args[1] if len(node.args) > 1 else None)
         value = node.args[0] if node.args else keywords["data"]
         trained = flag is None or (isinstance(flag, ast.Constant) and flag.value)
@@ -220,34 +224,34 @@ class Calls(Libraries):
         """A layer's constructor without the arguments that mean nothing here."""
         if target in PARAMETERS:
             return f"nnx.{PARAMETERS[target]}({self._arguments(node)})"
-        ours = jaxpar_layer(target)
-        if ours is None:
+        layer = jaxpar_layer(target)
+        if layer is None:
             raise Hole(f"jaxpar has no {target.__name__}")
         names = list(inspect.signature(target).parameters)
         by_place = dict(zip(names, node.args, strict=False)) if _plain(node) else {}
         dropped: set[ast.AST] = {arg for name, arg in by_place.items() if name in rules.DROPPED}
-        dropped |= {each for each in node.keywords if each.arg in rules.DROPPED}
-        kept = [each for each in (*node.args, *node.keywords) if each not in dropped]
-        self._check_arguments(target, ours, kept)
+        dropped |= {keyword for keyword in node.keywords if keyword.arg in rules.DROPPED}
+        remaining = [argument for argument in (*node.args, *node.keywords) if argument not in dropped]
+        self._check_arguments(target, layer, remaining)
         extra = "rngs=rngs" if target.__name__ in rules.RANDOM else ""
         if not dropped:
             return self._extended(node, extra)
-        inside = ", ".join(filter(None, [*(self.text(each) for each in kept), extra]))
-        return f"{self.text(node.func)}({inside})"
+        arguments = ", ".join(filter(None, [*(self.text(argument) for argument in remaining), extra]))
+        return f"{self.text(node.func)}({arguments})"
 
-    def _check_arguments(self, target: type, ours: type, kept: Sequence[ast.AST]) -> None:
-        if target.__name__ in ("Softmax", "LogSoftmax") and not kept:
+    def _check_arguments(self, target: type, layer: type, arguments: Sequence[ast.AST]) -> None:
+        if target.__name__ in ("Softmax", "LogSoftmax") and not arguments:
             raise Hole("without dim torch chooses the axis by the number of axes")
-        taken = inspect.signature(ours).parameters
-        if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        parameters = inspect.signature(layer).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return
-        for each in kept:
-            if isinstance(each, ast.keyword) and each.arg and each.arg not in taken:
-                raise Hole(f"jaxpar's {target.__name__} has no {each.arg}")
+        for argument in arguments:
+            if isinstance(argument, ast.keyword) and argument.arg and argument.arg not in parameters:
+                raise Hole(f"jaxpar's {target.__name__} has no {argument.arg}")
 
     def _with_rngs(self, node: ast.Call, targets: list[Any]) -> str:
         """A call of the user's, with `rngs` if what it calls builds layers or draws."""
-        targets = [each for each in targets if not self._sees_rngs(each, node)]
+        targets = [target_ for target_ in targets if not self._sees_rngs(target_, node)]
         if any(self.needs_rngs(target) for target in targets):
             return self._extended(node, "rngs=rngs")
         drawing = any(draws(self, target) for target in targets)
@@ -257,10 +261,10 @@ class Calls(Libraries):
         """Whether a function is defined in one that the call stands in: it sees the `rngs` of that one."""
         plain = isinstance(target, FunctionType) and target.__code__.co_filename == self.source.path
         node = self.source.function(target.__code__) if plain else None
-        outer, around = self.source.around(node) if node else None, self.source.around(call)
-        while outer and around and around is not outer:
-            around = self.source.around(around)
-        return bool(outer and around)
+        outer, enclosing = self.source.around(node) if node else None, self.source.around(call)
+        while outer and enclosing and enclosing is not outer:
+            enclosing = self.source.around(enclosing)
+        return bool(outer and enclosing)
 
     def _stream(self) -> str:
         """What random numbers are drawn from: the module's own stream, or that which a function is given."""
@@ -268,23 +272,23 @@ class Calls(Libraries):
 
     def _check_stream(self) -> None:
         kinds: tuple[Any, ...] = self.kind.__mro__ if self.kind else ()
-        first = [each for each in kinds if draws_first(self, each)]
+        first = [base for base in kinds if draws_first(self, base)]
         # Where there is no constructor at all, `definitions` writes one.
-        if not any("__init__" in vars(each) or each.__init__ is nn.Module.__init__ for each in first):
+        if not any("__init__" in vars(base) or base.__init__ is nn.Module.__init__ for base in first):
             raise Hole("it draws random numbers, by a stream that a constructor of the class would make")
 
     def call_draws(self, node: ast.Call) -> bool:
         """Whether a call draws random numbers, itself or in a function of the user."""
-        found = self._rules_of(node)
-        if found:
-            written = (rule.apply(node, lambda *_: "", node.func, "\1") for rule in found)
+        candidates = self._rules_of(node)
+        if candidates:
+            written = (rule.apply(node, lambda *_: "", node.func, "\1") for rule in candidates)
             return "\1" in next(filter(None, written), "")
         return any(draws(self, target) for target in self._targets(node))
 
     def _rules_of(self, node: ast.Call) -> list[CallRule]:
-        word = rule_name(self.scope.value(node.func))
-        if word or not isinstance(node.func, ast.Attribute):
-            return rules.FUNCTIONS.get(word or "", [])
+        name_ = rule_name(self.scope.value(node.func))
+        if name_ or not isinstance(node.func, ast.Attribute):
+            return rules.FUNCTIONS.get(name_ or "", [])
         site = self.site(node.func.value)
         return rules.METHODS.get(node.func.attr, []) if site is None or site.is_tensor else []
 
@@ -295,11 +299,11 @@ class Calls(Libraries):
     def _extended(self, node: ast.Call, extra: str) -> str:
         if not extra:
             return self.spliced(node)
-        inside = [*node.args, *node.keywords]
-        if not inside:
+        arguments = [*node.args, *node.keywords]
+        if not arguments:
             return f"{self.text(node.func)}({extra})"
-        last = max(inside, key=end_of)
-        if len(inside) == 1 and isinstance(last, ast.GeneratorExp):
+        last = max(arguments, key=end_of)
+        if len(arguments) == 1 and isinstance(last, ast.GeneratorExp):
             return f"{self.text(node.func)}({self.text(last)}, {extra})"
         parts = sorted(positioned(node), key=start_of)
         written, at = [], start_of(node)
@@ -327,19 +331,19 @@ class Calls(Libraries):
         if is_layer(target):
             return target.__name__ in rules.ACCEPTING
         if inspect.isclass(target) and issubclass(target, nn.Module):
-            base = next(each for each in target.__mro__ if "__init__" in vars(each))
-            own = defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
-            return own or any(draws_itself(self, each) for each in target.__mro__)
+            base = next(base for base in target.__mro__ if "__init__" in vars(base))
+            constructed = defined_by_user(base) or (is_layer(base) and base.__name__ in rules.ACCEPTING)
+            return constructed or any(draws_itself(self, base) for base in target.__mro__)
         return isinstance(target, FunctionType) and self._builds(target)
 
     def _builds(self, function: FunctionType) -> bool:
         """Whether a function of the user builds layers."""
         function = inspect.unwrap(function)
-        known = _BUILDS.get(function)
-        if known is None:
+        builds = _BUILDS.get(function)
+        if builds is None:
             _BUILDS[function] = False  # for those that call themselves
-            _BUILDS[function] = known = self._looks_building(function)
-        return known
+            _BUILDS[function] = builds = self._looks_building(function)
+        return builds
 
     def _looks_building(self, function: FunctionType) -> bool:
         if "." in function.__qualname__ and function.__name__ in ("forward", "__call__"):
@@ -352,13 +356,13 @@ class Calls(Libraries):
 
         if not is_users(source.path):
             return False
-        there = self.at(source, function.__globals__).inside(node)
-        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+        reader = self.at(source, function.__globals__).inside(node)
+        calls = [child for child in ast.walk(node) if isinstance(child, ast.Call)]
         return any(
             (self.needs_rngs(target) and (not is_layer(target) or target.__name__ in rules.RANDOM))
             or _draws(target)
             for call in calls
-            for target in there._targets(call)
+            for target in reader._targets(call)
         )
 
 
@@ -370,7 +374,7 @@ def _own(kind: type) -> Any:
 
 def _layer(kind: type) -> type:
     """The layer of torch that a class is or derives from."""
-    return next(each for each in kind.__mro__ if is_layer(each))
+    return next(base for base in kind.__mro__ if is_layer(base))
 
 
 def _draws(target: Any) -> bool:
@@ -393,4 +397,4 @@ def _is_super(node: ast.Call) -> bool:
 
 
 def _plain(node: ast.Call) -> bool:
-    return not any(isinstance(each, ast.Starred) for each in node.args)
+    return not any(isinstance(argument, ast.Starred) for argument in node.args)

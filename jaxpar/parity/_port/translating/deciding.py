@@ -47,7 +47,7 @@ class Deciding(Words):
 
     def _expr_compare(self, node: ast.Compare) -> str:
         operands = [node.left, *node.comparators]
-        if any(isinstance(each, ast.In | ast.NotIn) for each in node.ops):
+        if any(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops):
             return self._undecided(node, *operands)
         if len(node.ops) > 1:
             return self._undecided(node, *operands)
@@ -86,9 +86,9 @@ class Deciding(Words):
         if any(map(self.is_mask, places_of(node.slice))) or self._cut_by_data(node):
             raise Hole(SHAPE)
         if any(map(self.is_tensor, places_of(node.slice))):
-            said = " ".join(self.source.segment(node).split())
+            code = " ".join(self.source.segment(node).split())
             outside = "an index outside of the array raises in torch; JAX takes the nearest one"
-            self.needs.note(f"{self.source.place(node)}: {said}: {outside}")
+            self.needs.note(f"{self.source.place(node)}: {code}: {outside}")
         if written.endswith("[...]"):
             return f"{written[:-5]}[{self.index(node.slice)}]"
         return self.spliced(node, lambda part: self.index(part) if part is node.slice else self.text(part))
@@ -102,7 +102,9 @@ class Deciding(Words):
         return f"jnp.array({self.text(node)})" if listed else self.text(node)
 
     def _cut_by_data(self, node: ast.Subscript) -> bool:
-        ends = [each for part in places_of(node.slice) if isinstance(part, ast.Slice) for each in _ends(part)]
+        ends = [
+            bound for part in places_of(node.slice) if isinstance(part, ast.Slice) for bound in _ends(part)
+        ]
         return any(map(self.is_tensor, ends))
 
     def is_mask(self, node: ast.AST) -> bool:
@@ -121,12 +123,12 @@ def places_of(node: ast.expr) -> list[ast.expr]:
 
 
 def _ends(node: ast.Slice) -> list[ast.expr]:
-    return [each for each in (node.lower, node.upper, node.step) if each is not None]
+    return [bound for bound in (node.lower, node.upper, node.step) if bound is not None]
 
 
 def _arguments(node: ast.Call) -> Iterator[ast.expr]:
-    given: Iterable[ast.expr] = [*node.args, *(each.value for each in node.keywords)]
-    for each in given:
-        yield each
-        if isinstance(each, ast.GeneratorExp | ast.ListComp | ast.List | ast.Tuple):
-            yield from getattr(each, "elts", None) or [each.elt]  # type: ignore[union-attr]
+    arguments: Iterable[ast.expr] = [*node.args, *(argument.value for argument in node.keywords)]
+    for argument in arguments:
+        yield argument
+        if isinstance(argument, ast.GeneratorExp | ast.ListComp | ast.List | ast.Tuple):
+            yield from getattr(argument, "elts", None) or [argument.elt]  # type: ignore[union-attr]

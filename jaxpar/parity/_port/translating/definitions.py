@@ -27,16 +27,16 @@ EMPTY = '"""Not ported, for the example does not run it."""'
 def takes_rngs(value: Any, watched: Watched) -> bool:
     """Whether a class or function of the user, as it is written here, is given `rngs`."""
     source, _ = definition(value)
-    there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), Needs())
-    return there.needs_rngs(value)
+    translator = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), Needs())
+    return translator.needs_rngs(value)
 
 
 def function_text(value: FunctionType, source: Source, node: Function, watched: Watched, needs: Needs) -> str:
     value = inspect.unwrap(value)
-    there = Statements(source, watched, Scope(value.__globals__), needs)
-    if there.needs_rngs(value):
-        return there.function(node, RNGS)
-    return there.function(node, "nnx.RngStream" if draws(there, value) else "")
+    translator = Statements(source, watched, Scope(value.__globals__), needs)
+    if translator.needs_rngs(value):
+        return translator.function(node, RNGS)
+    return translator.function(node, "nnx.RngStream" if draws(translator, value) else "")
 
 
 def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched, needs: Needs) -> str:
@@ -45,43 +45,48 @@ def class_text(value: type, source: Source, node: ast.ClassDef, watched: Watched
     Of a class that is no module those stay that say everything in Python's words, run or not.
     """
     kind = value if issubclass(value, nn.Module) else None
-    there = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
+    translator = Statements(source, watched, Scope(dict(vars(sys.modules[value.__module__]))), needs, kind)
     written: list[str] = []
     after: ast.stmt | None = None
-    for each, text in _members(there, value, node):
+    for statement, text in _members(translator, value, node):
         if text == DELETED:
             continue
-        apart = isinstance(each, Function) or isinstance(after, Function)
-        written.append(("\n" if apart and after is not None else "") + text)
-        after = each
+        separated = isinstance(statement, Function) or isinstance(after, Function)
+        written.append(("\n" if separated and after is not None else "") + text)
+        after = statement
     line = "\n" + " " * node.body[0].col_offset
-    return _head(there, node) + (
+    return _head(translator, node) + (
         line.join(written).replace(f"{line}\n", f"\n{line}") or (EMPTY if kind else "pass")
     )
 
 
-def _of_runtime(there: Statements, node: ast.stmt) -> bool:
+def _of_runtime(translator: Statements, node: ast.stmt) -> bool:
     """Whether a class's attribute is something of a library's that did not run."""
-    value = there.scope.value(node.value) if isinstance(node, ast.Assign) else None
-    return of_library(value) and is_beyond(value, there.watched)
+    value = translator.scope.value(node.value) if isinstance(node, ast.Assign) else None
+    return of_library(value) and is_beyond(value, translator.watched)
 
 
-def _members(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+def _members(translator: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
     """What stands in a class, and behind its docstring what is added where it has no constructor."""
-    said = ast.get_docstring(node) is not None
-    added = [] if "__init__" in vars(value) else [*_state(there, value, node)]
-    yield from [(node.body[0], there.statement(node.body[0]))] if said else []
+    documented = ast.get_docstring(node) is not None
+    added = [] if "__init__" in vars(value) else [*_state(translator, value, node)]
+    yield from [(node.body[0], translator.statement(node.body[0]))] if documented else []
     yield from added
-    for each in node.body[said:]:
-        if any(for_runtime(value, name) for name in defined(each)) or _of_runtime(there, each):
+    for statement in node.body[documented:]:
+        if any(for_runtime(value, name) for name in defined(statement)) or _of_runtime(translator, statement):
             continue
-        yield each, _method(there, value, each) if isinstance(each, Function) else there.statement(each)
+        yield (
+            statement,
+            _method(translator, value, statement)
+            if isinstance(statement, Function)
+            else translator.statement(statement),
+        )
 
 
-def _state(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+def _state(translator: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
     """The mode as an attribute of the class; a stream in a constructor."""
-    mode = [MODE] if reads_training_first(there.kind) else []
-    if draws_first(there, there.kind) and value.__init__ is nn.Module.__init__:  # type: ignore[misc]
+    mode = [MODE] if reads_training_first(translator.kind) else []
+    if draws_first(translator, translator.kind) and value.__init__ is nn.Module.__init__:  # type: ignore[misc]
         indent = "\n" + " " * (2 * node.body[0].col_offset)
         head = f"def __init__(self, *, rngs: {RNGS}):"
         yield ast.parse(f"{head} ...").body[0], indent.join([head, *mode, STREAM])
@@ -89,51 +94,57 @@ def _state(there: Statements, value: type, node: ast.ClassDef) -> Iterator[tuple
         yield ast.Pass(), MODE.removeprefix("self.")
 
 
-def _head(there: Statements, node: ast.ClassDef) -> str:
+def _head(translator: Statements, node: ast.ClassDef) -> str:
     """`class Net(nnx.Module):` up to its first statement."""
     written, at = "", start_of(node)
     parts = head_parts(node)
-    values = [there.scope.value(part) for part in parts]
-    if any(of_library(value) and is_beyond(value, there.watched) for value in values):
-        kept = [there.text(p) for p, v in zip(parts, values, strict=True) if not is_beyond(v, there.watched)]
-        written, parts, at = f"class {node.name}({', '.join(kept)}", [], end_of(parts[-1])
+    values = [translator.scope.value(part) for part in parts]
+    if any(of_library(value) and is_beyond(value, translator.watched) for value in values):
+        bases = [
+            translator.text(p)
+            for p, v in zip(parts, values, strict=True)
+            if not is_beyond(v, translator.watched)
+        ]
+        written, parts, at = f"class {node.name}({', '.join(bases)}", [], end_of(parts[-1])
     for part in parts:
-        written += there.source.between(at, start_of(part)) + there.text(part)
+        written += translator.source.between(at, start_of(part)) + translator.text(part)
         at = end_of(part)
-    said = [_decorated(there, node, each) for each in node.decorator_list]
-    decorators = "".join(f"@{each}\n" for each in said if each)
-    return decorators + written + there.source.between(at, begins(node.body[0]))
+    decorators_ = [_decorated(translator, node, decorator) for decorator in node.decorator_list]
+    decorators = "".join(f"@{decorator}\n" for decorator in decorators_ if decorator)
+    return decorators + written + translator.source.between(at, begins(node.body[0]))
 
 
-def _decorated(there: Statements, node: ast.ClassDef, decorator: ast.expr) -> str | None:
+def _decorated(translator: Statements, node: ast.ClassDef, decorator: ast.expr) -> str | None:
     """A class's decorator; outputs of a library are trees of arrays here."""
-    is_dataclass = there.scope.value(decorator) is dataclasses.dataclass
-    if is_dataclass and any(of_runtime(there.scope.value(each)) for each in node.bases):
+    is_dataclass = translator.scope.value(decorator) is dataclasses.dataclass
+    if is_dataclass and any(of_runtime(translator.scope.value(base)) for base in node.bases):
         return "struct.dataclass"
-    return there.decorator(decorator)
+    return translator.decorator(decorator)
 
 
-def _method(there: Statements, value: type, node: Function) -> str:
+def _method(translator: Statements, value: type, node: Function) -> str:
     function = function_in(value, node.name)
-    if function is None or there.source.function(function.__code__) is not node:
+    if function is None or translator.source.function(function.__code__) is not node:
         return DELETED  # an overload, or what a decorator has replaced
     name = f"{value.__name__}.{node.name}"
-    if there.kind is None:
-        return _whole(there, node, name)
-    if there.gives_initial_values(function):
+    if translator.kind is None:
+        return _whole(translator, node, name)
+    if translator.gives_initial_values(function):
         return DELETED
-    if not ran(there, node):
-        there.needs.note(f"{name} is not ported: the example does not run it")
+    if not ran(translator, node):
+        translator.needs.note(f"{name} is not ported: the example does not run it")
         return DELETED
-    return there.function(node, RNGS if node.name == "__init__" or there.needs_rngs(function) else "")
+    return translator.function(
+        node, RNGS if node.name == "__init__" or translator.needs_rngs(function) else ""
+    )
 
 
-def _whole(there: Statements, node: Function, name: str) -> str:
+def _whole(translator: Statements, node: Function, name: str) -> str:
     """A method of a class that is no module; left out if it has holes."""
-    needs = there.needs
+    needs = translator.needs
     before = len(needs.holes), len(needs.notes)
     try:
-        text = there.function(node)
+        text = translator.function(node)
     except Beyond:
         text = "hole("
     if "hole(" not in text:
@@ -145,14 +156,16 @@ def _whole(there: Statements, node: Function, name: str) -> str:
 
 def function_in(value: type, name: str) -> Any:
     """The plain function behind a method, a property, a static or a class method."""
-    found = vars(value).get(name)
-    found = getattr(found, "__func__", getattr(found, "fget", found))
-    found = inspect.unwrap(found) if callable(found) else found
-    return found if isinstance(found, FunctionType) else None
+    function = vars(value).get(name)
+    function = getattr(function, "__func__", getattr(function, "fget", function))
+    function = inspect.unwrap(function) if callable(function) else function
+    return function if isinstance(function, FunctionType) else None
 
 
-def ran(there: Statements, node: Function) -> bool:
-    return any((there.source.path, each.lineno) in there.watched.lines for each in node.body)
+def ran(translator: Statements, node: Function) -> bool:
+    return any(
+        (translator.source.path, statement.lineno) in translator.watched.lines for statement in node.body
+    )
 
 
 def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[ast.stmt], None]) -> None:
@@ -164,5 +177,5 @@ def not_run(source: Source, node: ast.AST, watched: Watched, say: Callable[[ast.
             if not isinstance(node, Function) and not isinstance(body[0], ast.Raise):
                 say(body[0])
             continue
-        for each in body:
-            not_run(source, each, watched, say)
+        for statement in body:
+            not_run(source, statement, watched, say)

@@ -29,37 +29,37 @@ class Reader(Protocol):
     def call_draws(self, node: ast.Call) -> bool: ...
 
 
-def draws(there: Reader, target: Any) -> bool:
+def draws(reader: Reader, target: Any) -> bool:
     """Whether a function of the user must be given a stream; a method of a module has the module's."""
     if isinstance(target, functools.partial):
-        return draws(there, target.func)
+        return draws(reader, target.func)
     if isinstance(target, MethodType) or not defined_by_user(target) or inspect.isclass(target):
         return False
     function = inspect.unwrap(target)
-    known = _DRAWS.get(function)
-    if known is None:
+    drawing = _DRAWS.get(function)
+    if drawing is None:
         _DRAWS[function] = False  # for those that call themselves
         source, node = definition(function)
-        _DRAWS[function] = known = _any(there.at(source, function.__globals__), node)
-    return known
+        _DRAWS[function] = drawing = _any(reader.at(source, function.__globals__), node)
+    return drawing
 
 
-def draws_itself(there: Reader, kind: type | None) -> bool:
+def draws_itself(reader: Reader, kind: type | None) -> bool:
     """Whether the methods of a class draw, without those of its base classes."""
     if kind is None or not defined_by_user(kind):
         return False
     source, node = definition(kind)
-    inside = [each for each in node.body if isinstance(each, Function)]  # type: ignore[attr-defined]
+    methods = [statement for statement in node.body if isinstance(statement, Function)]  # type: ignore[attr-defined]
     module = inspect.getmodule(kind)
-    return any(_any(there.at(source, vars(module), kind), each) for each in inside)
+    return any(_any(reader.at(source, vars(module), kind), method) for method in methods)
 
 
-def draws_first(there: Reader, kind: type | None) -> bool:
+def draws_first(reader: Reader, kind: type | None) -> bool:
     """Whether a class draws, and none of its base classes."""
     bases = kind.__mro__[1:] if kind else ()
-    return draws_itself(there, kind) and not any(draws_itself(there, each) for each in bases)
+    return draws_itself(reader, kind) and not any(draws_itself(reader, base) for base in bases)
 
 
-def _any(there: Reader, node: ast.AST) -> bool:
-    here = there.inside(node)
-    return any(isinstance(each, ast.Call) and here.call_draws(each) for each in ast.walk(node))
+def _any(reader: Reader, node: ast.AST) -> bool:
+    inner_reader = reader.inside(node)
+    return any(isinstance(child, ast.Call) and inner_reader.call_draws(child) for child in ast.walk(node))

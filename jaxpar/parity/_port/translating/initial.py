@@ -26,9 +26,9 @@ class Initial(Branches):
 
     def said_silent(self, node: ast.stmt) -> str:
         if any(
-            "init" in dotted(self.scope.value(each.func)) or INITIAL.search(_name_of(each.func))
-            for each in ast.walk(node)
-            if isinstance(each, ast.Call)
+            "init" in dotted(self.scope.value(child.func)) or INITIAL.search(_name_of(child.func))
+            for child in ast.walk(node)
+            if isinstance(child, ast.Call)
         ):
             self.needs.note("initial values are not ported: they come with torch's weights")
         return DELETED
@@ -42,12 +42,12 @@ class Initial(Branches):
         if isinstance(node, ast.For | ast.With):
             return self._all_silent(node.body)
         if isinstance(node, ast.Assign):
-            return all(self._initial_data(each) for each in node.targets)
+            return all(self._initial_data(target) for target in node.targets)
         return isinstance(node, ast.Pass)
 
     def _all_silent(self, body: Sequence[ast.stmt]) -> bool:
         """Beside statements that are silent, local variables may be set."""
-        local = [isinstance(each, ast.Assign) and _is_local(each) for each in body]
+        local = [isinstance(statement, ast.Assign) and _is_local(statement) for statement in body]
         silent = list(map(self.silent, body))
         return any(silent) and all(a or b for a, b in zip(local, silent, strict=True))
 
@@ -90,12 +90,12 @@ class Initial(Branches):
     def _silent_method(self, func: ast.Attribute) -> bool:
         """A method of the user that only gives initial values."""
         site = self.site(func)
-        found = list(site.objects.values()) if site else []
-        if found and all(library_name(each) in rules.LIBRARY_SILENT for each in found):
+        functions = list(site.objects.values()) if site else []
+        if functions and all(library_name(function) in rules.LIBRARY_SILENT for function in functions):
             return True
-        if found and all(dotted(each).startswith(rules.SILENT) for each in found):
+        if functions and all(dotted(function).startswith(rules.SILENT) for function in functions):
             return True
-        return bool(found) and all(self.gives_initial_values(each) for each in found)
+        return bool(functions) and all(self.gives_initial_values(function) for function in functions)
 
     def gives_initial_values(self, function: Any) -> bool:
         if not isinstance(function, FunctionType) or function.__name__ in ("forward", "__init__"):
@@ -107,7 +107,7 @@ class Initial(Branches):
             return True  # it calls itself
         _ASKED.add(function)
         try:
-            body = [each for each in node.body if not is_docstring(each)]
+            body = [statement for statement in node.body if not is_docstring(statement)]
             return bool(body) and all(map(self.inside(node).silent, body))
         finally:
             _ASKED.discard(function)

@@ -26,8 +26,8 @@ class Libraries(Deciding):
         if name := stand_in(value):
             self.needs.stand_ins[name] = None
             return name
-        if found := rules.LIBRARY_NAMES.get(library_name(value)):
-            return found
+        if name_ := rules.LIBRARY_NAMES.get(library_name(value)):
+            return name_
         if is_config(value):
             self.needs.imports[value.__name__] = import_of_config(value)
             return value.__name__
@@ -39,14 +39,14 @@ class Libraries(Deciding):
 
     def _expr_dict(self, node: ast.Dict) -> str:
         """A dict without those entries of a library's that did not run."""
-        values = [self.scope.value(each) for each in node.values]
+        values = [self.scope.value(value) for value in node.values]
         pairs = list(zip(node.keys, node.values, values, strict=True))
-        kept = [(key, each) for key, each, value in pairs if not self._is_beyond(value)]
-        if len(kept) == len(pairs):
+        entries = [(key, entry) for key, entry, value in pairs if not self._is_beyond(value)]
+        if len(entries) == len(pairs):
             return self.spliced(node)
         self.needs.note(f"{self.source.place(node)}: left out are entries that the example does not use")
-        inside = (f"{self.text(key)}: " if key else "**" for key, _ in kept)
-        return "{" + ", ".join(a + self.text(b) for a, (_, b) in zip(inside, kept, strict=True)) + "}"
+        keys = (f"{self.text(key)}: " if key else "**" for key, _ in entries)
+        return "{" + ", ".join(a + self.text(b) for a, (_, b) in zip(keys, entries, strict=True)) + "}"
 
     def _is_beyond(self, value: Any) -> bool:
         return of_library(value) and is_beyond(value, self.watched)
@@ -78,15 +78,15 @@ class Libraries(Deciding):
 
     def _expr_compare(self, node: ast.Compare) -> str:
         """A comparison of devices is as it was."""
-        sites = [self.site(each) for each in (node.left, *node.comparators)]
-        seen = self.site(node)
+        sites = [self.site(operand) for operand in (node.left, *node.comparators)]
+        comparison = self.site(node)
         if (
-            seen is None
-            or len(seen.objects) != 1
+            comparison is None
+            or len(comparison.objects) != 1
             or all(s is None or s.kinds != {torch.device} for s in sites)
         ):
             return super()._expr_compare(node)
-        (value,) = seen.objects.values()
+        (value,) = comparison.objects.values()
         return self._resolved(node, value)
 
     def _resolved(self, node: ast.AST, value: Any) -> str:

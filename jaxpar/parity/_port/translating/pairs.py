@@ -26,9 +26,9 @@ class Pairs(Calls):
         return super()._expr_attribute(node)
 
     def _expr_subscript(self, node: ast.Subscript) -> str:
-        place = _constant(node.slice)
-        if place in CHOSEN and isinstance(node.value, ast.Call):
-            written = self._chosen(node.value, CHOSEN[place])
+        index = _constant(node.slice)
+        if index in CHOSEN and isinstance(node.value, ast.Call):
+            written = self._chosen(node.value, CHOSEN[index])
             if written is not None:
                 return written
         return super()._expr_subscript(node)
@@ -40,33 +40,33 @@ class Pairs(Calls):
             return None
         if self._pair_of(call) is None:
             return None
-        wanted = [
-            (self.text(name), self._chosen(call, CHOSEN[place]))
-            for place, name in enumerate(target.elts)
+        assigned = [
+            (self.text(name), self._chosen(call, CHOSEN[index]))
+            for index, name in enumerate(target.elts)
             if not (isinstance(name, ast.Name) and name.id == "_")
         ]
         name, owner, _ = self._pair_of(call)  # type: ignore[misc]
-        if len(wanted) > 1 and name == "topk":
-            return f"{', '.join(name for name, _ in wanted)} = {str(wanted[0][1]).removesuffix('[0]')}"
-        if len(wanted) > 1 and not isinstance(owner, ast.Name):
+        if len(assigned) > 1 and name == "topk":
+            return f"{', '.join(name for name, _ in assigned)} = {str(assigned[0][1]).removesuffix('[0]')}"
+        if len(assigned) > 1 and not isinstance(owner, ast.Name):
             raise Hole("it gives values and places; with a name for the tensor it can be said")
-        return f"{', '.join(name for name, _ in wanted)} = {', '.join(str(text) for _, text in wanted)}"
+        return f"{', '.join(name for name, _ in assigned)} = {', '.join(str(text) for _, text in assigned)}"
 
-    def _chosen(self, call: ast.Call, wanted: str) -> str | None:
-        found = self._pair_of(call)
-        if found is None:
+    def _chosen(self, call: ast.Call, field: str) -> str | None:
+        call_parts = self._pair_of(call)
+        if call_parts is None:
             return None
-        name, owner, inner = found
+        name, owner, inner = call_parts
         if name == "topk" and not self._along_last(owner, inner):
             raise Hole("jax.lax.top_k looks along the last axis alone")
-        return self._ruled(inner, PAIRS[f"{name}.{wanted}"], f"the {wanted} of {name}", owner)
+        return self._ruled(inner, PAIRS[f"{name}.{field}"], f"the {field} of {name}", owner)
 
     def _along_last(self, owner: ast.expr, call: ast.Call) -> bool:
-        named = {each.arg: each.value for each in call.keywords}
-        given = named.get("dim", call.args[1] if len(call.args) > 1 else None)
-        if given is None:
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        axis_node = named.get("dim", call.args[1] if len(call.args) > 1 else None)
+        if axis_node is None:
             return True
-        site, axis = self.site(owner), _constant(given)
+        site, axis = self.site(owner), _constant(axis_node)
         return axis == -1 or bool(site and site.axes and all(axes - 1 == axis for axes in site.axes))
 
     def _pair_of(self, call: ast.Call) -> tuple[str, ast.expr, ast.Call] | None:

@@ -51,23 +51,23 @@ def grouped(written: str) -> str:
 
 def _needed(parent: ast.AST, part: ast.AST) -> int:
     if isinstance(parent, ast.BinOp):
-        own = level(parent)
-        apart = part is (parent.left if isinstance(parent.op, ast.Pow) else parent.right)
-        return own + 1 if apart else own
+        parent_level = level(parent)
+        tighter = part is (parent.left if isinstance(parent.op, ast.Pow) else parent.right)
+        return parent_level + 1 if tighter else parent_level
     if isinstance(parent, ast.UnaryOp | ast.Compare):
         return level(parent) + isinstance(parent, ast.Compare)
     if isinstance(parent, ast.BoolOp):
         return level(parent) + 1
-    held = isinstance(parent, ast.Attribute | ast.Subscript) and part is parent.value
-    return ATOM if held or (isinstance(parent, ast.Call) and part is parent.func) else 0
+    attached = isinstance(parent, ast.Attribute | ast.Subscript) and part is parent.value
+    return ATOM if attached or (isinstance(parent, ast.Call) and part is parent.func) else 0
 
 
 @functools.lru_cache(maxsize=4096)
 def parsed(text: str) -> ast.expr | None:
     """An expression's tree, whose lines may be those of something in parentheses; None if it is none."""
-    for each in (textwrap.dedent(text).strip(), f"({text}\n)"):
+    for candidate in (textwrap.dedent(text).strip(), f"({text}\n)"):
         try:
-            return ast.parse(each, mode="eval").body
+            return ast.parse(candidate, mode="eval").body
         except SyntaxError:
             pass
     return None

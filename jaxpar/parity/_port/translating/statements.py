@@ -50,12 +50,12 @@ class Statements(Initial):
 
     def _with_blocks(self, node: ast.stmt) -> str:
         """A statement whose parts are expressions and blocks."""
-        own = {id(body[0]): body for body in blocks(node)}
-        hidden = {id(each) for body in own.values() for each in body[1:]}
+        bodies = {id(body[0]): body for body in blocks(node)}
+        hidden = {id(statement) for body in bodies.values() for statement in body[1:]}
         parts = sorted((part for part in positioned(node) if id(part) not in hidden), key=begins)
         written, at = "", begins(node)
         for part in parts:
-            body = own.get(id(part))
+            body = bodies.get(id(part))
             if isinstance(part, ast.stmt) and body:
                 written += self.source.between(at, begins(part)) + self.block(body)
                 at = end_of(body[-1])
@@ -74,7 +74,7 @@ class Statements(Initial):
     def _stmt_import(self, node: ast.Import) -> str:
         return (
             DELETED
-            if all(each.name.split(".")[0] == "torch" for each in node.names)
+            if all(alias.name.split(".")[0] == "torch" for alias in node.names)
             else self.source.segment(node)
         )
 
@@ -93,8 +93,8 @@ class Statements(Initial):
         if self.scope.value(func) is torch._assert:
             if self.is_tensor(call.args[0]):
                 return self._unchecked(node)
-            said = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
-            return f"assert {self.test(call.args[0])}{said}"
+            message = f", {self.text(call.args[1])}" if len(call.args) > 1 else ""
+            return f"assert {self.test(call.args[0])}{message}"
         written = self._call_statement(call, func) if isinstance(func, ast.Attribute) else None
         if written is None and (name := self.rebound(node)):
             written = f"{name} = {self.text(call)}"
@@ -119,19 +119,19 @@ class Statements(Initial):
 
     def _super_init(self, call: ast.Call, func: ast.Attribute) -> str | None:
         base = (
-            next((each for each in self.kind.__mro__[1:] if "__init__" in vars(each)), None)
+            next((base for base in self.kind.__mro__[1:] if "__init__" in vars(base)), None)
             if self.kind
             else None
         )
         first = reads_training_first(self.kind), draws_first(self, self.kind)
-        lines = [line for line, wanted in zip((MODE, STREAM), first, strict=True) if wanted]
+        lines = [line for line, needed in zip((MODE, STREAM), first, strict=True) if needed]
         if base is nn.Module and uses_training(self.kind) and not first[0]:
             lines.insert(0, MODE)
         if base is not nn.Module:
             lines.insert(0, self.text(call))
-        around: Any = self.source.parents[self.source.parents[call]]
-        behind = around.lineno == call.lineno
-        return ("; " if behind else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
+        statement: Any = self.source.parents[self.source.parents[call]]
+        same_line = statement.lineno == call.lineno
+        return ("; " if same_line else f"\n{' ' * start_of(call)[1]}").join(lines) or DELETED
 
     def _stmt_assign(self, node: ast.Assign) -> str:
         if self.silent(node):
@@ -146,7 +146,7 @@ class Statements(Initial):
         if (written := self.pair(node)) is not None:
             return written
         if isinstance(target, ast.Tuple) and any(
-            isinstance(each, ast.Subscript) and self.is_tensor(each.value) for each in target.elts
+            isinstance(element, ast.Subscript) and self.is_tensor(element.value) for element in target.elts
         ):
             raise Hole(PART)
         if len(node.targets) == 1 and isinstance(target, ast.Attribute):
@@ -169,13 +169,13 @@ class Statements(Initial):
             return DELETED
         if written := self.by_chance(node):
             return written
-        refuses = all(isinstance(each, ast.Raise) for each in node.body) and not node.orelse
+        refuses = all(isinstance(statement, ast.Raise) for statement in node.body) and not node.orelse
         if refuses and self._decided_by_data(node.test):
             return self._unchecked(node)
-        known = _known(self.test(node.test))
-        if known is None:
+        outcome = _known(self.test(node.test))
+        if outcome is None:
             return self._with_blocks(node)
-        chosen = node.body if known else node.orelse
+        chosen = node.body if outcome else node.orelse
         return self._dedented(chosen, begins(node)[1]) if chosen else DELETED
 
     def _stmt_for(self, node: ast.For) -> str:
@@ -184,17 +184,17 @@ class Statements(Initial):
     def _stmt_with(self, node: ast.With) -> str:
         if self.silent(node):
             return self.said_silent(node)
-        words = [
-            dotted(self.scope.value(each.context_expr.func))
-            if isinstance(each.context_expr, ast.Call)
+        contexts = [
+            dotted(self.scope.value(item.context_expr.func))
+            if isinstance(item.context_expr, ast.Call)
             else ""
-            for each in node.items
+            for item in node.items
         ]
-        if all(word in rules.CONTEXTS for word in words):
+        if all(context in rules.CONTEXTS for context in contexts):
             return self._dedented(node.body, begins(node)[1])
         if len(node.items) == 1 and self.stops_gradients(node.items[0].context_expr):
             return self.stopping()._dedented(node.body, begins(node)[1])
-        if any(word.startswith("torch.") for word in words):
+        if any(context.startswith("torch.") for context in contexts):
             raise Hole("there is no rule for this context")
         return self._with_blocks(node)
 
@@ -207,19 +207,19 @@ class Statements(Initial):
 
     def function(self, node: Function, rngs: str = "") -> str:
         """A function, `forward` as `__call__`; `rngs` is the type of that argument, if it needs one."""
-        here = self.inside(node)
+        inner = self.inside(node)
         if self.decorated(node):
-            here = here.stopping()
-        decorators = [self.decorator(each) for each in node.decorator_list]
+            inner = inner.stopping()
+        decorators = [self.decorator(decorator) for decorator in node.decorator_list]
         indent = " " * node.col_offset
-        head = "".join(f"@{each}\n{indent}" for each in decorators if each)
+        head = "".join(f"@{decorator}\n{indent}" for decorator in decorators if decorator)
         begin = start_of(node)
         written, at = "", begin
         last = _last_argument(node) if rngs else None
         outer = [
-            each
-            for each in positioned(node)
-            if not isinstance(each, ast.stmt) and each not in node.decorator_list
+            part_
+            for part_ in positioned(node)
+            if not isinstance(part_, ast.stmt) and part_ not in node.decorator_list
         ]
         for part in sorted(outer, key=start_of):
             before = self.source.between(at, start_of(part))
@@ -235,20 +235,20 @@ class Statements(Initial):
             written = written.replace("()", "(*, rngs)", 1)
         if self.kind is not None and node.name == "forward":
             written = re.sub(r"^(\s*(?:async )?def )forward\b", r"\1__call__", written)
-        body = here.body(node)
+        body = inner.body(node)
         if lost := unbound(node, body):
-            here.unbound = lost
-            body = here.body(node)
+            inner.unbound = lost
+            body = inner.body(node)
         return f"{head}{written}{body}"
 
     def body(self, node: Function) -> str:
         """A function's statements; images that come with their channels last are turned before them."""
         names = self.needs.turned.get(node, ())
-        said = node.body[: int(bool(names) and is_docstring(node.body[0]))]
+        docstring = node.body[: int(bool(names) and is_docstring(node.body[0]))]
         lines = [f"{name} = jnp.moveaxis({name}, -1, 1)  # from [N, H, W, C]" for name in names]
-        parts = [self.block(said)] if said else []
-        rest = self.block(node.body[len(said) :], last=True)
-        return f"\n{' ' * node.body[0].col_offset}".join([*parts, *lines, rest])
+        parts = [self.block(docstring)] if docstring else []
+        statements = self.block(node.body[len(docstring) :], last=True)
+        return f"\n{' ' * node.body[0].col_offset}".join([*parts, *lines, statements])
 
     def decorator(self, node: ast.expr) -> str | None:
         value = self.scope.value(node.func if isinstance(node, ast.Call) else node)
@@ -273,8 +273,8 @@ class Statements(Initial):
 
     def _unchecked(self, node: ast.stmt) -> str:
         """A check of numbers, which changes no result, is left out: JAX has no numbers while it compiles."""
-        said = " ".join(self.source.segment(node).split())
-        self.needs.note(f"{self.source.place(node)}: {said}: what it checks depends on data; left out")
+        condition = " ".join(self.source.segment(node).split())
+        self.needs.note(f"{self.source.place(node)}: {condition}: what it checks depends on data; left out")
         return DELETED
 
     def _stmt_global(self, node: ast.Global) -> str:
@@ -301,13 +301,15 @@ def _reads_training(kind: type) -> bool:
     if not defined_by_user(kind) or of_runtime(kind):
         return False
     _, node = definition(kind)
-    return any(isinstance(each, ast.Attribute) and each.attr == "training" for each in ast.walk(node))
+    return any(isinstance(child, ast.Attribute) and child.attr == "training" for child in ast.walk(node))
 
 
 def head_parts(node: Function | ast.ClassDef) -> list[ast.AST]:
     """What stands between `def` or `class` and the first statement, in order."""
     decorators = node.decorator_list
-    parts = (each for each in positioned(node) if not isinstance(each, ast.stmt) and each not in decorators)
+    parts = (
+        child for child in positioned(node) if not isinstance(child, ast.stmt) and child not in decorators
+    )
     return sorted(parts, key=start_of)
 
 
@@ -332,7 +334,7 @@ def _last_argument(node: Function) -> ast.AST | None:
 
 def _rngs_argument(node: Function, kind: str) -> str:
     a = node.args
-    annotated = any(each.annotation for each in [*a.args, *a.kwonlyargs])
+    annotated = any(argument.annotation for argument in [*a.args, *a.kwonlyargs])
     star = "" if a.vararg or a.kwonlyargs else "*, "
     return f", {star}rngs{f': {kind}' if annotated else ''}"
 
@@ -348,7 +350,7 @@ def _known(test: str) -> bool | None:
     except SyntaxError:
         return None
     if isinstance(node, ast.BoolOp):
-        values = [_known(ast.unparse(each)) for each in node.values]
+        values = [_known(ast.unparse(operand)) for operand in node.values]
         deciding = isinstance(node.op, ast.Or)
         return deciding if deciding in values else None
     return None

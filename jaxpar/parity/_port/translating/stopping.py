@@ -26,9 +26,9 @@ class Stopping(Pairs):
     """Whether this is the translation of such a context or function."""
 
     def stopping(self) -> Self:
-        there = copy.copy(self)
-        there.stops = True
-        return there
+        copied = copy.copy(self)
+        copied.stops = True
+        return copied
 
     def value(self, node: ast.expr) -> str:
         """A value that is assigned, stored or returned."""
@@ -47,7 +47,7 @@ class Stopping(Pairs):
         site = self.site(node)
         if site is None:
             return True
-        floating = any(each.is_floating_point for each in site.types)
+        floating = any(dtype.is_floating_point for dtype in site.types)
         return floating or any(issubclass(kind, tuple | list | dict) for kind in site.kinds - {torch.Size})
 
     def check_stopping(self, node: ast.stmt) -> None:
@@ -70,7 +70,9 @@ class Stopping(Pairs):
 
     def _named_tensor(self, name: str) -> bool:
         """Whether a variable of this name is a tensor somewhere in the file."""
-        uses = (each for each in ast.walk(self.source.tree) if isinstance(each, ast.Name) and each.id == name)
+        uses = (
+            child for child in ast.walk(self.source.tree) if isinstance(child, ast.Name) and child.id == name
+        )
         return any(map(self.is_tensor, uses))
 
     def stops_gradients(self, node: ast.expr) -> bool:

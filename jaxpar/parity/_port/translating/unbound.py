@@ -21,5 +21,5 @@ def unbound(function: Function, written: str) -> frozenset[str]:
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    found = (each for each in ast.walk(node) if isinstance(each, ast.Name))
-    return {each.id for each in found if isinstance(each.ctx, context)}
+    nodes = (child for child in ast.walk(node) if isinstance(child, ast.Name))
+    return {name.id for name in nodes if isinstance(name.ctx, context)}

@@ -91,8 +91,8 @@ class Words:
         if isinstance(node, ast.Starred):
             return self.text(node.value, "t")
         if isinstance(node, ast.List):
-            inside = written[1:-1].rstrip()
-            return f"({inside}{',' if len(node.elts) == 1 and not inside.endswith(',') else ''})"
+            elements = written[1:-1].rstrip()
+            return f"({elements}{',' if len(node.elts) == 1 and not elements.endswith(',') else ''})"
         site = self.watched.site(self.source, node)
         if site and site.kinds & {list, torch.Size} and not isinstance(node, ast.Tuple):
             return f"tuple({written})"
@@ -123,13 +123,13 @@ class Words:
 
     def hole(self, node: ast.AST, reason: str) -> str:
         """An expression that raises with torch's line."""
-        words = " ".join(self.source.segment(node).split())
-        said = f"{self.source.place(node)}: {words}: {reason}"
+        code = " ".join(self.source.segment(node).split())
+        message = f"{self.source.place(node)}: {code}: {reason}"
         if self.ran(node) and not (isinstance(node, ast.Name) and node.id in self.unbound):
-            self.needs.hole(said)
+            self.needs.hole(message)
         else:
-            self.needs.note(f"did not run, and has no counterpart: {said}")
-        return f"hole({said!r})"
+            self.needs.note(f"did not run, and has no counterpart: {message}")
+        return f"hole({message!r})"
 
     def spliced(self, node: ast.AST, text: Callable[[ast.AST], str] | None = None) -> str:
         """The text of a node as it is, with its parts translated."""
@@ -146,14 +146,14 @@ class Words:
 
     def _expr_constant(self, node: ast.Constant) -> str:
         """As it is; of annotations in quotes those of torch are JAX's, or left out, as are unknown ones."""
-        said = node.value
-        if not (isinstance(said, str) and self._in_annotation(node) and not is_literal(self.source, node)):
+        value = node.value
+        if not (isinstance(value, str) and self._in_annotation(node) and not is_literal(self.source, node)):
             return self.source.segment(node)
-        if found := rules.NAMES.get(f"torch.{said.removeprefix('torch.')}"):
-            return found
-        names = names_in(said)
-        if QUOTED.match(said) or not names or any(self._quoted(node, each) != each.id for each in names):
-            raise Beyond(said)
+        if replacement := rules.NAMES.get(f"torch.{value.removeprefix('torch.')}"):
+            return replacement
+        names = names_in(value)
+        if QUOTED.match(value) or not names or any(self._quoted(node, name) != name.id for name in names):
+            raise Beyond(value)
         return self.source.segment(node)
 
     def _quoted(self, node: ast.Constant, name: ast.Name) -> str:
@@ -194,12 +194,14 @@ class Words:
     def _leaf(self, node: ast.Attribute) -> str | None:
         """`self.weight` of a module, if it is a parameter or buffer: the array, where it is read."""
         owner = self.site(node.value)
-        modules = [each for each in owner.objects.values() if isinstance(each, nn.Module)] if owner else []
-        holding = [each for each in modules if node.attr in kept_tensors(each)]
+        modules = (
+            [module for module in owner.objects.values() if isinstance(module, nn.Module)] if owner else []
+        )
+        holding = [module for module in modules if node.attr in kept_tensors(module)]
         if not holding or isinstance(node.ctx, ast.Store) or self._compared_with_none(node):
             return None
         written = f"{self.text(node.value, 'a')}."
-        layers = {_layer_of(type(each), node.attr) for each in holding}
+        layers = {_layer_of(type(module), node.attr) for module in holding}
         if layers == {None}:
             return f"{written}{node.attr}[...]"
         if None not in layers and len(layers) == 1:
@@ -211,17 +213,17 @@ class Words:
     def _compared_with_none(self, node: ast.AST) -> bool:
         parent = self.source.parents.get(node)
         return isinstance(parent, ast.Compare) and any(
-            isinstance(each, ast.Constant) and each.value is None for each in parent.comparators
+            isinstance(operand, ast.Constant) and operand.value is None for operand in parent.comparators
         )
 
     def _reference(self, node: ast.AST, value: Any, name: str | None) -> str:
         """A global name, or an attribute of one."""
-        word = rule_name(value)
-        if word is None and isinstance(value, float | int) and name is None:
+        name_ = rule_name(value)
+        if name_ is None and isinstance(value, float | int) and name is None:
             root = self.scope.value(_root(node))
-            word = f"torch.{self.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
-        if word in rules.NAMES:
-            return rules.NAMES[word]
+            name_ = f"torch.{self.source.segment(node).partition('.')[2]}" if is_torchs(root) else None
+        if name_ in rules.NAMES:
+            return rules.NAMES[name_]
         if is_layer(value):
             if jaxpar_layer(value) is None:
                 raise Hole(f"jaxpar has no {value.__name__}")
@@ -239,8 +241,8 @@ class Words:
     def _own(self, node: ast.AST, value: Any) -> str:
         """A class or function of the user. A module that is only in an annotation is just a module."""
         if inspect.isclass(value) and issubclass(value, nn.Module) and self._in_annotation(node):
-            functions = {id(each) for each in self.watched.functions.values()}
-            if not any(id(each) in functions for each in vars(value).values()):
+            functions = {id(function) for function in self.watched.functions.values()}
+            if not any(id(attribute) in functions for attribute in vars(value).values()):
                 return "nnx.Module"
         self.needs.definitions.setdefault(id(value), value)
         return value.__name__
@@ -254,8 +256,8 @@ class Words:
     def _of_module(self, node: ast.AST) -> str:
         assert isinstance(node, ast.Attribute)
         owner = self.scope.value(node.value)
-        if isinstance(owner, ModuleType) and (found := assignment(owner, node.attr)):
-            self.needs.constants[f"{found[0].path}:{node.attr}"] = found
+        if isinstance(owner, ModuleType) and (constant := assignment(owner, node.attr)):
+            self.needs.constants[f"{constant[0].path}:{node.attr}"] = constant
             return node.attr
         return f"{self.text(node.value)}.{node.attr}"
 
@@ -265,9 +267,9 @@ class Words:
         import sys
 
         module = sys.modules.get(self.scope.globals.get("__name__", ""))
-        found = assignment(module, name) if module else None
-        if found:
-            self.needs.constants[f"{found[0].path}:{name}"] = found
+        constant = assignment(module, name) if module else None
+        if constant:
+            self.needs.constants[f"{constant[0].path}:{name}"] = constant
         elif line := import_of(self.source, name):
             self.needs.imports[name] = line
         elif not hasattr(builtins, name) and not name.startswith("__"):
@@ -276,26 +278,26 @@ class Words:
 
     def site(self, node: ast.AST) -> Site | None:
         """What an expression was; a variable in a line that did not run is what it was elsewhere."""
-        found = self.watched.site(self.source, node)
-        if found is None and isinstance(node, ast.Name) and node.id in self.scope.local:
+        site = self.watched.site(self.source, node)
+        if site is None and isinstance(node, ast.Name) and node.id in self.scope.local:
             return self.watched.variables(self.source).get((self.source.around(node), node.id))
-        return found
+        return site
 
     def ran(self, node: ast.AST) -> bool:
         """Whether the statement of a node ran, or what stands outside of functions."""
-        inside: ast.AST | None = node
-        while inside is not None and not isinstance(inside, ast.stmt):
-            around = self.source.parents.get(inside)
-            chosen = isinstance(around, ast.IfExp) and inside is not around.test
-            if chosen and isinstance(inside, PROBED_NODES) and self.watched.site(self.source, inside) is None:
+        child: ast.AST | None = node
+        while child is not None and not isinstance(child, ast.stmt):
+            parent = self.source.parents.get(child)
+            chosen = isinstance(parent, ast.IfExp) and child is not parent.test
+            if chosen and isinstance(child, PROBED_NODES) and self.watched.site(self.source, child) is None:
                 return False
-            inside = around
-        function: ast.AST | None = inside
+            child = parent
+        function: ast.AST | None = child
         while function is not None and not isinstance(function, Function):
             function = self.source.parents.get(function)
-        if function is None or inside is function or inside is None:
+        if function is None or child is function or child is None:
             return True
-        return (self.source.path, inside.lineno) in self.watched.lines
+        return (self.source.path, child.lineno) in self.watched.lines
 
     def in_call(self, node: ast.AST) -> bool:
         """Whether the statement of a node ran when the module was called, and not when it was made."""
@@ -307,8 +309,8 @@ class Words:
         """Whether an expression ran only while the module was made: its arrays have their numbers."""
         while not isinstance(node, ast.stmt):
             node = self.source.parents[node]
-        place = self.source.path, node.lineno
-        return place in self.watched.lines and place not in self.watched.called
+        location = self.source.path, node.lineno
+        return location in self.watched.lines and location not in self.watched.called
 
     def is_tensor(self, node: ast.AST) -> bool:
         site = self.site(node)
@@ -328,10 +330,10 @@ def kept_tensors(module: nn.Module) -> set[str]:
 
 def _layer_of(kind: type, name: str) -> str | None:
     """The layer of torch that a class is or derives from; None if a tensor of this name is the user's."""
-    layers = [each for each in kind.__mro__ if is_layer(each) and each is not nn.Module]
+    layers = [base for base in kind.__mro__ if is_layer(base) and base is not nn.Module]
     of_torch = re.compile(rf"self\.{name}\b|['\"]{name}['\"]|\b{name}:")
     recurrent = name.startswith(("weight_", "bias_"))  # `weight_ih_l0` is in no text
-    if not layers or not (recurrent or any(of_torch.search(inspect.getsource(each)) for each in layers)):
+    if not layers or not (recurrent or any(of_torch.search(inspect.getsource(layer)) for layer in layers)):
         return None
     return layers[0].__name__
 
