@@ -40,6 +40,15 @@ class CallRule:
             bound["self"] = [self_node]
         return self._written(bound, text).replace("{rngs}", rngs)
 
+    def accepts(self, call: ast.Call) -> bool:
+        """Return whether this rule accepts the arguments of a call."""
+        return self._bound(call) is not None
+
+    def draws(self, call: ast.Call) -> bool:
+        """Return whether the replacement of a call draws random numbers."""
+        bound = self._bound(call)
+        return bound is not None and "{rngs}" in self._template({**bound, "self": [call.func]})
+
     def _bound(self, call: ast.Call) -> dict[str, list[ast.expr]] | None:
         positional = list(call.args)
         named = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -59,11 +68,16 @@ class CallRule:
                 return None
         return None if positional or named else bound
 
-    def _written(self, bound: dict[str, list[ast.expr]], text: Text) -> str:
+    def _template(self, bound: dict[str, list[ast.expr]]) -> str:
+        """Return the template without the options that were not passed."""
+
         def optional(match: re.Match) -> str:
             needed = {name for name, _ in PLACE.findall(match[1])} - {"rngs"}
             return match[1] if all(bound.get(name) for name in needed) else ""
 
+        return OPTIONAL.sub(optional, self.template)
+
+    def _written(self, bound: dict[str, list[ast.expr]], text: Text) -> str:
         def place(match: re.Match) -> str:
             if match[1] == "rngs":
                 return match[0]
@@ -73,7 +87,7 @@ class CallRule:
                 return f"({elements})"
             return ", ".join(text(node, form) for node in nodes)
 
-        return PLACE.sub(place, OPTIONAL.sub(optional, self.template))
+        return PLACE.sub(place, self._template(bound))
 
 
 def table(lines: str) -> dict[str, list[CallRule]]:

@@ -103,7 +103,7 @@ class Calls(Libraries):
         for rule in candidates:
             written = rule.apply(node, self.text, owner, self._stream())
             if written is not None:
-                if "self.rngs" in written and "{rngs}" in rule.template:
+                if self.kind and rule.draws(node):
                     self._check_stream()
                 if rule.note:
                     code = " ".join(self.source.segment(node).split())
@@ -281,8 +281,8 @@ class Calls(Libraries):
         """Whether a call draws random numbers, itself or in a function of the user."""
         candidates = self._rules_of(node)
         if candidates:
-            written = (rule.apply(node, lambda *_: "", node.func, "\1") for rule in candidates)
-            return "\1" in next(filter(None, written), "")
+            rule = next((rule for rule in candidates if rule.accepts(node)), None)
+            return rule is not None and rule.draws(node)
         return any(draws(self, target) for target in self._targets(node))
 
     def _rules_of(self, node: ast.Call) -> list[CallRule]:

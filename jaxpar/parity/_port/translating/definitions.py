@@ -142,14 +142,14 @@ def _method(translator: Statements, value: type, node: Function) -> str:
 def _whole(translator: Statements, node: Function, name: str) -> str:
     """A method of a class that is no module; left out if it has holes."""
     needs = translator.needs
-    before = len(needs.holes), len(needs.notes)
+    mark = needs.mark()
     try:
         text = translator.function(node)
+        if needs.written_holes == mark[2]:
+            return text
     except Beyond:
-        text = "hole("
-    if "hole(" not in text:
-        return text
-    del needs.holes[before[0] :], needs.notes[before[1] :]
+        pass
+    needs.forget(mark)
     needs.note(f"{name} is not ported: it has no counterpart")
     return DELETED
 

@@ -23,6 +23,7 @@ class Needs:
       imports: lines by the name that they bind.
       holes: what could not be said, with the places in the source.
       notes: what was left out.
+      written_holes: the number of calls of `hole` in the text, including lines that did not run.
       stand_ins: names of what is copied from the stand-ins of a library's runtime.
       refused: places of blocks that did not run and that raise.
       turned: definitions whose arguments of these names come with their channels last.
@@ -35,6 +36,7 @@ class Needs:
         self.imports: dict[str, str] = {}
         self.holes: list[str] = []
         self.notes: list[str] = []
+        self.written_holes = 0
         self.stand_ins: dict[str, None] = {}
         self.refused: set[tuple[str, int]] = set()
         self.turned: dict[ast.stmt, tuple[str, ...]] = {}
@@ -56,6 +58,15 @@ class Needs:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+    def mark(self) -> tuple[int, int, int]:
+        """Return the position that `forget` returns to."""
+        return len(self.holes), len(self.notes), self.written_holes
+
+    def forget(self, mark: tuple[int, int, int]) -> None:
+        """Forget the holes and notes of a text that is discarded."""
+        del self.holes[mark[0] :], self.notes[mark[1] :]
+        self.written_holes = mark[2]
 
     @contextmanager
     def unless_beyond(self) -> Iterator[None]:

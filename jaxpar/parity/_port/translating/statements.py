@@ -264,11 +264,11 @@ class Statements(Initial):
         return self._unchecked(node) if self._decided_by_data(node.test) else self._with_blocks(node)
 
     def _decided_by_data(self, node: ast.expr) -> bool:
-        before = len(self.needs.holes), len(self.needs.notes)
-        written = self.test(node)
-        if "hole(" not in written:
+        mark = self.needs.mark()
+        self.test(node)
+        if self.needs.written_holes == mark[2]:
             return False
-        del self.needs.holes[before[0] :], self.needs.notes[before[1] :]
+        self.needs.forget(mark)
         return True
 
     def _unchecked(self, node: ast.stmt) -> str:

@@ -129,6 +129,7 @@ class Words:
             self.needs.hole(message)
         else:
             self.needs.note(f"did not run, and has no counterpart: {message}")
+        self.needs.written_holes += 1
         return f"hole({message!r})"
 
     def spliced(self, node: ast.AST, text: Callable[[ast.AST], str] | None = None) -> str:
