@@ -159,12 +159,6 @@ def port(
     The module is made and called several times, each time with the same random numbers. While it is watched,
     probes are in the user's functions, for all threads; during the proof, torch computes with one thread in
     the whole process.
-
-    >>> import torch
-    >>> from jaxpar import parity
-    >>> port = parity.port(lambda: torch.nn.Linear(4, 2), torch.ones(3, 4))
-    >>> port.build, port.same
-    ('nn.Linear(in_features=4, out_features=2, rngs=rngs)', True)
     """
     if record and out is None:
         raise PortError("jaxpar.parity.port: record=True keeps its files beside `out`; give out=.")
