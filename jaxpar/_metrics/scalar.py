@@ -1,4 +1,4 @@
-"""Scalars that may still be computed on a device: accepted without waiting, read when ready.
+"""Scalars, possibly still being computed on a device: accepted without waiting, read when ready.
 
 JAX is never imported here, so a script that logs host numbers only does not pay for it.
 """

@@ -29,37 +29,47 @@ from ._paths import leaf_path
 from ._rprop import RpropState
 from ._sgd import MomentumState
 
-OURS = (
-    AdafactorState,
-    AdagradState,
-    AdamState,
-    AdamaxState,
-    ASGDState,
-    MomentumState,
-    MuonState,
-    NAdamState,
-    RAdamState,
-    RateState,
-    RpropState,
-)
-KEYS: dict[type, dict[str, str]] = {
-    **{kind: {field: field for field in kind._fields} for kind in OURS},
-    optax.TraceState: {"trace": "momentum_buffer"},
-    optax.ScaleByRmsState: {"nu": "square_avg"},
-    optax.ScaleByRStdDevState: {"mu": "grad_avg", "nu": "square_avg"},
-    optax.ScaleByAdaDeltaState: {"e_g": "square_avg", "e_x": "acc_delta"},
-}
-"""A stage's fields and torch's keys for them. Our own states have torch's names, optax's have not."""
-
-SCALARS = {"step", "mu_product", "eta", "mu"}
-"""Torch keeps one of these for each parameter, all equal; here there is one for all."""
+SHARED = {"step", "mu_product", "eta", "mu"}
+"""Torch stores one of these numbers for each parameter, all equal; a stage has one for all parameters."""
 
 STEPLESS = {"momentum_buffer"}
-"""What torch.optim.SGD keeps, which does not count its steps."""
+"""The state of torch.optim.SGD, which does not count its steps."""
+
+
+class Slot(NamedTuple):
+    """A field of a stage and torch's key. `shared`: one number for all parameters, else a tree like them."""
+
+    field: str
+    key: str
+    shared: bool = False
+
+
+def _same_names(kind: Any) -> tuple[Slot, ...]:
+    return tuple(Slot(field, field, field in SHARED) for field in kind._fields)
+
+
+SLOTS: dict[type, tuple[Slot, ...]] = {
+    AdafactorState: _same_names(AdafactorState),
+    AdagradState: _same_names(AdagradState),
+    AdamState: _same_names(AdamState),
+    AdamaxState: _same_names(AdamaxState),
+    ASGDState: _same_names(ASGDState),
+    MomentumState: _same_names(MomentumState),
+    MuonState: _same_names(MuonState),
+    NAdamState: _same_names(NAdamState),
+    RAdamState: _same_names(RAdamState),
+    RateState: _same_names(RateState),
+    RpropState: _same_names(RpropState),
+    optax.TraceState: (Slot("trace", "momentum_buffer"),),
+    optax.ScaleByRmsState: (Slot("nu", "square_avg"),),
+    optax.ScaleByRStdDevState: (Slot("mu", "grad_avg"), Slot("nu", "square_avg")),
+    optax.ScaleByAdaDeltaState: (Slot("e_g", "square_avg"), Slot("e_x", "acc_delta")),
+}
+"""What each kind of stage shares with torch's state. Both directions go through this table."""
 
 
 class TorchParam(NamedTuple):
-    """A leaf's counterpart in torch.
+    """The torch parameter that a leaf corresponds to.
 
     `name`: of the parameter. `to_flax(array)`: from torch's layout to the leaf's; `to_torch`: the way
     back. Without them the layouts are equal. They must only move elements, since they are applied
@@ -68,6 +78,10 @@ class TorchParam(NamedTuple):
     Several leaves may share a parameter (three kernels that are one `in_proj_weight`). Then each
     `to_flax` cuts out its part, and each `to_torch` returns the whole, zero outside of its part; these are
     added.
+
+    >>> from jaxpar import optim
+    >>> optim.TorchParam("fc.weight", lambda w: w.T, lambda w: w.T).name
+    'fc.weight'
     """
 
     name: str
@@ -87,7 +101,7 @@ def state_from_torch(
     names: Sequence[str] | None = None,
     step: int | None = None,
 ) -> PyTree:
-    """The state with which `tx` continues where a torch optimizer stopped.
+    """Return the state with which `tx` continues a torch optimizer's run.
 
     Args:
       tx: made by jaxpar.optim with the options of the torch optimizer; also in `optax.chain`,
@@ -133,7 +147,7 @@ def state_to_torch(
     names: Sequence[str] | None = None,
     tensor: Callable[[np.ndarray], Any] = np.asarray,
 ) -> dict[str, Any]:
-    """A state as torch's `state_dict`, for `optimizer.load_state_dict`.
+    """Return a state as torch's `state_dict`, for `optimizer.load_state_dict`.
 
     Args:
       state: of an optimizer of this package; of an `nnx.Optimizer`, `nnx.as_pure(optimizer.opt_state)`.
@@ -147,60 +161,68 @@ def state_to_torch(
 
     torch counterpart: `optimizer.state_dict`.
     """
-    ids = {called: i for i, called in _ids_and_names(like, names)}
-    found: dict[str, dict[str, Any]] = {called: {} for called in ids}
-    steps: set[int] = set()
+    ids = {name: i for i, name in _ids_and_names(like, names)}
+    stages = _stages(state, "state_to_torch")
+    steps = {int(stage.step) for stage in stages if "step" in stage._fields}
+    entries: dict[str, dict[str, np.ndarray]] = {name: {} for name in ids}
     unknown = []
-    for stage in _stages(state, "state_to_torch"):
-        if "step" in stage._fields:
-            steps.add(int(stage.step))
+    for stage in stages:
+        shared = {slot.key: _number(stage, slot) for slot in SLOTS[type(stage)] if slot.shared}
         for path, key, value in _moments(stage):
             param = _torch_param(layout, path)
-            if param.name not in found:
+            if param.name not in entries:
                 unknown.append(f"{path} (torch name {param.name})")
                 continue
             if param.to_flax is not None and param.to_torch is None:
                 raise ValueError(f"state_to_torch: the layout of {path} has a to_flax and no to_torch.")
             array = _own_array(param.to_torch(value) if param.to_torch else value)
             # Several leaves may be parts of one parameter, each zero outside of its own.
-            entry = found[param.name]
+            entry = entries[param.name]
             entry[key] = entry[key] + array if key in entry else array
-            # Torch counts steps in float32, whatever the parameters are.
-            for scalar in SCALARS & set(KEYS[type(stage)].values()):
-                entry[scalar] = np.array(getattr(stage, scalar), np.float32 if scalar == "step" else None)
+            entry.update(shared)
     if steps == {0}:  # torch creates its state at the first step
-        found = {called: {} for called in ids}
-    keys = set().union(*found.values())
-    # With parameter groups, those of SGD without momentum have no state and are not missing any.
-    empty = [] if keys <= STEPLESS | {"step"} else [called for called, entry in found.items() if not entry]
-    if unknown or empty:
-        raise ValueError(
-            f"state_to_torch: without a counterpart: leaves {unknown}, torch parameters {empty}; see "
-            "`layout` and `names`."
-        )
-    # SGD has no step in its state, all other optimizers have.
-    for entry in found.values():
-        if set(entry) <= STEPLESS | {"step"}:
-            entry.pop("step", None)
-        elif "step" not in entry:
-            entry["step"] = np.array(max(steps, default=0), np.float32)
+        entries = {name: {} for name in ids}
+    _complete(entries, steps, unknown)
     return {
         "state": {
-            ids[called]: {key: tensor(np.array(value)) for key, value in entry.items()}
-            for called, entry in found.items()
+            ids[name]: {key: tensor(np.array(value)) for key, value in entry.items()}
+            for name, entry in entries.items()
             if entry
         },
         "param_groups": [dict(group) for group in like["param_groups"]],
     }
 
 
+def _complete(entries: dict[str, dict[str, np.ndarray]], steps: set[int], unknown: list[str]) -> None:
+    """Check that leaves and torch's parameters correspond, and add or remove the steps as in torch."""
+    keys = set().union(*entries.values())
+    # In parameter groups, SGD without momentum has no state, and its parameters lack none.
+    empty = [] if keys <= STEPLESS | {"step"} else [name for name, entry in entries.items() if not entry]
+    if unknown or empty:
+        raise ValueError(
+            f"state_to_torch: without a counterpart: leaves {unknown}, torch parameters {empty}; see "
+            "`layout` and `names`."
+        )
+    # All of torch's optimizers but SGD store their step.
+    for entry in entries.values():
+        if set(entry) <= STEPLESS | {"step"}:
+            entry.pop("step", None)
+        elif "step" not in entry:
+            entry["step"] = np.array(max(steps, default=0), np.float32)
+
+
+def _number(stage: Any, slot: Slot) -> np.ndarray:
+    # Torch counts steps in float32, whatever the parameters are.
+    return np.array(getattr(stage, slot.field), np.float32 if slot.key == "step" else None)
+
+
 class _StateReader:
-    """Fills the stages with torch's entries, and knows at the end what was missing and what was left."""
+    """Fills the stages with torch's entries, and reports absent and unused ones at the end."""
 
     def __init__(self, entries: Mapping[str, Mapping[str, np.ndarray]], layout: Layout, step: int):
         self.entries, self.layout, self.step = entries, layout, step
         self.used: set[tuple[str, str]] = set()
-        self.missing: list[str] = []
+        self.absent: list[str] = []
 
     def fill(self, stage: Any) -> Any:
         if not _is_stage(stage):
@@ -212,22 +234,21 @@ class _StateReader:
                 if "step" in stage._fields
                 else stage
             )
-        # What is missing is collected, not raised, so that the error can name all of it.
-        new = {}
-        for field, key in KEYS[type(stage)].items():
-            value = getattr(stage, field)
-            if key in SCALARS:
-                new[field] = self._scalar(stage, key, value)
-            else:
-                new[field] = jax.tree_util.tree_map_with_path(
-                    lambda path, old, key=key: self._moment(leaf_path(path), key, old), value
-                )
-        return stage._replace(**new)
+        # Absent entries are collected, not raised, so that the error can name them all.
+        return stage._replace(**{slot.field: self._value(stage, slot) for slot in SLOTS[type(stage)]})
+
+    def _value(self, stage: Any, slot: Slot) -> Any:
+        value = getattr(stage, slot.field)
+        if slot.shared:
+            return self._shared(stage, slot.key, value)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, old: self._moment(leaf_path(path), slot.key, old), value
+        )
 
     def _moment(self, path: str, key: str, old: jax.Array) -> jax.Array:
         param = _torch_param(self.layout, path)
         if key not in self.entries.get(param.name, {}):
-            self.missing.append(f"{path} needs {key} of {param.name}")
+            self.absent.append(f"{path} needs {key} of {param.name}")
             return old
         self.used.add((param.name, key))
         value = self.entries[param.name][key]
@@ -239,57 +260,57 @@ class _StateReader:
             )
         return jnp.asarray(value, old.dtype)
 
-    def _scalar(self, stage: Any, key: str, old: jax.Array) -> jax.Array:
+    def _shared(self, stage: Any, key: str, old: jax.Array) -> jax.Array:
         if key == "step":
             return jnp.full_like(old, self.step)
         params = {_torch_param(self.layout, path).name for path, _, _ in _moments(stage)}
-        found = {
+        numbers = {
             param: self.entries[param][key] for param in sorted(params) if key in self.entries.get(param, {})
         }
-        self.used |= {(param, key) for param in found}
+        self.used |= {(param, key) for param in numbers}
         # torch has one number for each parameter, this state one for all of them: they must agree.
-        values = {float(value) for value in found.values()}
+        values = {float(value) for value in numbers.values()}
         if len(values) > 1:
-            raise ValueError(f"state_from_torch: {key} differs between parameters: {found}.")
+            raise ValueError(f"state_from_torch: {key} differs between parameters: {numbers}.")
         return jnp.full_like(old, values.pop()) if values else old
 
     def check(self) -> None:
-        left = [
-            f"{key} of {called}"
-            for called, entry in self.entries.items()
+        unused = [
+            f"{key} of {name}"
+            for name, entry in self.entries.items()
             for key in entry
-            if key != "step" and (called, key) not in self.used
+            if key != "step" and (name, key) not in self.used
         ]
-        if self.missing or left:
+        if self.absent or unused:
             raise ValueError(
-                f"state_from_torch: not found: {self.missing}; not used: {left}. The options must be those "
+                f"state_from_torch: not found: {self.absent}; not used: {unused}. The options must be those "
                 "of the torch optimizer, and the names must meet; see `layout` and `names`."
             )
 
 
 def _is_stage(node: Any) -> bool:
-    return type(node) in KEYS
+    return type(node) in SLOTS
 
 
 def _stages(state: PyTree, function: str) -> list[Any]:
-    known = jax.tree.leaves(state, is_leaf=lambda node: _is_stage(node) or isinstance(node, LBFGSState))
-    if any(isinstance(node, LBFGSState) for node in known):
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: _is_stage(node) or isinstance(node, LBFGSState))
+    if any(isinstance(node, LBFGSState) for node in nodes):
         raise NotImplementedError(
             f"{function}: the history of lbfgs is one flat vector over all parameters in their order, which "
             "differs from torch's; begin with an empty one, it fills within history_size iterations."
         )
-    stages = [node for node in known if _is_stage(node)]
+    stages = [node for node in nodes if _is_stage(node)]
     if not stages:
         raise ValueError(f"{function}: there is no state of an optimizer of jaxpar.optim in {type(state)}.")
     return stages
 
 
 def _moments(stage: Any) -> Iterator[tuple[str, str, Any]]:
-    """(path of the leaf, torch's key, value) for everything in a stage that is like the parameters."""
-    for field, key in KEYS[type(stage)].items():
-        if key not in SCALARS:
-            for path, value in jax.tree_util.tree_leaves_with_path(getattr(stage, field)):
-                yield leaf_path(path), key, value
+    """Yield (leaf's path, torch's key, value) for the trees of a stage that are like the parameters."""
+    for slot in SLOTS[type(stage)]:
+        if not slot.shared:
+            for path, value in jax.tree_util.tree_leaves_with_path(getattr(stage, slot.field)):
+                yield leaf_path(path), slot.key, value
 
 
 def _torch_param(layout: Layout, path: str) -> TorchParam:
@@ -307,15 +328,15 @@ def _torch_param(layout: Layout, path: str) -> TorchParam:
 def _ids_and_names(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> list[tuple[Any, str]]:
     groups = state_dict["param_groups"]
     numbers = [i for group in groups for i in group["params"]]
-    own = [called for group in groups for called in group.get("param_names", ())]
-    called = list(names) if names is not None else own or [str(i) for i in numbers]
+    stored = [name for group in groups for name in group.get("param_names", ())]
+    called = list(names) if names is not None else stored or [str(i) for i in numbers]
     if len(called) != len(numbers) or len(set(called)) != len(called):
         raise ValueError(f"{len(numbers)} torch parameters and the names {called}: not one for each.")
     return list(zip(numbers, called, strict=True))
 
 
 def _read(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, dict[str, np.ndarray]]:
-    """By name, without what torch keeps as None (a momentum buffer before its first step)."""
+    """Return torch's entries by name, without None (a momentum buffer before its first step)."""
     return {
         called: {
             key: _array(value) for key, value in state_dict["state"].get(i, {}).items() if value is not None
@@ -325,9 +346,9 @@ def _read(state_dict: Mapping[str, Any], names: Sequence[str] | None) -> dict[st
 
 
 def _array(value: Any) -> np.ndarray:
-    """A numpy array of a tensor, without importing torch. numpy lacks bfloat16; float32 holds it exactly.
+    """Convert a tensor to numpy without importing torch. numpy lacks bfloat16; float32 represents it exactly.
 
-    A copy: JAX may use a numpy array's memory as it is, and torch updates its state in place.
+    Copies, because JAX may alias a numpy array's memory, and torch updates its state in place.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -336,21 +357,21 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _own_array(value: Any) -> np.ndarray:
-    """A fresh numpy array. torch.from_numpy refuses bfloat16, and loading casts to the parameter's type."""
+    """Copy to numpy. torch.from_numpy refuses bfloat16, and loading casts to the parameter's type."""
     array = np.array(value)
     return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
-def _common_step(entries: Mapping[str, Mapping[str, np.ndarray]], given: int | None) -> int:
-    # torch counts for each parameter, and one that had no gradient in some step lags behind.
+def _common_step(entries: Mapping[str, Mapping[str, np.ndarray]], expected: int | None) -> int:
+    # torch counts steps per parameter; a parameter without a gradient in some step lags.
     steps = {called: int(entry["step"]) for called, entry in entries.items() if "step" in entry}
     if len(set(steps.values())) > 1:
         raise ValueError(f"state_from_torch: the parameters are not at the same step: {steps}.")
     if steps:
         (step,) = set(steps.values())
-        if given is not None and given != step:
-            raise ValueError(f"state_from_torch: step={given}, and the state_dict says {step}.")
+        if expected is not None and expected != step:
+            raise ValueError(f"state_from_torch: step={expected}, and the state_dict says {step}.")
         return step
-    if given is None and any(entries.values()):
+    if expected is None and any(entries.values()):
         raise ValueError("state_from_torch: torch.optim.SGD does not keep its number of steps; pass step=.")
-    return given or 0
+    return expected or 0
