@@ -121,7 +121,7 @@ def test_random_crops_draw_what_torch_draws(seed):
         ours, shared = Generator(seed), torch.manual_seed(seed)
         crop = transforms.RandomResizedCrop(8, **options, seed=ours)
         place = transforms.RandomCrop((5, 9), seed=ours)
-        assert [place._place((20, 30)) for _ in range(3)] == [crop_params(20, 30, 5, 9)[:2] for _ in range(3)]
+        assert [place._corner((20, 30)) for _ in range(3)] == [crop_params(20, 30, 5, 9)[:2] for _ in range(3)]
         scale, ratio = options.get("scale", (0.08, 1.0)), options.get("ratio", (3 / 4, 4 / 3))
         assert [crop._part(*shape) for shape in shapes] == [
             resized_crop_params(*shape, scale, ratio) for shape in shapes
@@ -165,7 +165,7 @@ class Places(TensorDataset):
         self.transform = transform
 
     def __getitem__(self, i):
-        return np.float32(self.transform._place((99, 99)))
+        return np.float32(self.transform._corner((99, 99)))
 
 
 def test_workers_draw_from_their_own_generators():
@@ -183,13 +183,13 @@ def test_workers_draw_from_their_own_generators():
 
 def test_a_crop_of_the_whole_image_draws_nothing():
     ours = Generator(3)
-    assert transforms.RandomCrop((5, 7), seed=ours)._place((5, 7)) == (0, 0)
+    assert transforms.RandomCrop((5, 7), seed=ours)._corner((5, 7)) == (0, 0)
     assert np.array_equal(ours.get_state(), Generator(3).get_state())
 
 
 def test_a_transform_goes_to_another_process():
     crop = pickle.loads(pickle.dumps(transforms.RandomCrop(4, seed=7)))
-    assert crop._place((99, 99)) == transforms.RandomCrop(4, seed=7)._place((99, 99))
+    assert crop._corner((99, 99)) == transforms.RandomCrop(4, seed=7)._corner((99, 99))
 
 
 # ------------------------------------------------------------------------------- borders and middles
@@ -306,10 +306,10 @@ def test_threads_do_not_mix_their_draws():
     """Outside of workers a transform belongs to one thread; in workers each has its own."""
     seen = []
     crop = transforms.RandomCrop(9, seed=0)
-    thread = threading.Thread(target=lambda: seen.append(crop._place((99, 99))))
+    thread = threading.Thread(target=lambda: seen.append(crop._corner((99, 99))))
     thread.start()
     thread.join()
-    assert seen == [transforms.RandomCrop(9, seed=0)._place((99, 99))]
+    assert seen == [transforms.RandomCrop(9, seed=0)._corner((99, 99))]
 
 
 @pytest.mark.parametrize("seed", range(20))
