@@ -121,7 +121,9 @@ def test_random_crops_draw_what_torch_draws(seed):
         ours, shared = Generator(seed), torch.manual_seed(seed)
         crop = transforms.RandomResizedCrop(8, **options, seed=ours)
         place = transforms.RandomCrop((5, 9), seed=ours)
-        assert [place._corner((20, 30)) for _ in range(3)] == [crop_params(20, 30, 5, 9)[:2] for _ in range(3)]
+        assert [place._corner((20, 30)) for _ in range(3)] == [
+            crop_params(20, 30, 5, 9)[:2] for _ in range(3)
+        ]
         scale, ratio = options.get("scale", (0.08, 1.0)), options.get("ratio", (3 / 4, 4 / 3))
         assert [crop._part(*shape) for shape in shapes] == [
             resized_crop_params(*shape, scale, ratio) for shape in shapes

@@ -119,6 +119,7 @@ class MetricsLog:
         for name, value in values.items():
             _check_name(name)
             check_scalar(value, name, "MetricsLog.log")
+        # A step back usually means a restored checkpoint, whose later rows are stale.
         if self._last is not None and step < self._last:
             raise MetricError(
                 f"MetricsLog.log: step {step} comes after step {self._last}, which {self.directory} holds "
@@ -226,6 +227,7 @@ def _check_name(name: str) -> None:
 
 def _write(waiting: Waiting, files: list[File], board: BoardWriter | None, wait: bool = True) -> None:
     """Write the steps that are ready, in order; with `wait` all steps."""
+    # Only the oldest step is tested: rows are written in order, even if a later step is ready.
     while waiting and (wait or all(map(is_ready, waiting[0][1].values()))):
         step, values = waiting.popleft()
         row = step, {name: _read(name, step, value) for name, value in values.items()}

@@ -169,6 +169,7 @@ class _Latest:
         self.waiting: list[object] = []
 
     def take(self, value: object) -> None:
+        # Keep the oldest pending value, and replace the newest.
         self.waiting[1:] = [value]
         if len(self.waiting) == 2 and is_ready(self.waiting[0]):
             self.waiting.pop(0)
@@ -271,6 +272,7 @@ class _Bar(_Silence):
         try:
             self._update()
             row = next(task for task in bars.tasks if task.id == self.task)
+            # Print the finished row above the live display, which then redraws the remaining ones.
             bars.remove_task(self.task)
             if leave:
                 bars.console.print(bars.make_tasks_table([row]))

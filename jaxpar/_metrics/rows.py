@@ -137,6 +137,7 @@ class File:
 
     def append(self, row: Row) -> None:
         more = [name for name in row[1] if name not in self.columns]
+        # JSON lines have no header and need no rewrite.
         if more and self.form.header(more):
             self.write(self.rows, more)  # a table gets a column: its header is written again
         self.columns += [name for name in more if name not in self.columns]

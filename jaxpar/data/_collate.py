@@ -49,6 +49,7 @@ def default_collate(batch: Sequence[Sample]) -> Batch:
     first = batch[0]
     if isinstance(first, (str, bytes)):
         return batch
+    # NumPy scalars before arrays, which they resemble, and before float, from which float64 inherits.
     if isinstance(first, (np.bool_, np.number)):
         return _numbers(batch)
     if is_array_like(first):
@@ -109,6 +110,7 @@ def _stack(batch: Sequence[Sample]) -> np.ndarray:
                 f"default_collate: sample {i} is a masked array, whose mask would be lost. Fill it: "
                 "x.filled(0)."
             )
+    # Convert after the checks: np.asarray of a masked array drops the mask.
     arrays = [np.asarray(x) for x in batch]
     for i, x in enumerate(arrays):
         if not is_numeric(x.dtype):

@@ -159,12 +159,14 @@ class DataLoader:
     def __iter__(self) -> Epoch:
         if self.timeout and not self.num_workers:
             raise AssertionError("DataLoader: timeout is for workers; num_workers=0 requires timeout == 0")
+        # A loaded state applies to one epoch only.
         resume, self._resume = self._resume, None
         if resume is not None:
             self._check_epoch(resume)
             self._restore(resume["start"])
         start = self._start() if resume is None else resume["start"]
         self._position = position = Position(start, promised=self._promised)
+        # torch creates the index iterator before it draws the workers' seed.
         index = self._index()
         self._draw_base_seed()
         # Skipping repeats the samplers' draws. Rows are not read, except of an iterable: it has no index.
@@ -235,6 +237,7 @@ class DataLoader:
     def _index(self) -> Iterator[Any]:
         """Return each batch's rows, as arrays if data set and sampler support them."""
         batches: Any = self.batch_sampler
+        # Exact types only: a subclass may override __iter__, which the fast path skips.
         if type(batches) is BatchSampler and type(batches.sampler) in _GIVE_ARRAYS:
             sampler: Any = batches.sampler
             if look_up(self.dataset, self.collate_fn) is not None:

@@ -72,6 +72,7 @@ class Epoch:
         self._todo: collections.deque[_Task] = collections.deque()
         self._workers: Workers | None = None
         self._turns = collections.deque(range(read_ahead.count if read_ahead else 0))
+        # A resumed epoch continues with the worker whose turn it was.
         self._turns.rotate(-self._number)
         self._begun = self._last = False
 
@@ -91,6 +92,7 @@ class Epoch:
             self._release()
             raise StopIteration
         self._position.batches += 1
+        # Warn once, at the first batch beyond the promised length.
         if self._position.batches - 1 == self._position.promised:
             self._warn_of_length(self._position.promised)
         return batch

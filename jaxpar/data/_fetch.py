@@ -47,6 +47,7 @@ def look_up(dataset: Dataset, collate: Collate) -> Gather | None:
 
 
 def _look_up(dataset: Dataset) -> Gather | None:
+    # A subclass may override __getitem__, so only the exact types are looked up.
     if type(dataset) is TensorDataset and dataset.numeric:
         return dataset.gather
     if type(dataset) is np.ndarray and dataset.ndim and is_numeric(dataset.dtype):

@@ -81,6 +81,7 @@ class Prefetch:
         read = _reader(self._iterable, rows)
         self._resume, self._position = None, [None if read is None else read()]
         one = _PrefetchIterator(_Channel(self._size), rows, self._send, read, self._position)
+        # Weak: a loop that is left drops its iterator, which ends its thread.
         self._passes.add(one)
         return one
 
@@ -240,6 +241,7 @@ def _read_and_send(channel: _Channel, rows: Iterator[PyTree], send: Send, read: 
                 break
             if channel.ended:
                 return
+            # The position travels with its batch, so that state_dict never runs ahead of the loop.
             channel.ready.put((batch, position))
             del batch  # else one more batch than `size` would be alive while the next is read
     finally:

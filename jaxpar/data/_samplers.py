@@ -206,6 +206,7 @@ class BatchSampler:
         pending = np.empty(0, np.intp)
         for block in blocks:
             pending = np.concatenate([pending, block]) if len(pending) else block
+            # Views, not copies: batches are slices of the sampler's block.
             for end in range(self.batch_size, len(pending) + 1, self.batch_size):
                 yield pending[end - self.batch_size : end]
             pending = pending[len(pending) - len(pending) % self.batch_size :]

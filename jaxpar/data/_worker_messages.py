@@ -55,6 +55,7 @@ def raised(error: BaseException, worker: int) -> Raised:
     text = "".join(traceback.format_exception(error))
     text = f"Caught {type(error).__name__} in DataLoader worker process {worker}.\nOriginal {text}"
     try:
+        # Many exceptions pickle but fail to restore, or lose their message.
         again = pickle.loads(pickle.dumps(error))
         if type(again) is type(error) and str(again) == str(error):
             return Raised(error, text)
@@ -147,6 +148,7 @@ def receive(connection: Connection) -> Received:
         os.close(file)
     extents = zip(_offsets(sizes), sizes, strict=True)
     views = [memoryview(memory)[offset : offset + size] for offset, size in extents]
+    # Beyond the limit, copy and release the map: descriptors are scarce.
     if len(_maps) >= MAPPED:
         return Received(head, [bytearray(view) for view in views])
     _maps.add(memory)

@@ -234,7 +234,7 @@ def _listen(connection: Connection, tasks: queue.SimpleQueue[Any], stopped: thre
         while (task := pickle.loads(connection.recv_bytes())) is not None:
             tasks.put(task)
     except (EOFError, OSError):
-        os._exit(1)
+        os._exit(1)  # not sys.exit: the main thread may be inside the data set
     stopped.set()
     tasks.put(None)
 

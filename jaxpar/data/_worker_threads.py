@@ -25,6 +25,7 @@ class Threads:
     def __init__(self, job: Job, infos: list[WorkerInfo]):
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in infos]
         stopped = threading.Event()
+        # The finalizer must not reference self, so it gets the queues alone.
         weakref.finalize(self, _stop, stopped, self._queues)
         for info, tasks in zip(infos, self._queues, strict=True):
             threading.Thread(

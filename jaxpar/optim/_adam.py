@@ -237,6 +237,7 @@ def radam(
 def _rectification(beta2: Scalar, step: jax.Array) -> jax.Array:
     """Return the paper's r_t where the average's length rho_t is above 5, else zero."""
     longest, rho = 2 / (1 - beta2) - 1, _average_length(beta2, step)
+    # Below rho = 4 this may be negative; the inner `where` keeps the root real.
     square = (rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho)
     return jnp.where(rho > 5, jnp.sqrt(jnp.where(rho > 5, square, 1)), 0)
 
@@ -280,6 +281,7 @@ def _two_moments(
     check_betas(betas)
     check_nonnegative(weight_decay=weight_decay)
     decay = weight_decay if decoupled else 0
+    # amsgrad's maximum is the only optional moment, so it is last.
     fields = ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * amsgrad)
 
     def update(grads, state, params=None):

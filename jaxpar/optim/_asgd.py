@@ -81,6 +81,7 @@ def asgd(
             eta, mu, shrink = s
             move = -eta * g - shrink * p
             new = p + move
+            # mu is exactly 1 before t0: then the average is a copy of the parameters, as in torch.
             return move, jnp.where(mu == 1, new, ax + (new - ax) * mu)
 
         scalars = (state.eta, state.mu, lambd * state.eta)

@@ -52,6 +52,7 @@ def clip_grad_norm(
 
     def update(updates, state, params=None):
         total = get_total_norm(updates, norm_type, error_if_nonfinite)
+        # torch adds 1e-6 before dividing, so the clipped norm is slightly below max_norm.
         factor = jnp.minimum(1.0, max_norm / (total + 1e-6))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), ClipGradNormState(total)
 

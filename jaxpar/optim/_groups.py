@@ -64,6 +64,7 @@ class ParamGroup(MutableMapping[str, Any]):
         if key in NOTES:
             self._notes[key] = value
             return
+        # A hyperparameter may occur in several stages of one group; all copies must change together.
         variables = self._variables(key)
         if isinstance(value, jax.core.Tracer):
             for variable in variables:
@@ -92,6 +93,7 @@ class ParamGroup(MutableMapping[str, Any]):
         """Record the exact number that the array stores rounded, for instance after loading."""
         self._last[key] = number
         x = self._variables(key)[0].get_value()
+        # A restored array may hold a different number than the scheduler's state; the array wins.
         if x.dtype.type(number) == x:
             _exact.remember(x, number)
 
@@ -128,6 +130,7 @@ def param_groups_of(optimizer: nnx.Optimizer) -> list[ParamGroup]:
         groups = [ParamGroup(optimizer, group_paths) for group_paths in paths.values()] or [
             ParamGroup(optimizer, {})
         ]
+        # Never cache groups made under a trace: their variables hold tracers that die with it.
         if not any(isinstance(x.get_value(), jax.core.Tracer) for _, x in _leaves(optimizer.opt_state)):
             _groups[optimizer] = groups
     return groups

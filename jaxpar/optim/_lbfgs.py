@@ -160,6 +160,7 @@ def lbfgs(
             loss, gradient = jax.value_and_grad(value_fn)(unravel(x))
             return sign * jnp.asarray(loss, x.dtype), sign * ravel_pytree(gradient)[0]
 
+        # The caller usually has the loss already; without it, evaluate once more.
         loss = sign * jnp.asarray(value_fn(params) if value is None else value, x.dtype)
         state = state._replace(step=optax.safe_increment(state.step), func_evals=state.func_evals + 1)
         # Torch returns before its loop if the first gradient is small enough.

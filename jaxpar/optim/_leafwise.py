@@ -32,6 +32,7 @@ def leafwise(
     """
     structure: Any
     leaves, structure = jax.tree.flatten(grads)
+    # Unused moments are None at a leaf, so flatten only as deep as the gradients.
     columns = [structure.flatten_up_to(tree) for tree in (*moments, *others)]
     results = []
     for g, *inputs in zip(leaves, *columns, strict=True):
@@ -39,6 +40,7 @@ def leafwise(
         # A Python number stays one, so that it takes the leaf's type and the compiler sees a constant.
         cast = [s if isinstance(s, (int, float)) else jnp.asarray(s, wide) for s in scalars]
         update, *new = rule(cast, *(jnp.asarray(x, wide) for x in (g, *inputs)))
+        # Moments keep their types: a donated state must have the same types before and after the step.
         stored = [y.astype(x.dtype) for x, y in zip(inputs[: len(moments)], new, strict=True)]
         results.append((update, *stored))
     return tuple(structure.unflatten([result[i] for result in results]) for i in range(1 + len(moments)))

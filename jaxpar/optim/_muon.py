@@ -127,6 +127,7 @@ def orthogonal(
     matrix: jax.Array, coefficients: Sequence[float], steps: int = 5, eps: float = 1e-7
 ) -> jax.Array:
     """Return [A, B] in float32 with bfloat16 values: the same singular vectors, singular values near one."""
+    # The Gram matrix of the shorter side is cheaper, and torch transposes likewise.
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonal(matrix.T, coefficients, steps, eps).T
     a, b, c = coefficients

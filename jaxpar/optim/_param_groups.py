@@ -73,6 +73,7 @@ def param_groups(
     tx = optax.partition(transforms, labels)
 
     def init(params):
+        # A misspelt path would otherwise leave its leaves to the group of `...` without notice.
         _check_used(selections, set(jax.tree.leaves(labels(params))))
         return tx.init(params)
 

@@ -43,6 +43,7 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
 
         @functools.wraps(make)
         def build(*args: P.args, **kwargs: P.kwargs) -> Tx:
+            # The first build validates the arguments while they are still Python numbers.
             tx = make(*args, **kwargs)  # checks all arguments, and serves `init`
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -52,6 +53,7 @@ def settable(*names: str) -> Callable[[Callable[P, Tx]], Callable[P, Tx]]:
                 for name, value in values.items()
                 if is_number(value) and (name == "lr" or value != 0)
             }
+            # Later builds happen inside `update`, with the state's arrays in place of the numbers.
             again: Callable[..., Tx] = make
             return _keep(numbers, tx, lambda new: again(**_put(bound.arguments, new))) if numbers else tx
 

@@ -86,6 +86,7 @@ def _momentum(momentum: ScalarOrSchedule, dampening: Scalar, nesterov: bool) -> 
 
     def update(grads, state, params=None):
         now = value_at(momentum, state.step)
+        # torch initialises the buffer with the first gradient, undamped.
         fresh = 1.0 if is_zero(dampening) else jnp.where(state.step == 0, 1.0, 1 - dampening)
 
         def rule(s, g, buffer):

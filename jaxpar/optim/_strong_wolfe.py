@@ -71,6 +71,7 @@ def _bracket(
         return i + 1, current, evaluate(_cubic(before, current, bounds))
 
     i, before, current = jax.lax.while_loop(go_on, longer, (jnp.zeros((), int), start, evaluate(t)))
+    # torch falls back to the starting point as one end of the bracket when the search is exhausted.
     exhausted = i == max_ls
     done = ~exhausted & stops(i, before, current)[1]
     first = _where(exhausted, start, _where(done, current, before))
@@ -121,6 +122,7 @@ def _cubic(a: Point, b: Point, bounds: tuple[jax.Array, jax.Array] | None = None
     low, high = bounds or (jnp.minimum(a.t, b.t), jnp.maximum(a.t, b.t))
     d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t)
     square = d1**2 - a.slope * b.slope
+    # Both branches of `where` are evaluated, so keep the root's argument non-negative.
     d2 = jnp.sqrt(jnp.maximum(square, 0))
     forward = b.t - (b.t - a.t) * ((b.slope + d2 - d1) / (b.slope - a.slope + 2 * d2))
     backward = a.t - (a.t - b.t) * ((a.slope + d2 - d1) / (a.slope - b.slope + 2 * d2))

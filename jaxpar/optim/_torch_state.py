@@ -263,6 +263,7 @@ class _StateReader:
     def _shared(self, stage: Any, key: str, old: jax.Array) -> jax.Array:
         if key == "step":
             return jnp.full_like(old, self.step)
+        # torch has one number per parameter, so read it from the parameters of this stage only.
         params = {_torch_param(self.layout, path).name for path, _, _ in _moments(stage)}
         numbers = {
             param: self.entries[param][key] for param in sorted(params) if key in self.entries.get(param, {})

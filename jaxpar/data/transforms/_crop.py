@@ -94,6 +94,7 @@ class RandomCrop(Draws):
         x = array(img, "RandomCrop")
         if self.padding is not None:
             x = pad(x, self.padding, self.fill, self.padding_mode)
+        # torchvision pads the width before the height.
         for axis in (1, 0):
             deficit = self.size[axis] - x.shape[axis]
             if self.pad_if_needed and deficit > 0:

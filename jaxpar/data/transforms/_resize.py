@@ -110,6 +110,7 @@ def _resample(x: np.ndarray, axis: int, n: int) -> np.ndarray:
     total = np.zeros((*x.shape[:axis], n, *x.shape[axis + 1 :]), number)
     if x.dtype == np.uint8:
         weights = np.floor(0.5 + weights * 2**BITS).astype(np.int32)
+        # Half a unit, so that the shift below rounds to nearest.
         total += 2 ** (BITS - 1)
     for tap, weight in enumerate(weights.T):
         pixels = np.minimum(first + tap, x.shape[axis] - 1)  # a tap beyond the border weighs nothing

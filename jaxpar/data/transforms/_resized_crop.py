@@ -62,6 +62,7 @@ class RandomResizedCrop(Draws):
 
     def _part(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Draw top, left, height and width as torchvision does."""
+        # float32, as torch takes the logarithm of a float32 tensor.
         low, high = np.log(np.asarray(self.ratio, np.float32))
         for _ in range(ATTEMPTS):
             area = height * width * float(self._uniform(*self.scale))

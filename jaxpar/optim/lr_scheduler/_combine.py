@@ -89,6 +89,7 @@ def chained_scheduler(schedulers: Sequence[Schedule]) -> Schedule:
     )
     members = [_chainable(s, "ChainedScheduler") for s in schedulers]
     bases = [s.base for s in members if s.base is not None]
+    # `is` first: traced bases cannot be compared by value.
     if any(base is not bases[0] and base != bases[0] for base in bases):
         raise ValueError(f"chained_scheduler: all schedules must have the same base rate, but have {bases}.")
     base = bases[0] if bases else None

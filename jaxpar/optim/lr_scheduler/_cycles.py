@@ -112,6 +112,7 @@ def one_cycle_lr(
     check_one_cycle(pct_start, anneal_strategy)
     first = max_lr / div_factor
     last = first / final_div_factor
+    # torch's own off-by-one conventions: phases end at fractional steps.
     ends = [float(pct_start * total) - 1]
     ends += [float(2 * pct_start * total) - 2] if three_phase else []
     ends += [total - 1]
@@ -134,6 +135,7 @@ def _phases(
         anneal(values[i], values[i + 1], (t - start) / ((end - start) or 1.0))
         for i, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
+    # From the last phase backwards, so that the first phase whose end is not passed wins.
     result = phases.pop()
     for end, value in zip(ends[-2::-1], reversed(phases), strict=True):
         result = jnp.where(t <= end, value, result)

@@ -51,6 +51,7 @@ def multiplicative(lr: Scalar, factor: Rate, carry: Advance | None = None) -> Sc
     """Return lr * factor(step), where the factor also applies to rates that other schedules changed."""
 
     def advance(step, before):
+        # The rate before is base * factor(step - 1), possibly changed by others: rescale it by the ratio.
         last = jnp.where(step > 0, factor(jnp.maximum(step - 1, 0)), 1.0)
         # After a factor of zero the rate is zero, and stays so; 0 / 0 would be NaN.
         return before * jnp.where(last == 0, 1.0, factor(step) / jnp.where(last == 0, 1.0, last))

@@ -100,6 +100,7 @@ def _averager(
     def update(averaged: list, current: list, n: jax.Array) -> tuple[list, jax.Array]:
         new = list(current)
         groups: dict[Any, list[int]] = {}
+        # torch groups tensors by device and type for multi_avg_fn; one program has one device set.
         for i, x in enumerate(averaged):
             if use_buffers or kinds[i]:
                 groups.setdefault(x.dtype, []).append(i)

@@ -71,6 +71,7 @@ class CyclicLR(LRScheduler):
             self.base_momentums = for_each_group("base_momentum", optimizer, base_momentum)
             self.max_momentums = for_each_group("max_momentum", optimizer, max_momentum)
         super().__init__(optimizer, last_epoch)
+        # LRScheduler reads "initial_lr", which may come from an earlier scheduler.
         self.base_lrs = lows
 
     def scale_fn(self, x: float) -> float:

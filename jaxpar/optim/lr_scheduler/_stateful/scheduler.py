@@ -64,6 +64,7 @@ class LRScheduler:
 
         `epoch`, deprecated in torch, goes to that epoch, by the closed form where there is one.
         """
+        # torch detects this by wrapping optimizer.step; nnx's optimizer counts its steps.
         if self._step_count == 1 and int(self.optimizer.step[...]) == 0:
             warnings.warn(
                 "Detected call of `lr_scheduler.step()` before `optimizer.step()`: the first value of the "
