@@ -16,6 +16,7 @@ def attention(layer: Layer, shapes: Shapes | None) -> Rule | None:
     With kdim or vdim, torch has q_proj_weight, k_proj_weight and v_proj_weight instead. Layers with fewer
     heads for keys than for queries have no counterpart in torch; the result is None.
     """
+    # torch's heads are slices of the features, so (E, E) splits to (E, H, E/H) without a permutation.
     H = layer.num_heads
     if getattr(layer, "num_kv_heads", H) not in (H, None):
         return None

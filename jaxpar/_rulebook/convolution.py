@@ -25,6 +25,7 @@ def transposed(layer: Layer, shapes: Shapes | None) -> Rule:
 
 def flipped(n: int) -> Part:
     """Convert (I, O, *k) to (*k, I, O) with every spatial axis reversed."""
+    # Flax computes a transposed convolution as a convolution, whose kernel is the flip of torch's.
     axes = tuple(range(n))
 
     def forth(weight: np.ndarray) -> tuple[np.ndarray]:

@@ -42,6 +42,7 @@ def general(layer: Layer, shapes: Shapes | None) -> Rule | None:
 
     Linen's layer does not store its input features; for several input axes they are read from `shapes`.
     """
+    # Batch dimensions give each batch entry a kernel of its own, which no layer of torch has.
     if getattr(layer, "batch_axis", None) or getattr(layer, "batch_dims", None):
         return None
     if hasattr(layer, "in_features"):

@@ -24,6 +24,7 @@ def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
     >>> rule_for(linen.Dense(3)).torch_shapes({"kernel": (4, 3), "bias": (3,)})
     {'weight': (3, 4), 'bias': (3,)}
     """
+    # The nearest base class, so that a user's subclass of a layer has the layer's rule.
     for kind in type(layer).__mro__:
         row = ROWS.get(_key(kind))
         if row is not None:
@@ -33,6 +34,8 @@ def rule_for(layer: Layer, shapes: Shapes | None = None) -> Rule | None:
 
 def _key(kind: type) -> str:
     """Return the class's key in `ROWS`, such as "nnx.Linear"."""
+    # By package rather than by class: importing jaxpar.nn here would be circular, and Flax's layers move
+    # between modules.
     package = next((p for p in _FAMILIES if f"{kind.__module__}.".startswith(p + ".")), None)
     return f"{_FAMILIES[package]}.{kind.__name__}" if package else ""
 

@@ -22,6 +22,8 @@ def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
     originals = f"parametrizations.{name}.original"
     forth, back = part.to_flax, part.to_torch
 
+    # The magnitude has the weight's axes with length 1 except one, so the weight's own conversion permutes
+    # the magnitude's axes correctly in every layer.
     def scale_forth(g: np.ndarray) -> tuple[np.ndarray]:
         return (g if axis is None else forth(g)[0].reshape(-1),)
 
@@ -32,9 +34,8 @@ def weight_norm(layer: Layer, inner: Rule) -> Rule | None:
     direction = dataclasses.replace(part, torch=(originals + "1",), flax=(f"layer.{layer.name}",))
     parts = (scale, direction, _older(scale, f"{name}_g"), _older(direction, f"{name}_v"))
     rule = _around(inner, other_parts, parts)
-    return dataclasses.replace(
-        rule, also=(*rule.also, *inner.kinds)
-    )  # the older form keeps the layer's class
+    # The older form of weight_norm keeps the layer's class.
+    return dataclasses.replace(rule, also=(*rule.also, *inner.kinds))
 
 
 def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
@@ -48,6 +49,8 @@ def spectral_norm(layer: Layer, inner: Rule) -> Rule | None:
     others = tuple(n for a, n in enumerate(torch_shape) if a != torch_axis)
     forth, back = part.to_flax, part.to_torch
 
+    # _v has one element per column of the weight as a matrix, in torch's axis order. Reshaped to the weight's
+    # axes, it is permuted by the weight's own conversion.
     def v_forth(v: np.ndarray) -> tuple[np.ndarray]:
         return (forth(np.expand_dims(v.reshape(others), torch_axis))[0].squeeze(axis),)
 

@@ -61,6 +61,7 @@ def _bias_without_hn() -> Part:
     """
 
     def forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+        # b_hn is inside the product with r, so it cannot be merged with b_in.
         H = len(a) // 3
         hn = b[2 * H :]
         if np.any(hn != 0):
@@ -90,6 +91,7 @@ def _gru_biases() -> Part:
     def back(r: np.ndarray, z: np.ndarray, n: np.ndarray, hn: np.ndarray) -> tuple[np.ndarray, ...]:
         return np.concatenate([r, z, n]), np.concatenate([np.zeros_like(r), np.zeros_like(z), hn])
 
+    # The sum's gradient is the gradient of either bias, so r and z are taken from bias_ih.
     def gradient_forth(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
         return (*np.split(a, 3), np.split(b, 3)[2])
 

@@ -90,6 +90,7 @@ class Rule:
 
     def parts_of_torch(self, names: Iterable[str]) -> tuple[Part, ...]:
         """Return the parts whose torch names are all in `names`."""
+        # A part with some names missing is skipped, which makes biases optional.
         available = set(names)
         return tuple(part for part in self.parts if available.issuperset(part.torch))
 

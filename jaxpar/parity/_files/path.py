@@ -38,6 +38,7 @@ def written(name: str) -> Iterator[str]:
         raise FileError(f"{name}: it is a folder; give a file's name.")
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+    # In the same folder, because os.replace is atomic only within a file system.
     temporary = os.path.join(folder, f".{file}.{os.getpid()}.part")
     try:
         yield temporary

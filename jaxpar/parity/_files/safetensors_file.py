@@ -92,6 +92,7 @@ def _array(path: str, name: str, entry: Mapping[str, Any], data: np.ndarray) -> 
         raise FileError(f"{path}: {name} has the element type {entry['dtype']}, which NumPy does not know.")
     begin, end = entry["data_offsets"]
     raw = data[begin:end]
+    # NumPy computes wrongly on booleans with other bytes, and the library does not check them.
     if dtype == np.bool_ and (raw > 1).any():
         raise FileError(f"{path}: {name} is BOOL and has bytes that are neither 0 nor 1.")
     try:
@@ -115,6 +116,8 @@ def write(temporary: str, path: str, tensors: Mapping[str, Any], metadata: dict[
         }
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # Padded to 8 bytes, so that the data, and with the order above every array, is aligned in the mapped
+    # file. The library is not used for writing: the `parity` extra is needed for reading only.
     text += b" " * (-len(text) % 8)
     with open(temporary, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

@@ -35,6 +35,7 @@ def read(path: str) -> Any:
             f"{path}: torch cannot read it ({os.path.getsize(path)} bytes): {type(error).__name__}: "
             f"{_first(error)}"
         ) from error
+    # A strided tensor may point past its storage, and reading such a tensor would read foreign memory.
     for name, tensor in _tensors(content, torch):
         claimed, available = tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()
         if claimed > available and tensor.layout is torch.strided:
@@ -74,12 +75,14 @@ def _check_archive(path: str) -> None:
         if start[:1] == b"\x80":
             return
         raise FileError(f"{path}: it is no torch file: it begins with {start!r}, neither a zip nor a pickle.")
+    # torch allocates what an archive declares, so a small file could claim all memory.
     size = os.path.getsize(path)
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise FileError(f"{path}: it is damaged or cut off ({size} bytes): {error}.") from error
+    # With two entries of a name, zipfile and torch could disagree about which one is meant.
     names = [entry.filename for entry in entries]
     if len(set(names)) < len(names):
         raise FileError(f"{path}: an entry is in the archive twice.")

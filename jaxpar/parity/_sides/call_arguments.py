@@ -110,6 +110,7 @@ class Call:
         positional = () if isinstance(inputs, Mapping) else _args(inputs)
         args = tuple(reader.form(x, str(i)) for i, x in enumerate(positional))
         by_name = {key: reader.form(x, key) for key, x in named.items()}
+        # Objects are allowed in `kwargs` only: in `inputs`, an unknown object is more likely a mistake.
         reader.any_object = True
         by_name |= {key: reader.form(x, key) for key, x in (kwargs or {}).items()}
         return cls(reader.arrays, Arguments(Container(tuple, args), _dict_form(by_name)))._pruned()

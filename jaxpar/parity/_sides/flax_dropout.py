@@ -78,6 +78,7 @@ class Injection:
 
         @functools.wraps(attention_fn)
         def attention(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> Any:
+            # The function's own dropout is disabled; the mask is applied to the weights instead.
             kwargs |= {"deterministic": True, "dropout_rng": None}
             units = jnp.eye(value.shape[-3], dtype=value.dtype)[:, None]
             units = jnp.broadcast_to(units, (*value.shape[:-1], value.shape[-3]))

@@ -156,6 +156,7 @@ class _Widening:
         body = _Body(self)
         fields = {name: [body.wide(x) for x in getattr(jaxpr, name)] for name in ("constvars", "invars")}
         equations = [widened for equation in jaxpr.eqns for widened in body.equation(equation)]
+        # The same object if nothing changed: JAX compares jaxprs in parameters by identity.
         if not body.changed:
             return program
         consts = [self._constant(x, var, jaxpr) for x, var in zip(consts, jaxpr.constvars, strict=True)]
@@ -231,6 +232,7 @@ class _Body:
                 yield _converted(equation, result, cast(Var, self.wide(narrow)))
 
     def _param(self, name: str, value: Any) -> Any:
+        # Custom derivatives hold their rules as functions that are traced later, so they are wrapped.
         if name == "jvp_jaxpr_fun":
             return rule_of_jvp(value, self.programs.program)
         if name == "fwd_jaxpr_thunk":

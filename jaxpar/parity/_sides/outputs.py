@@ -122,7 +122,7 @@ def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Return a container's (key, child) pairs; None for any other object."""
+    """Return a container's (key, child) pairs; None if `node` is not a container."""
     if isinstance(node, Mapping):  # first: a ModelOutput is a dataclass too, with None fields
         return list(node.items())
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -131,6 +131,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
         return list(enumerate(node))
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+    # Registered pytrees, one level deep: `is_leaf` stops at the children, whose names _walk needs.
     if jax.tree_util.all_leaves([node]):
         return None
     one_level = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)

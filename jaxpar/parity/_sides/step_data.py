@@ -1,6 +1,6 @@
 """Framework-independent data of a compared step: Task and Batch go in, an Observation comes out.
 
-A Layout says where the channels are: torch has them at axis 1, Flax at the end; tokens have no channels.
+A Layout describes the channel axis: 1 in torch, the last one in Flax; tokens have no channels.
 
 Without a user-defined loss, the loss is a fixed random projection of all outputs. Every element of every
 output has a different factor, so errors cannot cancel: a plain sum would hide a permutation, and the gradient
@@ -50,6 +50,7 @@ def to_channels_first(x: np.ndarray) -> np.ndarray:
 
 
 def _has_channels(x: np.ndarray) -> bool:
+    # Integers are tokens or masks, and (N, C) is the same in both layouts.
     return x.ndim > 2 and x.dtype.kind not in "biu"
 
 

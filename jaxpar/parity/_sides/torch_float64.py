@@ -1,8 +1,8 @@
 """Run a torch model in float64 throughout, whatever types its code requests; `flax_float64` is the Flax side.
 
 `x.float()`, `softmax(..., dtype=torch.float32)` and `torch.arange(4) / 3`, which has torch's default type,
-all return float64. The default type is process-wide, so it is not changed; tensors created in it are created
-again in float64. Modes are thread-local, so other threads are not affected.
+all return float64. The default type is process-wide and stays unchanged; tensors of the default type are
+created again in float64. Modes are thread-local, so other threads are not affected.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class Rounding(TorchDispatchMode):
         self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> PyTree:
         result = operation(*args, **(kwargs or {}))
+        # A perturbed view would be a copy, and writes to the view would no longer reach the original.
         shares = any(returned.alias_info is not None for returned in operation._schema.returns)
         return result if shares else jax.tree.map(self._moved, result)
 
@@ -154,6 +155,7 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         if operation in BITS:
             return operation(*_narrowed(*args), **kwargs)
+        # Before the call, so that a Python scalar in the arguments meets float64 tensors only.
         args, kwargs = self._widened(operation, args, kwargs)
         if _in_default_type(operation, args, kwargs) and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float64

@@ -203,6 +203,8 @@ class PairingView:
 
     def _ties(self, tensors: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
         """Yield groups of names that are one tensor, or equal pieces of one."""
+        # Pieces are equal if the same rearrangement applies to the same tensors, whatever their names: a
+        # table that is tied to the output layer and sharded in both places has tied shards.
         first = {name: group[0] for group in self.original.tied for name in group}
         groups: dict[object, list[str]] = {}
         for move in self.torch:
@@ -225,6 +227,7 @@ class PairingView:
         """Convert the paired links to links between the models' own arrays."""
         if not self.torch and not self.flax:
             return paired
+        # By identity: equal parts of different layers are separate conversions.
         joint = {id(part): new for group, new in self._joined(paired.parts) for part in group}
         layers: dict[str, Link] = {}
         done: set[int] = set()
@@ -253,6 +256,7 @@ class PairingView:
 
     def _joined(self, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Part]]:
         """Yield groups of parts that share a move, each with the part that they are joined to."""
+        # Union by shared names: a fused qkv that is also stacked over layers joins all parts of all layers.
         groups: list[tuple[list[Part], set[str]]] = []
         for part in parts:
             names = self._names_of_moves(part)

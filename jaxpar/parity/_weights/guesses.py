@@ -26,15 +26,15 @@ class Guesses:
         self,
         tree: Tree,
         source: Source,
-        known: Entries | None = None,
+        fixed: Entries | None = None,
         ignore_torch: Iterable[str] = (),
         ignore_flax: Iterable[str] = (),
         calls: Calls | None = None,
     ):
-        self.known = dict(known or {})
+        self.fixed = dict(fixed or {})
         no_torch, unknown_t = ignored(source.tensors, ignore_torch, "ignore_torch")
         no_flax, unknown_f = ignored(tree.leaves, ignore_flax, "ignore_flax")
-        self._view = PairingView(tree, source.without(no_torch), self.known)
+        self._view = PairingView(tree, source.without(no_torch), self.fixed)
         self._faults = (*unknown_t, *unknown_f, *self._view.faults)
         self._no_flax = self._view.paired_leaves(no_flax)
         self._pairing = pair(self._view.tree, self._view.source, self._view.entries, self._no_flax)
@@ -66,7 +66,7 @@ class Guesses:
         unmatched_lines = [f"torch {name} {view.source.shapes[name]}" for name in final.left_in_torch()]
         unmatched_lines += [f"flax  {leaf} {view.tree.leaves[leaf].shape}" for leaf in final.left_in_flax()]
         unmatched = (*self._faults, *final.faults, *unmatched_lines)
-        return Mapping({**self.known, **guessed, **turned}, reasons, unmatched, notes)
+        return Mapping({**self.fixed, **guessed, **turned}, reasons, unmatched, notes)
 
     def _paired(self, guessed: Plain) -> Pairing:
         view = self._view

@@ -49,6 +49,8 @@ def names(
     for key, target in fusions:
         entries |= _paired_entries(tree, key, target)
     arrays = plain(tree, entries, ignored)
+    # Backward, because `plain` returns the arrays as `pairing` sees them: concatenated ones are split to
+    # torch's, and pieces are concatenated. The sizes come from the Flax layers, so no torch model is needed.
     for key, target in fusions:
         moves = list(
             _concatenation(arrays, key, target)
@@ -95,7 +97,7 @@ def _concatenation(arrays: Arrays, key: Sequence[str], target: Concatenated) -> 
 def _split(arrays: Arrays, key: str, target: Split) -> Iterator[Move]:
     """Yield the moves from torch's arrays to their pieces, for each array of the layer."""
     for name in arrays:
-        # The first piece stands for all of them. An empty suffix means that the key is an array's name.
+        # Only the first piece yields a move. An empty suffix means that the key is the name of an array.
         suffix = "" if name == piece_names(key, "", 1)[0] else inside(name, f"{key}[0]")
         if suffix is None:
             continue

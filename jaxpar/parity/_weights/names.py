@@ -109,7 +109,7 @@ class Names:
 
 
 def unwrapped(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return names and module paths without the prefixes of DataParallel, similar wrappers and torch.compile.
+    """Return names and module paths without the prefixes of torch.compile, DataParallel and other wrappers.
 
     Without class names, `module.` is removed only if all names begin with it: otherwise it may be the user's
     own attribute.

@@ -93,7 +93,8 @@ class Links:
             if leaves.keys() >= set(part.flax):
                 arrays = part.back((leaves[leaf] for leaf in part.flax), gradient)
                 converted.update(zip(part.torch, arrays, strict=True))
-        # torch's state_dict lists a tied tensor under each of its names.
+        # torch's state_dict lists a tied tensor under each of its names, and load_state_dict(strict=True)
+        # raises for a missing one.
         for name in list(converted):
             converted |= {
                 other: converted[name] for other in self.tied.get(name, ()) if other not in converted
@@ -281,6 +282,7 @@ def _in_torchs_layout(
     (in, out). Arrays that are converted unchanged need no adaptation.
     """
     kinds = pairing.names.kinds.get(bare)
+    # A state_dict has no classes, so its layers are trusted to be the rule's: the shapes must still fit.
     if kinds is None or set(kinds) & set(rule.kinds):
         return part
     if any("." in name and not name.startswith("parametrizations.") for name in part.torch):
@@ -290,6 +292,7 @@ def _in_torchs_layout(
     if part.plain:
         return part
     if part.torch in (("weight",), ("bias",)) and rule.torch == "Linear":
+        # Running the layer is slow, and weight and bias ask for the same layer.
         if bare not in pairing.probed:
             module = pairing.source.modules.get(pairing.names.raw.get(bare, bare))
             pairing.probed[bare] = linear_layout(module)

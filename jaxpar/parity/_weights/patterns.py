@@ -56,6 +56,7 @@ def _first(target: Target) -> str:
 
 
 def _matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    # One key at most: a `*` across dots would match the same name in several ways.
     expression = re.compile("([^.]+)".join(map(re.escape, pattern.split("*"))))
     for name in names:
         match = expression.match(name)

@@ -80,6 +80,8 @@ class SplitAxis:
     def forward(self, *arrays: np.ndarray) -> Several:
         (array,) = arrays
         axis, shape = self.axis % array.ndim, array.shape
+        # With the blocks on an axis of their own, one np.split cuts all blocks at once, and each piece's
+        # parts become contiguous when the two axes are merged again.
         blocks = array.reshape(*shape[:axis], self.groups, shape[axis] // self.groups, *shape[axis + 1 :])
         ends = np.cumsum(self.sizes)[:-1] // self.groups
         return tuple(
@@ -174,6 +176,8 @@ class Moves:
 
     def _run(self, arrays: Mapping[str, np.ndarray], back: bool, call: Callable[..., Any]) -> Arrays:
         for stage in reversed(self.stages) if back else self.stages:
+            # All moves of a stage read `arrays` and write `moved`, and several may read the same array: torch
+            # may hold a tied weight under two names that are one leaf in Flax.
             conversions = [(m.flax, m.torch, m.back) if back else (m.torch, m.flax, m.forth) for m in stage]
             replaced = {name for inputs, _, _ in conversions for name in inputs}
             by_first: dict[str, list[tuple]] = {}
@@ -181,6 +185,7 @@ class Moves:
                 by_first.setdefault(conversion[0][0], []).append(conversion)
             moved: Arrays = {}
             for name, array in arrays.items():
+                # Outputs take the position of the first input, so that `to_torch` returns torch's order.
                 for inputs, outputs, convert in by_first.get(name, ()):
                     moved |= zip(outputs, call(convert, [arrays[n] for n in inputs]), strict=True)
                 if name not in replaced:
@@ -202,6 +207,7 @@ def empty(shape: Shape, dtype: Any = np.bool_) -> np.ndarray:
 
 def preceded(part: Part, rearrangement: Rearrangement) -> Part:
     """Return the part for torch arrays that must be rearranged first."""
+    # Gradient conversions are kept: they exist for biases only, which no mapping rearranges.
     return dataclasses.replace(
         part,
         to_flax=lambda *arrays: part.to_flax(*rearrangement.forward(*arrays)),

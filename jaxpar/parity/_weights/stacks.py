@@ -23,6 +23,7 @@ def members(bare: str, names: Iterable[str]) -> list[str]:
 
 def listed(tree: Outline, target: str) -> list[str]:
     """Return the paths in the Flax list of layers named `target`; empty unless all are recurrent."""
+    # All or none: with a layer of a different kind in between, positions would not be depths.
     items = [
         path for path in tree.layers if last(path).isdigit() and torch_like(owner(tree.names[path])) == target
     ]

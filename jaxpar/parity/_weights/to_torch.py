@@ -77,6 +77,7 @@ def to_torch(
     tensors = state_dict(links, leaves, source)
     if numpy:
         return dict(tensors)
+    # One tensor per array, so that tied names share their tensor as in torch's own state_dict.
     owned = {id(array): tensor_of(array) for array in tensors.values()}
     return {name: owned[id(array)] for name, array in tensors.items()}
 
