@@ -1,6 +1,6 @@
 """Groups and objects where something is wrong: every rank that is there raises, with what and where.
 
-What they do when nothing is wrong is compared with torch in test_distributed_words.py.
+What they do when nothing is wrong is compared with torch in test_torch_collectives.py.
 """
 
 from __future__ import annotations

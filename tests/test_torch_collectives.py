@@ -1,6 +1,6 @@
 """jaxpar.distributed against torch.distributed over gloo: four real processes on both sides, bit for bit.
 
-`gloo/words.py` says what is sent and in which groups, `gloo/words_theirs.py` and `gloo/words_ours.py` how.
+`gloo/collective_cases.py` has the values and the groups, `gloo/collective_sides.py` the calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 GLOO = Path(__file__).parent / "gloo"
 sys.path.insert(0, str(GLOO))
-import words  # noqa: E402
+import collective_cases as cases  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)  # of a machine that has much else to do; alone they take seconds
 
@@ -27,13 +27,22 @@ Seen = list[dict[str, np.ndarray]]
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> tuple[Seen, Seen]:
     """What jaxpar's ranks saw, and torch's."""
-    folder = tmp_path_factory.mktemp("words")
-    outputs(ranks(1, f"import words_theirs; words_theirs.main({str(folder)!r})", env=PATH, timeout=200))
-    outputs(ranks(words.W, f"import words_ours; words_ours.main({str(folder)!r})", env=PATH, timeout=200))
-    sides = ("ours", "theirs")
-    ours, theirs = (
-        [dict(np.load(folder / f"words_{side}.{r}.npz")) for r in range(words.W)] for side in sides
+    folder = tmp_path_factory.mktemp("collectives")
+    outputs(
+        ranks(
+            1, f"import collective_sides; collective_sides.torch_main({str(folder)!r})", env=PATH, timeout=200
+        )
     )
+    outputs(
+        ranks(
+            cases.W,
+            f"import collective_sides; collective_sides.jaxpar_main({str(folder)!r})",
+            env=PATH,
+            timeout=200,
+        )
+    )
+    sides = ("jaxpar", "torch")
+    ours, theirs = ([dict(np.load(folder / f"{side}.{r}.npz")) for r in range(cases.W)] for side in sides)
     return ours, theirs
 
 
@@ -55,7 +64,7 @@ def differences(ours: Seen, theirs: Seen) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_words_are_torchs(both):
+def test_collectives_give_torchs_results(both):
     ours, theirs = both
     assert not differences(ours, theirs)
 
@@ -75,7 +84,7 @@ PLANTED = {
 def test_a_planted_fault_is_found(both, key):
     _, theirs = both
     fault = PLANTED[key]
-    rank = next((r for r in range(words.W) if key in theirs[r]), 0)
+    rank = next((r for r in range(cases.W) if key in theirs[r]), 0)
     bad = [dict(one) for one in theirs]
     bad[rank][key] = np.zeros(1) if fault is None else fault(bad[rank][key])
     assert len(differences(bad, theirs)) == 1
