@@ -45,8 +45,8 @@ def remember(x: Any, number: float) -> Any:
 
 def recall(x: Any) -> float | None:
     """The number that an array was made of, or None. Waits for nothing."""
-    found = _numbers.get(id(x))
-    return found[1] if found is not None and found[0]() is x else None
+    record = _numbers.get(id(x))
+    return record[1] if record is not None and record[0]() is x else None
 
 
 def recall_all(values: list[Any]) -> dict[int, float]:
@@ -61,9 +61,9 @@ def number_of(x: Any, last: float | None = None) -> float:
     `last`, if that rounds to the same; else the shortest decimal number that does: 0.1 for float32's
     0.100000001490116.
     """
-    known = recall(x)
-    if known is not None:
-        return known
+    number = recall(x)
+    if number is not None:
+        return number
     value = np.asarray(x).reshape(())
     # Not remembered: one rank alone may read, and what is remembered is compared between ranks.
     return last if last is not None and value.dtype.type(last) == value else float(str(value))

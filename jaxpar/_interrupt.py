@@ -17,15 +17,15 @@ from types import FrameType
 class _Remember:
     """A handler of SIGINT: the first one is kept until somebody checks, the second raises at once."""
 
-    asked = False
+    interrupted = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.interrupted:
             signal.default_int_handler(number, frame)
-        self.asked = True
+        self.interrupted = True
 
     def check(self) -> None:
-        if self.asked:
+        if self.interrupted:
             raise KeyboardInterrupt
 
 
@@ -36,12 +36,12 @@ def between_steps() -> Iterator[Callable[[], None]]:
     A loop inside of a loop shares what the outer one remembers, so that the inner one ends too. It changes
     nothing outside the main thread, and where SIGINT is ignored or has a handler of somebody else.
     """
-    ours = threading.current_thread() is threading.main_thread()
+    in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    if ours and isinstance(before, _Remember):
+    if in_main_thread and isinstance(before, _Remember):
         yield before.check
         return
-    if not ours or before is not signal.default_int_handler:
+    if not in_main_thread or before is not signal.default_int_handler:
         yield lambda: None
         return
     remember = _Remember()

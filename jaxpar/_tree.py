@@ -71,12 +71,12 @@ def is_staged() -> bool:
     Under an eager `jax.grad` or `vmap` new arrays are still real ones, so this is False there.
     """
     global _eager
-    here = get_opaque_trace_state(convention="nnx")
-    if here == _eager:
+    trace_state = get_opaque_trace_state(convention="nnx")
+    if trace_state == _eager:
         return False  # making an array, only to look at it, takes 50 us
     staged = isinstance(jax.lax.full((), 0), jax.core.Tracer)
     if not staged:
-        _eager = here
+        _eager = trace_state
     return staged
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 
 from jaxpar._parallel.modules.nnx_view import view_nnx
 from jaxpar._training import divergence_guard, initial_sync, local_batch
-from jaxpar._training.divergence_guard import Said
+from jaxpar._training.divergence_guard import StepMetadata
 from jaxpar._training.world import make_world
 from jaxpar.distributed import step_agreement
 from jaxpar.distributed.group import Group
@@ -33,7 +33,7 @@ def another_loss(net, x):
 
 NET = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 WORLD = make_world([0, 1], 0)
-SAID = Said(1, 0, view_nnx(NET).definition, (0, 1), ["bias", "kernel"], loss, False, (("accumulate", "1"),))
+SAID = StepMetadata(1, 0, view_nnx(NET).definition, (0, 1), ["bias", "kernel"], loss, False, (("accumulate", "1"),))
 OTHER = view_nnx(nnx.Linear(3, 2, use_bias=False, rngs=nnx.Rngs(0))).definition
 DIFFERENT = {
     "the loss function": {"loss_fn": another_loss},
@@ -225,7 +225,7 @@ def test_without_init_sync_nothing_is_asked(init_sync, asked, monkeypatch):
         return values
 
     monkeypatch.setattr(initial_sync, "broadcast", broadcast)
-    values = view_nnx(NET).held()
+    values = view_nnx(NET).current_values()
     arrays = SimpleNamespace(parameters=(0, 1), names=["bias", "kernel"], read=lambda: values)
     world = dataclasses.replace(WORLD, size=2)
     settled = initial_sync.settle(arrays, world, init_sync)

@@ -439,7 +439,7 @@ def test_powersgd_loses_nothing():
     step = net.value_and_grad(square)
     want = nnx.to_pure_dict(exact.value_and_grad(square)(X, Y)[1])["module"]["a"]["kernel"]
     said = [nnx.to_pure_dict(step(X, Y)[1])["module"]["a"]["kernel"] for _ in range(calls)]
-    errors = net.engine_state.own.hook.errors[1]  # of a.bias, a.kernel, b.bias, b.kernel
+    errors = net.engine_state.replica_state.hook.errors[1]  # of a.bias, a.kernel, b.bias, b.kernel
     assert errors.shape == (N, *want.shape)
     assert_close(said[1], want, NEAR)
     assert_close(sum(said) + errors.mean(0), calls * want, NEAR)

@@ -1,12 +1,11 @@
-"""Signs of life while a program is compiled: what, for how long, and how long it took.
+"""Progress messages while a program is compiled: what is compiled, and for how long.
 
 torch runs its first step as fast as its second. Here the first one is traced and compiled, for minutes if the
-model is large and the machine busy, and again after every restart; nothing can be seen meanwhile. So
-whatever compiles for more than two seconds says so on stderr: one line that counts in a terminal, a line
-now and then in a log. Process 0 speaks for all.
+model is large and the machine busy, and again after every restart, without any output. So a compilation that
+takes more than two seconds reports itself on stderr: one counting line in a terminal, an occasional line in a
+log. Only process 0 reports.
 
-A call that compiles nothing pays for two assignments. That one does compile is known from the function that
-JAX traces, which runs at no other time.
+Cached calls cost two assignments; tracing tells us that a call compiles.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from typing import Any
 import jax
 
 VARIABLE = "JAXPAR_COMPILING"
-"""In the environment: `off` says nothing, `all` lets every process speak."""
+"""Environment variable: `off` silences the messages, `all` lets every process report."""
 QUIET = 2.0
-"""Seconds for which nothing is said."""
+"""Seconds before the first message."""
 LONG = 10.0
-"""Seconds after which a cache is worth a word."""
+"""Seconds of compiling after which the cache is suggested."""
 
 
 class Compiling:
     """`with Compiling(describe):` around a call that may compile.
 
     Args:
-      describe: gives what is compiled, in words; only called if something is said.
-      rank: of this process; that of its launcher if left out.
+      describe: returns a description of what is compiled; called only when a message is printed.
+      rank: this process's rank; the launcher's if left out.
     """
 
     __slots__ = ("_describe", "_ended", "_outer", "_rank", "_reporter", "_start")
@@ -43,7 +42,7 @@ class Compiling:
         self._describe, self._rank = describe, rank
 
     def __enter__(self) -> None:
-        # What is traced inside of another program is a part of that one.
+        # A program traced inside a different one is a part of it, and only the outer one is reported.
         self._outer = getattr(_this, "call", None)
         _this.call = self._outer or self
         self._reporter: threading.Thread | None = None
@@ -59,7 +58,7 @@ class Compiling:
             self._end(kind is None)
 
     def begin(self) -> None:
-        """The program is being traced, so it is being compiled."""
+        """Start reporting: the program is being traced, so it is being compiled."""
         if self._reporter is None and _speaks(self._rank):
             self._ended = threading.Event()
             self._reporter = threading.Thread(target=self._report, name="jaxpar compiling", daemon=True)
@@ -90,20 +89,20 @@ _this = threading.local()
 
 
 def begun() -> None:
-    """To be called in a function that JAX traces: the call around it compiles."""
+    """Report, from a function that JAX traces, that the call around it compiles."""
     call = getattr(_this, "call", None)
     if call is not None:
         call.begin()
 
 
 def _speaks(rank: int | None) -> bool:
-    wanted = os.environ.get(VARIABLE, "")
+    setting = os.environ.get(VARIABLE, "")
     first = os.environ.get("RANK", "0") in ("", "0") if rank is None else rank == 0
-    return wanted != "off" and (first or wanted == "all")
+    return setting != "off" and (first or setting == "all")
 
 
 def _over() -> str:
-    """What begins a line in the place of the one that counted."""
+    """Escape code that overwrites the progress line."""
     return "\r\x1b[K" if sys.stderr.isatty() else ""
 
 
@@ -130,7 +129,7 @@ def _suggest_cache() -> None:
 
 
 def place_of(function: Any) -> str:
-    """A function as `name at file.py:12`."""
+    """Return a function as `name at file.py:12`."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)

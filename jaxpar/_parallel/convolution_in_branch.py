@@ -1,10 +1,9 @@
 """Convolutions inside a branch, at their usual speed on CPU devices.
 
-XLA's CPU compiler brings convolutions into the layout that its fast kernel understands in a
-program's main computation only. The gradients of a convolution that stands in a branch keep the
-layout in which JAX writes them and run ten to thirty times slower (jaxlib 0.10). So for CPU devices
-the convolutions of a branch are replaced by a primitive that is the same function with the same
-derivatives, of any order, and is written down in the fast layout itself.
+XLA's CPU compiler brings convolutions into the layout of its fast kernel in a program's main computation
+only. In a branch, the gradients of a convolution keep the layout in which JAX writes them and run ten to
+thirty times slower (jaxlib 0.10). So for CPU devices the convolutions of a branch are replaced by a primitive
+that is the same function with the same derivatives, of any order, and is written in the fast layout.
 
 Delete this file and its one call when XLA canonicalises branches too.
 """
@@ -26,7 +25,7 @@ P = TypeVar("P", ClosedJaxpr, Jaxpr)
 
 
 def for_branch(program: P) -> P:
-    """The same program with every convolution replaced, however deep it stands."""
+    """Return the same program with every convolution replaced, at any depth."""
 
     def param(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr | Jaxpr):
@@ -50,7 +49,7 @@ def _plain(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
 
 
 def _canonical(lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: Any, **params: Any) -> jax.Array:
-    """Rows first, channels last, kernels [..., in, out]; transposed there and back."""
+    """Convolve with rows first, channels last and kernels [..., in, out], transposing before and after."""
     n = lhs.ndim
     lhs_spec, rhs_spec, out_spec = dimension_numbers  # positions of (batch, feature, *space) and so on
     lhs = lhs.transpose(lhs_spec[0], *lhs_spec[2:], lhs_spec[1])
@@ -64,13 +63,13 @@ def _canonical(lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: Any, **para
 
 def _transpose(side: int, cotangent: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     """JAX's own rule for the plain convolution, its convolutions replaced in turn."""
-    wanted, other = (lhs, rhs) if side == 0 else (rhs, lhs)
+    operand, other = (lhs, rhs) if side == 0 else (rhs, lhs)
 
     def rule(cotangent: jax.Array, other: jax.Array) -> jax.Array:
         def along(x: jax.Array) -> jax.Array:
             return _plain(x, other, **params) if side == 0 else _plain(other, x, **params)
 
-        return jax.linear_transpose(along, wanted.aval)(cotangent)[0]
+        return jax.linear_transpose(along, operand.aval)(cotangent)[0]
 
     return jaxpr_as_fun(for_branch(jax.make_jaxpr(rule)(cotangent, other)))(cotangent, other)[0]
 

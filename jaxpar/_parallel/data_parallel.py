@@ -1,9 +1,9 @@
-"""DataParallel: the four verbs in one sentence.
+"""DataParallel: scatter, replicate, parallel_apply and gather in one call.
 
-torch's `nn.DataParallel` does scatter, replicate, parallel_apply and gather at every forward, and so does
-this. One flow serves the class and the function; the class only remembers its arguments. What a user sees of
-the differences is in docs/semantics.md: parameters stay replicated between calls, inside `jax.jit` outputs
-stay sharded, and what torch drops or corrupts silently raises.
+torch's `nn.DataParallel` does all four at every forward, and so does this. The class and the function share
+one implementation; the class only remembers its arguments. The differences that a user sees are in
+docs/semantics.md: parameters stay replicated between calls, inside `jax.jit` outputs stay sharded, and what
+torch drops or corrupts silently raises.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ def data_parallel(
 ) -> PyTree:
     """Evaluate `module(*inputs, **module_kwargs)` with the rows shared out over the devices.
 
+    >>> import jax.numpy as jnp, jaxpar
+    >>> jaxpar.data_parallel(lambda x: 2 * x, jnp.arange(6.0))
+    Array([ 0.,  2.,  4.,  6.,  8., 10.], dtype=float...)
+
     Args:
       module: an NNX module, a bound Linen module (`module.bind(variables)`) or a function.
-      inputs: the positional arguments; anything but a tuple is the only one, None is none.
+      inputs: the positional arguments as a tuple; a non-tuple is passed as the single argument; None means no
+        arguments.
       device_ids: devices in replica order; all of them if left out.
       output_device: where the outputs go; `device_ids[0]` if left out.
       dim: the batch dimension of all arrays.
@@ -53,12 +58,12 @@ def data_parallel(
       backend: `"shard_map"` or `"pmap"`; equal results.
 
     Returns:
-      What the module returns, for the whole batch.
+      The module's outputs for the complete batch.
 
     Raises: as `scatter`, `replicate`, `parallel_apply` and `gather`.
 
-    torch counterpart: `torch.nn.parallel.data_parallel`. Without devices torch raises; here the
-    module is simply called, as `DataParallel` does in both.
+    torch counterpart: `torch.nn.parallel.data_parallel`. Without devices torch raises; here the module is
+    simply called, as `DataParallel` does in both.
     """
     placement = place(device_ids, output_device, dim, function="data_parallel")
     args = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
@@ -73,7 +78,7 @@ def forward(
     backend: str,
     programs: Programs,
 ) -> PyTree:
-    """The four verbs in one sentence."""
+    """Scatter the arguments, replicate the module, apply it and gather the outputs."""
     if not placement.devices:
         return module(*args, **kwargs)
     _refuse_nesting()
@@ -92,7 +97,7 @@ def forward(
 
 
 def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bundle:
-    """The module and the streams, or modules, among its arguments, as one."""
+    """Combine the module with the streams and modules among its arguments."""
     if isinstance(module, linen.Module):
         raise TypeError(
             f"DataParallel: {type(objects[0]).__name__} is an argument of a Linen module, which takes random "
@@ -104,11 +109,12 @@ def bundled(module: Module, objects: Sequence[Any], placement: Placement) -> Bun
 
 
 def _target(args: tuple, kwargs: dict[str, Any], placement: Placement) -> Any:
-    """Where outputs go. A batch that already lies on all the devices gives outputs that do.
+    """Return where outputs go. A batch that is already spread over all the devices gives outputs that are,
+    too.
 
-    Otherwise a model with one wrapped block could not be called outside of jit after a training step inside
-    it: by then the parameters of its other blocks are on all devices, and JAX refuses to mix them with an
-    array on one.
+    Otherwise a model with one wrapped block could not be called outside of jit after a training step inside:
+    by then the parameters of its other blocks are on all devices, and JAX refuses to mix them with an array
+    on one.
     """
     if is_staged():
         return None
@@ -194,12 +200,12 @@ class DataParallel(abc.ABC):
         )
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
-        """The module's outputs for the whole batch."""
+        """Return the module's outputs for the complete batch."""
         raise NotImplementedError
 
 
 class _Remembers:
-    """What torch keeps as attributes, read from the placement."""
+    """torch's attributes, read from the placement."""
 
     placement: Placement
 
@@ -236,14 +242,14 @@ class _LinenDataParallel(_Remembers, linen.Module):
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         if self.is_initializing():
-            return self.module(*inputs, **kwargs)  # shapes only matter, and no device is asked for
+            return self.module(*inputs, **kwargs)  # only shapes matter, so no device is used
         return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
     @linen.nowrap
     def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The wrapped module's own weights, one level deeper.
+        """Return the outputs and the wrapped module's weights, one level deeper.
 
-        A Linen module draws by its path, so as a submodule of the wrapper it would draw others.
+        A Linen module draws by its path, so as a submodule of the wrapper it would draw different weights.
         """
         outputs, variables = self.module.init_with_output(rngs, *args, **kwargs)
         return outputs, _nested(variables)
@@ -254,7 +260,8 @@ class _LinenDataParallel(_Remembers, linen.Module):
 
     @linen.nowrap
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Takes the wrapper's variables, and the wrapped module's own; gives back what it was given."""
+        """Apply the module to the wrapper's variables or the wrapped module's own; updates have the same
+        structure."""
         if not _are_bare(variables):
             return super().apply(variables, *args, **kwargs)
         done = super().apply(_nested(variables), *args, **kwargs)
@@ -278,25 +285,25 @@ class _FunctionDataParallel(_Remembers):
     def __init__(self, module: Callable[..., Any], placement: Placement, backend: str):
         self.module, self.placement, self.backend = module, placement, backend
         self.programs = Programs(compiled)
-        view(module)  # says now, not at the first call, if it cannot be used
+        view(module)  # fail now rather than at the first call
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         return forward(self.module, inputs, kwargs, self.placement, self.backend, self.programs)
 
 
 for _kind in (_NNXDataParallel, _LinenDataParallel, _FunctionDataParallel):
-    # One public word: this is what repr, isinstance and Linen's automatic names show.
+    # One public name: this is what repr, isinstance and Linen's automatic names show.
     _kind.__name__ = "DataParallel"  # not __qualname__, by which pickle finds the class
     DataParallel.register(_kind)
 
 
 def _settle(module: nnx.Module, placement: Placement) -> None:
-    """Parameters go to the devices now, unless they are tracers, shapes, or in a wrong place, or the devices
-    are a topology's.
+    """Move parameters to the devices now, unless they are tracers, shapes or misplaced, or the devices are a
+    topology's.
 
-    torch moves a module for a single device only (docs/semantics.md row 10). Here a module left on
-    one device could not be passed to `nnx.jit`, which must see all its arguments on the same ones.
-    Whatever is wrong is said at the first call, as in torch (#14).
+    torch moves a module for a single device only (docs/semantics.md row 10). Here a module left on one device
+    could not be passed to `nnx.jit`, which requires all its arguments on the same devices. Errors are raised
+    at the first call, as in torch (#14).
     """
     if not placement.devices or placement.of_topology or is_staged():
         return

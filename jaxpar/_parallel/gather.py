@@ -2,10 +2,10 @@
 
 torch copies the outputs of all replicas to one device, which then carries more than the others: its
 best-known weakness. Here that happens only outside of `jax.jit`. Inside, the result is one global array whose
-rows stay on the devices that made them, and no device holds all of it.
+rows stay on the devices that made them, and no device holds every row.
 
 What torch loses silently raises here: outputs of different dtypes (torch casts to the first one's), dicts
-with other keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
+with different keys, text (torch returns garbage; docs/semantics.md rows 61, 62).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def gather(
 
 
 def assemble(shards: Shards, target: jax.Device | jax.sharding.Sharding | None) -> PyTree:
-    """The pieces as one tree on `target`; None leaves them where they are."""
+    """Join the pieces into one tree on `target`; None leaves them where they are."""
     stacks, _, treedef = separate(shards.tree)
     check_alive(stacks, LazyPaths(("outputs", shards.tree)), "gather")
     placement, dim = shards.placement, shards.placement.dim
@@ -149,8 +149,8 @@ def _gather_list(outputs: list[PyTree], target_device: DeviceLike | None, dim: i
     joined = []
     for pieces in columns:
         if not is_staged():
-            below = concrete(pieces[0])
-            default = next(iter(below.devices())) if is_real(below) else jax.local_devices()[0]
+            underlying = concrete(pieces[0])
+            default = next(iter(underlying.devices())) if is_real(underlying) else jax.local_devices()[0]
             pieces = jax.device_put(list(pieces), _placement.output(target_device, default))
         joined.append(jnp.stack(pieces) if pieces[0].ndim == 0 else jnp.concatenate(pieces, dim))
     return jax.tree.unflatten(form, joined)

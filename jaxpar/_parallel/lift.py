@@ -1,14 +1,14 @@
 """lift: sums over the replicas, taken out of the branches of a switch.
 
 In an uneven batch each device takes its own branch, so a collective inside a branch would wait for devices
-that never come to it. A sum is special: zero is neutral to it. So every branch is cut into pieces at its
-sums. One switch runs all first pieces; then every device, whatever branch it took, adds up what these want
-summed; a second switch runs the second pieces, and so on. A device without rows adds zeros. What later pieces
-of a branch need travels from switch to switch.
+that never reach it. A sum is special: zero is neutral. So every branch is cut into pieces at its sums. One
+switch runs all first pieces; then every device, whichever branch it took, adds up the terms; a second switch
+runs the second pieces, and so on. A device without rows adds zeros. Values that later pieces of a branch need
+travel from switch to switch.
 
 A branch must not depend on the number of replicas: over unequal ones a mean of means, or a count times the
-number of devices, is silently another number. To be sure, each branch is traced for two numbers of replicas,
-and the two programs must be the same.
+number of devices, is silently wrong. To make sure, each branch is traced for two numbers of replicas, and the
+two programs must be the same.
 
 torch has no such problem, because its ranks run their own programs; its SyncBatchNorm gathers counts as well.
 """
@@ -47,7 +47,7 @@ CURE = "Make B a multiple of the number of devices, or take the collective out o
 
 
 def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
-    """Whether a program, or one equation of it, sends anything to other replicas."""
+    """Whether a program, or any of its equations, sends anything to other replicas."""
     # JAX marks collectives with an effect, but not ppermute, and it marks axis_index, which sends nothing. So
     # the names of the axes are read from the parameters instead.
     if isinstance(what, PROGRAMS):
@@ -61,11 +61,10 @@ def communicates(what: ClosedJaxpr | Jaxpr | JaxprEqn) -> bool:
 
 
 def traced(f: Callable[..., Any], args: Sequence[Any], k: int) -> ClosedJaxpr:
-    """`f` as a program for one of k replicas that may have different numbers of rows.
+    """Trace `f` as a program for one of k replicas that may have different numbers of rows.
 
     Raises:
-      CollectiveError: it communicates, in another way than by sums or from a loop or a condition; or
-        it depends on k.
+      CollectiveError: it communicates other than by sums, or from a loop or a condition; or it depends on k.
     """
     program = jax.make_jaxpr(f, axis_env=[(REPLICA, k)])(*args)
     if communicates(program):
@@ -110,7 +109,7 @@ def switch(
       choice: which branch this device takes.
       branches: programs with the same operands and the same outputs, from `traced` if they sum.
       k: the number of replicas.
-      idle: whether the last branch is that of a device without rows, which adds zeros to every sum.
+      idle: whether the last branch is for a device without rows, which adds zeros to every sum.
 
     Raises:
       CollectiveError: the branches do not sum the same.
@@ -123,32 +122,32 @@ def switch(
         return _apply(choice, branches, operands, idle)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        # Differentiated first and cut afterwards. The other way round, a function with a custom_jvp that sums
+        # Differentiate first and cut afterwards. In the reverse order, a function with a custom_jvp that sums
         # (SyncBatchNorm's statistics) would be in pieces before its rule could be used.
         choice, *operands = primals
         # Only operands with a tangent are differentiated: integers and keys have none, and a program for
         # zeros would double the work.
         moving = [i for i, t in enumerate(tangents[1:]) if _moves(t)]
-        given = [*operands, *(tangents[1 + i] for i in moving)]
+        inputs = [*operands, *(tangents[1 + i] for i in moving)]
         n = len(branches[0].out_avals)
-        programs = [_tangent(branch, moving, given, k) for branch in branches]
+        programs = [_tangent(branch, moving, inputs, k) for branch in branches]
         if any(_has_rule(program.jaxpr) for program in programs):
             # In two, since JAX takes a function with a rule as a whole: outputs that came out of one together
             # with their derivatives would be as unknown as these are when JAX linearizes.
             out = switch(choice, branches, operands, k, idle)
-            derivatives = switch(choice, [_without(n, program) for program in programs], given, k, idle)
+            derivatives = switch(choice, [_without(n, program) for program in programs], inputs, k, idle)
         else:  # nothing to keep a rule for, and jax.checkpoint cannot look into a function with one
-            both = _apply(choice, programs, given, idle)
+            both = _apply(choice, programs, inputs, idle)
             out, derivatives = both[:n], both[n:]
-        rest = iter(derivatives)
-        return out, [next(rest) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out]
+        remaining = iter(derivatives)
+        return out, [next(remaining) if _floats(y) else np.zeros(y.shape, jax.dtypes.float0) for y in out]
 
     lifted.defjvp(rule, symbolic_zeros=True)
     return lifted(choice, *operands)
 
 
 def _has_rule(jaxpr: Jaxpr) -> bool:
-    """Whether a function with a rule of its own for derivatives sums over the replicas."""
+    """Whether a function with its own derivative rule sums over the replicas."""
     return any(
         has_own_jvp(eqn) or any(map(_has_rule, _programs(eqn.params)))
         for eqn in filter(communicates, jaxpr.eqns)
@@ -163,21 +162,21 @@ def _floats(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _tangent(branch: ClosedJaxpr, moving: list[int], given: Sequence[Any], k: int) -> ClosedJaxpr:
-    """The outputs, and then the derivatives of those that have any."""
+def _tangent(branch: ClosedJaxpr, moving: list[int], inputs: Sequence[Any], k: int) -> ClosedJaxpr:
+    """Return a program for the outputs, followed by the derivatives of the floating ones."""
     n = len(branch.in_avals)
 
-    def both(*given: jax.Array) -> list[jax.Array]:
+    def both(*inputs: jax.Array) -> list[jax.Array]:
         def of(*moved: jax.Array) -> list[jax.Array]:
-            operands = list(given[:n])
+            operands = list(inputs[:n])
             for i, x in zip(moving, moved, strict=True):
                 operands[i] = x
             return list(jaxpr_as_fun(branch)(*operands))
 
-        out, derivatives = jax.jvp(of, [given[i] for i in moving], list(given[n:]))
+        out, derivatives = jax.jvp(of, [inputs[i] for i in moving], list(inputs[n:]))
         return [*out, *(d for y, d in zip(out, derivatives, strict=True) if _floats(y))]
 
-    return traced(both, given, k)
+    return traced(both, inputs, k)
 
 
 def _without(n: int, program: ClosedJaxpr) -> ClosedJaxpr:
@@ -204,18 +203,18 @@ class _Cut:
         return list(dict.fromkeys(v for v in read if not isinstance(v, Literal)))
 
     def keeps(self, i: int) -> list[Any]:
-        """What piece i makes and later ones read."""
+        """The variables that piece i computes and later pieces read."""
         later = {v for j in range(i + 1, len(self.pieces)) for v in self.reads(j)}
         return [v for eqn in self.pieces[i] for v in eqn.outvars if v in later]
 
 
 def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
-    """Every equation goes into the first piece in which all that it reads is known.
+    """Put every equation into the first piece at which all its operands are known.
 
-    Sums that do not depend on each other thus end up behind the same piece and go out together.
+    Sums that do not depend on each other thus follow the same piece and are sent together.
     """
-    # Traced once more, so that programs called in programs (jit, checkpoint, custom_jvp) lie open where they
-    # sum.
+    # Traced once more, so that called programs (jit, checkpoint, custom_jvp) are inlined where they sum: a
+    # sum inside a call could not be cut out.
     program = jax.make_jaxpr(lambda *operands: _inline(branch, operands))(*operands)
     since: dict[Any, int] = {}
     pieces: list[list[JaxprEqn]] = [[]]
@@ -234,7 +233,7 @@ def _cut(branch: ClosedJaxpr, operands: Sequence[Any]) -> _Cut:
 
 
 def _inline(program: ClosedJaxpr | Jaxpr, operands: Sequence[Any]) -> list[Any]:
-    """Evaluates a program equation by equation; what it calls and communicates, as if written here."""
+    """Evaluate a program equation by equation, with the communicating programs that it calls inlined."""
     jaxpr, consts = opened(program)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
     for eqn in jaxpr.eqns:
@@ -271,13 +270,13 @@ def _value(values: dict[Any, Any], v: Any) -> Any:
 
 
 def _evaluate(jaxpr: Jaxpr, eqns: list[JaxprEqn], values: dict[Any, Any]) -> None:
-    """Runs some equations of a program on known values, and adds their results to these."""
-    # As a program of their own: evaluated one by one, equations would lose JAX's caches and take far longer.
-    made = [v for eqn in eqns for v in eqn.outvars]
+    """Run some equations of a program on known values, and add their results to `values`."""
+    # As a program of their own: evaluating equations one by one loses JAX's caches and takes far longer.
+    outvars = [v for eqn in eqns for v in eqn.outvars]
     read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
-    given = [v for v in read if v not in set(made)]
-    results = jaxpr_as_fun(part(jaxpr, eqns, given, made))(*(values[v] for v in given))
-    values |= dict(zip(made, results, strict=True))
+    invars = [v for v in read if v not in set(outvars)]
+    results = jaxpr_as_fun(part(jaxpr, eqns, invars, outvars))(*(values[v] for v in invars))
+    values |= dict(zip(outvars, results, strict=True))
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -293,18 +292,18 @@ def _apply(
         # pieces before that are empty, and its terms zeros.
         cuts[-1] = _Cut(cuts[-1].program, [[] for _ in range(n)] + cuts[-1].pieces, [[] for _ in range(n)])
     _check_same(cuts[: len(cuts) - idle])
-    known = [dict(zip(cut.program.jaxpr.invars, operands, strict=True)) for cut in cuts]
+    environments = [dict(zip(cut.program.jaxpr.invars, operands, strict=True)) for cut in cuts]
     for i, sums in enumerate(cuts[0].sums):
         terms = [eqn.invars[0].aval for eqn in sums]
-        kept = [cut.keeps(i) for cut in cuts]
-        made = _switch(choice, cuts, known, i, terms, kept)
+        carried = [cut.keeps(i) for cut in cuts]
+        arrays = _switch(choice, cuts, environments, i, terms, carried)
         # Outside of every switch: each device passes here, with its terms or with zeros.
-        sums = jax.lax.psum(made[: len(terms)], REPLICA)
-        rest = iter(made[len(terms) :])
-        for cut, variables, here in zip(cuts, kept, known, strict=True):
-            here |= zip((eqn.outvars[0] for eqn in cut.sums[i]), sums, strict=False)
-            here |= {v: next(rest) for v in variables}
-    return _switch(choice, cuts, known, n, [], [[]] * len(cuts))
+        sums = jax.lax.psum(arrays[: len(terms)], REPLICA)
+        remaining = iter(arrays[len(terms) :])
+        for cut, variables, environment in zip(cuts, carried, environments, strict=True):
+            environment |= zip((eqn.outvars[0] for eqn in cut.sums[i]), sums, strict=False)
+            environment |= {v: next(remaining) for v in variables}
+    return _switch(choice, cuts, environments, n, [], [[]] * len(cuts))
 
 
 def _check_same(cuts: Sequence[_Cut]) -> None:
@@ -326,18 +325,22 @@ def _check_same(cuts: Sequence[_Cut]) -> None:
 def _switch(
     choice: jax.Array,
     cuts: Sequence[_Cut],
-    known: Sequence[dict[Any, Any]],
+    environments: Sequence[dict[Any, Any]],
     i: int,
     terms: Sequence[Any],
-    kept: Sequence[Sequence[Any]],
+    carried: Sequence[Sequence[Any]],
 ) -> list[jax.Array]:
-    """Piece i of every branch: the terms of its sums, and what each branch keeps; or the outputs.
+    """Run piece i of every branch and return its summands and carried values; or the outputs, for the last
+    piece.
 
-    What one branch keeps is zeros on devices that took another. Letting branches share these places would
-    save the memory, but the derivative of a switch has to know of each place whether it depends on a tangent,
-    and the places of two branches differ in that.
+    What one branch carries is zeros on devices that took a different one. Sharing these positions between
+    branches would save memory, but the derivative of a switch must know for each position whether it depends
+    on a tangent, and two branches differ in that.
     """
-    reads = [[v for v in cut.reads(i) if v in here] for cut, here in zip(cuts, known, strict=True)]
+    reads = [
+        [v for v in cut.reads(i) if v in environment]
+        for cut, environment in zip(cuts, environments, strict=True)
+    ]
 
     def piece(j: int, arrays: list[list[JaxprEqn]]) -> list[Any]:
         cut = cuts[j]
@@ -346,15 +349,18 @@ def _switch(
         _evaluate(cut.program.jaxpr, cut.pieces[i], values)
         if i == len(cut.sums):
             return [_value(values, v) for v in cut.program.jaxpr.outvars]
-        said = [_value(values, eqn.invars[0]) for eqn in cut.sums[i]] or list(map(_nothing, terms))
-        return said + [
-            values[v] if mine == j else _nothing(v.aval)
-            for mine, variables in enumerate(kept)
+        summands = [_value(values, eqn.invars[0]) for eqn in cut.sums[i]] or list(map(_nothing, terms))
+        return summands + [
+            values[v] if owner == j else _nothing(v.aval)
+            for owner, variables in enumerate(carried)
             for v in variables
         ]
 
     pieces = [functools.partial(piece, j) for j in range(len(cuts))]
-    arrays = [[here[v] for v in variables] for here, variables in zip(known, reads, strict=True)]
+    arrays = [
+        [environment[v] for v in variables]
+        for environment, variables in zip(environments, reads, strict=True)
+    ]
     return jax.lax.switch(choice, pieces, arrays)
 
 
@@ -363,7 +369,7 @@ def _nothing(of: jax.core.ShapedArray) -> jax.Array:
 
 
 def zeros(shape: Shape, dtype: Any) -> jax.Array:
-    """Zeros; some valid keys where there are random keys, which know no zero."""
+    """Return zeros; for random keys, which have no zero, valid keys."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(dtype)), shape)
     return jnp.zeros(shape, dtype)

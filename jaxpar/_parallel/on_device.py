@@ -1,10 +1,10 @@
-"""OnDevice: one part of a model on a device of its own.
+"""OnDevice: one part of a model on its own device.
 
-In torch a model whose layers lie on different devices just moves its activations between them. In
-JAX a compiled program runs on one set of devices, so such a model is a chain of programs, one for
-each part. OnDevice is a link of that chain: it compiles its part once, runs it on its device, and
-leaves moving to the user, who writes `jaxpar.to(x, device)` where torch's user writes `x.cuda(i)`.
-Nothing waits: programs and transfers are dispatched and run as their inputs arrive.
+In torch a model whose layers are on different devices just moves its activations between them. In JAX a
+compiled program runs on one set of devices, so such a model is a chain of programs, one for each part.
+OnDevice is a link of that chain: it compiles its part once, runs it on its device, and leaves moving to the
+user: `jaxpar.to(x, device)` where torch has `x.cuda(i)`. Nothing waits: programs and transfers are dispatched
+and run as their inputs arrive.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from .shards import combine, separate
 
 
 class OnDevice(nnx.Module):
-    """A module that lives, and is computed, on one device.
+    """A module that is stored, and computed, on one device.
 
-    ```python
-    embed = jaxpar.OnDevice(nnx.Embed(100, 8, rngs=rngs), "cpu")
-    head = jaxpar.OnDevice(nnx.Linear(8, 2, rngs=rngs), 0)
-    y = head(jaxpar.to(embed(tokens), 0))
-    ```
+    >>> import jax.numpy as jnp, jaxpar
+    >>> from flax import nnx
+    >>> embed = jaxpar.OnDevice(nnx.Embed(100, 8, rngs=nnx.Rngs(0)), "cpu")
+    >>> head = jaxpar.OnDevice(nnx.Linear(8, 2, rngs=nnx.Rngs(0)), 0)
+    >>> head(jaxpar.to(embed(jnp.array([3, 1])), 0)).shape
+    (2, 2)
 
     Args:
       module: an NNX module, which is moved in place, or a function.
@@ -46,7 +47,7 @@ class OnDevice(nnx.Module):
     simply called: the program around it decides where everything runs.
 
     Raises:
-      MixedDevicesError: at a call, an input is on another device.
+      MixedDevicesError: at a call, an input is on a different device.
 
     torch counterpart: `module.to(device)` in a model that is split over devices.
     """
@@ -81,10 +82,13 @@ class OnDevice(nnx.Module):
     def _check_inputs(self, inputs: tuple, kwargs: dict) -> None:
         for path, x in jax.tree.leaves_with_path((inputs, kwargs)):
             if is_real(x) and x.committed and x.devices() != {self.device}:
-                (i, *rest) = path
-                name = ("inputs", "kwargs")[i.idx] + jax.tree_util.keystr(tuple(rest))
-                here, there = _devices.name(self.device), ", ".join(sorted(map(_devices.name, x.devices())))
-                raise MixedDevicesError(mixed(here, there, type(self.module).__name__, name))
+                (i, *inner_path) = path
+                name = ("inputs", "kwargs")[i.idx] + jax.tree_util.keystr(tuple(inner_path))
+                expected, actual = (
+                    _devices.name(self.device),
+                    ", ".join(sorted(map(_devices.name, x.devices()))),
+                )
+                raise MixedDevicesError(mixed(expected, actual, type(self.module).__name__, name))
 
 
 def _compiled(definition: Definition) -> Any:

@@ -84,7 +84,7 @@ def parallel_apply(
 def apply_replicas(
     replicas: Replicas, inputs: Shards, kwargs: Shards | None, backend: str, programs: Programs
 ) -> Shards:
-    """`parallel_apply` behind its doors, for wrappers that have programs of their own."""
+    """`parallel_apply` without argument checks, for wrappers with their own programs."""
     split = replicas.split()
     program = programs(split.definition, _backend(backend), inputs.placement, _type.get())
 
@@ -103,10 +103,10 @@ _type: contextvars.ContextVar[Any] = contextvars.ContextVar("type", default=None
 
 @contextlib.contextmanager
 def cast_on_replicas(dtype: Any) -> Iterator[None]:
-    """In what is traced in here, replicas of NNX modules cast floating parameters to `dtype`.
+    """While tracing inside this context, replicas of NNX modules cast floating parameters to `dtype`.
 
     So their gradients are summed in the parameters' own type, as under torch's autocast, which casts on the
-    replicas as well. Cast before they come here, 16-bit gradients would be summed in 16 bits.
+    replicas as well. Cast earlier, 16-bit gradients would be summed in 16 bits.
     """
     token = _type.set(dtype)
     try:
@@ -116,13 +116,15 @@ def cast_on_replicas(dtype: Any) -> Iterator[None]:
 
 
 def _check_counts(m: int, inputs: Any, kwargs_tup: Any, devices: Any) -> None:
-    for what, given in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
-        if given is not None and len(given) != m:
-            raise CountError(f"The number of modules {m} is not equal to the number of {what} {len(given)}")
+    for what, argument in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
+        if argument is not None and len(argument) != m:
+            raise CountError(
+                f"The number of modules {m} is not equal to the number of {what} {len(argument)}"
+            )
 
 
-def _check_alive(**given: Any) -> None:
-    trees = {name: each.tree if isinstance(each, Shards) else each for name, each in given.items()}
+def _check_alive(**arguments: Any) -> None:
+    trees = {name: tree.tree if isinstance(tree, Shards) else tree for name, tree in arguments.items()}
     check_alive(jax.tree.leaves(list(trees.values())), LazyPaths(*trees.items()), "parallel_apply")
 
 
@@ -158,11 +160,11 @@ def _one_by_one(modules: Sequence[Any], inputs: Any, kwargs_tup: Any, devices: A
 
 
 def _homes(module: Any, *inputs: Any) -> list[jax.Device]:
-    """Where a module's arrays are, or its inputs if it has none."""
+    """Return the devices of a module's arrays, or of its inputs if it has none."""
     for tree in (_arrays(module), inputs):
-        found = {d for x in jax.tree.leaves(tree) if is_real(x) and not x.is_deleted() for d in x.devices()}
-        if found:
-            return sorted(found, key=lambda d: d.id)
+        devices = {d for x in jax.tree.leaves(tree) if is_real(x) and not x.is_deleted() for d in x.devices()}
+        if devices:
+            return sorted(devices, key=lambda d: d.id)
     return []
 
 
@@ -177,7 +179,7 @@ def _arrays(module: Any) -> PyTree:
 
 
 def compiled(definition: Definition, run: Backend, placement: Placement, dtype: Any = None) -> Any:
-    """`compiled(...)(values, inputs, kwargs) -> (outputs, changes)`; `dtype`: see `cast_on_replicas`."""
+    """Return a program `(values, inputs, kwargs) -> (outputs, changes)`; `dtype`: see `cast_on_replicas`."""
 
     def program(values: PyTree, inputs: Shards, kwargs: Shards | None) -> tuple[Shards, PyTree]:
         begun()
@@ -198,16 +200,20 @@ def _run(
     inputs: Shards,
     kwargs: Shards | None,
 ) -> tuple[Shards, PyTree]:
-    def replica(values: PyTree, own: PyTree, index: jax.Array | None, args: tuple, named: dict) -> Local:
-        del own
+    def replica(
+        values: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, named: dict
+    ) -> Local:
+        del replica_state
         if dtype is not None and isinstance(definition, NNXDefinition):
             values = [_lowered(x, kind, dtype) for x, kind in zip(values, definition.kinds, strict=True)]
         outputs, changes = definition(values, index, _arguments(args), named)
         return Local(outputs, (), changes)
 
-    def finish(index: jax.Array, values: PyTree, own: PyTree, local: Local) -> tuple[PyTree, PyTree]:
+    def finish(
+        index: jax.Array, values: PyTree, replica_state: PyTree, local: Local
+    ) -> tuple[PyTree, PyTree]:
         del values
-        return from_replica_zero(local.changes, index), own
+        return from_replica_zero(local.changes, index), replica_state
 
     batch = (inputs.tree, {} if kwargs is None else kwargs.tree)
     done = _program.run(replica, finish, run, placement, values, batch, _kinds(inputs, kwargs))

@@ -1,8 +1,8 @@
 """Placement: which devices hold the replicas, which axis is split, where results go.
 
 torch's `DataParallel` keeps `device_ids`, `output_device` and `dim` as attributes and looks devices up again
-at every call. Here they are one frozen value, made once and passed explicitly: there is no current mesh and
-no stack of contexts.
+at every call. Here they are one frozen value, made once and passed explicitly; a current mesh or a stack of
+contexts does not exist.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Placement:
     @functools.cached_property
     def device_ids(self) -> list[Any]:
         """The devices as positions in `jaxpar.devices()`; a device that is not among them, as text."""
-        known = _devices.devices()
-        return [known.index(d) if d in known else _devices.name(d) for d in self.devices]
+        devices = _devices.devices()
+        return [devices.index(d) if d in devices else _devices.name(d) for d in self.devices]
 
     @functools.cached_property
     def of_topology(self) -> bool:
-        """Whether nothing can run there, see `jaxpar.topology`."""
+        """Whether programs cannot run on the devices, see `jaxpar.topology`."""
         return of_topology(self.devices[:1])
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class Placement:
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
-        """Every device holds all of it."""
+        """The sharding of an array that every device holds completely."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @functools.cached_property
@@ -98,11 +98,11 @@ def place(
     function: str = "DataParallel",
     one_is_none: bool = True,
 ) -> Placement:
-    """Reads what a user wrote. Defaults: all devices, results on the first one.
+    """Return the placement that a user described. Defaults: all devices, results on the first one.
 
-    A host with one CPU device and no accelerator gives a placement without devices, whatever the
-    ids say: torch without a GPU does the same (docs/semantics.md row 2). Not so with `one_is_none=False`, and
-    not for devices of a topology.
+    A host with one CPU device and no accelerator gives a placement without devices, whatever the ids are:
+    torch without a GPU does the same (docs/semantics.md row 2). This does not apply with `one_is_none=False`
+    or to devices of a topology.
     """
     if isinstance(device_ids, Placement):
         if output_device is not None or dim != 0:
@@ -117,12 +117,12 @@ def place(
         raise TypeError(
             f"{function}: device_ids must be a list of devices, not {device_ids!r}; write [{device_ids!r}]."
         )
-    wanted = _devices.devices() if device_ids is None else list(device_ids)
-    if one_is_none and not of_topology(wanted[:1]) and _devices.device_count() == 0:
+    specs = _devices.devices() if device_ids is None else list(device_ids)
+    if one_is_none and not of_topology(specs[:1]) and _devices.device_count() == 0:
         return Placement((), dim)
-    if not wanted:
+    if not specs:
         raise DeviceError(f"{function}: device_ids is empty; leave it out to use all devices.")
-    return _place(tuple(wanted), output_device, dim, function)
+    return _place(tuple(specs), output_device, dim, function)
 
 
 def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
@@ -141,31 +141,31 @@ def output(spec: DeviceLike | None, default: jax.Device) -> jax.Device:
 
 
 def _place(
-    wanted: tuple[DeviceLike, ...], output_device: DeviceLike | None, dim: int, function: str
+    specs: tuple[DeviceLike, ...], output_device: DeviceLike | None, dim: int, function: str
 ) -> Placement:
-    found = []
-    for spec in wanted:
+    devices = []
+    for spec in specs:
         d = _devices.device(spec)
-        if d in found:
+        if d in devices:
             raise DeviceError(
-                f"{function}: {spec!r} given twice in device_ids={list(wanted)}; every replica "
+                f"{function}: {spec!r} given twice in device_ids={list(specs)}; every replica "
                 "needs its own device."
             )
-        found.append(d)
-    if len({d.platform for d in found}) > 1:
-        names = ", ".join(_devices.name(d) for d in found)
+        devices.append(d)
+    if len({d.platform for d in devices}) > 1:
+        names = ", ".join(_devices.name(d) for d in devices)
         raise DeviceError(
             f"{function}: device_ids mix kinds of devices ({names}); replicas must be of one kind."
         )
-    return _shared(tuple(found), dim, output(output_device, found[0]))
+    return _shared(tuple(devices), dim, output(output_device, devices[0]))
 
 
 @functools.cache
-def _shared(found: tuple[jax.Device, ...], dim: int, output_device: jax.Device) -> Placement:
-    """One object for equal placements, so that meshes are built and compared once."""
-    return Placement(found, dim, output_device)
+def _shared(devices: tuple[jax.Device, ...], dim: int, output_device: jax.Device) -> Placement:
+    """Return one object for equal placements, so that meshes are built and compared once."""
+    return Placement(devices, dim, output_device)
 
 
 def _from_names(names: list[str], dim: int, output_device: str | None) -> Placement:
-    found = tuple(_devices.device(n) for n in names)
-    return Placement(found, dim, None if output_device is None else _devices.device(output_device))
+    devices = tuple(_devices.device(n) for n in names)
+    return Placement(devices, dim, None if output_device is None else _devices.device(output_device))

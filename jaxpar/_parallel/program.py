@@ -53,7 +53,7 @@ class Replica(Protocol):
     """`replica(shared, own, i, args, kwargs)` runs on replica i, on its own rows; i is None for one alone."""
 
     def __call__(
-        self, shared: PyTree, own: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
+        self, shared: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
     ) -> Local: ...
 
 
@@ -70,12 +70,12 @@ class Differentiated:
     parameters: tuple[int, ...]
 
     def __call__(
-        self, shared: PyTree, own: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
+        self, shared: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
     ) -> Local:
         leaves, form = jax.tree.flatten(shared)
 
         def local(leaves: list[jax.Array]) -> Local:
-            return self.forward(jax.tree.unflatten(form, leaves), own, index, args, kwargs)
+            return self.forward(jax.tree.unflatten(form, leaves), replica_state, index, args, kwargs)
 
         return differentiated(local, leaves, self.parameters)
 
@@ -86,15 +86,15 @@ def differentiated(
     """What `local` makes of the leaves, with the gradients in place of the objective."""
 
     def objective(moved: list[jax.Array]) -> tuple[jax.Array, Local]:
-        given = list(leaves)
+        full = list(leaves)
         for i, leaf in zip(parameters, moved, strict=True):
-            given[i] = leaf
-        found = local(given)
-        return found.terms["objective"], found
+            full[i] = leaf
+        value = local(full)
+        return value.terms["objective"], value
 
-    (_, found), gradients = jax.value_and_grad(objective, has_aux=True)([leaves[i] for i in parameters])
-    rest = {name: term for name, term in found.terms.items() if name != "objective"}
-    return found._replace(terms=rest | {"gradients": gradients})
+    (_, value), gradients = jax.value_and_grad(objective, has_aux=True)([leaves[i] for i in parameters])
+    terms = {name: term for name, term in value.terms.items() if name != "objective"}
+    return value._replace(terms=terms | {"gradients": gradients})
 
 
 class Finish(Protocol):
@@ -104,11 +104,11 @@ class Finish(Protocol):
     """
 
     def __call__(
-        self, index: jax.Array, shared: PyTree, own: PyTree, local: Local, /
+        self, index: jax.Array, shared: PyTree, replica_state: PyTree, local: Local, /
     ) -> tuple[PyTree, PyTree]: ...
 
 
-class Result(NamedTuple):
+class RunResult(NamedTuple):
     """Attributes:
     outputs: the replicas' outputs, every leaf stacked to [N, ...] and filled up to the largest.
     shapes: for every leaf, its true shape on each replica that got rows, in order.
@@ -119,7 +119,7 @@ class Result(NamedTuple):
     outputs: PyTree
     shapes: tuple[tuple[Shape, ...], ...]
     shared: PyTree
-    own: PyTree
+    replica_state: PyTree
 
 
 def run(
@@ -130,9 +130,9 @@ def run(
     shared: PyTree,
     batch: tuple[PyTree, PyTree],
     kinds: Sequence[Kind | None],
-    own: PyTree = (),
+    replica_state: PyTree = (),
     source: int = 0,
-) -> Result:
+) -> RunResult:
     """Runs `replica` on every device that has rows, then `finish` on every device. Traced under `jax.jit`.
 
     Args:
@@ -145,20 +145,20 @@ def run(
     # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
     order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
     stacks, statics, treedef = separate(batch)
-    owned, own_form = jax.tree.flatten(own)
+    states, state_form = jax.tree.flatten(replica_state)
     k = sum(kind is not None for kind in kinds)
     uneven = len(set(kinds)) > 1
-    found: list[tuple[Any, tuple[tuple[Shape, ...], ...], Any]] = []
+    layouts: list[tuple[Any, tuple[tuple[Shape, ...], ...], Any]] = []
 
     def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
         # The function is traced here, inside of the backend, because what is traced holds its mesh.
-        pieces, mine = rows[: len(stacks)], jax.tree.unflatten(own_form, rows[len(stacks) :])
-        data = (index, shared, mine, pieces)
+        pieces, state = rows[: len(stacks)], jax.tree.unflatten(state_form, rows[len(stacks) :])
+        data = (index, shared, state, pieces)
 
         def branches_of(replica: Replica) -> list[_Branch]:
-            def one(index: jax.Array, shared: PyTree, mine: PyTree, cropped: list[jax.Array]) -> Local:
+            def one(index: jax.Array, shared: PyTree, state: PyTree, cropped: list[jax.Array]) -> Local:
                 args, kwargs = combine(cropped, statics, treedef)
-                local = replica(shared, mine, None if k == 1 else index, args, kwargs)
+                local = replica(shared, state, None if k == 1 else index, args, kwargs)
                 check_outputs(local.outputs)
                 return local
 
@@ -173,16 +173,16 @@ def run(
         branches = united.branches if united is not None else branches_of(replica)
         shapes = _output_shapes(branches, table)
         local = _choose(united, branches, table, source, shapes, data, k, platform)
-        shared, mine = finish(index, shared, mine, local)
-        kept, form = jax.tree.flatten(mine)
-        found.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
-        return jax.tree.leaves(local.outputs) + kept, shared
+        shared, state = finish(index, shared, state, local)
+        state_leaves, form = jax.tree.flatten(state)
+        layouts.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
+        return jax.tree.leaves(local.outputs) + state_leaves, shared
 
-    rows, shared = backend(body, placement, shared, stacks + owned)
+    rows, shared = backend(body, placement, shared, stacks + states)
     # The last one: some transformations of JAX trace the body more than once.
-    outputs_form, shapes, form = found[-1]
+    outputs_form, shapes, form = layouts[-1]
     n = len(shapes)
-    return Result(
+    return RunResult(
         jax.tree.unflatten(outputs_form, rows[:n]), shapes, shared, jax.tree.unflatten(form, rows[n:])
     )
 
@@ -205,8 +205,8 @@ class _Branch:
 def _trace(
     one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int | None
 ) -> _Branch:
-    *rest, pieces = data
-    data = (*rest, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
+    *context, pieces = data
+    data = (*context, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
     try:
         # To a jaxpr, and not straight into the switch: shapes of outputs and collectives must be known first.
         jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
@@ -274,10 +274,10 @@ def _choose(
             branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
         elif some_idle:
             united = dataclasses.replace(united, plan=united.plan.rewritten(for_branch))
-    kept = branches[table[source]]
-    like = kept.local if united is None else united.local(data)
+    source_branch = branches[table[source]]
+    like = source_branch.local if united is None else united.local(data)
     outputs, form = jax.tree.flatten(like.outputs)
-    rest, rest_form = jax.tree.flatten((like.terms, like.changes))
+    reduced, reduced_form = jax.tree.flatten((like.terms, like.changes))
     n, m = len(outputs), len(jax.tree.leaves(like.terms))
     # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
     common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
@@ -285,14 +285,14 @@ def _choose(
     def take(branch: _Branch, flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         out = branch(flat)
         rows = [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)]
-        if branch is kept:
+        if branch is source_branch:
             return rows, list(out[n:])
-        return rows, [*out[n : n + m], *(zeros(a.shape, a.dtype) for a in rest[m:])]
+        return rows, [*out[n : n + m], *(zeros(a.shape, a.dtype) for a in reduced[m:])]
 
     def idle(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         del flat
         rows = [zeros(shape, a.dtype) for shape, a in zip(common, outputs, strict=True)]
-        return rows, [zeros(a.shape, a.dtype) for a in rest]
+        return rows, [zeros(a.shape, a.dtype) for a in reduced]
 
     flat = jax.tree.leaves(data)
     choice = jnp.array(table)[data[0]]
@@ -313,11 +313,11 @@ def _choose(
         rows, others = choices[0](flat)
     elif any(communicates(branch.jaxpr) for branch in branches):
         programs = [jax.make_jaxpr(take)(flat) for take in choices]
-        made = switch(choice, programs, flat, k, idle=some_idle)
-        rows, others = made[:n], made[n:]
+        arrays = switch(choice, programs, flat, k, idle=some_idle)
+        rows, others = arrays[:n], arrays[n:]
     else:
         rows, others = jax.lax.switch(choice, choices, flat)
-    terms, changes = jax.tree.unflatten(rest_form, others)
+    terms, changes = jax.tree.unflatten(reduced_form, others)
     return Local(jax.tree.unflatten(form, rows), terms, changes)
 
 
@@ -360,7 +360,11 @@ def _united(
     if some_idle and any(communicates(branch.jaxpr) for branch in branches):
         return None  # a device without rows adds zeros to every sum, which is what `lift` is for
     plan, n = planned([branch.jaxpr for branch in branches]), len(jax.tree.leaves(branches[0].local.outputs))
-    if plan is None or any(plan.results[n:]) or any(rows and rows.outer > 1 for rows in plan.results[:n]):
+    if (
+        plan is None
+        or any(plan.result_rows[n:])
+        or any(rows and rows.outer > 1 for rows in plan.result_rows[:n])
+    ):
         return None
     return _United(plan, branches, parameters)
 

@@ -19,21 +19,21 @@ from jax import lax
 from .._typing import REPLICA, PyTree
 
 _FEW = 1024
-"""Elements. Larger integer arrays are rare, and sent as they are."""
+"""In elements. Larger integer arrays are rare, and are sent as they are."""
 
 
 def from_replica_zero(tree: PyTree, index: jax.Array) -> PyTree:
-    """Replica 0's values, on all replicas.
+    """Return replica 0's values, on all replicas.
 
-    torch broadcasts the buffers of device 0 at every forward and throws away what the other
-    replicas did to theirs (docs/semantics.md row 39). A sum in which all but one term are zero is
-    the same and, unlike a broadcast, joins the gradients' all-reduce.
+    torch broadcasts the buffers of device 0 at every forward and discards the other replicas' changes to
+    theirs (docs/semantics.md row 39). A sum in which all but one term are zero gives the same and, unlike a
+    broadcast, joins the gradients' all-reduce.
     """
     return from_replica(0, tree, index)
 
 
 def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
-    """The same with the values of replica `source`."""
+    """Return the values of replica `source`, on all replicas."""
     terms, rebuild = terms_of(source, tree, index)
     return rebuild([lax.psum(term, REPLICA) for term in terms])
 
@@ -41,7 +41,8 @@ def from_replica(source: int, tree: PyTree, index: jax.Array) -> PyTree:
 def terms_of(
     source: int, tree: PyTree, index: jax.Array
 ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], PyTree]]:
-    """The terms to be summed, floats but for large integers, and a function from their sums to the tree.
+    """Return the terms to be summed, floats except for large integers, and a function from their sums to the
+    tree.
 
     For callers that send the terms together with others.
     """
@@ -74,7 +75,7 @@ def _encode(x: jax.Array) -> jax.Array:
 
 
 def _decode(total: jax.Array, x: jax.Array) -> jax.Array:
-    """`total` in the form that x had."""
+    """Return `total` in the dtype and form of x."""
     if _is_key(x):
         data = _decode(total, jax.random.key_data(x))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

@@ -45,12 +45,12 @@ class Replicas(Sequence):
     def __getitem__(self, i: slice) -> Replicas: ...
     def __getitem__(self, i: int | slice) -> Any:
         if isinstance(i, slice):
-            kept = range(*i.indices(self.k))
-            if kept.start != 0 or kept.step != 1:
+            indices = range(*i.indices(self.k))
+            if indices.start != 0 or indices.step != 1:
                 raise IndexError(
                     "Replicas: a slice must start at replica 0, replicas[:k]; device i holds replica i."
                 )
-            return dataclasses.replace(self, k=len(kept))
+            return dataclasses.replace(self, k=len(indices))
         if not -self.k <= i < self.k:
             raise IndexError(f"Replicas: replica {i} of {self.k}")
         return _copy(self.module, self.values(self.split()), self.placement.devices[i % self.k])
@@ -83,18 +83,18 @@ def replicate(network: Module, devices: Iterable[DeviceLike] | Placement, detach
     torch counterpart: `torch.nn.parallel.replicate` (docs/semantics.md section 1.3).
     """
     placement = place(devices, function="replicate")
-    made = Replicas(network, placement, placement.N, detach)
-    made.values(made.split())
-    return made
+    replicas = Replicas(network, placement, placement.N, detach)
+    replicas.values(replicas.split())
+    return replicas
 
 
 def _copy(module: Module, values: PyTree, d: jax.Device) -> Module:
     def on_device(x: Any) -> Any:
-        below = concrete(x)
-        if not is_real(below):
+        underlying = concrete(x)
+        if not is_real(underlying):
             return x
-        if x is not below:
-            return jax.device_put(x, d, src=below.sharding)
+        if x is not underlying:
+            return jax.device_put(x, d, src=underlying.sharding)
         return (
             next((s.data for s in x.addressable_shards if s.device == d), None)
             if x.is_fully_replicated
@@ -108,6 +108,6 @@ def _copy(module: Module, values: PyTree, d: jax.Device) -> Module:
         return nnx.merge(graphdef, nnx.from_flat_state(zip(paths, flat, strict=True)))
     if isinstance(module, linen.Module):
         inner, _ = module.unbind()
-        here = jax.tree.map(on_device, values)
-        return inner.bind(here["variables"], rngs=here["rngs"])
+        local_values = jax.tree.map(on_device, values)
+        return inner.bind(local_values["variables"], rngs=local_values["rngs"])
     return module

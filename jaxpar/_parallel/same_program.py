@@ -1,7 +1,7 @@
 """same_program: whether two traces of a function gave the same program.
 
 JAX compares jaxprs by identity. Here they are compared equation by equation, up to the names of variables,
-which are other objects in every trace.
+which are new objects in every trace.
 """
 
 from __future__ import annotations

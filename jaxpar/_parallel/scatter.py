@@ -86,7 +86,7 @@ def chunk_sizes(B: int, N: int) -> tuple[int, ...]:
 
 
 def cut(tree: PyTree, placement: Placement, names: LazyPaths) -> Shards:
-    """`scatter` for a placement; `names` are the leaves' paths, for the errors."""
+    """Scatter a tree to a placement; `names` are the leaves' paths, for errors."""
     if not placement.N:
         raise DeviceError(
             "scatter: there is one CPU device and no accelerator, so nothing to scatter to; "
@@ -152,19 +152,20 @@ def _spread(
 
 
 def _stack(x: Array, axis: int, c: int, N: int) -> jax.Array:
-    """[..., B, ...] to [N, ..., c, ...]. Padding stands at the end, so XLA moves no row for it."""
-    missing = N * c - x.shape[axis]
-    if missing:
-        x = _lengthen(x, axis, missing)
+    """Reshape [..., B, ...] to [N, ..., c, ...]. Padding is appended, so XLA moves no rows."""
+    rows_to_add = N * c - x.shape[axis]
+    if rows_to_add:
+        x = _lengthen(x, axis, rows_to_add)
     x = x.reshape(*x.shape[:axis], N, c, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
 
 
-def _lengthen(x: Array, axis: int, missing: int) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # there is no zero among random keys; any will do
-        return jnp.concatenate([x, jnp.repeat(jax.lax.slice_in_dim(x, 0, 1, axis=axis), missing, axis)], axis)
+def _lengthen(x: Array, axis: int, rows_to_add: int) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # random keys have no zero; any key will do
+        first = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
+        return jnp.concatenate([x, jnp.repeat(first, rows_to_add, axis)], axis)
     padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, missing)
+    padding[axis] = (0, rows_to_add)
     return jnp.pad(x, padding)
 
 
@@ -172,22 +173,23 @@ _stack_jit = jax.jit(_stack, static_argnums=(1, 2, 3))
 
 
 def _send(x: Array, axis: int, c: int, placement: Placement) -> jax.Array:
-    """`_stack`; pieces of a host array go straight to their devices, never all through the first one."""
+    """`_stack` and transfer; pieces of a host array go straight to their devices, never all through the first
+    one."""
     N = placement.N
     if not isinstance(x, np.ndarray):
-        # Of what a derivative or vmap watches all devices get all: vmap may add an axis in front of N.
+        # Traced inputs are replicated, not split: vmap may add an axis in front of N.
         where = placement.replicated if isinstance(x, jax.core.Tracer) else placement.stacked
         return jax.device_put(_stack_jit(x, axis, c, N), where)
     x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
     before, after = x.shape[:axis], x.shape[axis + 1 :]
-    missing = N * c - x.shape[axis]
-    if missing:
-        x = np.concatenate([x, np.zeros((*before, missing, *after), x.dtype)], axis)
+    rows_to_add = N * c - x.shape[axis]
+    if rows_to_add:
+        x = np.concatenate([x, np.zeros((*before, rows_to_add, *after), x.dtype)], axis)
     stack = x.reshape(*before, N, c, *after)
     if axis:
         stack = np.moveaxis(stack, axis, 0)
     # A CPU device uses the host's memory as it is if that is aligned, and the caller may write to it again.
-    shared = placement.devices[0].platform == "cpu" and not missing
+    shared = placement.devices[0].platform == "cpu" and not rows_to_add
 
     def piece(index: Any) -> np.ndarray:
         return stack[index].copy() if shared else stack[index]

@@ -1,9 +1,10 @@
 """Shards: a batch (or an output) in pieces, one for each replica, as one sharded tree.
 
-torch passes Python lists of structures, one for each device, because it runs threads. In JAX one object is
-that list: a global array with one shard on each device. Its shards must be equal, and `torch.chunk` gives 10
-rows to 4 devices as 3, 3, 3, 1. So every piece is padded to the largest, and its true shape is kept beside
-it. The padding never leaves this file and `program`: who reads a piece cuts it to its shape first.
+torch passes Python lists of structures, one for each device, because it runs threads. In JAX one object
+represents that list: a global array with one shard on each device. Its shards must be equal, and
+`torch.chunk` gives 10 rows to 4 devices as 3, 3, 3, 1. So every piece is padded to the largest, and its true
+shape is stored next to it. The padding never leaves this file and `program`: code that reads a piece crops it
+to its shape first.
 
 Arrays are stacked: entry i of the leading axis is replica i's piece, whatever the batch dimension is. Pieces
 without axes and pieces of different shapes then need no rules of their own.
@@ -27,18 +28,23 @@ from .placement import Placement
 class Shards(Sequence):
     """A tree cut into pieces for the k replicas that got some.
 
-    `len(shards)` is k, `shards[i]` replica i's own tree on its own device, `shards[:2]` a list of
-    such trees. A Shards is a pytree; the sizes are static.
+    >>> import jax.numpy as jnp, jaxpar
+    >>> shards = jaxpar.scatter(jnp.arange(4.0), jaxpar.devices()[:1])
+    >>> len(shards), shards.sizes, shards[0].shape
+    (1, (4,), (4,))
+
+    `len(shards)` is k, `shards[i]` replica i's own tree on its own device, `shards[:2]` a list of such trees.
+    A Shards is a pytree; the sizes are static.
 
     Attributes:
-      tree: every array leaf has shape [N, *piece] and lies in N shards; other leaves are the
-        caller's own objects.
+      tree: every array leaf has shape [N, *piece] and is stored in N shards; other leaves are the caller's
+        own objects.
       sizes: rows of each of the k replicas; they sum to B.
       shapes: for every array leaf, the true shape of each of the k pieces.
       placement: the N devices and the batch dimension.
 
-    torch counterpart: the tuple or list that `scatter` and `parallel_apply` return
-    (docs/semantics.md row 20).
+    torch counterpart: the tuple or list that `scatter` and `parallel_apply` return (docs/semantics.md row
+    20).
     """
 
     tree: PyTree
@@ -76,9 +82,9 @@ class Shards(Sequence):
 
 
 def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDef]:
-    """The array leaves, then every other leaf at its position (None where an array was), the form.
+    """Return the array leaves, every other leaf at its position (None for an array), and the tree structure.
 
-    Shapes stand for arrays.
+    Shapes count as arrays.
     """
     leaves, treedef = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if has_shape(leaf)]
@@ -87,12 +93,12 @@ def separate(tree: PyTree) -> tuple[list[Any], tuple[Static | None, ...], TreeDe
 
 def combine(arrays: Sequence[Any], statics: Sequence[Static | None], treedef: TreeDef) -> PyTree:
     """The inverse of `separate`."""
-    rest = iter(arrays)
-    return jax.tree.unflatten(treedef, [next(rest) if s is None else s.value for s in statics])
+    remaining = iter(arrays)
+    return jax.tree.unflatten(treedef, [next(remaining) if s is None else s.value for s in statics])
 
 
 def crop(piece: Any, shape: Shape) -> Any:
-    """The piece without its padding."""
+    """Return the piece without its padding."""
     return piece if piece.shape == shape else piece[tuple(slice(0, s) for s in shape)]
 
 

@@ -21,9 +21,9 @@ from .placement import Placement
 
 
 def spread(values: list, names: Sequence[str], placement: Placement) -> list:
-    """The same values, each on all devices of the placement.
+    """Return the same values, each on all devices of the placement.
 
-    Returns at once when they are there already (docs/semantics.md row 34).
+    Returns at once when they are spread already (docs/semantics.md row 34).
     """
     refuse_topology(placement.devices, "replicate")
     for value, name in zip(values, names, strict=True):
@@ -35,18 +35,22 @@ def spread(values: list, names: Sequence[str], placement: Placement) -> list:
 
 
 def _spread_under_derivative(leaf: Any, placement: Placement) -> Any:
-    """As torch's Broadcast: what flows back is summed, and returns to where the value came from.
+    """Copy like torch's Broadcast: what flows back is summed, and returns to the value's original devices.
 
     Without `src` it would stay on all devices, and the optimizer could not add it to a parameter on one.
     """
-    below = concrete(leaf)
-    if not is_real(below) or not below.committed or below.sharding.device_set == set(placement.devices):
+    underlying = concrete(leaf)
+    if (
+        not is_real(underlying)
+        or not underlying.committed
+        or underlying.sharding.device_set == set(placement.devices)
+    ):
         return leaf
-    return jax.device_put(leaf, placement.replicated, src=below.sharding)
+    return jax.device_put(leaf, placement.replicated, src=underlying.sharding)
 
 
 def _check_place(leaf: object, name: str, placement: Placement) -> None:
-    """torch's rule that all parameters and buffers are on device_ids[0] (docs/semantics.md row 14)."""
+    """Enforce torch's rule: all parameters and buffers are on device_ids[0] (docs/semantics.md row 14)."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise UninitializedError(
             f"DataParallel: Attempted to use an uninitialized parameter: {name} is a shape "
@@ -57,7 +61,7 @@ def _check_place(leaf: object, name: str, placement: Placement) -> None:
     if not is_real(leaf) or not leaf.committed:
         return
     home = leaf.sharding.device_set
-    # On several devices it is what a program left there, this one or one on other devices before.
+    # An array on several devices is the result of a program: this one, or one on different devices before.
     if home == {placement.devices[0]} or len(home) > 1:
         return
     where = ", ".join(sorted(_devices.name(d) for d in home))

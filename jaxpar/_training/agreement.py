@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from .._parallel.program import Kind
-from .divergence_guard import Said, compare
-from .local_batch import Rows
+from .divergence_guard import StepMetadata, compare
+from .local_batch import LocalRows
 
 
 class Agreement(NamedTuple):
@@ -43,7 +43,7 @@ class Strategy(Protocol):
 
     shares_buffers: bool
 
-    def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any] | None:
+    def agree(self, rows: Any, metadata: StepMetadata | None, keep: bool) -> tuple[Agreement, Any] | None:
         """The agreement, and the rows in the form that it wants; None when no rank has rows any more.
 
         Args:
@@ -57,8 +57,8 @@ class Alone:
 
     shares_buffers = False
 
-    def agree(self, rows: Any, said: Said | None, keep: bool) -> tuple[Agreement, Any]:
-        del said
+    def agree(self, rows: Any, metadata: StepMetadata | None, keep: bool) -> tuple[Agreement, Any]:
+        del metadata
         return Agreement((), 1, None, keep=keep), rows
 
 
@@ -68,10 +68,12 @@ class SameRows:
     def __init__(self, ranks: int, shares_buffers: bool):
         self.ranks, self.shares_buffers = ranks, shares_buffers
 
-    def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows]:
+    def agree(
+        self, rows: LocalRows, metadata: StepMetadata | None, keep: bool
+    ) -> tuple[Agreement, LocalRows]:
         """Raises DivergenceError where ranks differ."""
-        if said is not None:
-            compare(rows, said)
+        if metadata is not None:
+            compare(rows, metadata)
         kinds = rows.kinds * self.ranks
         active = sum(kind is not None for kind in kinds)
         source = 0 if self.shares_buffers and not keep else None

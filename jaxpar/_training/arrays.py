@@ -116,7 +116,7 @@ class ObjectArrays:
         self.thing, self.placement, self.world, self.function = thing, placement, world, function
         self.clean = False
         self.view: NNXView = view_nnx(thing)
-        self._held: list[Any] = []  # what the object holds since the last write
+        self._object_values: list[Any] = []  # what the object holds since the last write
         self._written: list[Any] = []  # the same as the program knows it
 
     def read(self) -> list:
@@ -125,15 +125,17 @@ class ObjectArrays:
         if self.placement is not None:
             values = view.values(self.placement, self.function)
         else:
-            values = view.held()
+            values = view.current_values()
             check_alive(values, view.names, self.function)
-        self.clean = len(self._held) == len(values) and all(map(operator.is_, self._held, values))
+        self.clean = len(self._object_values) == len(values) and all(
+            map(operator.is_, self._object_values, values)
+        )
         return values
 
-    def held(self) -> list:
+    def current_values(self) -> list:
         """What the object holds now, wherever it is."""
         self.view = view_nnx(self.thing)
-        return self.view.held()
+        return self.view.current_values()
 
     def for_program(self, values: list) -> list:
         """What was read, on the devices of all processes."""
@@ -144,8 +146,8 @@ class ObjectArrays:
         local = self.world.local_shared(values)
         self.view.put(local)
         # An array that is no Variable cannot be put back, so the object keeps its own.
-        kept = zip(self.view.leaves, self.view.are_variables, local, strict=True)
-        self._held = [x if is_variable else leaf for leaf, is_variable, x in kept]
+        triples = zip(self.view.leaves, self.view.are_variables, local, strict=True)
+        self._object_values = [x if is_variable else leaf for leaf, is_variable, x in triples]
         self._written = values
 
 
@@ -164,11 +166,11 @@ class ModuleArrays(ObjectArrays, Arrays):
         wrt: nnx.filterlib.Filter,
         placement: Placement | None,
         world: World,
-        known: dict[Any, Any],
+        structures: dict[Any, Any],
         function: str = "train_step",
     ):
         super().__init__(module, placement, world, function)
-        self._net, self._wrt, self._known = net, Static(wrt), known
+        self._net, self._wrt, self._structures = net, Static(wrt), structures
 
     @property
     def definition(self) -> NNXDefinition:  # type: ignore[override]
@@ -177,7 +179,7 @@ class ModuleArrays(ObjectArrays, Arrays):
 
     @property
     def form(self) -> TreeDef:
-        return jax.tree.structure(self.view.held())
+        return jax.tree.structure(self.view.current_values())
 
     @property
     def names(self) -> list[str]:  # type: ignore[override]
@@ -191,7 +193,7 @@ class ModuleArrays(ObjectArrays, Arrays):
         return self.for_program(self.read()), {}
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        return self._shapes(self.held()), {}
+        return self._shapes(self.current_values()), {}
 
     def _shapes(self, tree: PyTree) -> PyTree:
         if self.world.N:
@@ -214,11 +216,11 @@ class ModuleArrays(ObjectArrays, Arrays):
 
     def _structure(self) -> tuple[tuple[int, ...], TreeDef, list[int]]:
         key = self.definition, self._wrt
-        if key not in self._known:
+        if key not in self._structures:
             root = 0 if self._net is self.thing else 1
             ordered = order_of_gradients(self._net, self._wrt.value, self.view, root)
-            self._known[key] = self.view.parameters(self._wrt.value), *ordered
-        return self._known[key]
+            self._structures[key] = self.view.parameters(self._wrt.value), *ordered
+        return self._structures[key]
 
 
 def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:
@@ -291,14 +293,14 @@ def take_distinct(*objects: ObjectArrays) -> list[list]:
     a program returned lie in buffers of their own, so nothing is looked for where all are those that were
     written.
     """
-    read = [each.read() for each in objects]
-    if not all(each.clean for each in objects):
-        seen: set[Any] = set()
-        read = [_distinct(values, each.view, seen) for values, each in zip(read, objects, strict=True)]
-    return [each.for_program(values) for values, each in zip(read, objects, strict=True)]
+    read = [arrays.read() for arrays in objects]
+    if not all(arrays.clean for arrays in objects):
+        buffers: set[Any] = set()
+        read = [_distinct(values, arrays.view, buffers) for values, arrays in zip(read, objects, strict=True)]
+    return [arrays.for_program(values) for values, arrays in zip(read, objects, strict=True)]
 
 
-def _distinct(values: list, view: NNXView, seen: set[Any]) -> list:
+def _distinct(values: list, view: NNXView, buffers: set[Any]) -> list:
     values = list(values)
     for i, (x, is_variable) in enumerate(zip(values, view.are_variables, strict=True)):
         if not is_array(x):  # optax.MaskedNode, an empty tree
@@ -306,9 +308,9 @@ def _distinct(values: list, view: NNXView, seen: set[Any]) -> list:
         if not isinstance(x, jax.Array):  # nnx.update puts the host's arrays into a module as they are
             values[i] = x = jnp.array(x)
         # An array that is no Variable stays in the object, so the program gets a copy that it may consume.
-        if not is_variable or _buffer(x) in seen:
+        if not is_variable or _buffer(x) in buffers:
             values[i] = x = jnp.copy(x)
-        seen.add(_buffer(x))
+        buffers.add(_buffer(x))
     return values
 
 

@@ -29,18 +29,18 @@ from ..comm_hooks.message import Message
 from .loss import Loss
 from .update import Update
 
-Program = Callable[..., "Result"]
-"""`program(values, extra, own, batch) -> Result`, for the arrays of all processes."""
+Program = Callable[..., "StepResult"]
+"""`program(values, extra, own, batch) -> StepResult`, for the arrays of all processes."""
 
 
-class Own(NamedTuple):
+class ReplicaState(NamedTuple):
     """What each replica keeps for itself between steps: gradients to add to, the hook's state."""
 
     gradients: PyTree = ()
     hook: PyTree = ()
 
 
-class Result(NamedTuple):
+class StepResult(NamedTuple):
     """What comes out of a program.
 
     Attributes:
@@ -58,7 +58,7 @@ class Result(NamedTuple):
     after: PyTree
     changes: PyTree
     extra: dict[str, Any]
-    own: Own | None
+    replica_state: ReplicaState | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,9 @@ class ReplicaPlan:
         """The replicas that have rows."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind is not None)
 
-    def __call__(self, values: list, extra: dict[str, Any], own: Own, batch: tuple[PyTree, PyTree]) -> Result:
+    def __call__(
+        self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: tuple[PyTree, PyTree]
+    ) -> StepResult:
         source = self.active[0] if self.source is None else self.source
         done = _program.run(
             Differentiated(functools.partial(_forward, self), self.loss.parameters),
@@ -98,16 +100,16 @@ class ReplicaPlan:
             (values, extra),
             batch,
             self.kinds,
-            own,
+            replica_state,
             source,
         )
         loss, after, changes, extra = done.shared
         if self.hook is None:
-            loss = done.own.loss
+            loss = done.replica_state.loss
         if self.source is None:
-            changes = done.own.changes
+            changes = done.replica_state.changes
         aux = Shards(done.outputs, (0,) * len(self.active), done.shapes, self.placement)
-        return Result(loss, aux, after, changes, extra, done.own.kept)
+        return StepResult(loss, aux, after, changes, extra, done.replica_state.replica_state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +126,16 @@ class BatchPlan:
     form: TreeDef
     update: Update | None = None
 
-    def __call__(self, values: list, extra: dict[str, Any], own: Own, batch: list) -> Result:
+    def __call__(
+        self, values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: list
+    ) -> StepResult:
         args, kwargs = combine(batch, self.statics, self.form)
         value = self.loss(values, None, args, kwargs, extra.get("scale"))
-        gradients = _sum(own.gradients, value.gradients)
+        gradients = _sum(replica_state.gradients, value.gradients)
         if self.update is None:
-            return Result(value.loss, value.aux, (), value.changes, {}, Own(gradients))
+            return StepResult(value.loss, value.aux, (), value.changes, {}, ReplicaState(gradients))
         after, extra = self.update(values, extra, gradients, value.changes)
-        return Result(value.loss, value.aux, after, {}, extra, Own())
+        return StepResult(value.loss, value.aux, after, {}, extra, ReplicaState())
 
 
 def compiled(
@@ -140,9 +144,9 @@ def compiled(
     """The plan as a program; `donate` names the arguments whose memory it may use again, `options` are
     XLA's."""
 
-    def step(values: list, extra: dict[str, Any], own: Own, batch: PyTree) -> Result:
+    def step(values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: PyTree) -> StepResult:
         begun()
-        return plan(values, extra, own, batch)
+        return plan(values, extra, replica_state, batch)
 
     return jax.jit(step, donate_argnames=donate, compiler_options=dict(options) or None)
 
@@ -153,45 +157,51 @@ def compiled(
 def _forward(
     plan: ReplicaPlan,
     shared: tuple[list, PyTree],
-    own: Own,
+    replica_state: ReplicaState,
     index: jax.Array | None,
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Local:
-    del own
+    del replica_state
     values, extra = shared
-    found = plan.loss.forward(values, index, args, kwargs, extra.get("scale"))
-    terms = {"loss": found.loss, "objective": found.scaled}
+    value = plan.loss.forward(values, index, args, kwargs, extra.get("scale"))
+    terms = {"loss": value.loss, "objective": value.scaled}
     if plan.source is not None:
-        return Local(found.aux, terms, found.changes)
-    return Local(found.aux, {**terms, "changes": found.changes}, {})
+        return Local(value.aux, terms, value.changes)
+    return Local(value.aux, {**terms, "changes": value.changes}, {})
 
 
-class _Kept(NamedTuple):
+class _LocalResult(NamedTuple):
     loss: PyTree
     changes: PyTree
-    kept: Own
+    replica_state: ReplicaState
 
 
 def _finish(
-    plan: ReplicaPlan, index: jax.Array, shared: tuple[list, PyTree], own: Own, local: Local
-) -> tuple[PyTree, _Kept]:
+    plan: ReplicaPlan,
+    index: jax.Array,
+    shared: tuple[list, PyTree],
+    replica_state: ReplicaState,
+    local: Local,
+) -> tuple[PyTree, _LocalResult]:
     """What the replicas do together, where every device passes: behind the branches of an uneven batch."""
     values, extra = shared
-    loss, gradients = local.terms["loss"], _sum(own.gradients, local.terms["gradients"])
+    loss, gradients = local.terms["loss"], _sum(replica_state.gradients, local.terms["gradients"])
     if plan.hook is None:
         # Nothing is sent, so buffers are each replica's own.
-        return ((), (), {}, {}), _Kept(loss, local.terms["changes"], Own(gradients, own.hook))
+        return ((), (), {}, {}), _LocalResult(
+            loss, local.terms["changes"], ReplicaState(gradients, replica_state.hook)
+        )
     changes: PyTree = {}
-    mine, terms = local.terms.get("changes", ()), list[jax.Array]()
+    local_changes, terms = local.terms.get("changes", ()), list[jax.Array]()
     if plan.source is not None:
         terms, rebuild = terms_of(plan.source, local.changes, index)
     # Loss and buffers go with the first sum of the hook: one all-reduce instead of three.
     losses, form = jax.tree.flatten(loss)
-    means = [each / len(plan.active) for each in losses]
+    means = [x / len(plan.active) for x in losses]
     message = Message(REPLICA, _is_flat(plan.placement), [*means, *terms])
     bucket = Bucket(gradients, plan.divisor, REPLICA, index, message)
-    state, after = plan.hook.reduce(own.hook, bucket)
+    state, after = plan.hook.reduce(replica_state.hook, bucket)
     others = message.others()
     loss, terms = jax.tree.unflatten(form, others[: len(means)]), others[len(means) :]
     if plan.source is not None:
@@ -199,7 +209,7 @@ def _finish(
     if plan.update is not None:
         after, extra = plan.update(values, extra, after, changes)
         changes = {}
-    return (loss, after, changes, extra), _Kept((), mine, Own((), state))
+    return (loss, after, changes, extra), _LocalResult((), local_changes, ReplicaState((), state))
 
 
 def _sum(earlier: PyTree, gradients: list) -> list:

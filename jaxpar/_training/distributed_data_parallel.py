@@ -30,7 +30,7 @@ from ..distributed.group import Group, NonMember, registered
 from ..errors import GradientError, GroupError, ParametersError, StagedError
 from .agreement import SameRows
 from .arrays import Arrays, FunctionArrays, LinenArrays, ModuleArrays
-from .batches import check_rows
+from .batch_checks import check_rows
 from .engine import Engine
 from .engine_state import EngineState
 from .initial_sync import NOTHING_TO_TRAIN, settle
@@ -132,8 +132,8 @@ def _buffers(forward_sync: bool | None, broadcast: bool | None) -> bool:
             FutureWarning,
             stacklevel=4,
         )
-    given = [value for value in (forward_sync, broadcast) if value is not None]
-    return given[0] if given else True
+    flags = [value for value in (forward_sync, broadcast) if value is not None]
+    return flags[0] if flags else True
 
 
 class _Distributed:
@@ -229,7 +229,11 @@ def _check_staged(world: World, state: EngineState) -> None:
     if not is_staged():
         return
     what = "several processes" if world.size > 1 else "no_sync()"
-    if world.size > 1 or not state.synchronises or (state.own is not None and state.own.gradients):
+    if (
+        world.size > 1
+        or not state.synchronises
+        or (state.replica_state is not None and state.replica_state.gradients)
+    ):
         raise StagedError(
             f"value_and_grad: called inside jax.jit (or nnx.jit), which cannot be done with {what}: it "
             "compiles its own program over all devices. Call it outside, or use jaxpar.train_step, which "
@@ -266,8 +270,8 @@ class _NNXDistributed(_Distributed, nnx.Module):
 
     def arrays(self, wrt: nnx.filterlib.Filter) -> ModuleArrays:
         """The wrapped module's, of which `wrt` says what is trained."""
-        world, known = self.world, self.engine_state.structures
-        return ModuleArrays(self, self.module, wrt, world.local, world, known, "DistributedDataParallel")
+        world, structures = self.world, self.engine_state.structures
+        return ModuleArrays(self, self.module, wrt, world.local, world, structures, "DistributedDataParallel")
 
     def __call__(self, *inputs: PyTree, **kwargs: PyTree) -> PyTree:
         """The module's outputs for this process's rows. No other process takes part, and no gradient flows.

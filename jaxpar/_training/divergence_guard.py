@@ -28,7 +28,7 @@ from .._tree import is_real
 from .._typing import Array
 from ..distributed.group import Group
 from ..distributed.step_agreement import ledger
-from .local_batch import Rows
+from .local_batch import LocalRows
 from .program_parts import program_parts
 from .update import Update
 
@@ -40,7 +40,7 @@ _wrappers: collections.Counter[str] = collections.Counter()
 
 
 def next_number(group: Group | None) -> int:
-    """Which wrapper of this group it is. Given at a step, which all ranks make, and not when a wrapper is
+    """Which wrapper of this group it is. Assigned at a step, which all ranks make, and not when a wrapper is
     copied, which one rank may do alone."""
     where = group.folder if group else ""
     _wrappers[where] += 1
@@ -48,7 +48,7 @@ def next_number(group: Group | None) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class StepMetadata:
     """What a rank says of a step, beside its rows.
 
     Attributes:
@@ -71,59 +71,59 @@ class Said:
     group: Group | None = None
 
 
-def compare(rows: Rows, said: Said) -> None:
+def compare(rows: LocalRows, metadata: StepMetadata) -> None:
     """Returns when all ranks have the same, or this rank has had it before.
 
     Raises:
       DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names
         both sides.
     """
-    book = ledger(f"DistributedDataParallel {said.number}", said.group)
+    book = ledger(f"DistributedDataParallel {metadata.number}", metadata.group)
     if book is None:
         return
     arrays, statics, form = separate(rows.batch)
     dtypes = tuple(x.dtype for x in arrays)
-    loss = _name(said.loss_fn)
+    loss = _name(metadata.loss_fn)
     key = (
         rows.kinds,
         form,
         dtypes,
         statics,
-        said.definition,
-        said.trained,
+        metadata.definition,
+        metadata.trained,
         loss,
-        said.keep,
-        said.fingerprint,
+        metadata.keep,
+        metadata.fingerprint,
     )
 
     def parts() -> dict[str, str]:
         return {k: _without_addresses(v) for k, v in rows.describe().items()} | {
             "the loss function": loss,
-            **dict(said.fingerprint),  # before the mode, which follows from `accumulate`
-            "the mode": "no_sync()" if said.keep else "averaging",
-            "what is trained": ", ".join(said.names[i] for i in said.trained),
-            "the module's structure": _structure(said.definition),
+            **dict(metadata.fingerprint),  # before the mode, which follows from `accumulate`
+            "the mode": "no_sync()" if metadata.keep else "averaging",
+            "what is trained": ", ".join(metadata.names[i] for i in metadata.trained),
+            "the module's structure": _structure(metadata.definition),
         }
 
-    book.check(said.step, key, parts)
+    book.check(metadata.step, key, parts)
 
 
 _programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Numbers of this process's programs. A ledger keeps its keys, and a program must not stay with it."""
 
 
-def compare_programs(said: Said, program: Any, arguments: tuple) -> None:
+def compare_programs(metadata: StepMetadata, program: Any, arguments: tuple) -> None:
     """Returns when all ranks are about to run the same program, or this rank has run it before.
 
     Raises:
       DivergenceError: ranks have other programs; names what differs first.
     """
-    book = ledger(f"the program of DistributedDataParallel {said.number}", said.group)
+    book = ledger(f"the program of DistributedDataParallel {metadata.number}", metadata.group)
     if book is None:
         return
     number = _programs.get(program) or _programs.setdefault(program, next(_numbers))
     # Tracing is done once: the first run finds what it needs.
-    book.check(said.step, number, lambda: program_parts(program.trace(*arguments)))
+    book.check(metadata.step, number, lambda: program_parts(program.trace(*arguments)))
 
 
 def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[str]) -> Fingerprint:
@@ -144,7 +144,7 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
     )
 
 
-class Settings:
+class OptimizerNumbers:
     """The numbers that are set in an optimizer between steps, such as a rate: ranks must set them alike.
 
     A question costs a meeting on the host, and a schedule may set a rate before every step. So they are
@@ -157,18 +157,18 @@ class Settings:
     def __init__(self) -> None:
         self._last: dict[str, float] | None = None
         self._changes = 0
-        self._told: Fingerprint = ()
+        self._compared: Fingerprint = ()
 
     def fingerprint(self, numbers: dict[str, float]) -> Fingerprint:
         if numbers != self._last:
             self._changes += self._last is not None
             self._last = dict(numbers)
             if self._changes <= self.FIRST or self._changes & (self._changes - 1) == 0:
-                self._told = tuple(
+                self._compared = tuple(
                     (f"the optimizer's {name}", f"{x!r} (change {self._changes})")
                     for name, x in numbers.items()
                 )
-        return self._told
+        return self._compared
 
 
 def _program(update: Update, values: list, optimizer: list) -> str:

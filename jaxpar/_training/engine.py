@@ -23,8 +23,8 @@ from ..distributed.group import rank
 from ..distributed.whereabouts import begin
 from .agreement import Agreement
 from .arrays import Arrays
-from .compiled_step import Own, Program, Result
-from .divergence_guard import Fingerprint, Said, Settings, compare_programs, next_number
+from .compiled_step import Program, ReplicaState, StepResult
+from .divergence_guard import Fingerprint, OptimizerNumbers, StepMetadata, compare_programs, next_number
 from .engine_state import EngineState
 from .watchdog import beat
 from .world import World
@@ -42,20 +42,20 @@ class Work(Protocol):
     def program(self, arrays: Arrays, batch: Any, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         """What is run, and the batch as it takes it."""
 
-    def first_own(self, trained: list) -> Own:
+    def first_replica_state(self, trained: list) -> ReplicaState:
         """What replicas keep before the first step; `trained` are this process's parameters."""
 
-    def own_like(self, trained: list) -> Own:
-        """What `first_own` gives, as shapes with shardings."""
+    def replica_state_like(self, trained: list) -> ReplicaState:
+        """What `first_replica_state` gives, as shapes with shardings."""
 
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
         """The gradients that replicas keep between two updates, as shapes with shardings."""
 
-    def read(self, done: Result, agreed: Agreement, batch: Any) -> tuple[jax.Array, PyTree, PyTree]:
+    def read(self, done: StepResult, agreed: Agreement, batch: Any) -> tuple[jax.Array, PyTree, PyTree]:
         """The loss, what came with it, and changed buffers, on this process's devices."""
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step gives its user.
 
     Attributes:
@@ -92,9 +92,9 @@ class Engine:
     ):
         self.arrays, self.work, self.state, self.world = arrays, work, state, world
         self._loss_fn, self._fingerprint, self._call = loss_fn, fingerprint, call
-        self._settings = Settings()
+        self._numbers = OptimizerNumbers()
 
-    def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> Outcome:
+    def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> StepOutcome:
         """A step on this rank's batch. `keep` leaves gradients on their replicas for the next to add to."""
         batch = self.work.bring(args, kwargs)
         if self.state.strategy is not self.state.usual:
@@ -104,7 +104,7 @@ class Engine:
         return done
 
     def trace(
-        self, args: tuple, kwargs: dict[str, Any], keep: bool = False, kept: bool = False
+        self, args: tuple, kwargs: dict[str, Any], keep: bool = False, adds: bool = False
     ) -> jax.stages.Traced:
         """The program of a step, for shapes: nothing is sent, run, changed or compared with other ranks.
 
@@ -112,45 +112,50 @@ class Engine:
           keep: as for `step`. kept: whether gradients of earlier calls are there, to be added to.
         """
         values, extra = self.arrays.shapes(keep)
-        found = self.state.usual.agree(self.work.shapes(args, kwargs), None, keep)
-        assert found is not None  # only join runs out of rows
-        program, given = self.work.program(self.arrays, found[1], found[0], keep)
+        agreement = self.state.usual.agree(self.work.shapes(args, kwargs), None, keep)
+        assert agreement is not None  # only join runs out of rows
+        program, batch = self.work.program(self.arrays, agreement[1], agreement[0], keep)
         trained = [values[i] for i in self.arrays.parameters]
-        own = self.work.own_like(trained)
-        if kept:
-            own = own._replace(gradients=self.work.gradients_like(trained))
-        return program.trace(values, extra, own, given)  # type: ignore[attr-defined]
+        replica_state = self.work.replica_state_like(trained)
+        if adds:
+            replica_state = replica_state._replace(gradients=self.work.gradients_like(trained))
+        return program.trace(values, extra, replica_state, batch)  # type: ignore[attr-defined]
 
-    def turn(self, batch: Any, keep: bool = False) -> Outcome | None:
+    def turn(self, batch: Any, keep: bool = False) -> StepOutcome | None:
         """Once around the loop. None, with nothing done, when no rank has rows any more."""
         values, extra = self.arrays.take(keep)
-        said = self._said(keep) if self.world.size > 1 else None
-        if said is not None and not keep and self.state.strategy is self.state.usual and not is_staged():
+        metadata = self._metadata(keep) if self.world.size > 1 else None
+        if metadata is not None and not keep and self.state.strategy is self.state.usual and not is_staged():
             # While gradients are kept no rank needs another, and torch's may make different numbers of calls.
             # In join they announce every step, which is noted there.
-            begin(self._call, f"{self._call} of {said.number}", self.world.group)
-        found = self.state.strategy.agree(batch, said, keep)
-        if found is None:
+            begin(self._call, f"{self._call} of {metadata.number}", self.world.group)
+        agreement = self.state.strategy.agree(batch, metadata, keep)
+        if agreement is None:
             return None
-        agreed, batch = found
+        agreed, batch = agreement
         moved = agreed.buffers_from is not None and self.receive(agreed.buffers_from, buffers=True)
         if moved or agreed.keep != keep:
             keep = agreed.keep
             values, extra = self.arrays.take(keep)
-        program, given = self.work.program(self.arrays, batch, agreed, keep)
-        arguments = values, extra, self.state.own or self._first_own(values), given
+        program, program_batch = self.work.program(self.arrays, batch, agreed, keep)
+        arguments = (
+            values,
+            extra,
+            self.state.replica_state or self._first_replica_state(values),
+            program_batch,
+        )
         with Compiling(self._describe, rank()):
-            if said is not None and not is_staged():
-                compare_programs(said, program, arguments)
+            if metadata is not None and not is_staged():
+                compare_programs(metadata, program, arguments)
             done = program(*arguments)
         return self._put(done, agreed, batch)
 
     def drop(self) -> None:
         """Forgets what `keep` has left on this process's replicas: from here on they take part with zeros."""
-        own, world = self.state.own, self.world
-        if own is not None and own.gradients:
-            zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in own.gradients]
-            self.state.own = own._replace(gradients=zeros)
+        replica_state, world = self.state.replica_state, self.world
+        if replica_state is not None and replica_state.gradients:
+            zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in replica_state.gradients]
+            self.state.replica_state = replica_state._replace(gradients=zeros)
 
     def _describe(self) -> str:
         """What is compiled, for a reader of stderr."""
@@ -158,26 +163,26 @@ class Engine:
         n = max(self.world.N, 1 if placement is None else placement.N)
         return f"{self.arrays.function} ({place_of(self._loss_fn)}) for {n} device{'s' * (n > 1)}"
 
-    def _put(self, done: Result, agreed: Agreement, batch: Any) -> Outcome:
+    def _put(self, done: StepResult, agreed: Agreement, batch: Any) -> StepOutcome:
         # Inside of the user's jit nothing has run yet, so nothing may be remembered.
-        if done.own is not None and not is_staged():
-            self.state.own = done.own
+        if done.replica_state is not None and not is_staged():
+            self.state.replica_state = done.replica_state
             self.state.steps += 1
             beat()
         loss, aux, changes = self.work.read(done, agreed, batch)
         report = done.extra.pop("report", None)
         committed = self.arrays.put(done.after, done.extra, changes)
-        return Outcome(loss, aux, done.after, committed, self.world.local_shared(report))
+        return StepOutcome(loss, aux, done.after, committed, self.world.local_shared(report))
 
-    def _first_own(self, values: list) -> Own:
+    def _first_replica_state(self, values: list) -> ReplicaState:
         trained = [values[i] for i in self.arrays.parameters]
-        return self.work.first_own(self.world.local_shared(trained))
+        return self.work.first_replica_state(self.world.local_shared(trained))
 
-    def _said(self, keep: bool) -> Said:
+    def _metadata(self, keep: bool) -> StepMetadata:
         """What has to be the same on all ranks, beside the rows."""
         state, arrays = self.state, self.arrays
         state.number = state.number or next_number(self.world.group)
-        return Said(
+        return StepMetadata(
             state.number,
             state.steps,
             arrays.definition,
@@ -185,7 +190,7 @@ class Engine:
             arrays.names,
             self._loss_fn,
             keep,
-            self._fingerprint + self._settings.fingerprint(arrays.numbers),
+            self._fingerprint + self._numbers.fingerprint(arrays.numbers),
             self.world.group,
         )
 
@@ -196,8 +201,8 @@ class Engine:
         trained = set(self.arrays.parameters)
         which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]
         if which:
-            mine = self.world.local_shared([values[i] for i in which])
-            received = broadcast(mine, group=self.world.group, group_src=src)
+            sent = self.world.local_shared([values[i] for i in which])
+            received = broadcast(sent, group=self.world.group, group_src=src)
             received = jax.device_put(received, self.world.local.replicated)
             self.arrays.commit(dict(zip(which, received, strict=True)))
         return bool(which)

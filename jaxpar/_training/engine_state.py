@@ -10,7 +10,7 @@ from typing import Any
 from .._parallel.programs import Programs
 from ..comm_hooks import CommHook, mean
 from .agreement import Strategy
-from .compiled_step import Own, compiled
+from .compiled_step import ReplicaState, compiled
 
 
 class EngineState:
@@ -36,7 +36,7 @@ class EngineState:
     def __init__(self, strategy: Strategy, hook: CommHook | None = None):
         self.strategy = self.usual = strategy
         self.engine: Any = None
-        self.own: Own | None = None
+        self.replica_state: ReplicaState | None = None
         self.hook: CommHook = hook or mean
         self.registered = hook is not None
         self.synchronises = True
@@ -50,7 +50,7 @@ class EngineState:
         """Raises RuntimeError if the user has chosen one already."""
         if self.registered:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self.hook, self.registered, self.own = hook, True, None
+        self.hook, self.registered, self.replica_state = hook, True, None
 
     def __deepcopy__(self, memo: object) -> EngineState:
         return EngineState(self.usual, self.hook if self.registered else None)

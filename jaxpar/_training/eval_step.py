@@ -25,14 +25,14 @@ from .._typing import PyTree, Static, TreeDef
 from ..errors import BatchError
 from .agreement import Agreement, Alone
 from .arrays import Arrays
-from .batches import check_batch, empty, without_torch
-from .compiled_step import Own, Program, Result
+from .batch_checks import check_batch, empty, without_torch
+from .call_arrays import CallArrays
+from .compiled_step import Program, ReplicaState, StepResult
 from .distributed_data_parallel import DistributedDataParallel
 from .engine import Engine
 from .engine_state import EngineState
-from .given_arrays import GivenArrays
-from .linen_net import collections_of, held, is_linen, wrapped
-from .nets import as_one, check_alike, check_objects
+from .linen_net import collections_of, is_linen, linen_net_of, wrapped
+from .networks import as_one, check_alike, check_objects
 from .precision import Precision, check_precision
 from .work import Whole, WholeBatch, placement_of
 from .world import ALONE
@@ -67,9 +67,9 @@ def eval_step(
     if is_linen(net):
         return _of_linen(net, function, precision)
     nets = tuple(net) if isinstance(net, (tuple, list)) else (net,)
-    for each in nets:
-        if not isinstance(each, nnx.Module):
-            raise TypeError(f"eval_step: net must be an nnx.Module, not {type(each).__name__}.")
+    for module in nets:
+        if not isinstance(module, nnx.Module):
+            raise TypeError(f"eval_step: net must be an nnx.Module, not {type(module).__name__}.")
     check_alike(nets, "eval_step")
     first = nets[0]
     placement = first.world.local if isinstance(first, DistributedDataParallel) else placement_of(first)
@@ -77,7 +77,7 @@ def eval_step(
     run = _call if function is None else function
     arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
-    state.own = Own()  # an evaluation keeps nothing
+    state.replica_state = ReplicaState()  # an evaluation keeps nothing
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
@@ -87,9 +87,9 @@ def eval_step(
         arrays.bring(objects)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "eval_step")
         outputs = engine.step(batch, kwargs).aux
-        found = empty(batch, kwargs)
-        if found is not None:
-            _check_numbers(outputs, found)
+        empty_array = empty(batch, kwargs)
+        if empty_array is not None:
+            _check_numbers(outputs, empty_array)
         return outputs
 
     return evaluate
@@ -103,31 +103,31 @@ def _of_linen(
 
     def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
         variables = collections_of(state) if hasattr(state, "params") else state
-        if not latest or not held(latest[0]).fits(variables):
+        if not latest or not linen_net_of(latest[0]).fits(variables):
             holder = wrapped(net, variables)
             latest[:] = [holder, eval_step(holder, function, precision=precision)]
         else:
-            held(latest[0]).take(variables)
+            linen_net_of(latest[0]).take(variables)
         return latest[1](*batch, **kwargs)
 
     return evaluate
 
 
-class EvaluationArrays(GivenArrays):
+class EvaluationArrays(CallArrays):
     """A module's arrays, which stay as they are, and the streams of a call, which move on."""
 
     def commit(self, changes: Changes) -> None:
-        given = [x for x in self.objects if isinstance(x, (nnx.Rngs, nnx.RngStream))]
-        moving = {id(leaf) for x in given for leaf in view_nnx(x).leaves}
+        streams = [x for x in self.objects if isinstance(x, (nnx.Rngs, nnx.RngStream))]
+        moving = {id(leaf) for x in streams for leaf in view_nnx(x).leaves}
         super().commit({i: x for i, x in changes.items() if id(self.view.leaves[i]) in moving})
 
 
-def _check_numbers(outputs: PyTree, found: str) -> None:
+def _check_numbers(outputs: PyTree, empty_array: str) -> None:
     """Of an empty batch, rows and sums are right and a mean is not a number, which torch returns."""
     for leaf, name in zip(jax.tree.leaves(outputs), paths(outputs, "result"), strict=True):
         if is_real(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and jnp.isnan(leaf).any():
             raise BatchError(
-                f"eval_step: {found}: the batch is empty, and {name}, of shape {leaf.shape}, is not a "
+                f"eval_step: {empty_array}: the batch is empty, and {name}, of shape {leaf.shape}, is not a "
                 "number. Leave the batch out, or return sums and divide at the end."
             )
 
@@ -163,15 +163,15 @@ def _compiled(
         net.eval()
         return function.value(net, *args, **kwargs)
 
-    def run(values: list, extra: dict[str, Any], own: Own, arrays: list) -> Result:
-        del extra, own
+    def run(values: list, extra: dict[str, Any], replica_state: ReplicaState, arrays: list) -> StepResult:
+        del extra, replica_state
         begun()
         if precision is not None:
             values = [_lowered(precision, v, k) for v, k in zip(values, definition.kinds, strict=True)]
             arrays = precision.cast(arrays)
         args, kwargs = combine(arrays, statics, form)
-        found, changes = definition.apply(outputs, values, None, args, kwargs)
-        return Result((), found, (), changes, {}, None)
+        result, changes = definition.apply(outputs, values, None, args, kwargs)
+        return StepResult((), result, (), changes, {}, None)
 
     return jax.jit(run)
 

@@ -53,17 +53,18 @@ def _verify(lines: list[str], group: Group | None) -> None:
     if len(set(digests)) == 1:
         return
     # Only now the whole list, of which there may be thousands of lines.
-    told = [t.split("\n") for t in exchange("DistributedDataParallel: all parameters", text, group=group)]
-    ranks = group.ranks if group else range(len(told))
-    for r, theirs in zip(ranks, told, strict=True):
-        if len(theirs) != len(told[0]):
+    texts = exchange("DistributedDataParallel: all parameters", text, group=group)
+    descriptions = [listing.split("\n") for listing in texts]
+    ranks = group.ranks if group else range(len(descriptions))
+    for r, rank_lines in zip(ranks, descriptions, strict=True):
+        if len(rank_lines) != len(descriptions[0]):
             raise ParametersError(
-                f"DDP expects same model across all ranks, but Rank {ranks[0]} has {len(told[0])} values, "
-                f"while rank {r} has {len(theirs)}."
+                f"DDP expects same model across all ranks, but Rank {ranks[0]} has {len(descriptions[0])} "
+                f"values, while rank {r} has {len(rank_lines)}."
             )
-        for ours, other in zip(told[0], theirs, strict=True):
-            if ours != other:
+        for expected, actual in zip(descriptions[0], rank_lines, strict=True):
+            if expected != actual:
                 raise ParametersError(
                     f"DDP expects same model across all ranks, but they differ: rank {ranks[0]} has "
-                    f"{ours}, rank {r} has {other}."
+                    f"{expected}, rank {r} has {actual}."
                 )

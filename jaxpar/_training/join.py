@@ -19,9 +19,9 @@ from .._parallel.program import Kind
 from ..distributed.exchange import exchange
 from ..errors import DistributedError, DivergenceError
 from .agreement import Agreement
-from .divergence_guard import Said
+from .divergence_guard import StepMetadata
 from .engine_state import EngineState
-from .local_batch import Rows
+from .local_batch import LocalRows
 from .world import World
 
 _WHAT = "DistributedDataParallel.join"
@@ -46,13 +46,15 @@ class Announced:
     ):
         self._world, self._timeout = world, timeout
         self._divides_by_all, self._throws, self.shares_buffers = divides_by_all, throws, shares_buffers
-        self.rows: Rows | None = None
+        self.rows: LocalRows | None = None
         self.last = 0
-        self.kept = False
+        self.keeps_gradients = False
 
-    def agree(self, rows: Rows, said: Said | None, keep: bool) -> tuple[Agreement, Rows] | None:
+    def agree(
+        self, rows: LocalRows, metadata: StepMetadata | None, keep: bool
+    ) -> tuple[Agreement, LocalRows] | None:
         """Raises as `DistributedDataParallel.join`."""
-        del said  # the announcement takes its place
+        del metadata  # the announcement takes its place
         if rows.sizes:
             self.rows = rows
         agreed = self.announce(rows, keep)
@@ -60,43 +62,45 @@ class Announced:
             return None
         return agreed, rows.widened(agreed.kinds, self._world.local)
 
-    def announce(self, rows: Rows | None, keep: bool = False) -> Agreement | None:
+    def announce(self, rows: LocalRows | None, keep: bool = False) -> Agreement | None:
         """What all ranks bring to one step; None when no rank brings anything."""
-        mine = {"never": self.rows is None} if rows is None or not rows.sizes else _announcement(rows, keep)
-        said = exchange(_WHAT, json.dumps(mine), self._timeout, self._world.group)
-        told = [json.loads(text) for text in said]
-        done = [r for r, said in enumerate(told) if "kinds" not in said]
-        if len(done) == len(told):
+        has_rows = rows is not None and rows.sizes
+        announcement = _announcement(rows, keep) if has_rows else {"never": self.rows is None}
+        texts = exchange(_WHAT, json.dumps(announcement), self._timeout, self._world.group)
+        announcements = [json.loads(text) for text in texts]
+        done = [r for r, message in enumerate(announcements) if "kinds" not in message]
+        if len(done) == len(announcements):
             return None
-        self._check(told, done)
-        self.last = max(r for r in range(len(told)) if r not in done)
+        self._check(announcements, done)
+        self.last = max(r for r in range(len(announcements)) if r not in done)
         none = [None] * self._world.local.N
-        kinds = tuple(_kind(k) for r, said in enumerate(told) for k in (none if r in done else said["kinds"]))
+        by_rank = [none if r in done else message["kinds"] for r, message in enumerate(announcements)]
+        kinds = tuple(_kind(shapes) for replicas in by_rank for shapes in replicas)
         active = sum(kind is not None for kind in kinds)
         divisor = self._world.N if self._divides_by_all else active
         # docs/semantics.md row J4: the buffers of the highest rank that has batches. As outside of join, they
         # are not those of others after a step in no_sync.
-        source = self.last if self.shares_buffers and not self.kept else None
-        self.kept = told[self.last]["keep"]
-        return Agreement(kinds, divisor, None, source, self.kept)
+        source = self.last if self.shares_buffers and not self.keeps_gradients else None
+        self.keeps_gradients = announcements[self.last]["keep"]
+        return Agreement(kinds, divisor, None, source, self.keeps_gradients)
 
-    def _check(self, told: Sequence[dict[str, Any]], done: Sequence[int]) -> None:
+    def _check(self, announcements: Sequence[dict[str, Any]], done: Sequence[int]) -> None:
         if self._throws and done:  # docs/semantics.md row J6
             if self._world.rank in done:
                 raise RuntimeError(f"Rank {self._world.rank} exhausted all inputs.")
             raise RuntimeError("Detected at least one rank that exhausted inputs. Throwing across all ranks.")
-        if never := [r for r in done if told[r]["never"]]:
+        if never := [r for r in done if announcements[r]["never"]]:
             raise DistributedError(
                 f"join: rank {never[0]} left without any batch, and cannot take part in a step that it has "
                 "never seen. Give every rank at least one batch."
             )
-        first = next(r for r in range(len(told)) if r not in done)
-        for r, said in enumerate(told):
-            for what, value in said.get("same", {}).items():
-                if value != told[first]["same"][what]:
+        first = next(r for r in range(len(announcements)) if r not in done)
+        for r, message in enumerate(announcements):
+            for what, value in message.get("same", {}).items():
+                if value != announcements[first]["same"][what]:
                     raise DivergenceError(
-                        f"join: {what} differs: rank {first} has {told[first]['same'][what]}, rank {r} has "
-                        f"{value}. Ranks may differ in their numbers of rows only."
+                        f"join: {what} differs: rank {first} has {announcements[first]['same'][what]}, rank "
+                        f"{r} has {value}. Ranks may differ in their numbers of rows only."
                     )
 
 
@@ -148,11 +152,11 @@ class Join:
         engine.receive(self._strategy.last, buffers=self._strategy.shares_buffers, parameters=True)
 
 
-def _announcement(rows: Rows, keep: bool) -> dict[str, Any]:
+def _announcement(rows: LocalRows, keep: bool) -> dict[str, Any]:
     same = rows.describe() | {"the mode": "no_sync()" if keep else "averaging"}
     del same["the batch's shapes"]
     return {"kinds": rows.kinds, "keep": keep, "same": same}
 
 
-def _kind(told: Any) -> Kind | None:
-    return None if told is None else tuple(tuple(shape) for shape in told)
+def _kind(shapes: Any) -> Kind | None:
+    return None if shapes is None else tuple(tuple(shape) for shape in shapes)

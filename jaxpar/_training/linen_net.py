@@ -110,16 +110,16 @@ class LinenOptimizer(nnx.Optimizer):
 
     def __init__(self, state: Any, collections: tuple[str, ...]):
         self.collections, self.wrt = collections, nnx.Param
-        rest = state.replace(**dict.fromkeys((PARAMS, *collections)))
-        self.fields = _Fields(self, rest, lambda name: nnx.OptState)
+        bare_state = state.replace(**dict.fromkeys((PARAMS, *collections)))
+        self.fields = _Fields(self, bare_state, lambda name: nnx.OptState)
 
     def state(self, net: Any) -> Any:
         """The TrainState, with the variables of `net`."""
-        variables = held(net).variables
+        variables = linen_net_of(net).variables
         return self.fields.read(self).replace(**variables)
 
     def update(self, model: Any, grads: Any, **kwargs: Any) -> None:
-        net, state = held(model), self.state(model)
+        net, state = linen_net_of(model), self.state(model)
         of_name = {path[-1]: leaf[...] for path, leaf in nnx.to_flat_state(grads)}
         pairs, form = jax.tree.flatten_with_path({PARAMS: state.params})
         gradients = jax.tree.unflatten(form, [of_name[_name(pair)] for pair in pairs])[PARAMS]
@@ -128,7 +128,7 @@ class LinenOptimizer(nnx.Optimizer):
         self.fields.write(self, after.replace(**dict.fromkeys((PARAMS, *self.collections))))
 
 
-def held(net: Any) -> LinenNet:
+def linen_net_of(net: Any) -> LinenNet:
     """What a wrapper wraps."""
     return net if isinstance(net, LinenNet) else net.module
 
@@ -146,9 +146,9 @@ def collections_of(state: Any) -> dict[str, PyTree]:
     A field with the parameters' own structure is an average of them, and no collection.
     """
     form: Any = jax.tree.structure(state.params)
-    rest = {name: x for name, x in vars(state).items() if isinstance(x, Mapping) and name != PARAMS}
+    collections = {name: x for name, x in vars(state).items() if isinstance(x, Mapping) and name != PARAMS}
     return {PARAMS: state.params} | {
-        name: x for name, x in rest.items() if name != "opt_state" and jax.tree.structure(x) != form
+        name: x for name, x in collections.items() if name != "opt_state" and jax.tree.structure(x) != form
     }
 
 

@@ -23,7 +23,7 @@ from .world import World
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class LocalRows:
     """One process's rows.
 
     Attributes:
@@ -46,7 +46,7 @@ class Rows:
             "the batch's shapes": str(self.kinds),
         }
 
-    def widened(self, kinds: Sequence[Kind | None], placement: Placement) -> Rows:
+    def widened(self, kinds: Sequence[Kind | None], placement: Placement) -> LocalRows:
         """The same with arrays filled up to the largest pieces of all `kinds`."""
         arrays, statics, form = separate(self.batch)
         used = [kind for kind in kinds if kind is not None]
@@ -54,25 +54,25 @@ class Rows:
         wide = [_widen(x, shape, placement) for x, shape in zip(arrays, largest, strict=True)]
         return dataclasses.replace(self, batch=combine(wide, statics, form))
 
-    def empty(self) -> Rows:
+    def empty(self) -> LocalRows:
         """The same structure without any rows."""
-        return Rows(self.batch, (), (None,) * len(self.kinds))
+        return LocalRows(self.batch, (), (None,) * len(self.kinds))
 
 
-def take(args: tuple, kwargs: dict[str, Any], world: World) -> Rows:
+def take(args: tuple, kwargs: dict[str, Any], world: World) -> LocalRows:
     """Cuts a batch over the devices of this process.
 
     Raises: as `scatter`.
     """
     shards = cut((args, kwargs), world.local, LazyPaths(("batch", args), ("batch", kwargs)))
     used: list[Kind | None] = [tuple(shapes[i] for shapes in shards.shapes) for i in range(len(shards))]
-    return Rows(shards.tree, shards.sizes, tuple(used + [None] * (world.local.N - len(shards))))
+    return LocalRows(shards.tree, shards.sizes, tuple(used + [None] * (world.local.N - len(shards))))
 
 
-def outputs(aux: Shards, active: Sequence[int], rows: Rows, world: World) -> Shards:
+def outputs(aux: Shards, active: Sequence[int], rows: LocalRows, world: World) -> Shards:
     """This process's part of what the active replicas returned."""
-    mine = [j for j, i in enumerate(active) if world.first <= i < world.first + world.local.N]
-    shapes = tuple(tuple(of_leaf[j] for j in mine) for of_leaf in aux.shapes)
+    local_active = [j for j, i in enumerate(active) if world.first <= i < world.first + world.local.N]
+    shapes = tuple(tuple(of_leaf[j] for j in local_active) for of_leaf in aux.shapes)
     return Shards(world.local_stacked(aux.tree), rows.sizes, shapes, world.local)
 
 
@@ -82,5 +82,5 @@ def _widen(x: jax.Array, shape: Shape, placement: Placement) -> jax.Array:
         return x
     if any(have > n for have, n in zip(x.shape, want, strict=True)):
         x = jax.jit(jnp.zeros_like, out_shardings=placement.stacked)(x[tuple(slice(0, n) for n in want)])
-    missing = [(0, n - have) for have, n in zip(x.shape, want, strict=True)]
-    return jax.jit(lambda x: jnp.pad(x, missing), out_shardings=placement.stacked)(x)
+    padding = [(0, n - have) for have, n in zip(x.shape, want, strict=True)]
+    return jax.jit(lambda x: jnp.pad(x, padding), out_shardings=placement.stacked)(x)

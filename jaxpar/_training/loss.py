@@ -92,12 +92,12 @@ class Loss:
             full = list(values)
             for i, value in zip(self.parameters, parameters, strict=True):
                 full[i] = value
-            found = self.forward(full, replica, args, kwargs, scale)
-            return found.scaled, found
+            forward = self.forward(full, replica, args, kwargs, scale)
+            return forward.scaled, forward
 
-        wanted = [values[i] for i in self.parameters]
-        (_, found), gradients = jax.value_and_grad(scaled, has_aux=True)(wanted)
-        return Value(found.loss, found.aux, found.changes, gradients)
+        trained = [values[i] for i in self.parameters]
+        (_, forward), gradients = jax.value_and_grad(scaled, has_aux=True)(trained)
+        return Value(forward.loss, forward.aux, forward.changes, gradients)
 
     def forward(
         self,
@@ -114,8 +114,8 @@ class Loss:
         if isinstance(loss, tuple):
             # torch: `loss.backward(inputs=list(net.parameters()))`, one after the other. What these runs have
             # in common, which is the forward pass, XLA computes once.
-            own = [self._only(group, values) for group in self.groups]
-            objective = sum(self._run(x, replica, args, kwargs)[0][i] for i, x in enumerate(own))
+            variants = [self._only(group, values) for group in self.groups]
+            objective = sum(self._run(x, replica, args, kwargs)[0][i] for i, x in enumerate(variants))
         return Forward(objective if scale is None else objective * scale, loss, aux, changes)
 
     def _only(self, group: tuple[int, ...], values: list) -> list:
@@ -156,8 +156,8 @@ def _split(result: Any, has_aux: bool, networks: int) -> tuple[PyTree, PyTree]:
                 f"loss_fn: it returned {len(loss)} losses for {networks} networks. Return one loss that "
                 "trains all of them, or one for each."
             )
-        for each in loss:
-            _check_number(each)
+        for number in loss:
+            _check_number(number)
     else:
         _check_number(loss)
     return loss, aux

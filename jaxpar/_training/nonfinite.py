@@ -34,11 +34,11 @@ def first_bad_on_cpu(gradients: list) -> jax.Array:
     numbers = [i for i, g in enumerate(gradients) if g.size]
     if not numbers:
         return jnp.int32(NONE)
-    given = [gradients[i] for i in numbers]
+    nonempty = [gradients[i] for i in numbers]
     # Not a constant: a compiler may leave out a product with zeros that it knows. Should it be nan, all rows
     # seem bad, and the first of them is.
-    zero = given[0][(0,) * given[0].ndim].real * 0
-    rows = [_row(g, zero) for g in given]
+    zero = nonempty[0][(0,) * nonempty[0].ndim].real * 0
+    rows = [_row(g, zero) for g in nonempty]
     n = max(len(row) for row in rows)
     table = jnp.stack([jnp.pad(row, (0, n - len(row))) for row in rows])
     finite = jnp.isfinite(table @ _zeros(n, zero, table.dtype))

@@ -61,12 +61,12 @@ class Precision:
 
 def _floating(dtype: DTypeLike) -> jnp.dtype:
     try:
-        found = jnp.dtype(dtype)
+        resolved = jnp.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise TypeError(f"Precision: compute must be a floating type, not {found or repr(dtype)}.")
-    return found
+        resolved = None
+    if resolved is None or not jnp.issubdtype(resolved, jnp.floating):
+        raise TypeError(f"Precision: compute must be a floating type, not {resolved or repr(dtype)}.")
+    return resolved
 
 
 def _check_positive(name: str, number: Any, kind: type, what: str) -> None:

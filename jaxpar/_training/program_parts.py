@@ -51,9 +51,9 @@ def _programs(program: Any) -> Iterator[tuple[Jaxpr, list[Any]]]:
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             several = value if isinstance(value, (tuple, list)) else (value,)
-            for each in several:
-                if (found := inside(each)) is not None:
-                    yield from _programs(found)
+            for candidate in several:
+                if (inner := inside(candidate)) is not None:
+                    yield from _programs(inner)
 
 
 def _bytes(value: Any) -> bytes:

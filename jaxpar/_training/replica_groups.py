@@ -36,24 +36,25 @@ def settle_groups(module: nnx.Module, world: World) -> None:
         if isinstance(getattr(layer, "process_group", None), Group | NonMember)
     }
     # A rank outside of the group is alone, as in torch.
-    mine = {path: _ranks(layer.process_group) for path, layer in layers.items()}
-    told = [json.loads(text) for text in exchange(_WHAT, json.dumps(mine), group=world.group)]
-    found = {path: _groups(path, told, world) for path in dict.fromkeys(p for said in told for p in said)}
+    local_ranks = {path: _ranks(layer.process_group) for path, layer in layers.items()}
+    announcements = [json.loads(text) for text in exchange(_WHAT, json.dumps(local_ranks), group=world.group)]
+    paths = dict.fromkeys(path for ranks in announcements for path in ranks)
+    groups = {path: _groups(path, announcements, world) for path in paths}
     for path, layer in layers.items():
-        layer.process_group = found[path]
+        layer.process_group = groups[path]
 
 
 def _ranks(group: Group | NonMember) -> list[int]:
     return list(group.ranks)
 
 
-def _groups(path: str, told: list[dict[str, Any]], world: World) -> ReplicaGroups | None:
+def _groups(path: str, announcements: list[dict[str, Any]], world: World) -> ReplicaGroups | None:
     ranks = world.group.ranks if world.group else (0,)
     groups: dict[int, tuple[int, ...]] = {}
-    for rank, said in zip(ranks, told, strict=True):
-        if path not in said:
+    for rank, layers in zip(ranks, announcements, strict=True):
+        if path not in layers:
             raise DivergenceError(f"{_WHAT}: {path} has one on other ranks, and none on rank {rank}.")
-        groups[rank] = tuple(said[path]) or (rank,)
+        groups[rank] = tuple(layers[path]) or (rank,)
     for rank, group in groups.items():
         if others := sorted(set(group) - set(ranks)):
             raise GroupError(

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..distributed import all_gather
 from ..errors import CheckpointError
-from .compiled_step import Own
+from .compiled_step import ReplicaState
 from .engine import Engine
 from .training_arrays import TrainingArrays
 from .world import World
@@ -25,20 +25,20 @@ WHERE = "TrainStep.load_state_dict"
 
 def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
     """The state of a step, with arrays on the host; the same on all ranks."""
-    own, world = engine.state.own or Own(), engine.world
+    replica_state, world = engine.state.replica_state or ReplicaState(), engine.world
     return {
         "step": {name: np.asarray(x) for name, x in world.local_shared(arrays.extra).items()},
-        "gradients": [_gathered(x, world) for x in own.gradients],
-        "hook": [_gathered(x, world) for x in jax.tree.leaves(own.hook)],
+        "gradients": [_gathered(x, world) for x in replica_state.gradients],
+        "hook": [_gathered(x, world) for x in jax.tree.leaves(replica_state.hook)],
     }
 
 
 def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
     """Calls and updates. Raises CheckpointError where they belong to another accumulation."""
-    missing = {"calls", "updates", "step", "gradients", "hook"} - set(state)
-    if missing:
+    absent = {"calls", "updates", "step", "gradients", "hook"} - set(state)
+    if absent:
         raise CheckpointError(
-            f"{WHERE}: the state has no {', '.join(sorted(missing))}; give what state_dict() returned."
+            f"{WHERE}: the state has no {', '.join(sorted(absent))}; give what state_dict() returned."
         )
     calls, updates = int(state["calls"]), int(state["updates"])
     if calls // accumulate != updates or bool(calls % accumulate) != bool(state["gradients"]):
@@ -56,33 +56,33 @@ def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> No
       CheckpointError: it does not fit the module, the precision, the hook or the number of replicas. Nothing
         has changed then.
     """
-    here, there = set(arrays.extra), set(state["step"])
-    if here != there:
+    current, stored = set(arrays.extra), set(state["step"])
+    if current != stored:
         raise CheckpointError(
-            f"{WHERE}: the step was saved with {_listed(there)} and keeps {_listed(here)}. Give train_step "
-            "the precision and the on_nonfinite that it had."
+            f"{WHERE}: the step was saved with {_listed(stored)} and keeps {_listed(current)}. Give "
+            "train_step the precision and the on_nonfinite that it had."
         )
     values, _ = arrays.take(keep=True)
     trained = engine.world.local_shared([values[i] for i in arrays.parameters])
-    kept = engine.work.gradients_like(trained) if state["gradients"] else []
-    wanted, form = jax.tree.flatten(Own(kept, engine.work.first_own(trained).hook))
-    given = [*state["gradients"], *state["hook"]]
-    _check(wanted, given)
+    gradients = engine.work.gradients_like(trained) if state["gradients"] else []
+    expected, form = jax.tree.flatten(ReplicaState(gradients, engine.work.first_replica_state(trained).hook))
+    stored_arrays = [*state["gradients"], *state["hook"]]
+    _check(expected, stored_arrays)
     arrays.reset({name: jnp.asarray(x) for name, x in state["step"].items()})
-    engine.state.own = jax.tree.unflatten(form, list(map(_placed, wanted, given)))
+    engine.state.replica_state = jax.tree.unflatten(form, list(map(_placed, expected, stored_arrays)))
 
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "nothing of its own"
 
 
-def _check(wanted: list, given: list) -> None:
-    here = [f"{x.dtype}{list(x.shape)}" for x in wanted]
-    there = [f"{x.dtype}{list(np.shape(x))}" for x in given]
-    if here == there:
+def _check(expected: list, stored_arrays: list) -> None:
+    current = [f"{x.dtype}{list(x.shape)}" for x in expected]
+    stored = [f"{x.dtype}{list(np.shape(x))}" for x in stored_arrays]
+    if current == stored:
         return
-    i = next((i for i, both in enumerate(zip(here, there, strict=False)) if both[0] != both[1]), None)
-    what = f"{len(there)} arrays, and {len(here)}" if i is None else f"{there[i]}, and {here[i]}"
+    i = next((i for i, both in enumerate(zip(current, stored, strict=False)) if both[0] != both[1]), None)
+    what = f"{len(stored)} arrays, and {len(current)}" if i is None else f"{stored[i]}, and {current[i]}"
     raise CheckpointError(
         f"{WHERE}: the gradients and the hook's state were saved as {what} would fit: another module, hook "
         "or number of replicas. Resume with those that it was saved with, or at the end of an accumulation."

@@ -39,7 +39,7 @@ def trace_step(
     has_aux: bool = False,
     update: bool = True,
 ) -> jax.stages.Traced:
-    """A step with `on_nonfinite="ignore"`, traced; it returns a `Result`.
+    """A step with `on_nonfinite="ignore"`, traced; it returns a `StepResult`.
 
     Args:
       net, optimizer, loss_fn, has_aux: as for `train_step`. A DataParallel has the loss of the whole batch;

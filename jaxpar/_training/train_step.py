@@ -23,14 +23,14 @@ from .._parallel.programs import Programs
 from .._typing import PyTree
 from ..errors import NonFiniteError
 from .agreement import Alone
-from .batches import Batches, check_batch, check_rows, without_torch
+from .batch_checks import Batches, check_batch, check_rows, without_torch
 from .compiled_step import compiled
 from .distributed_data_parallel import DistributedDataParallel
 from .divergence_guard import Fingerprint, fingerprint
 from .engine import Engine, Work
 from .engine_state import EngineState
 from .linen_net import LinenOptimizer
-from .nets import as_nnx, as_one, check_nets, check_objects, refuse_context, state_of, unwrapped
+from .networks import as_nnx, as_one, check_nets, check_objects, refuse_context, state_of, unwrapped
 from .nonfinite import NONE, Reports
 from .precision import Precision, check_precision
 from .step_state import counts, restore, saved
@@ -125,13 +125,13 @@ class TrainStep:
         self.calls = self.updates = 0
         self._accumulate, self._has_aux = accumulate, has_aux
         self._nets = net if isinstance(net, tuple) else (net,)
-        here = _placement(self._nets[0])
-        self._devices = () if here is None else here.devices
+        placement = _placement(self._nets[0])
+        self._devices = () if placement is None else placement.devices
         make = functools.partial(
             update_of, accumulate=accumulate, on_nonfinite=on_nonfinite, precision=precision
         )
         # One device, or none, calls the module as it is: no replica casts anything there.
-        replicas = all(isinstance(each, DataParallel) and each.placement.N > 1 for each in self._nets)
+        replicas = all(isinstance(module, DataParallel) and module.placement.N > 1 for module in self._nets)
         self._objective = Objective(loss_fn, has_aux, precision, make, replicas)
         self._engine, self._arrays = _engine(
             self._nets, as_one(net), as_one(optimizer), self._objective, loss_fn
@@ -144,12 +144,12 @@ class TrainStep:
         """Trains on one batch; the loss, or `(loss, aux)`."""
         refuse_topology(self._devices, "train_step")
         batch, kwargs = without_torch(*self._bring(batch, kwargs))
-        seen = self._batches.check(batch, kwargs)
+        signature = self._batches.check(batch, kwargs)
         self._raise_if_reported(wait=False)
         self._check_context()
         last = (self.calls + 1) % self._accumulate == 0
         done = self._engine.step(batch, kwargs, keep=not last)
-        self._batches.remember(*seen)
+        self._batches.remember(*signature)
         self.calls += 1
         self.updates += last
         if done.report is not None:
@@ -183,7 +183,7 @@ class TrainStep:
         batch, kwargs = self._bring(batch, kwargs)
         check_batch(batch, kwargs, jax.tree.leaves((batch, kwargs)), "train_step")
         check_rows(batch, kwargs, "train_step")
-        return self._engine.trace(batch, kwargs, kept=self._accumulate > 1).lower()
+        return self._engine.trace(batch, kwargs, adds=self._accumulate > 1).lower()
 
     @property
     def state(self) -> Any:
@@ -289,12 +289,12 @@ def _engine(
         world, state = ALONE, EngineState(Alone())
         work = BatchWork(objective, placement, programs)
     arrays = TrainingArrays(net, unwrapped(net), optimizer, placement, world)
-    objective.see(arrays)
+    objective.prepare(arrays)
     assert objective.update is not None
     arrays.reset(objective.update.start())
-    told: Fingerprint = ()
+    compared: Fingerprint = ()
     if world.size > 1:
         values, extra = arrays.take(keep=False)
         names = [name.removeprefix("module.") for name in arrays.optimizer.view.names]
-        told = fingerprint(objective.update, values, extra["optimizer"], names)
-    return Engine(arrays, work, state, world, loss_fn, told, "train_step"), arrays
+        compared = fingerprint(objective.update, values, extra["optimizer"], names)
+    return Engine(arrays, work, state, world, loss_fn, compared, "train_step"), arrays

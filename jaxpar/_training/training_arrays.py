@@ -12,12 +12,12 @@ from .._parallel.modules import Changes
 from .._parallel.modules.bundle import Bundle
 from .._parallel.placement import Placement
 from .arrays import ObjectArrays, take_distinct
-from .given_arrays import GivenArrays
-from .moves import Move, moves_of
+from .call_arrays import CallArrays
+from .optimizer_calls import OptimizerCall, optimizer_calls
 from .world import World
 
 
-class TrainingArrays(GivenArrays):
+class TrainingArrays(CallArrays):
     """The arrays of networks, of their optimizers, and in `extra` the step's own: a loss scale, for instance.
 
     Args:
@@ -48,35 +48,39 @@ class TrainingArrays(GivenArrays):
 
     @property
     def parameters(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self._moves()[0]
+        return self._optimizer_calls()[0]
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
         several = isinstance(self.net, Bundle) and self.net.several
-        return tuple(move.order for move in self._moves()[1]) if several else ()
+        return tuple(call.order for call in self._optimizer_calls()[1]) if several else ()
 
-    def _moves(self) -> tuple[tuple[int, ...], list[Move]]:
+    def _optimizer_calls(self) -> tuple[tuple[int, ...], list[OptimizerCall]]:
         key = self.definitions
-        if key not in self._known:
-            self._known[key] = moves_of(self.net, self.optimizer.thing, self.view)
-        return self._known[key]
+        if key not in self._structures:
+            self._structures[key] = optimizer_calls(self.net, self.optimizer.thing, self.view)
+        return self._structures[key]
 
     def reset(self, extra: dict[str, Any]) -> None:
         """Puts some of the step's own state in the place of what there is."""
-        here = extra
+        placed = extra
         if self.placement is not None and not self.placement.of_topology:
-            here = jax.device_put(extra, self.placement.replicated)
-        self.extra |= self.world.shared(here)
+            placed = jax.device_put(extra, self.placement.replicated)
+        self.extra |= self.world.shared(placed)
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        self._numbers = _exact.recall_all(self.optimizer.held())  # before reading, which may place them anew
+        self._numbers = _exact.recall_all(
+            self.optimizer.current_values()
+        )  # before reading, which may place them anew
         values, optimizer = take_distinct(self, self.optimizer)
         if keep:  # the loss is scaled already, and nothing else is read
             return values, {name: x for name, x in self.extra.items() if name == "scale"}
         return values, {**self.extra, "optimizer": optimizer}
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        values, optimizer, extra = self._shapes((self.held(), self.optimizer.held(), self.extra))
+        values, optimizer, extra = self._shapes(
+            (self.current_values(), self.optimizer.current_values(), self.extra)
+        )
         if keep:
             return values, {name: x for name, x in extra.items() if name == "scale"}
         return values, {**extra, "optimizer": optimizer}
@@ -85,9 +89,9 @@ class TrainingArrays(GivenArrays):
         if extra:
             self.optimizer.write(extra.pop("optimizer"))
             # An update returns its rate as it was, in another array.
-            kept = self.optimizer.view.held()
+            rates = self.optimizer.view.current_values()
             for i, number in self._numbers.items():
-                _exact.remember(kept[i], number)
+                _exact.remember(rates[i], number)
             self.write(after)
             self.extra = extra
         self.commit(changes)

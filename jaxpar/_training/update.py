@@ -17,8 +17,8 @@ from .._parallel.placement import Placement
 from .._tree import is_real
 from .._typing import PyTree
 from ..errors import OptimizerError
-from .moves import Move, moves_of
 from .nonfinite import NONE, first_bad, first_bad_on_cpu
+from .optimizer_calls import OptimizerCall, optimizer_calls
 from .precision import Precision
 from .training_arrays import TrainingArrays
 
@@ -61,7 +61,7 @@ class Update:
     Attributes:
       net, optimizer: definitions, of one each or of bundles; parameters: which of the net's values are
         trained.
-      moves: what each optimizer does with the list of gradients.
+      calls: what each optimizer does with the list of gradients.
       accumulate: gradients are those of this many calls.
       on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
       precision: says whether the gradients are scaled.
@@ -71,7 +71,7 @@ class Update:
     net: NNXDefinition
     optimizer: NNXDefinition
     parameters: tuple[int, ...]
-    moves: list[Move]
+    calls: list[OptimizerCall]
     accumulate: int
     on_nonfinite: str
     precision: Precision | None
@@ -111,8 +111,8 @@ class Update:
         self, values: list, optimizer_values: list, gradients: list, changes: dict[int, Any]
     ) -> tuple[list, list]:
         net, optimizer = self.net.merge(values), self.optimizer.merge(optimizer_values)
-        for move, one, its in zip(self.moves, nets_of(net), nets_of(optimizer), strict=True):
-            move(one, its, gradients)
+        for call, one, its in zip(self.calls, nets_of(net), nets_of(optimizer), strict=True):
+            call(one, its, gradients)
         trained, after = self.net.read(net), list(values)
         for i in self.parameters:
             after[i] = trained[i]
@@ -139,7 +139,7 @@ class Update:
             extra["good"] = jnp.where(good & ~grown, extra["good"] + 1, 0)
         if "trouble" in extra:
             # The first gradient that was not finite, and the update, from 0. Once there was trouble nothing
-            # moves any more until it is reported, some steps later.
+            # calls any more until it is reported, some steps later.
             leaf, update = extra["trouble"]
             good &= leaf == NONE
             leaf = jnp.where(leaf == NONE, first, leaf)
@@ -173,8 +173,8 @@ def check(update: Update, values: list, optimizer_values: list, names: list[str]
 def _platform(values: list, placement: Placement | None) -> str:
     if placement is not None and placement.devices:
         return placement.devices[0].platform
-    held = (x.sharding for x in values if is_real(x) or isinstance(x, jax.ShapeDtypeStruct))
-    return next((d.platform for where in held if where is not None for d in where.device_set), "cpu")
+    shardings = (x.sharding for x in values if is_real(x) or isinstance(x, jax.ShapeDtypeStruct))
+    return next((d.platform for where in shardings if where is not None for d in where.device_set), "cpu")
 
 
 def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
@@ -182,10 +182,10 @@ def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
 
     torch.nn.Parameter raises when such a one is made; an nnx.Param holds anything.
     """
-    wanted = nnx.filterlib.to_predicate(optimizer.wrt)
+    selects = nnx.filterlib.to_predicate(optimizer.wrt)
     trained = net.parameters(optimizer.wrt)
     for i, (path, leaf) in enumerate(zip(net.definition.paths, net.leaves, strict=True)):
-        if i not in trained and wanted(path, leaf):
+        if i not in trained and selects(path, leaf):
             name, dtype = ".".join(map(str, path)), leaf[...].dtype
             raise OptimizerError(
                 f"train_step: {name} is a {type(leaf).__name__} of {dtype}, which has no gradient: only "
@@ -203,22 +203,22 @@ def update_of(
     """The update of these networks by their optimizers, if they belong together."""
     net, optimizer = arrays.net, arrays.optimizer.thing
     split, other = view_nnx(net), view_nnx(optimizer)
-    parameters, moves = moves_of(net, optimizer, split)
-    values = split.held()
+    parameters, calls = optimizer_calls(net, optimizer, split)
+    values = split.current_values()
     trained = [values[i] for i in parameters]
     nbytes = sum(x.size * jnp.result_type(x.dtype).itemsize for x in trained)
-    made = Update(
+    update = Update(
         split.definition,
         other.definition,
         parameters,
-        moves,
+        calls,
         accumulate,
         on_nonfinite,
         precision,
         strategy_for(_platform(values, arrays.placement), nbytes),
     )
-    wrong = check(made, values, other.held(), split.names)
-    if wrong is None and not all(move.order for move in moves):
+    wrong = check(update, values, other.current_values(), split.names)
+    if wrong is None and not all(call.order for call in calls):
         wrong = "nothing in the module is trained by it"
     if wrong is not None:
         for one, its in zip(nets_of(net), nets_of(optimizer), strict=True):
@@ -227,8 +227,8 @@ def update_of(
             f"train_step: the optimizer was not made for this {_names(net)}: {wrong}. Make it from "
             "the object that train_step is given: nnx.Optimizer(net, tx, wrt=nnx.Param)."
         )
-    return made
+    return update
 
 
 def _names(net: Any) -> str:
-    return " and ".join(type(each).__name__ for each in nets_of(net))
+    return " and ".join(type(module).__name__ for module in nets_of(net))

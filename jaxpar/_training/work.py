@@ -29,9 +29,9 @@ from .._typing import REPLICA, PyTree, Static, TreeDef
 from ..data.sending import sender
 from .agreement import Agreement
 from .arrays import Arrays
-from .compiled_step import BatchPlan, Own, Program, ReplicaPlan, Result
+from .compiled_step import BatchPlan, Program, ReplicaPlan, ReplicaState, StepResult
 from .engine_state import EngineState
-from .local_batch import Rows, outputs, take
+from .local_batch import LocalRows, outputs, take
 from .loss import Loss
 from .precision import Precision
 from .update import Update
@@ -62,19 +62,19 @@ class Objective:
     ):
         self.has_aux, self._on_replicas = has_aux, on_replicas
         self._loss_fn, self._precision, self._make_update = loss_fn, precision, make_update
-        self._seen: Any = None
-        self._known: dict[Any, tuple[Loss, Update | None]] = {}
+        self._definitions: Any = None
+        self._prepared: dict[Any, tuple[Loss, Update | None]] = {}
 
-    def see(self, arrays: Arrays) -> None:
+    def prepare(self, arrays: Arrays) -> None:
         """Prepares for net and optimizer as they are; `net.eval()`, for instance, makes another net."""
-        if self._seen == arrays.definitions:
+        if self._definitions == arrays.definitions:
             return
-        self._seen = arrays.definitions
-        if self._seen not in self._known:
-            if len(self._known) == MOST:
-                del self._known[next(iter(self._known))]
-            self._known[self._seen] = self._make(arrays)
-        self.loss, self.update = self._known[self._seen]
+        self._definitions = arrays.definitions
+        if self._definitions not in self._prepared:
+            if len(self._prepared) == MOST:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[self._definitions] = self._make(arrays)
+        self.loss, self.update = self._prepared[self._definitions]
 
     def _make(self, arrays: Arrays) -> tuple[Loss, Update | None]:
         update = None if self._make_update is None else self._make_update(arrays)
@@ -112,12 +112,12 @@ class ReplicaWork:
         self.objective, self._world, self._state = objective, world, state
         self._backend, self.programs = backend(backend_name), programs
 
-    def bring(self, args: tuple, kwargs: dict[str, Any]) -> Rows:
+    def bring(self, args: tuple, kwargs: dict[str, Any]) -> LocalRows:
         return take(args, kwargs, self._world)
 
-    def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Rows:
+    def shapes(self, args: tuple, kwargs: dict[str, Any]) -> LocalRows:
         arrays, statics, form = separate((args, kwargs))
-        rows: list[Rows] = []
+        rows: list[LocalRows] = []
 
         def bring(arrays: list) -> list:
             args, kwargs = combine(arrays, statics, form)
@@ -125,12 +125,12 @@ class ReplicaWork:
             return separate(rows[0].batch)[0]
 
         stacks = jax.eval_shape(bring, [shape_of(x) for x in arrays])
-        found = [shape_of(x, self._world.local.stacked) for x in stacks]
-        return dataclasses.replace(rows[0], batch=combine(found, *separate(rows[0].batch)[1:]))
+        shapes = [shape_of(x, self._world.local.stacked) for x in stacks]
+        return dataclasses.replace(rows[0], batch=combine(shapes, *separate(rows[0].batch)[1:]))
 
-    def program(self, arrays: Arrays, batch: Rows, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
+    def program(self, arrays: Arrays, batch: LocalRows, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         objective = self.objective
-        objective.see(arrays)
+        objective.prepare(arrays)
         plan = ReplicaPlan(
             objective.loss,
             agreed.kinds,
@@ -141,20 +141,22 @@ class ReplicaWork:
             self._backend,
             None if keep else objective.update,
         )
-        own = () if objective.update is None else ("own",)
-        donate, options = (*objective.donates(keep), *own), compiler_options(self._world.local.devices)
+        donated = () if objective.update is None else ("replica_state",)
+        donate, options = (*objective.donates(keep), *donated), compiler_options(self._world.local.devices)
         return self.programs(plan, donate, options), self._world.stacked(batch.batch)
 
-    def first_own(self, trained: list) -> Own:
+    def first_replica_state(self, trained: list) -> ReplicaState:
         local = self._world.local
 
         def on_replicas(x: Any) -> jax.Array:
             return jax.device_put(jnp.broadcast_to(x, (local.N, *jnp.shape(x))), local.stacked)
 
-        return Own((), self._world.stacked(jax.tree.map(on_replicas, self._state.hook.init(trained))))
+        return ReplicaState(
+            (), self._world.stacked(jax.tree.map(on_replicas, self._state.hook.init(trained)))
+        )
 
-    def own_like(self, trained: list) -> Own:
-        return Own((), self._stacks(jax.eval_shape(self._state.hook.init, trained)))
+    def replica_state_like(self, trained: list) -> ReplicaState:
+        return ReplicaState((), self._stacks(jax.eval_shape(self._state.hook.init, trained)))
 
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
         return self._stacks(trained)
@@ -167,23 +169,23 @@ class ReplicaWork:
             tree,
         )
 
-    def read(self, done: Result, agreed: Agreement, batch: Rows) -> tuple[jax.Array, PyTree, PyTree]:
+    def read(self, done: StepResult, agreed: Agreement, batch: LocalRows) -> tuple[jax.Array, PyTree, PyTree]:
         aux: PyTree = ()
         if self.objective.has_aux and batch.sizes:  # inside of join this rank may have none left
             target = None if is_staged() else self._world.local.output_device
             aux = assemble(outputs(done.aux, agreed.active, batch, self._world), target)
         return self._loss(done, agreed), aux, self._changes(done, agreed)
 
-    def _loss(self, done: Result, agreed: Agreement) -> jax.Array:
+    def _loss(self, done: StepResult, agreed: Agreement) -> jax.Array:
         world = self._world
         if all(jnp.ndim(x) == 0 for x in jax.tree.leaves(done.loss)):
             return world.local_shared(done.loss)
-        mine = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
-        if not mine:  # inside of join
+        local_active = [i for i in range(world.local.N) if agreed.kinds[world.first + i] is not None]
+        if not local_active:  # inside of join
             return jax.tree.map(lambda x: jnp.zeros((), x.dtype), done.loss)
-        return jax.tree.map(lambda x: jnp.mean(x[jnp.array(mine)]), world.local_stacked(done.loss))
+        return jax.tree.map(lambda x: jnp.mean(x[jnp.array(local_active)]), world.local_stacked(done.loss))
 
-    def _changes(self, done: Result, agreed: Agreement) -> PyTree:
+    def _changes(self, done: StepResult, agreed: Agreement) -> PyTree:
         """The buffers of one replica: of the source, or of this process's first one that has rows."""
         world = self._world
         if agreed.source is not None:
@@ -231,17 +233,17 @@ class WholeBatch:
             return over_devices(x, self.placement)
         return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
 
-    def first_own(self, trained: list) -> Own:
+    def first_replica_state(self, trained: list) -> ReplicaState:
         del trained
-        return Own()
+        return ReplicaState()
 
-    def own_like(self, trained: list) -> Own:
-        return self.first_own(trained)
+    def replica_state_like(self, trained: list) -> ReplicaState:
+        return self.first_replica_state(trained)
 
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
         return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in trained]
 
-    def read(self, done: Result, agreed: Agreement, batch: Whole) -> tuple[jax.Array, PyTree, PyTree]:
+    def read(self, done: StepResult, agreed: Agreement, batch: Whole) -> tuple[jax.Array, PyTree, PyTree]:
         del agreed, batch
         return done.loss, done.aux, done.changes
 
@@ -256,9 +258,9 @@ class BatchWork(WholeBatch):
     def program(self, arrays: Arrays, batch: Whole, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
         del agreed
         objective = self.objective
-        objective.see(arrays)
+        objective.prepare(arrays)
         plan = BatchPlan(objective.loss, batch.statics, batch.form, None if keep else objective.update)
-        donate = ("own",) if keep else objective.donates(keep)
+        donate = ("replica_state",) if keep else objective.donates(keep)
         options = compiler_options(() if self.placement is None else self.placement.devices)
         return self.programs(plan, donate, options), batch.arrays
 

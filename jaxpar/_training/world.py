@@ -105,15 +105,15 @@ def make_world(
     group = group or current()
     if group is None or group.size == 1 or local.of_topology:
         return World(local, local, 0, 1, group)
-    mine = " ".join(str(d.id) for d in local.devices)
-    told = exchange("DistributedDataParallel: devices", mine, group=group)
-    ids = [list(map(int, text.split())) for text in told]
-    for r, theirs in zip(group.ranks, ids, strict=True):
-        if len(theirs) != len(ids[0]):
+    local_ids = " ".join(str(d.id) for d in local.devices)
+    texts = exchange("DistributedDataParallel: devices", local_ids, group=group)
+    ids = [list(map(int, text.split())) for text in texts]
+    for r, rank_ids in zip(group.ranks, ids, strict=True):
+        if len(rank_ids) != len(ids[0]):
             raise DeviceError(
                 f"DistributedDataParallel: rank {group.ranks[0]} uses {len(ids[0])} devices and rank {r} "
-                f"{len(theirs)}; all ranks must use the same number. Give device_ids."
+                f"{len(rank_ids)}; all ranks must use the same number. Give device_ids."
             )
-    known = {d.id: d for d in jax.devices(local.devices[0].platform)}
-    devices = tuple(known[i] for theirs in ids for i in theirs)
+    by_id = {d.id: d for d in jax.devices(local.devices[0].platform)}
+    devices = tuple(by_id[i] for rank_ids in ids for i in rank_ids)
     return World(local, Placement(devices, dim, local.devices[0]), group.rank, group.size, group)

@@ -13,10 +13,10 @@ BACKENDS: dict[str, Backend] = {"shard_map": _shard_map, "pmap": _pmap}
 
 
 def backend(name: str) -> Backend:
-    """The backend of that name.
+    """Return the backend of that name.
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: the name is unknown.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend={name!r} is unknown; there are {', '.join(map(repr, BACKENDS))}.")

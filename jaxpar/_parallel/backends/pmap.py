@@ -1,7 +1,6 @@
 """pmap, the old calling convention. Since JAX 0.8 it is a wrapper around shard_map.
 
-Kept for programs that are written around pmap and want the same word here. Delete this file and its
-row in the table when `jax.pmap` goes.
+Kept for code that names pmap. Delete this file and its row in the table when `jax.pmap` goes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The engine: shard_map over a mesh of one axis.
+"""The default backend: shard_map over a mesh of one axis.
 
-check_vma is off. With it on, the gradient of a replica's own loss with respect to a replicated
-parameter is already summed when it arrives, so that the mean of gradients everybody writes becomes
-a sum without a word, and Flax's recurrent layers do not trace. With it off, differentiating the
-whole program from outside sums the gradients over the devices once, at its border.
+check_vma is off. With it on, the gradient of a replica's own loss with respect to a replicated parameter
+arrives already summed, so the mean of gradients that users write silently becomes a sum, and Flax's recurrent
+layers do not trace. With it off, differentiating the complete program from outside sums the gradients over
+the devices once, at the program's border.
 """
 
 from __future__ import annotations

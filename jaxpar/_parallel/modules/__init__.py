@@ -4,7 +4,7 @@ A `View` splits a module into a `definition`, which is part of the program, and 
 the definition gives outputs and the values that changed.
 
 A parameter is an `nnx.Param` (Linen: the collections that are not mutable). Everything else is what torch
-calls a buffer: it is the same on all replicas when they start, and what replica 0 makes of it comes back
+calls a buffer: all replicas start with the same value, and replica 0's new value comes back
 (docs/semantics.md row 39). Attributes that a forward rebinds are lost, as in torch (row 37), and so are
 changes to parameters.
 """
@@ -36,7 +36,7 @@ class Definition(Protocol):
     def __call__(
         self, values: PyTree, replica: jax.Array | None, args: tuple, kwargs: dict, /
     ) -> tuple[PyTree, Changes]:
-        """Runs the module on one replica; its outputs and the values that changed. `replica` is folded
+        """Run the module on one replica; return its outputs and the values that changed. `replica` is folded
         into every random stream, unless it is None."""
 
     def apply(
@@ -52,21 +52,21 @@ class Definition(Protocol):
 
 
 class View(Protocol):
-    """A module, split."""
+    """A module, split into code and arrays."""
 
     @property
     def definition(self) -> Definition:
-        """What runs."""
+        """The part that is compiled."""
 
     def values(self, placement: Placement) -> PyTree:
         """The arrays, on every device of the placement."""
 
     def commit(self, changes: Changes) -> None:
-        """Writes changed values back into the module."""
+        """Write changed values back into the module."""
 
 
 def view(module: Module) -> View:
-    """The view of a module; for NNX, the one made before if the module has not changed since.
+    """Return the view of a module; for NNX, the cached one if the module has not changed since.
 
     Raises:
       UninitializedError: a Linen module without variables.

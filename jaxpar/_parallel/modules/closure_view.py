@@ -1,8 +1,8 @@
 """Functions that hold arrays which an eager derivative watches: `lambda x: x @ w` under `jax.grad`.
 
-JAX would hand `w` to the program by itself, from the device where it lies, and refuse to mix it with rows on
-several. So what a derivative watches is data here, as a module's parameters are: it goes to all devices, and
-its gradient is summed and returns to where it came from.
+JAX would pass `w` to the program from the device that holds it, and refuse to mix it with rows on several. So
+the arrays that a derivative watches are data here, like a module's parameters: they go to all devices, and
+their gradients are summed and return to the original device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Cells = dict[int, PyTree]
 
 @dataclasses.dataclass(frozen=True)
 class ClosureDefinition:
-    """A function without what its `values` bring."""
+    """A function without the cells that its `values` fill."""
 
     function: Static
 
@@ -65,22 +65,23 @@ class ClosureView(FunctionView):
 
 
 def watched_cells(function: object) -> Cells:
-    """Those cells of a function's closure that hold arrays, some of them watched, by number."""
+    """Return the cells of a function's closure, by number, that hold only arrays, at least one of them
+    watched."""
     if not isinstance(function, types.FunctionType) or is_staged():
         return {}
-    held: Cells = {}
+    contents: Cells = {}
     for i, cell in enumerate(function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # a name that is not bound yet
-            held[i] = cell.cell_contents
-    return {i: x for i, x in held.items() if has_tracers(x) and all(map(is_array, jax.tree.leaves(x)))}
+            contents[i] = cell.cell_contents
+    return {i: x for i, x in contents.items() if has_tracers(x) and all(map(is_array, jax.tree.leaves(x)))}
 
 
 def _filled(function: types.FunctionType, values: Cells) -> types.FunctionType:
-    """The same function with other values in some cells."""
+    """Return the same function with some cells replaced."""
     closure = enumerate(function.__closure__ or ())
     cells = [types.CellType(values[i]) if i in values else cell for i, cell in closure]
-    made = types.FunctionType(
+    copied = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied

@@ -90,7 +90,7 @@ class Applied:
 
 
 class AppliedView(FunctionView):
-    """A function with parameters: they are data, and the function alone is the program."""
+    """A function with parameters: these are data, and only the function is compiled."""
 
     def __init__(self, applied: Applied):
         super().__init__(applied.function)
@@ -107,9 +107,9 @@ class AppliedView(FunctionView):
 
 
 def refuse_hidden_module(value: object) -> None:
-    """Raises TypeError for a function that holds an NNX module."""
+    """Raise TypeError for a function that holds an NNX module."""
     # jit would take the module's arrays for constants: they would never be updated, and never be averaged.
-    hidden = next((held for held in _held(value) if isinstance(held, nnx.Module)), None)
+    hidden = next((content for content in _contents(value) if isinstance(content, nnx.Module)), None)
     if hidden is not None:
         raise TypeError(
             f"{getattr(value, '__qualname__', value)!r} holds the NNX module {type(hidden).__name__}; "
@@ -118,16 +118,16 @@ def refuse_hidden_module(value: object) -> None:
         )
 
 
-def _held(value: object) -> list[Any]:
-    """What a function, a bound method or a partial keeps."""
+def _contents(value: object) -> list[Any]:
+    """Return what a function, a bound method or a partial holds."""
     if isinstance(value, functools.partial):
-        return [*value.args, *value.keywords.values(), *_held(value.func)]
+        return [*value.args, *value.keywords.values(), *_contents(value.func)]
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if not isinstance(value, types.FunctionType):
         return []
-    held = []
+    contents = []
     for cell in value.__closure__ or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
-            held.append(cell.cell_contents)
-    return held
+            contents.append(cell.cell_contents)
+    return contents

@@ -1,7 +1,7 @@
 """Linen modules that hold their variables: bound by hand, or a submodule while its parent runs.
 
-A Linen module is a description; its arrays and random streams are in its scope, from which they are taken
-here and into which changed ones go back.
+A Linen module is a description; its arrays and random streams are in its scope, from which they are read here
+and into which changed ones are written.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class LinenView:
         self.definition = LinenDefinition(Static(inner), Static(self.scope.mutable))
 
     def _next_rng(self, name: str) -> Any:
-        """The module's stream; another one at its next call in the same apply, since `commit` counts."""
+        """Return the module's stream; `commit` counts, so the next call in the same apply gets a different
+        one."""
         calls, stream = self.scope.rng_counters[name], self.scope.rngs[name]
         return stream.create(stream, calls) if calls else stream
 
@@ -90,12 +91,12 @@ class LinenView:
         for name in self.scope.rngs:
             self.scope.rng_counters[name] += 1
         for (collection, *path), value in changes.items():
-            name, *rest = path
-            if rest:
-                value = _put(self.scope.get_variable(collection, name) or {}, rest, value)
+            name, *deeper = path
+            if deeper:
+                value = _put(self.scope.get_variable(collection, name) or {}, deeper, value)
             self.scope.put_variable(collection, name, value)
 
 
 def _put(tree: dict, path: list[str], value: PyTree) -> dict:
-    name, *rest = path
-    return {**tree, name: _put(tree.get(name, {}), rest, value) if rest else value}
+    name, *deeper = path
+    return {**tree, name: _put(tree.get(name, {}), deeper, value) if deeper else value}

@@ -1,8 +1,8 @@
-"""NNX modules: split once, watched for changes, split again only when there are any.
+"""NNX modules: split once, watched for changes, split again only after a change.
 
-`nnx.split` and `nnx.merge` walk through the whole module in Python, 40 us for each variable. A step of a
-small net takes a millisecond, so a module is split once, and a look at its attribute dicts tells whether
-anything has changed.
+`nnx.split` and `nnx.merge` walk through the complete module in Python, 40 us for each variable. A step of a
+small net takes a millisecond, so a module is split once, and a comparison of its attribute dicts shows
+whether anything has changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NNXDefinition:
         self.graphdef, self.paths, self.kinds = Static(graphdef), tuple(paths), tuple(kinds)
         # To a GraphDef 1, 1.0 and True are the same attribute; to a program they are not.
         self.types = tuple(type(getattr(attribute, "value", None)) for _, attribute in graphdef.attributes)
-        # Hashing walks through the whole structure, and every step asks for it.
+        # Hashing walks through the complete structure, and every step needs the hash.
         self._hash = hash((self.graphdef, self.paths, self.kinds, self.types))
 
     def __hash__(self) -> int:
@@ -55,12 +55,12 @@ class NNXDefinition:
         return self.apply(operator.call, values, replica, args, kwargs)
 
     def merge(self, values: Sequence[Any]) -> nnx.Module:
-        """The object with these values."""
+        """Return the object with these values."""
         state = nnx.from_flat_state(zip(self.paths, values, strict=True))
         return nnx.merge(self.graphdef.value, state)
 
     def read(self, module: nnx.Module) -> list:
-        """The values of an object that `merge` made, in their order."""
+        """Return the values of an object that `merge` made, in their order."""
         return [leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf for leaf in _leaves(module)]
 
     def apply(
@@ -91,11 +91,11 @@ class NNXView:
     """One module's Variables, in the order of its flat state, with their definition."""
 
     def __init__(self, module: nnx.Module):
-        # As a graph, whatever Flax does by default: arrays may stand in two places, as tied weights do.
+        # As a graph, whatever Flax does by default: an array may occur twice, as tied weights do.
         graphdef, state = nnx.split(module, graph=True)
         flat = list(nnx.to_flat_state(state))
         self.leaves = _leaves(module)
-        # Asked once: Flax's own answer takes longer than the rest of a look at a leaf.
+        # Computed once: isinstance of a Variable takes longer than everything else done for a leaf.
         self.are_variables = [isinstance(leaf, nnx.Variable) for leaf in self.leaves]
         self.names = ["module." + ".".join(map(str, path)) for path, _ in flat]
         self.definition = NNXDefinition(
@@ -104,28 +104,28 @@ class NNXView:
         self._placed: list[Any] = []
         self._placement: Placement | None = None
 
-    def held(self) -> list:
-        """The values as they are now."""
+    def current_values(self) -> list:
+        """Return the values as they are now."""
         pairs = zip(self.leaves, self.are_variables, strict=True)
         return [leaf.get_raw_value() if is_variable else leaf for leaf, is_variable in pairs]
 
     def values(self, placement: Placement, function: str = "DataParallel") -> list:
-        values = self.held()
+        values = self.current_values()
         check_alive(values, self.names, function)
         if placement is self._placement and all(map(operator.is_, values, self._placed)):
             return values
         if is_staged():
-            return values  # where tracers lie is the business of the program around
+            return values  # the enclosing program decides where tracers live
         placed = spread(values, self.names, placement)
         if not has_tracers(values):
             self._remember(placed, placement)
         return placed
 
     def parameters(self, wrt: nnx.filterlib.Filter) -> tuple[int, ...]:
-        """Which of the values are to be trained: floating ones that the NNX filter `wrt` lets through."""
-        wanted = nnx.filterlib.to_predicate(wrt)
+        """Return which values are trained: floating ones that the NNX filter `wrt` selects."""
+        selects = nnx.filterlib.to_predicate(wrt)
         pairs = enumerate(zip(self.definition.paths, self.leaves, strict=True))
-        return tuple(i for i, (path, leaf) in pairs if wanted(path, leaf) and _is_float(leaf))
+        return tuple(i for i, (path, leaf) in pairs if selects(path, leaf) and _is_float(leaf))
 
     def _remember(self, placed: list, placement: Placement) -> None:
         try:
@@ -137,14 +137,14 @@ class NNXView:
         self._placed, self._placement = placed, placement
 
     def put(self, values: list) -> None:
-        """Sets all values at once, outside of any trace."""
+        """Set all values at once, outside of any trace."""
         for leaf, is_variable, value in zip(self.leaves, self.are_variables, values, strict=True):
             if is_variable:
                 set_past_trace(leaf, value)
         self._placed = list(values)  # commit writes into it
 
     def commit(self, changes: dict[int, PyTree]) -> None:
-        """Sets values that changed. Bare arrays are left out: like torch's plain attributes they are not
+        """Set values that changed. Bare arrays are left out: like torch's plain attributes they are not
         state."""
         try:
             for i, value in changes.items():
@@ -163,7 +163,7 @@ class NNXView:
 
 
 class _Snapshot(NamedTuple):
-    """What was in one attribute dict or container of a module."""
+    """The contents of one attribute dict or container of a module."""
 
     content: dict | list | tuple
     keys: tuple
@@ -174,16 +174,16 @@ _views: weakref.WeakKeyDictionary[nnx.Module, tuple[list[_Snapshot], NNXView]] =
 
 
 def view_nnx(module: nnx.Module) -> NNXView:
-    """The view of a module: the one made before, if nothing in the module has changed since."""
+    """Return the view of a module: the cached one, if nothing in the module has changed since."""
     # Half a microsecond for each variable, instead of the 40 of nnx.split.
     if module in _views:
-        snapshots, found = _views[module]
+        snapshots, cached = _views[module]
         if all(map(_unchanged, snapshots)):
-            return found
+            return cached
     snapshots = _snapshots(module)
-    made = NNXView(module)
-    _views[module] = (snapshots, made)
-    return made
+    view = NNXView(module)
+    _views[module] = (snapshots, view)
+    return view
 
 
 def _unchanged(then: _Snapshot) -> bool:
@@ -200,24 +200,24 @@ def _unchanged(then: _Snapshot) -> bool:
 
 
 def _snapshots(module: nnx.Module) -> list[_Snapshot]:
-    """Every attribute dict and container in a module, with what is in it now."""
+    """Return every attribute dict and container in a module, with its current contents."""
     # The dicts, and not the modules: _views must not keep the module alive that is its key.
-    found: list[_Snapshot] = []
-    seen: set[int] = set()
+    snapshots: list[_Snapshot] = []
+    visited: set[int] = set()
     todo: list[Any] = [module]
     while todo:
         node = todo.pop()
-        if id(node) in seen:
+        if id(node) in visited:
             continue
-        seen.add(id(node))
+        visited.add(id(node))
         content = vars(node) if isinstance(node, nnx.Pytree) else node
         keys = tuple(content) if isinstance(content, dict) else ()
         children = tuple(content.values()) if isinstance(content, dict) else tuple(content)
-        found.append(_Snapshot(content, keys, children))
+        snapshots.append(_Snapshot(content, keys, children))
         for child in children:
             refuse_hidden_module(child)
         todo += [c for c in children if isinstance(c, nnx.Pytree) or type(c) in (list, tuple, dict)]
-    return found
+    return snapshots
 
 
 def _leaves(module: nnx.Module) -> list[Any]:

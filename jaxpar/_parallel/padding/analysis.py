@@ -1,7 +1,7 @@
-"""analysis: from the programs for all numbers of rows to the one that runs, if there can be one.
+"""analysis: from the programs for all numbers of rows to the one that runs, if it exists.
 
 The programs are walked side by side. They must be the same but for the lengths of axes and for numbers, such
-as the 3 that a mean divides by. What the lengths say, the rules of `rules` must explain.
+as the 3 that a mean divides by. The rules of `rules` must explain every difference in length.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .rules import SHAPES, Mask, rule_of
 
 Where = Sequence[Rows | None]
 Table = tuple[Any, ...]
-"""A number of the program, one for each number of rows."""
+"""The values of one number of the program, one for each number of rows."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """One equation that does not run as it stands.
+class EquationPlan:
+    """Changes to one equation of the program.
 
     Attributes:
-      masks: operands whose padding gets another value before.
-      tables: operands that are another number for other numbers of rows.
-      inner, derivative: the program that it calls, and the one of its own rule for derivatives.
+      masks: operands whose padding is overwritten before the equation runs.
+      tables: operands whose number depends on the number of rows.
+      inner, derivative: the program that it calls, and the program of its own derivative rule.
     """
 
     masks: tuple[Mask, ...] = ()
@@ -53,31 +53,31 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The program for the most rows, and what is done to it.
+    """The program for the most rows, and the changes to its equations.
 
     Attributes:
-      sizes: the numbers of rows, one for each program, the largest first or not.
+      sizes: the numbers of rows, one for each program, the largest first.
       consts: for each constant of the program, one for each number of rows.
-      steps: by the number of the equation.
-      given, results: where operands and results have rows.
+      steps: the changed equations, by number.
+      operand_rows, result_rows: where operands and results have rows.
     """
 
     program: ClosedJaxpr | Jaxpr
     sizes: tuple[int, ...]
     consts: tuple[Table, ...]
-    steps: dict[int, Step]
-    given: tuple[Rows | None, ...]
-    results: tuple[Rows | None, ...]
+    steps: dict[int, EquationPlan]
+    operand_rows: tuple[Rows | None, ...]
+    result_rows: tuple[Rows | None, ...]
 
     @property
     def plain(self) -> bool:
-        """Whether the program runs as it stands."""
+        """Whether the program runs unchanged."""
         return not self.steps and all(_alike(table) for table in self.consts)
 
     def rewritten(self, f: Callable[[Any], Any]) -> Plan:
-        """The same plan for f(program), which has an equation for each."""
+        """Return the same plan for f(program), which has the same number of equations."""
 
-        def step(step: Step) -> Step:
+        def step(step: EquationPlan) -> EquationPlan:
             inner, derivative = (p and p.rewritten(f) for p in (step.inner, step.derivative))
             return dataclasses.replace(step, inner=inner, derivative=derivative)
 
@@ -86,37 +86,37 @@ class Plan:
 
 
 def planned(programs: Sequence[ClosedJaxpr]) -> Plan | None:
-    """What makes the first program, which has the most rows, right for all; None where nothing proves it."""
+    """Return a plan that lets the largest program serve all numbers of rows, or None if unproven."""
     variables: list[Any] = [opened(p)[0].invars for p in programs]
     shapes = list(zip(*([v.aval.shape for v in of] for of in variables), strict=True))
     try:
         sizes = _sizes(shapes)
-        given = [_input(lengths, sizes) for lengths in shapes]
-        return _Walk(sizes).program(programs, given)
+        operand_rows = [_input(lengths, sizes) for lengths in shapes]
+        return _Walk(sizes).program(programs, operand_rows)
     except DependentError:
         return None
 
 
 def _sizes(shapes: Sequence[Sequence[Shape]]) -> tuple[int, ...]:
-    """The numbers of rows: the shortest axis that differs."""
-    found = [
+    """Return the numbers of rows: the shortest axis that differs."""
+    candidates = [
         lengths
         for of_leaf in shapes
         if len({len(shape) for shape in of_leaf}) == 1
         for lengths in zip(*of_leaf, strict=True)
         if len(set(lengths)) > 1
     ]
-    if not found:
+    if not candidates:
         raise DependentError("rows")
-    sizes = min(found)
+    sizes = min(candidates)
     if max(sizes) != sizes[0] or min(sizes) < 1:
         raise DependentError("rows")
     return sizes
 
 
 def _input(shapes: Sequence[Shape], sizes: Sequence[int]) -> Rows | None:
-    found = axis_of(shapes, sizes)
-    return found and Rows(found[0], 1, found[1])
+    axis = axis_of(shapes, sizes)
+    return axis and Rows(axis[0], 1, axis[1])
 
 
 class _Walk:
@@ -125,7 +125,7 @@ class _Walk:
     def __init__(self, sizes: tuple[int, ...], strict: bool = False, rules: frozenset[Any] = frozenset()):
         self.sizes, self.strict, self._rules = sizes, strict, rules
 
-    def program(self, programs: Sequence[Any], given: Where) -> Plan:
+    def program(self, programs: Sequence[Any], operand_rows: Where) -> Plan:
         jaxprs, consts = zip(*map(opened, programs), strict=True)
         first = jaxprs[0]
         if len({(len(j.eqns), len(j.invars), len(j.constvars), len(j.outvars)) for j in jaxprs}) > 1:
@@ -140,16 +140,16 @@ class _Walk:
                 for name, other in zip(names, others, strict=True):
                     name[other] = v
 
-        met([j.invars for j in jaxprs], given)
+        met([j.invars for j in jaxprs], operand_rows)
         met([j.constvars for j in jaxprs], [None] * len(first.constvars))
         tables = tuple(zip(*consts, strict=True))
-        steps: dict[int, Step] = {}
+        steps: dict[int, EquationPlan] = {}
         for i, eqns in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
             for name, other in zip(names, eqns[1:], strict=True):
                 _check_operands(eqns[0], other, name)
             rows = [None if isinstance(v, Literal) else where[v] for v in eqns[0].invars]
             step, results = self._equation(eqns, rows)
-            if step != Step():
+            if step != EquationPlan():
                 steps[i] = step
             met([e.outvars for e in eqns], results)
         for name, other in zip(names, jaxprs[1:], strict=True):
@@ -158,70 +158,75 @@ class _Walk:
             if isinstance(atoms[0], Literal) and not _alike(tuple(v.val for v in atoms)):
                 raise DependentError("results")
         results = tuple(None if isinstance(v, Literal) else where[v] for v in first.outvars)
-        plan = Plan(programs[0], self.sizes, tables, steps, tuple(given), results)
+        plan = Plan(programs[0], self.sizes, tables, steps, tuple(operand_rows), results)
         if self.strict and not plan.plain:
             raise DependentError("mask")
         return plan
 
     def _check(self, v: Any, others: Sequence[Any], rows: Rows | None) -> None:
-        """What the rules say of a variable is what its lengths say."""
+        """Check that the lengths of a variable are what the rules derived."""
         avals = [v.aval, *(other.aval for other in others)]
         if len({a.dtype for a in avals}) > 1:
             raise DependentError("dtype")
-        found = axis_of([a.shape for a in avals], self.sizes)
-        if found != (rows and (rows.axis, rows.outer * rows.inner)):
+        axis = axis_of([a.shape for a in avals], self.sizes)
+        if axis != (rows and (rows.axis, rows.outer * rows.inner)):
             raise DependentError("rows")
 
-    def _equation(self, eqns: Sequence[JaxprEqn], where: Where) -> tuple[Step, Where]:
+    def _equation(self, eqns: Sequence[JaxprEqn], where: Where) -> tuple[EquationPlan, Where]:
         first = eqns[0]
         tables = self._tables(eqns)
         if any(e.primitive is not first.primitive for e in eqns):
             raise DependentError("equation")
         if list(_programs(first)):
             return self._calling(eqns, where, tables)
-        made = [self._made(variables) for variables in zip(*(e.outvars for e in eqns), strict=True)]
+        result_rows = [self._made(variables) for variables in zip(*(e.outvars for e in eqns), strict=True)]
         name = first.primitive.name
         for key, value in first.params.items():
             free = key in SHAPES.get(name, ())
             if not free and not all(equal_parameters(value, e.params.get(key)) for e in eqns[1:]):
                 raise DependentError("parameters")
-        if not any(where) and not any(made):
+        if not any(where) and not any(result_rows):
             if any(len(set(map(repr, (e.params.get(k) for e in eqns)))) > 1 for k in SHAPES.get(name, ())):
                 raise DependentError("parameters")
-            return Step(tables=tables), made
+            return EquationPlan(tables=tables), result_rows
         rule = rule_of(name)
         if rule is None:
             raise DependentError(name)
         if name in SHAPES:
             self._check_lengths(eqns, SHAPES[name][0])
         try:
-            found = rule(first, where, made[0])
-        except (KeyError, IndexError, AttributeError) as error:  # another JAX may have other parameters
+            effect = rule(first, where, result_rows[0])
+        except (
+            KeyError,
+            IndexError,
+            AttributeError,
+        ) as error:  # a different JAX may have different parameters
             raise DependentError(name) from error
-        return Step(found.masks, tables), found.rows
+        return EquationPlan(effect.masks, tables), effect.rows
 
     def _check_lengths(self, eqns: Sequence[JaxprEqn], key: str) -> None:
-        """Lengths among the parameters differ as lengths of the results do: as multiples, on one axis."""
+        """Check that lengths among the parameters differ like the results' lengths: as multiples, on one
+        axis."""
         axis_of([tuple(e.params[key]) for e in eqns], self.sizes)
 
     def _made(self, variables: Sequence[Any]) -> Rows | None:
-        found = axis_of([v.aval.shape for v in variables], self.sizes)
-        return found and Rows(found[0], 1, found[1])
+        axis = axis_of([v.aval.shape for v in variables], self.sizes)
+        return axis and Rows(axis[0], 1, axis[1])
 
     def _tables(self, eqns: Sequence[JaxprEqn]) -> tuple[tuple[int, Table], ...]:
-        found = []
+        tables = []
         for i, atoms in enumerate(zip(*(e.invars for e in eqns), strict=True)):
             if isinstance(atoms[0], Literal):
                 values = tuple(v.val for v in atoms)
                 if not _alike(values):
-                    found.append((i, values))
-        return tuple(found)
+                    tables.append((i, values))
+        return tuple(tables)
 
     # ------------------------------------------------------------------------------ programs in programs
 
     def _calling(
         self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
-    ) -> tuple[Step, Where]:
+    ) -> tuple[EquationPlan, Where]:
         """An equation that runs other programs."""
         first, name = eqns[0], eqns[0].primitive.name
         if has_own_jvp(first):
@@ -230,18 +235,20 @@ class _Walk:
             return self._with_vjp(eqns, where, tables)
         if name in ("jit", "pjit", "closed_call", "core_call"):
             plan = self.program([_called(e) for e in eqns], where)
-            return Step(tables=tables, inner=None if plan.plain and not tables else plan), plan.results
+            return EquationPlan(
+                tables=tables, inner=None if plan.plain and not tables else plan
+            ), plan.result_rows
         walk = _Walk(self.sizes, True, self._rules)
         if tables or not self._same_settings(eqns):
             raise DependentError(name)
         if name in ("checkpoint", "remat2") or called(first) is not None:
-            return Step(), walk.program([_called(e) for e in eqns], where).results
+            return EquationPlan(), walk.program([_called(e) for e in eqns], where).result_rows
         if name == "scan":
-            return Step(), walk.scan(eqns, where)
+            return EquationPlan(), walk.scan(eqns, where)
         if name == "cond":
-            return Step(), walk.cond(eqns, where)
+            return EquationPlan(), walk.cond(eqns, where)
         if not any(where) and not any(self._made(v) for v in zip(*(e.outvars for e in eqns), strict=True)):
-            return Step(), walk.untouched(eqns)
+            return EquationPlan(), walk.untouched(eqns)
         raise DependentError(name)
 
     def _same_settings(self, eqns: Sequence[JaxprEqn]) -> bool:
@@ -254,80 +261,83 @@ class _Walk:
         )
 
     def untouched(self, eqns: Sequence[JaxprEqn]) -> Where:
-        """Programs that see no rows, and are the same."""
+        """Check programs that see no rows: they must be the same."""
         for value in zip(*(list(_programs(e)) for e in eqns), strict=True):
             self.program(value, [None] * len(opened(value[0])[0].invars))
         return [None] * len(eqns[0].outvars)
 
     def scan(self, eqns: Sequence[JaxprEqn], where: Where) -> Where:
-        """A loop whose every turn leaves the rows where they are."""
-        # Which operands are constants, carried or scanned: JAX's parameters for it are others since 0.12.
+        """Check a loop that leaves the rows on the same axis in every iteration."""
+        # Constants, carries and scanned operands are distinguished by their shapes, because JAX 0.12 renamed
+        # the parameters that count them.
         body, _ = opened(eqns[0].params["jaxpr"])
         m = _alike_in_shape(eqns[0].invars, body.invars)
         n = m - _alike_in_shape(eqns[0].outvars, body.outvars)
         pieces = [_inner(rows) for rows in where[m:]]
         carry = list(where[n:m])
         for _ in range(len(carry) + 2):
-            made = self.program([e.params["jaxpr"] for e in eqns], [*where[:n], *carry, *pieces]).results
-            settled = [unified(both) for both in zip(carry, made[: m - n], strict=True)]
+            result_rows = self.program(
+                [e.params["jaxpr"] for e in eqns], [*where[:n], *carry, *pieces]
+            ).result_rows
+            settled = [unified(both) for both in zip(carry, result_rows[: m - n], strict=True)]
             if settled == carry:
                 break
             carry = settled
         else:
             raise DependentError("scan")
-        return [*carry, *(rows and rows._replace(axis=rows.axis + 1) for rows in made[m - n :])]
+        return [*carry, *(rows and rows._replace(axis=rows.axis + 1) for rows in result_rows[m - n :])]
 
     def cond(self, eqns: Sequence[JaxprEqn], where: Where) -> Where:
-        """A choice that does not depend on rows."""
+        """Check a conditional whose predicate does not depend on rows."""
         if where[0] is not None:
             raise DependentError("cond")
         branches = zip(*(e.params["branches"] for e in eqns), strict=True)
-        results = [self.program(branch, where[1:]).results for branch in branches]
+        results = [self.program(branch, where[1:]).result_rows for branch in branches]
         return [unified(rows) for rows in zip(*results, strict=True)]
 
     def _with_jvp(
         self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
-    ) -> tuple[Step, Where]:
-        """A function with a rule for its derivative: both are looked at."""
+    ) -> tuple[EquationPlan, Where]:
+        """Check a function with its own JVP rule, and the rule."""
         inner = self.program([_called(e) for e in eqns], where)
         moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if moves(v.aval)]
         derivative = self._rule(eqns, tangents, [*where, *moving])
         if not tables and inner.plain and (derivative is None or derivative.plain):
-            return Step(), inner.results
+            return EquationPlan(), inner.result_rows
         if derivative is None:
             raise DependentError("custom_jvp")
-        return Step(tables=tables, inner=inner, derivative=derivative), inner.results
+        return EquationPlan(tables=tables, inner=inner, derivative=derivative), inner.result_rows
 
     def _with_vjp(
         self, eqns: Sequence[JaxprEqn], where: Where, tables: tuple[tuple[int, Table], ...]
-    ) -> tuple[Step, Where]:
-        """A function with a rule for its backward pass: neither may need anything."""
+    ) -> tuple[EquationPlan, Where]:
+        """Check a function with its own backward rule: neither may need a mask or a table."""
         if tables:
             raise DependentError("custom_vjp")
         walk = _Walk(self.sizes, True, self._rules)
-        results = walk.program([_called(e) for e in eqns], where).results
-        given = [rows for rows, v in zip(results, eqns[0].outvars, strict=True) if moves(v.aval)]
-        backward = walk._rule(eqns, cotangents, [*where, *given])
+        results = walk.program([_called(e) for e in eqns], where).result_rows
+        moving_results = [rows for rows, v in zip(results, eqns[0].outvars, strict=True) if moves(v.aval)]
+        backward = walk._rule(eqns, cotangents, [*where, *moving_results])
         moving = [rows for rows, v in zip(where, eqns[0].invars, strict=True) if moves(v.aval)]
-        if backward is not None and list(backward.results) != moving:
+        if backward is not None and list(backward.result_rows) != moving:
             raise DependentError("custom_vjp")
-        return Step(), results
+        return EquationPlan(), results
 
     def _rule(
         self,
         eqns: Sequence[JaxprEqn],
         derived: Callable[[Sequence[JaxprEqn]], list[ClosedJaxpr]],
-        given: Where,
+        operand_rows: Where,
     ) -> Plan | None:
-        """A function's rule for derivatives; None if it is looked at already, because it uses itself."""
+        """Return the plan of a function's derivative rule; None when recursive (already being analysed)."""
         key = _name(eqns[0])
         if key in self._rules:
             return None
         try:
             programs = derived(eqns)
-        except Exception as error:  # the user's own code runs in there, and is asked for all derivatives
+        except Exception as error:  # this runs the user's own code, for all derivatives
             raise DependentError("rule") from error
-        return _Walk(self.sizes, self.strict, self._rules | {key}).program(programs, given)
+        return _Walk(self.sizes, self.strict, self._rules | {key}).program(programs, operand_rows)
 
 
 # ------------------------------------------------------------------------------------------ equations
@@ -346,7 +356,7 @@ def _array(value: Any) -> Any:
 
 
 def _check_operands(first: Any, other: Any, name: dict[Any, Any], of: str = "invars") -> None:
-    """Two equations read the same variables."""
+    """Check that two equations read the same variables."""
     pairs = zip(getattr(first, of), getattr(other, of), strict=True)
     for v, w in pairs:
         if isinstance(v, Literal) != isinstance(w, Literal) or not (isinstance(v, Literal) or name[w] is v):
@@ -354,7 +364,7 @@ def _check_operands(first: Any, other: Any, name: dict[Any, Any], of: str = "inv
 
 
 def _inside(value: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
-    """The programs in a parameter."""
+    """Yield the programs in a parameter."""
     program = inside(value)
     if program is not None:
         yield program
@@ -373,18 +383,18 @@ def _called(eqn: JaxprEqn) -> ClosedJaxpr | Jaxpr:
 
 
 def _inner(rows: Rows | None) -> Rows | None:
-    """Where one turn's part of a scanned array has rows."""
+    """Return where one iteration's slice of a scanned array has rows."""
     if rows is not None and rows.axis == 0:
         raise DependentError("scan")
     return rows and rows._replace(axis=rows.axis - 1)
 
 
 def _alike_in_shape(variables: Sequence[Any], others: Sequence[Any]) -> int:
-    """How many are not cut into turns."""
+    """Return how many variables are not split over the iterations."""
     return sum(v.aval.shape == w.aval.shape for v, w in zip(variables, others, strict=True))
 
 
 def _name(eqn: JaxprEqn) -> str:
-    """The function that an equation calls: what it is called, and where it is written."""
+    """Return an identifier of the function that an equation calls: its name and its source."""
     jaxpr, _ = opened(_called(eqn))
     return f"{eqn.primitive.name} {jaxpr.debug_info.func_src_info}"

@@ -28,10 +28,10 @@ def _among(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[list[Any], Callable[
     at = [i for i, v in enumerate(eqn.invars) if moves(v.aval)]
 
     def of(*moved: Any) -> list[Any]:
-        given = list(operands)
+        full = list(operands)
         for i, x in zip(at, moved, strict=True):
-            given[i] = x
-        return list(bound(eqn, given))
+            full[i] = x
+        return list(bound(eqn, full))
 
     return [operands[i] for i in at], of
 
@@ -42,9 +42,9 @@ def tangents(eqns: Sequence[JaxprEqn]) -> list[ClosedJaxpr]:
     def program(eqn: JaxprEqn) -> ClosedJaxpr:
         n = len(eqn.invars)
 
-        def both(*given: Any) -> list[Any]:
-            moving, of = _among(eqn, given[:n])
-            out, derivatives = jax.jvp(of, moving, list(given[n:]))
+        def both(*inputs: Any) -> list[Any]:
+            moving, of = _among(eqn, inputs[:n])
+            out, derivatives = jax.jvp(of, moving, list(inputs[n:]))
             return [*out, *(d for y, d in zip(out, derivatives, strict=True) if moves(y))]
 
         moving = [v for v in eqn.invars if moves(v.aval)]
@@ -59,13 +59,13 @@ def cotangents(eqns: Sequence[JaxprEqn]) -> list[ClosedJaxpr]:
     def program(eqn: JaxprEqn) -> ClosedJaxpr:
         n = len(eqn.invars)
 
-        def back(*given: Any) -> list[Any]:
-            moving, of = _among(eqn, given[:n])
+        def back(*inputs: Any) -> list[Any]:
+            moving, of = _among(eqn, inputs[:n])
 
             def floats(*moved: Any) -> list[Any]:
                 return [y for y in of(*moved) if moves(y)]
 
-            return list(jax.vjp(floats, *moving)[1](list(given[n:])))
+            return list(jax.vjp(floats, *moving)[1](list(inputs[n:])))
 
         results = [v for v in eqn.outvars if moves(v.aval)]
         return jax.make_jaxpr(back)(*_shapes([*eqn.invars, *results]))

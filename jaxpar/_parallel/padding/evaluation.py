@@ -10,30 +10,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._upstream import JaxprEqn, Literal, bound, jaxpr_as_fun, opened, part
-from .analysis import Plan, Step, Table
+from .analysis import EquationPlan, Plan, Table
 from .rows import masked, repeated
 
 
 class Padded:
-    """What a plan runs: a function of operands as they are for the most rows.
+    """A plan as a function of operands of the largest size.
 
-    Operands that have rows come with anything behind the replica's own; results come with zeros there.
+    Row operands may hold arbitrary padding; results have zeros in their padding.
     """
 
     def __init__(self, plan: Plan):
         self.plan = plan
 
     def __call__(self, choice: jax.Array, operands: Sequence[Any]) -> list[Any]:
-        """`choice` says which of the plan's numbers of rows this replica has."""
+        """Run the plan; `choice` selects this replica's entry of the plan's sizes."""
         plan = self.plan
         b, n = plan.sizes[0], jnp.array(plan.sizes, jnp.int32)[choice]
-        given = [x if r is None else repeated(x, r, b, n) for x, r in zip(operands, plan.given, strict=True)]
-        out = _evaluate(plan, choice, n, given)
-        return [y if r is None else masked(y, r, b, n, 0) for y, r in zip(out, plan.results, strict=True)]
+        filled = [
+            x if r is None else repeated(x, r, b, n) for x, r in zip(operands, plan.operand_rows, strict=True)
+        ]
+        out = _evaluate(plan, choice, n, filled)
+        return [y if r is None else masked(y, r, b, n, 0) for y, r in zip(out, plan.result_rows, strict=True)]
 
 
 def _evaluate(plan: Plan, choice: jax.Array, n: jax.Array, operands: Sequence[Any]) -> list[Any]:
-    """A program whose operands have their padding filled; equations without a step run many at a time."""
+    """Run a program whose operands have their padding filled; unchanged equations run many at a time."""
     jaxpr, _ = opened(plan.program)
     values = dict(zip(jaxpr.invars, operands, strict=True))
     values |= {v: _chosen(t, v, choice) for v, t in zip(jaxpr.constvars, plan.consts, strict=True)}
@@ -44,21 +46,21 @@ def _evaluate(plan: Plan, choice: jax.Array, n: jax.Array, operands: Sequence[An
         return v.val if isinstance(v, Literal) else values[v]
 
     for step, eqns in _groups(plan):
-        made = [v for eqn in eqns for v in eqn.outvars]
+        outvars = [v for eqn in eqns for v in eqn.outvars]
         if step is None:
-            wanted = [v for v in made if v in read]
-            given = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
-            needed = [v for v in given if v in values]
-            out = jaxpr_as_fun(part(jaxpr, eqns, needed, wanted))(*map(value, needed))
-            values |= dict(zip(wanted, out, strict=True))
+            live = [v for v in outvars if v in read]
+            invars = dict.fromkeys(v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal))
+            available = [v for v in invars if v in values]
+            out = jaxpr_as_fun(part(jaxpr, eqns, available, live))(*map(value, available))
+            values |= dict(zip(live, out, strict=True))
         else:
-            given_ = list(map(value, eqns[0].invars))
-            values |= dict(zip(made, _run(plan, step, eqns[0], choice, n, given_), strict=True))
+            inputs = list(map(value, eqns[0].invars))
+            values |= dict(zip(outvars, _run(plan, step, eqns[0], choice, n, inputs), strict=True))
     return list(map(value, jaxpr.outvars))
 
 
-def _groups(plan: Plan) -> Iterator[tuple[Step | None, list[JaxprEqn]]]:
-    """The equations in order: one with its step, or as many as have none."""
+def _groups(plan: Plan) -> Iterator[tuple[EquationPlan | None, list[JaxprEqn]]]:
+    """Yield the equations in order: a changed one alone with its changes, unchanged ones together."""
     plain: list[JaxprEqn] = []
     for i, eqn in enumerate(opened(plan.program)[0].eqns):
         if i not in plan.steps:
@@ -73,9 +75,9 @@ def _groups(plan: Plan) -> Iterator[tuple[Step | None, list[JaxprEqn]]]:
 
 
 def _run(
-    plan: Plan, step: Step, eqn: JaxprEqn, choice: jax.Array, n: jax.Array, operands: list[Any]
+    plan: Plan, step: EquationPlan, eqn: JaxprEqn, choice: jax.Array, n: jax.Array, operands: list[Any]
 ) -> Sequence[Any]:
-    """One equation that does not run as it stands."""
+    """Run one equation with its changes."""
     for i, table in step.tables:
         operands[i] = _chosen(table, eqn.invars[i], choice)
     for i, rows, neutral in step.masks:
@@ -88,8 +90,8 @@ def _run(
 
 
 def _with_rule(inner: Plan, derivative: Plan) -> Any:
-    """A function that keeps its own rule for its derivative."""
-    m = len(inner.results)
+    """Return a function with its own derivative rule."""
+    m = len(inner.result_rows)
 
     @jax.custom_jvp
     def f(choice: jax.Array, n: jax.Array, *operands: Any) -> list[Any]:
@@ -98,18 +100,20 @@ def _with_rule(inner: Plan, derivative: Plan) -> Any:
     def rule(primals: Any, tangents: Any) -> Any:
         choice, n, *operands = primals
         moving = [t for t in tangents[2:] if t.dtype != jax.dtypes.float0]
-        found = _evaluate(derivative, choice, n, [*operands, *moving])
-        out, rest = found[:m], iter(found[m:])
+        values = _evaluate(derivative, choice, n, [*operands, *moving])
+        out, derivatives = values[:m], iter(values[m:])
         still = [np.zeros(y.shape, jax.dtypes.float0) for y in out]
         floats = [jnp.issubdtype(y.dtype, jnp.inexact) for y in out]
-        return out, [next(rest) if floating else zero for floating, zero in zip(floats, still, strict=True)]
+        return out, [
+            next(derivatives) if floating else zero for floating, zero in zip(floats, still, strict=True)
+        ]
 
     f.defjvp(rule)
     return f
 
 
 def _chosen(table: Table, variable: Any, choice: jax.Array) -> Any:
-    """A number of this replica's program."""
+    """Return the number in this replica's program."""
     if all(value is table[0] for value in table):
         return table[0]
     return jnp.stack([jnp.asarray(value, variable.aval.dtype) for value in table])[choice]

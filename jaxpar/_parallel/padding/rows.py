@@ -18,14 +18,14 @@ from ..._typing import Shape
 
 
 class DependentError(Exception):
-    """A row may depend on another one in a way that no mask undoes. Never leaves this package."""
+    """A row may depend on a different row in a way that no mask undoes. Never leaves this package."""
 
 
 class Rows(NamedTuple):
     """The axis of rows of an array [..., outer * b * inner, ...].
 
     Attributes:
-      constant: all entries of the axis are alike, so that any order of rows is theirs.
+      constant: all entries of the axis are equal, so that they fit any order of rows.
     """
 
     axis: int
@@ -35,10 +35,10 @@ class Rows(NamedTuple):
 
 
 def axis_of(shapes: Sequence[Shape], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """The axis that differs between programs for these numbers of rows, and its elements for each row.
+    """Return the axis that differs between programs for these numbers of rows, and its elements per row.
 
     Raises:
-      DependentError: several axes differ, or one in another way than as a multiple.
+      DependentError: several axes differ, or the lengths are not multiples of the numbers of rows.
     """
     if len({len(shape) for shape in shapes}) != 1:
         raise DependentError("axes")
@@ -53,13 +53,13 @@ def axis_of(shapes: Sequence[Shape], sizes: Sequence[int]) -> tuple[int, int] | 
     return axis, times
 
 
-def unified(found: Sequence[Rows | None]) -> Rows | None:
-    """The one order of rows that operands of one shape have.
+def unified(operand_rows: Sequence[Rows | None]) -> Rows | None:
+    """Return the common order of rows of operands of one shape.
 
     Raises:
-      DependentError: they have different ones.
+      DependentError: their orders differ.
     """
-    present = [rows for rows in found if rows is not None]
+    present = [rows for rows in operand_rows if rows is not None]
     ordered = {rows for rows in present if not rows.constant}
     if len({rows.axis for rows in present}) > 1 or len(ordered) > 1:
         raise DependentError("operands")
@@ -67,21 +67,21 @@ def unified(found: Sequence[Rows | None]) -> Rows | None:
 
 
 def reshaped(rows: Rows, old: Shape, new: Shape, axis: int) -> Rows:
-    """The same elements in another shape, whose axis of rows is `axis`.
+    """Return the rows of the same elements in a new shape, whose axis of rows is `axis`.
 
     Raises:
-      DependentError: rows are torn apart.
+      DependentError: rows are split up.
     """
     outer = math.prod(old[: rows.axis]) * rows.outer
     inner = rows.inner * math.prod(old[rows.axis + 1 :])
-    before, behind = math.prod(new[:axis]), math.prod(new[axis + 1 :])
-    if outer % before or inner % behind:
+    before, after = math.prod(new[:axis]), math.prod(new[axis + 1 :])
+    if outer % before or inner % after:
         raise DependentError("reshape")
-    return Rows(axis, outer // before, inner // behind)
+    return Rows(axis, outer // before, inner // after)
 
 
 def valid(shape: Shape, rows: Rows, b: int, n: jax.Array) -> jax.Array:
-    """Which elements of the padded axis belong to the first n of b rows, in a shape that broadcasts."""
+    """Return which elements of the padded axis are in the first n of b rows, in a shape that broadcasts."""
     along = tuple(length if i == rows.axis else 1 for i, length in enumerate(shape))
     index = jax.lax.broadcasted_iota(jnp.int32, along, rows.axis)
     if rows.outer == 1:
@@ -90,7 +90,7 @@ def valid(shape: Shape, rows: Rows, b: int, n: jax.Array) -> jax.Array:
 
 
 def masked(x: Any, rows: Rows, b: int, n: jax.Array, neutral: Any) -> jax.Array:
-    """`x` with another value in its padding."""
+    """Return `x` with its padding replaced by `neutral`."""
     keep = jnp.broadcast_to(valid(x.shape, rows, b, n), x.shape)
     return jax.lax.select(keep, x, jnp.full(x.shape, neutral, x.dtype))
 

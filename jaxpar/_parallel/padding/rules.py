@@ -1,8 +1,8 @@
-"""rules: what a primitive does to an axis of rows.
+"""rules: the effect of each primitive on an axis of rows.
 
-A rule is given an equation and where its operands have rows. It says where the results have them, and which
-operands need a mask: those whose rows are summed, or whose largest is taken. It raises DependentError for
-anything else in which rows meet. A primitive without a rule may not touch rows.
+A rule takes an equation and where its operands have rows. It returns where the results have rows, and which
+operands need a mask: those whose rows are summed, or whose maximum is taken. It raises DependentError for any
+other equation that combines rows. A primitive without a rule may not touch rows.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from .rows import DependentError, Rows, reshaped, unified
 
 
 class Mask(NamedTuple):
-    """Operand `operand` has `neutral` in its padding before the equation runs."""
+    """Operand `operand` gets `neutral` in its padding before the equation runs."""
 
     operand: int
     rows: Rows
     neutral: Any
 
 
-class Found(NamedTuple):
-    """Where results have rows, and what is masked."""
+class RowEffect(NamedTuple):
+    """Where results have rows, and which operands are masked."""
 
     rows: Sequence[Rows | None]
     masks: tuple[Mask, ...] = ()
 
 
 Where = Sequence[Rows | None]
-Rule = Callable[[JaxprEqn, Where, Rows | None], Found]
-"""`rule(eqn, where, made)`: `made` is where the first result differs in length, as if it were one block."""
+RowRule = Callable[[JaxprEqn, Where, Rows | None], RowEffect]
+"""`rule(eqn, where, result_rows)`: `result_rows` is the axis on which the first result differs in length, as
+one block."""
 
 # fmt: off
 ELEMENTWISE = frozenset(
@@ -66,8 +67,8 @@ SHAPES = {
 """Parameters that are lengths of axes, and therefore differ with the number of rows."""
 
 
-def rule_of(name: str) -> Rule | None:
-    """The rule of a primitive."""
+def rule_of(name: str) -> RowRule | None:
+    """Return the rule of a primitive."""
     return _elementwise if name in ELEMENTWISE else RULES.get(name)
 
 
@@ -86,47 +87,47 @@ def _result(eqn: JaxprEqn) -> tuple[int, ...]:
     return result.aval.shape
 
 
-def _elementwise(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _elementwise(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     if eqn.primitive.name == "optimization_barrier":
-        return Found(where)
-    return Found([unified(where)] * len(eqn.outvars))
+        return RowEffect(where)
+    return RowEffect([unified(where)] * len(eqn.outvars))
 
 
-def _broadcast(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _broadcast(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
     if rows is None:
-        return Found([made and made._replace(constant=True)])
-    return Found([rows._replace(axis=eqn.params["broadcast_dimensions"][rows.axis])])
+        return RowEffect([result_rows and result_rows._replace(constant=True)])
+    return RowEffect([rows._replace(axis=eqn.params["broadcast_dimensions"][rows.axis])])
 
 
-def _reshape(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
-    if where[0] is None or made is None or eqn.params["dimensions"] is not None:
+def _reshape(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
+    if where[0] is None or result_rows is None or eqn.params["dimensions"] is not None:
         raise DependentError("reshape")
-    return Found([reshaped(where[0], _shape(eqn), _result(eqn), made.axis)])
+    return RowEffect([reshaped(where[0], _shape(eqn), _result(eqn), result_rows.axis)])
 
 
 def _without(rows: Rows, gone: Sequence[int]) -> Rows:
-    """The axis of rows after others are gone."""
+    """Return the axis of rows after other axes are removed."""
     return rows._replace(axis=rows.axis - sum(i < rows.axis for i in gone))
 
 
-def _squeeze(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _squeeze(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     assert where[0] is not None
-    return Found([_without(where[0], eqn.params["dimensions"])])
+    return RowEffect([_without(where[0], eqn.params["dimensions"])])
 
 
-def _transpose(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _transpose(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     assert where[0] is not None
-    return Found([where[0]._replace(axis=eqn.params["permutation"].index(where[0].axis))])
+    return RowEffect([where[0]._replace(axis=eqn.params["permutation"].index(where[0].axis))])
 
 
-def _reduction(neutral: Callable[[Any], Any]) -> Rule:
-    def rule(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _reduction(neutral: Callable[[Any], Any]) -> RowRule:
+    def rule(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
         rows = where[0]
         assert rows is not None
         if rows.axis not in eqn.params["axes"]:
-            return Found([_without(rows, eqn.params["axes"])])
-        return Found([None], (Mask(0, rows, neutral(_dtype(eqn))),))
+            return RowEffect([_without(rows, eqn.params["axes"])])
+        return RowEffect([None], (Mask(0, rows, neutral(_dtype(eqn))),))
 
     return rule
 
@@ -143,52 +144,53 @@ def _highest(dtype: Any) -> Any:
     return np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
 
 
-def _beside(*names: str) -> Rule:
-    """Of what runs along axes that the parameters name, if none of them is that of the rows."""
+def _along_other_axes(*names: str) -> RowRule:
+    """Return a rule for primitives that run along the axes in these parameters, none of which may hold the
+    rows."""
 
-    def rule(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+    def rule(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
         rows = unified(where)
         along = [i for name in names for i in np.ravel(eqn.params[name]).tolist()]
         if rows is None or rows.axis in along:
             raise DependentError(eqn.primitive.name)
-        return Found([rows] * len(eqn.outvars))
+        return RowEffect([rows] * len(eqn.outvars))
 
     return rule
 
 
-def _argument(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _argument(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
     if rows is None or rows.axis in eqn.params["axes"]:
         raise DependentError("argmax")
-    return Found([_without(rows, eqn.params["axes"])])
+    return RowEffect([_without(rows, eqn.params["axes"])])
 
 
-def _dot(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
-    (contract, batch), (left, right) = eqn.params["dimension_numbers"], where
-    places = [_place(rows, contract[i], batch[i]) for i, rows in enumerate(where)]
-    if left is not None and right is not None:
-        kind, at = places[0]
-        rows = unified([left._replace(axis=0), right._replace(axis=0)])
-        if places[0] != places[1] or kind == "free" or rows is None:
+def _dot(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
+    (contract, batch), (lhs, rhs) = eqn.params["dimension_numbers"], where
+    roles = [_role(rows, contract[i], batch[i]) for i, rows in enumerate(where)]
+    if lhs is not None and rhs is not None:
+        kind, at = roles[0]
+        rows = unified([lhs._replace(axis=0), rhs._replace(axis=0)])
+        if roles[0] != roles[1] or kind == "free" or rows is None:
             raise DependentError("dot_general")
         if kind == "batch":
-            return Found([rows._replace(axis=at)])
-        # Both: 0 times what is not finite would be no 0.
-        return Found(
-            [None], tuple(Mask(i, rows._replace(axis=r.axis), 0) for i, r in enumerate((left, right)))
+            return RowEffect([rows._replace(axis=at)])
+        # Mask both: 0 times a value that is not finite would not be 0.
+        return RowEffect(
+            [None], tuple(Mask(i, rows._replace(axis=r.axis), 0) for i, r in enumerate((lhs, rhs)))
         )
-    side = 0 if left is not None else 1
+    side = 0 if lhs is not None else 1
     rows = where[side]
-    if rows is None or places[side][0] != "free":
+    if rows is None or roles[side][0] != "free":
         raise DependentError("dot_general")
     gone = [*contract[side], *batch[side]]
     before = len(batch[0]) + (side and len(_shape(eqn, 0)) - len(contract[0]) - len(batch[0]))
     free = sum(i not in gone for i in range(rows.axis))
-    return Found([rows._replace(axis=before + free)])
+    return RowEffect([rows._replace(axis=before + free)])
 
 
-def _place(rows: Rows | None, contract: Sequence[int], batch: Sequence[int]) -> tuple[str, int]:
-    """What a product does with an operand's axis of rows, and at which position."""
+def _role(rows: Rows | None, contract: Sequence[int], batch: Sequence[int]) -> tuple[str, int]:
+    """Return the role of an operand's axis of rows in a product, and its position there."""
     if rows is None:
         return "none", 0
     if rows.axis in contract:
@@ -198,47 +200,47 @@ def _place(rows: Rows | None, contract: Sequence[int], batch: Sequence[int]) -> 
     return "free", 0
 
 
-def _convolution(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _convolution(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     numbers, groups = eqn.params["dimension_numbers"], eqn.params["batch_group_count"]
-    left, right = where
-    if right is None and left is not None and left.axis == numbers.lhs_spec[0] and groups == 1:
-        return Found([left._replace(axis=numbers.out_spec[0])])
+    lhs, rhs = where
+    if rhs is None and lhs is not None and lhs.axis == numbers.lhs_spec[0] and groups == 1:
+        return RowEffect([lhs._replace(axis=numbers.out_spec[0])])
     raise DependentError("convolution")
 
 
-def _pad(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _pad(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows, value = where
     if rows is None or value is not None or tuple(eqn.params["padding_config"][rows.axis]) != (0, 0, 0):
         raise DependentError("pad")
-    return Found([rows])
+    return RowEffect([rows])
 
 
-def _slice(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _slice(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows, params = where[0], eqn.params
     assert rows is not None
     i = rows.axis
-    whole = params["start_indices"][i], params["limit_indices"][i], (params["strides"] or {i: 1})[i]
-    if whole != (0, _shape(eqn)[i], 1):
+    extent = params["start_indices"][i], params["limit_indices"][i], (params["strides"] or {i: 1})[i]
+    if extent != (0, _shape(eqn)[i], 1):
         raise DependentError("slice")
-    return Found([rows])
+    return RowEffect([rows])
 
 
-def _dynamic_slice(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _dynamic_slice(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
-    # A slice of full length starts at 0, wherever it was asked to.
+    # A slice of full length starts at 0, whatever its start index.
     if rows is None or any(where[1:]) or eqn.params["slice_sizes"][rows.axis] != _shape(eqn)[rows.axis]:
         raise DependentError("dynamic_slice")
-    return Found([rows])
+    return RowEffect([rows])
 
 
-def _dynamic_update(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _dynamic_update(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = unified(where[:2])
     if rows is None or any(where[2:]) or _shape(eqn, 1)[rows.axis] != _shape(eqn)[rows.axis]:
         raise DependentError("dynamic_update_slice")
-    return Found([rows])
+    return RowEffect([rows])
 
 
-def _gather(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _gather(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     operand, indices = where
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     offsets = numbers.offset_dims
@@ -248,34 +250,36 @@ def _gather(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
         assert indices is not None
         if indices.axis == last:
             raise DependentError("gather")
-        return Found([indices._replace(axis=batch[indices.axis])])
-    if operand.axis in numbers.operand_batching_dims:  # each row's own entries of it
+        return RowEffect([indices._replace(axis=batch[indices.axis])])
+    if operand.axis in numbers.operand_batching_dims:  # each row's own entries
         at = numbers.start_indices_batching_dims[numbers.operand_batching_dims.index(operand.axis)]
         if indices is None or indices.axis != at:
             raise DependentError("gather")
         rows = unified([operand._replace(axis=at), indices])
         assert rows is not None
-        return Found([rows._replace(axis=batch[at])])
+        return RowEffect([rows._replace(axis=batch[at])])
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    kept = [i for i in range(len(_shape(eqn))) if i not in gone]
+    remaining_axes = [i for i in range(len(_shape(eqn))) if i not in gone]
     if indices is not None or operand.axis in gone or sizes[operand.axis] != _shape(eqn)[operand.axis]:
         raise DependentError("gather")
-    return Found([operand._replace(axis=offsets[kept.index(operand.axis)])])
+    return RowEffect([operand._replace(axis=offsets[remaining_axes.index(operand.axis)])])
 
 
-def _iota(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
-    return Found([made and made._replace(constant=eqn.params["dimension"] != made.axis)])
+def _iota(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
+    return RowEffect(
+        [result_rows and result_rows._replace(constant=eqn.params["dimension"] != result_rows.axis)]
+    )
 
 
-def _random_bits(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
-    # Each number is a function of the key and of its position, so that more rows behind change none. It is
-    # so for JAX's default generator alone.
+def _random_bits(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
+    # Each number is a function of the key and of its position, so appended rows change none. This holds for
+    # JAX's default generator only.
     kind = jax.dtypes.prng_key
     key = _dtype(eqn)
     partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     if (
-        made is None
-        or made.axis
+        result_rows is None
+        or result_rows.axis
         or where[0] is not None
         or not jnp.issubdtype(key, kind)
         or not partitionable
@@ -283,10 +287,10 @@ def _random_bits(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
         raise DependentError("random_bits")
     if "fry" not in str(key) or _shape(eqn):
         raise DependentError("random_bits")
-    return Found([made])
+    return RowEffect([result_rows])
 
 
-def _window(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _window(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows, params = unified(where), eqn.params
     if rows is None:
         raise DependentError("reduce_window")
@@ -296,41 +300,41 @@ def _window(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
             raise DependentError("reduce_window")
     if tuple(params["padding"][i]) != (0, 0):
         raise DependentError("reduce_window")
-    return Found([rows])
+    return RowEffect([rows])
 
 
-def _concatenate(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _concatenate(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = unified(where)
     if rows is None or None in where or rows.axis == eqn.params["dimension"]:
         raise DependentError("concatenate")
-    return Found([rows])
+    return RowEffect([rows])
 
 
-def _split(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _split(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
     if rows is None or rows.axis == eqn.params["axis"]:
         raise DependentError("split")
-    return Found([rows] * len(eqn.outvars))
+    return RowEffect([rows] * len(eqn.outvars))
 
 
-def _last(eqn: JaxprEqn, where: Where, made: Rows | None) -> Found:
+def _last(eqn: JaxprEqn, where: Where, result_rows: Rows | None) -> RowEffect:
     rows = where[0]
     if rows is None or rows.axis == eqn.params.get("axis", len(_shape(eqn)) - 1):
         raise DependentError("top_k")
-    return Found([rows] * len(eqn.outvars))
+    return RowEffect([rows] * len(eqn.outvars))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, RowRule] = {
     "argmax": _argument,
     "argmin": _argument,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "conv_general_dilated": _convolution,
-    "cumlogsumexp": _beside("axis"),
-    "cummax": _beside("axis"),
-    "cummin": _beside("axis"),
-    "cumprod": _beside("axis"),
-    "cumsum": _beside("axis"),
+    "cumlogsumexp": _along_other_axes("axis"),
+    "cummax": _along_other_axes("axis"),
+    "cummin": _along_other_axes("axis"),
+    "cumprod": _along_other_axes("axis"),
+    "cumsum": _along_other_axes("axis"),
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,
@@ -348,9 +352,9 @@ RULES: dict[str, Rule] = {
     "reduce_window_min": _window,
     "reduce_window_sum": _window,
     "reshape": _reshape,
-    "rev": _beside("dimensions"),
+    "rev": _along_other_axes("dimensions"),
     "slice": _slice,
-    "sort": _beside("dimension"),
+    "sort": _along_other_axes("dimension"),
     "split": _split,
     "squeeze": _squeeze,
     "top_k": _last,

@@ -92,9 +92,9 @@ def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
 
 def check_rows(args: tuple, kwargs: dict[str, Any], function: str) -> None:
     """Raises BatchError: a mean of no losses is not a number, and the gradients would be zero beside it."""
-    found = empty(args, kwargs)
-    if found is not None:
+    empty_array = empty(args, kwargs)
+    if empty_array is not None:
         raise BatchError(
-            f"{function}: {found}: the batch is empty. Leave it out; processes that have fewer batches than "
-            "others train inside of join()."
+            f"{function}: {empty_array}: the batch is empty. Leave it out; processes that have fewer batches "
+            "than others train inside of join()."
         )

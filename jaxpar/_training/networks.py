@@ -37,12 +37,12 @@ def check_nets(net: Any, optimizer: Any) -> None:
     """Raises TypeError, ValueError: no modules and optimizers, not as many, or not wrapped alike."""
     several = isinstance(net, (tuple, list))
     nets, optimizers = (x if isinstance(x, (tuple, list)) else [x] for x in (net, optimizer))
-    for each in nets:
-        if not isinstance(each, nnx.Module):
-            raise TypeError(f"train_step: net must be an nnx.Module, not {type(each).__name__}.")
-    for each in optimizers:
-        if not isinstance(each, nnx.Optimizer):
-            raise TypeError(f"train_step: optimizer must be an nnx.Optimizer, not {type(each).__name__}.")
+    for module in nets:
+        if not isinstance(module, nnx.Module):
+            raise TypeError(f"train_step: net must be an nnx.Module, not {type(module).__name__}.")
+    for module in optimizers:
+        if not isinstance(module, nnx.Optimizer):
+            raise TypeError(f"train_step: optimizer must be an nnx.Optimizer, not {type(module).__name__}.")
     if several != isinstance(optimizer, (tuple, list)) or len(nets) != len(optimizers) or not nets:
         raise ValueError(
             f"train_step: {len(nets)} net(s) and {len(optimizers)} optimizer(s): give each net its "
@@ -54,20 +54,20 @@ def check_nets(net: Any, optimizer: Any) -> None:
 
 def check_alike(nets: Sequence[Any], function: str) -> None:
     """Raises ValueError: networks are wrapped in different ways."""
-    for each in nets[1:]:
-        _check_pair(nets[0], each, f"{function}: nets")
+    for other in nets[1:]:
+        _check_pair(nets[0], other, f"{function}: nets")
 
 
 def check_objects(nets: Sequence[Any], objects: Sequence[Any], function: str) -> None:
     """Raises TypeError, ValueError: an object among the arguments cannot stand beside these networks."""
-    for each in objects:
-        if isinstance(each, nnx.Optimizer):
+    for obj in objects:
+        if isinstance(obj, nnx.Optimizer):
             raise TypeError(
                 f"{function}: an optimizer is an argument of the step, which would only read it; "
                 "train_step(net, optimizer, loss_fn) is where it belongs."
             )
-        if isinstance(each, (DataParallel, DistributedDataParallel)):
-            _check_pair(nets[0], each, f"{function}: the net and an argument")
+        if isinstance(obj, (DataParallel, DistributedDataParallel)):
+            _check_pair(nets[0], obj, f"{function}: the net and an argument")
     if isinstance(nets[0], DistributedDataParallel):
         refuse_metrics(objects, function)
 
@@ -110,8 +110,8 @@ def state_of(nets: Sequence[Any]) -> EngineState:
     states = [net.engine_state for net in nets]
     if len(states) == 1:
         return states[0]
-    ways = {(state.hook, state.usual.shares_buffers) for state in states}
-    if len(ways) > 1:
+    policies = {(state.hook, state.usual.shares_buffers) for state in states}
+    if len(policies) > 1:
         raise ValueError(
             "train_step: the nets' communication hooks or their forward_sync_buffers differ, and one "
             "all-reduce serves them all. Register the same hook on each."

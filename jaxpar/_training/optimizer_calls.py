@@ -16,7 +16,7 @@ from .._typing import TreeDef
 from .arrays import order_of_gradients
 
 
-class Move(NamedTuple):
+class OptimizerCall(NamedTuple):
     """Attributes:
     form: what the optimizer takes gradients in. order: which of the step's gradients stand where in it.
     """
@@ -28,7 +28,7 @@ class Move(NamedTuple):
         optimizer.update(net, self.form.unflatten([gradients[i] for i in self.order]))
 
 
-def moves_of(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...], list[Move]]:
+def optimizer_calls(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...], list[OptimizerCall]]:
     """Which of the values in `split` are trained, and a move for each network.
 
     Args:
@@ -38,18 +38,18 @@ def moves_of(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...],
     trained = [_trained(*pair, split) for pair in pairs]
     parameters = tuple(sorted(set().union(*trained)))
     at = {i: k for k, i in enumerate(parameters)}
-    moves = []
-    for (one, its), mine in zip(pairs, trained, strict=True):
+    calls = []
+    for (one, its), indices in zip(pairs, trained, strict=True):
         form, order = order_of_gradients(one, its.wrt, view_nnx(one), root=0)
-        moves.append(Move(form, tuple(at[mine[i]] for i in order)))
-    return parameters, moves
+        calls.append(OptimizerCall(form, tuple(at[indices[i]] for i in order)))
+    return parameters, calls
 
 
 def _trained(net: nnx.Module, optimizer: nnx.Optimizer, split: NNXView) -> list[int]:
-    own = view_nnx(net)
-    wanted = own.parameters(optimizer.wrt)
-    if len(own.leaves) == len(split.leaves):
-        return list(wanted)
+    view = view_nnx(net)
+    parameters = view.parameters(optimizer.wrt)
+    if len(view.leaves) == len(split.leaves):
+        return list(parameters)
     # By identity: a variable that two networks share is one value, and both optimizers move it.
-    place = {id(leaf): i for i, leaf in enumerate(split.leaves)}
-    return [place[id(own.leaves[i])] for i in wanted]
+    position = {id(leaf): i for i, leaf in enumerate(split.leaves)}
+    return [position[id(view.leaves[i])] for i in parameters]

@@ -1,4 +1,4 @@
-"""given_arrays: a module's arrays, together with those of the modules and streams that a call is given.
+"""call_arrays: a module's arrays, together with those of the modules and streams that a call is given.
 
 One network alone is an NNX object like any other. Several networks, or objects among the arguments, make a
 bundle, in which every variable stands once.
@@ -12,7 +12,7 @@ from typing import Any
 
 from flax import nnx
 
-from .._parallel.modules.bundle import Bundle, Given, nets_of
+from .._parallel.modules.bundle import Bundle, BundleFunction, nets_of
 from .._parallel.placement import Placement
 from .._typing import Static
 from .arrays import ModuleArrays
@@ -22,7 +22,7 @@ MOST = 4
 """Bundles that are remembered. They hold the objects of a call, which the caller may make anew each time."""
 
 
-class GivenArrays(ModuleArrays):
+class CallArrays(ModuleArrays):
     """Args:
       net: what optimizers are made from: a module or a bundle. module: it, or what it wraps.
 
@@ -45,7 +45,7 @@ class GivenArrays(ModuleArrays):
 
     def loss_of(self, function: Callable[..., Any]) -> Static:
         """A function of the networks and the arguments as one of the bundle."""
-        return Static(Given(function) if isinstance(self.thing, Bundle) else function)
+        return Static(BundleFunction(function) if isinstance(self.thing, Bundle) else function)
 
     def bring(self, objects: tuple[Any, ...]) -> None:
         """From now on these stand among the arguments."""
@@ -60,7 +60,7 @@ class GivenArrays(ModuleArrays):
         if key not in self._bundles:
             if len(self._bundles) == MOST:
                 del self._bundles[next(iter(self._bundles))]
-            net, module = (_with(each, objects) for each in self._alone)
+            net, module = (_with(base, objects) for base in self._alone)
             self._bundles[key] = objects, net, module
         return self._bundles[key][1:]
 
