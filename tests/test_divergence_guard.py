@@ -33,7 +33,8 @@ def another_loss(net, x):
 
 NET = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 WORLD = make_world([0, 1], 0)
-SAID = StepMetadata(1, 0, view_nnx(NET).definition, (0, 1), ["bias", "kernel"], loss, False, (("accumulate", "1"),))
+DEFINITION = view_nnx(NET).definition
+SAID = StepMetadata(1, 0, DEFINITION, (0, 1), ["bias", "kernel"], loss, False, (("accumulate", "1"),))
 OTHER = view_nnx(nnx.Linear(3, 2, use_bias=False, rngs=nnx.Rngs(0))).definition
 DIFFERENT = {
     "the loss function": {"loss_fn": another_loss},

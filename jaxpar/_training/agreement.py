@@ -1,9 +1,9 @@
 """agreement: what all ranks must know before they run one program together.
 
-torch's ranks agree on nothing: each runs its own hooks, and a rank that makes another number of calls waits
-for ever. Here the rows of all ranks are one program's, so every rank has to know what the others bring. How
-it learns that is a strategy: outside of join all bring the same, and only what nobody has seen yet is
-compared; inside of join they may differ, and every step is announced.
+torch's ranks agree on nothing: each runs its own hooks, and a rank that makes a different number of calls
+waits for ever. Here the rows of all ranks go into one program, so every rank has to know the other ranks'
+shapes. How it learns them is a strategy: outside of join all ranks have the same shapes, and only new ones
+are compared; inside of join they may differ, and every step is announced.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .local_batch import LocalRows
 
 
 class Agreement(NamedTuple):
-    """What all ranks know of one step.
+    """One step, as all ranks know it.
 
     Attributes:
-      kinds: the shapes of every replica's rows, None for one without.
+      kinds: the shapes of every replica's rows, None for a replica without.
       divisor: what the sum of the gradients is divided by.
       source: the replica whose buffers all get after the step; None leaves each process its own.
       buffers_from: the rank whose buffers all take before the step; None where they are equal already.
@@ -39,21 +39,21 @@ class Agreement(NamedTuple):
 
 
 class Strategy(Protocol):
-    """How ranks agree on a step. `shares_buffers`: whether one replica's buffers become everybody's."""
+    """How ranks agree on a step. `shares_buffers`: whether one replica's buffers are copied to all."""
 
     shares_buffers: bool
 
     def agree(self, rows: Any, metadata: StepMetadata | None, keep: bool) -> tuple[Agreement, Any] | None:
-        """The agreement, and the rows in the form that it wants; None when no rank has rows any more.
+        """Return the agreement, and the rows with the shapes it requires; None when no rank has rows left.
 
         Args:
-          said: what this rank says of the step beside its rows; None where there are no others.
+          metadata: this rank's step metadata besides its rows; None in a world of one process.
           keep: whether gradients stay on the replicas, so that nothing is averaged.
         """
 
 
 class Alone:
-    """A module of one process, whose batch is whole."""
+    """A module of one process, whose batch is complete."""
 
     shares_buffers = False
 
@@ -63,7 +63,7 @@ class Alone:
 
 
 class SameRows:
-    """Every one of `ranks` ranks brings rows of the same shapes, as torch's DDP takes for granted."""
+    """Every one of `ranks` ranks has rows of the same shapes, which torch's DDP assumes."""
 
     def __init__(self, ranks: int, shares_buffers: bool):
         self.ranks, self.shares_buffers = ranks, shares_buffers
@@ -71,7 +71,7 @@ class SameRows:
     def agree(
         self, rows: LocalRows, metadata: StepMetadata | None, keep: bool
     ) -> tuple[Agreement, LocalRows]:
-        """Raises DivergenceError where ranks differ."""
+        """Raise DivergenceError where ranks differ."""
         if metadata is not None:
             compare(rows, metadata)
         kinds = rows.kinds * self.ranks

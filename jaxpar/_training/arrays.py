@@ -1,13 +1,12 @@
-"""arrays: what a step reads and writes, taken out of the user's objects before it and put back after it.
+"""arrays: what a step reads and writes, taken out of the user's objects before it and put back afterwards.
 
-torch's parameters are mutated in place. A compiled program takes arrays and returns others, so something has
-to carry them: out of an NNX object and back into it, or, for Linen and for plain functions, out of the
-arguments and into the results. An NNX object is matched with its list of arrays once; a step then costs one
-look at each.
+torch's parameters are mutated in place. A compiled program takes arrays and returns new ones, so they have to
+be carried: out of an NNX object and back, or, for Linen and for plain functions, out of the arguments and
+into the results. An NNX object is matched with its list of arrays once; a step then costs one identity
+comparison for each.
 
-In a group of several processes the arrays that the user sees lie on this process's devices only, and the
-program's on all of them. Both are kept, so that only arrays that somebody has replaced are put together
-again.
+In a group of several processes, the arrays that the user sees are on this process's devices only, and the
+program's on all of them. Both are cached, so that only arrays that were replaced since are assembled again.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from .world import ALONE, World
 
 
 class Arrays(abc.ABC):
-    """What a step reads and writes: a module's arrays, and what belongs to them.
+    """A module's arrays, as a step reads and writes them.
 
     Attributes:
-      definition: the module without its arrays; form: the structure that they have.
-      names: what each array is called in errors.
+      definition: the module without its arrays. form: their tree structure.
+      names: the arrays' names, for errors.
       parameters: which of them get gradients.
-      function: what the user calls.
-      groups: of several networks, which of the parameters are each one's, by their place among these.
+      function: the function that the user calls.
+      groups: for several networks, each one's parameters, as positions in `parameters`.
     """
 
     function: str = "value_and_grad"
@@ -54,16 +53,16 @@ class Arrays(abc.ABC):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What was set in the optimizer's state, by name: its rate. Waits for no device."""
+        """Hyperparameters set in the optimizer's state, such as its rate, by name. Waits for no device."""
         return {}
 
     @property
     def definitions(self) -> Any:
-        """Of everything that a program is made for; another one needs another program."""
+        """The key of a compiled program: a change requires a new one."""
         return self.definition
 
     def loss_of(self, function: Callable[..., Any]) -> Static:
-        """What a program calls with the module, in the place of a user's function."""
+        """Return the loss as the compiled program calls it."""
         return Static(function)
 
     @abc.abstractmethod
@@ -71,11 +70,11 @@ class Arrays(abc.ABC):
         """The module's arrays on this process's devices."""
 
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        """The module's arrays and the state beside it, as a program wants them. `keep`: no update follows."""
+        """Return the module's arrays and the step's extra state on all devices. `keep`: no update follows."""
         return self.world.shared(self.read()), {}
 
     def shapes(self, keep: bool) -> tuple[list, dict[str, Any]]:
-        """What `take` would give, as shapes with shardings. Arrays may be anywhere, or be shapes."""
+        """Return what `take` would return, as shapes with shardings. Arrays may be anywhere, or be shapes."""
         return self._shapes(self.read()), {}
 
     def _shapes(self, tree: PyTree) -> PyTree:
@@ -83,16 +82,16 @@ class Arrays(abc.ABC):
         return jax.tree.map(lambda x: shape_of(x, everywhere.replicated), tree)
 
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> PyTree:
-        """Puts the results back, or returns those that nothing holds."""
+        """Put the results back, or return those that no object holds."""
         return self.commit(changes)
 
     @abc.abstractmethod
     def commit(self, changes: Changes) -> PyTree:
-        """Puts changed values of the module back, or returns them."""
+        """Put changed values of the module back, or return them."""
 
     @abc.abstractmethod
     def gradients(self, flat: list) -> PyTree:
-        """The list of gradients in the form that the user knows."""
+        """Return the list of gradients in the structure that the user expects."""
 
 
 class ObjectArrays:
@@ -100,7 +99,7 @@ class ObjectArrays:
 
     Args:
       placement: where they belong; None leaves them where they are.
-      function: what raises, for errors.
+      function: the name of the calling function, for errors.
 
     Attributes:
       clean: whether the arrays that were read last are those that were written last.
@@ -116,8 +115,8 @@ class ObjectArrays:
         self.thing, self.placement, self.world, self.function = thing, placement, world, function
         self.clean = False
         self.view: NNXView = view_nnx(thing)
-        self._object_values: list[Any] = []  # what the object holds since the last write
-        self._written: list[Any] = []  # the same as the program knows it
+        self._object_values: list[Any] = []  # the object's values after the last write
+        self._written: list[Any] = []  # the same on all devices, as the program takes them
 
     def read(self) -> list:
         """The arrays on this process's devices."""
@@ -133,16 +132,16 @@ class ObjectArrays:
         return values
 
     def current_values(self) -> list:
-        """What the object holds now, wherever it is."""
+        """Return the object's arrays as they are, on any device."""
         self.view = view_nnx(self.thing)
         return self.view.current_values()
 
     def for_program(self, values: list) -> list:
-        """What was read, on the devices of all processes."""
+        """Return the arrays that were read, on the devices of all processes."""
         return self._written if self.clean else self.world.shared(values)
 
     def write(self, values: list) -> None:
-        """All of a program's results at once, into the object."""
+        """Write all of a program's results into the object."""
         local = self.world.local_shared(values)
         self.view.put(local)
         # An array that is no Variable cannot be put back, so the object keeps its own.
@@ -152,11 +151,12 @@ class ObjectArrays:
 
 
 class ModuleArrays(ObjectArrays, Arrays):
-    """Those of an NNX module of which `wrt` says what is trained.
+    """The arrays of an NNX module; the filter `wrt` selects the trained ones.
 
     Args:
-      net: the object whose state gives gradients their structure; `module` is it, or its attribute `module`.
-      known: a cache of that structure: finding it walks through the whole module.
+      net: the object whose state gives gradients their structure; `module` is the same or its attribute
+        `module`.
+      structures: a cache of that structure: finding it walks through the complete module.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class ModuleArrays(ObjectArrays, Arrays):
         return jax.tree.map(lambda x: shape_of(x, self._where(x)), tree)
 
     def _where(self, x: Any) -> Sharding | None:
-        """Where an array of one process goes; None if that is nobody's choice."""
+        """Return the sharding of an array of one process; None if the user did not place it."""
         if self.placement is not None:
             return self.placement.replicated
         return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
@@ -210,7 +210,7 @@ class ModuleArrays(ObjectArrays, Arrays):
         self.view.commit(changes)
 
     def gradients(self, flat: list) -> PyTree:
-        """The list of gradients as `nnx.state(net, wrt)` has them."""
+        """Return the list of gradients with the structure of `nnx.state(net, wrt)`."""
         _, form, order = self._structure()
         return jax.tree.unflatten(form, [flat[i] for i in order])
 
@@ -224,9 +224,9 @@ class ModuleArrays(ObjectArrays, Arrays):
 
 
 def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> tuple[Any, list[int]]:
-    """The structure of `nnx.state(net, wrt)`, and which of the gradients stands where in it.
+    """Return the structure of `nnx.state(net, wrt)`, and the index of the gradient at each of its leaves.
 
-    `split` is the view of `net`, or of a module in it that is `root` names down.
+    `split` is the view of `net`, or of a submodule at a path of `root` names.
     """
     paths = [split.definition.paths[i] for i in split.parameters(wrt)]
     state = nnx.from_flat_state(
@@ -235,14 +235,15 @@ def order_of_gradients(net: nnx.Module, wrt: Any, split: NNXView, root: int) -> 
         if path[root:] in paths
     )
     form: TreeDef = jax.tree.structure(state)
-    # Flax's order of a flat state is not that of a tree's leaves, so places are found by numbering these.
+    # Flax orders a flat state differently from a tree's leaves, so the leaves are numbered to match them.
     numbered = nnx.to_flat_state(form.unflatten(range(form.num_leaves)))
     at = {variable.get_raw_value(): path[root:] for path, variable in numbered}
     return form, [paths.index(at[i]) for i in range(form.num_leaves)]
 
 
 class LinenArrays(Arrays):
-    """Those of a Linen module, which its user holds; gradients are a tree like `variables["params"]`."""
+    """The arrays of a Linen module, which the user holds; gradients have the structure of
+    `variables["params"]`."""
 
     def __init__(self, module: linen.Module, variables: PyTree, rngs: Any, mutable: Any, world: World):
         self._view, self.world = LinenView(module.bind(variables, rngs=rngs, mutable=mutable)), world
@@ -280,18 +281,17 @@ class FunctionArrays(Arrays):
         return jax.tree.leaves(self._tree)
 
     def commit(self, changes: Changes) -> None:
-        del changes  # a function has nothing that it could change
+        del changes  # a function has no buffers
 
     def gradients(self, flat: list) -> PyTree:
         return jax.tree.unflatten(self.form, flat)
 
 
 def take_distinct(*objects: ObjectArrays) -> list[list]:
-    """The arrays of each, no buffer twice: donating one twice ends the process with a signal.
+    """Return the arrays of each object, no buffer twice: donating one twice ends the process with a signal.
 
-    An NNX object may hold one array in two places, and a user may have put one into two objects. Arrays that
-    a program returned lie in buffers of their own, so nothing is looked for where all are those that were
-    written.
+    An NNX object may hold one array twice, and a user may have put one into two objects. Arrays that a
+    program returned have separate buffers, so the check is skipped where all arrays are those written last.
     """
     read = [arrays.read() for arrays in objects]
     if not all(arrays.clean for arrays in objects):

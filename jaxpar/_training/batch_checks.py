@@ -1,7 +1,7 @@
-"""batch: what is said of batches before any of them is used.
+"""batch_checks: validate batches before the step runs.
 
-Under torch a batch that is wrong fails in the operation that it reaches first. Here that is one compiled
-program, which would say neither which leaf nor, of a class that JAX wraps to another, anything at all.
+Under torch a bad batch fails in the first operation that uses it. Here that is one compiled program, whose
+error would not name the leaf; and JAX would silently wrap some values.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .._typing import TreeDef
 from ..errors import BatchError
 
 MANY = 3
-"""An epoch has two shapes, that of its batches and that of the last one."""
+"""An epoch has two shapes: full batches and a shorter last one."""
 
 
 class Batches:
-    """Remembers structures and shapes, to warn of a program for every one of them."""
+    """Remember structures and shapes, to warn of one program for each of them."""
 
     def __init__(self) -> None:
         self._form: TreeDef | None = None
         self._shapes: set[Any] = set()
 
     def check(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Structure and shapes, for `remember` once the step was made.
+        """Return structure and shapes, for `remember` after the step.
 
         Raises BatchError, LeafError, RangeError, DeletedError, before anything has happened.
         """
@@ -42,15 +42,15 @@ class Batches:
         shapes = tuple((x.shape, x.dtype) if is_array(x) else None for x in leaves)
         if shapes not in self._shapes:
             check_rows(args, kwargs, "train_step")
-            self._see(shapes)
+            self._warn_if_third(shapes)
         return form, shapes
 
     def remember(self, form: TreeDef, shapes: tuple) -> None:
-        """A batch that raised is no measure for those after it."""
+        """Record a batch that succeeded; one that raised must not constrain later ones."""
         self._form = form
         self._shapes.add(shapes)
 
-    def _see(self, shapes: Any) -> None:
+    def _warn_if_third(self, shapes: Any) -> None:
         if len(self._shapes) == MANY - 1:
             warnings.warn(
                 f"train_step: this is the third shape of batches, {[s[0] for s in shapes if s]}, and every "
@@ -60,9 +60,9 @@ class Batches:
 
 
 def without_torch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The same, with tensors of torch on the CPU as arrays, which share their memory.
+    """Return the same arguments with torch's CPU tensors as arrays, which share their memory.
 
-    So a DataLoader of torch is a source of batches as it is. Without tensors nothing is made anew.
+    So a torch DataLoader can be used directly. Arguments without tensors are returned as they are.
     """
     if not any(map(_of_torch, jax.tree.leaves((args, kwargs)))):
         return args, kwargs
@@ -74,15 +74,15 @@ def _of_torch(leaf: Any) -> bool:
 
 
 def check_batch(args: tuple, kwargs: dict[str, Any], leaves: list, function: str) -> None:
-    """Raises LeafError, RangeError, DeletedError; looks at the values of those host arrays alone that JAX
-    would narrow."""
+    """Raise LeafError, RangeError, DeletedError; reads the values of only those host arrays that JAX would
+    narrow."""
     names = LazyPaths(("batch", args), ("batch", kwargs))
     check_leaves(leaves, names, function)
     check_alive(leaves, names, function)
 
 
 def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """The first array without elements, as `path has shape`; None if there is none."""
+    """Return the first array without elements, as `path has shape`, or None."""
     for i, leaf in enumerate(jax.tree.leaves((args, kwargs))):
         if has_shape(leaf) and leaf.size == 0:
             names = LazyPaths(("batch", args), ("batch", kwargs))
@@ -91,7 +91,7 @@ def empty(args: tuple, kwargs: dict[str, Any]) -> str | None:
 
 
 def check_rows(args: tuple, kwargs: dict[str, Any], function: str) -> None:
-    """Raises BatchError: a mean of no losses is not a number, and the gradients would be zero beside it."""
+    """Raise BatchError: a mean of no losses is not a number, and the gradients would be zero."""
     empty_array = empty(args, kwargs)
     if empty_array is not None:
         raise BatchError(

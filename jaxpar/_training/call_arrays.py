@@ -1,7 +1,8 @@
-"""call_arrays: a module's arrays, together with those of the modules and streams that a call is given.
+"""call_arrays: a module's arrays, together with the arrays of the modules and streams among a call's
+arguments.
 
-One network alone is an NNX object like any other. Several networks, or objects among the arguments, make a
-bundle, in which every variable stands once.
+One network alone is an NNX object like any other. Several networks, or objects among the arguments, are a
+bundle, in which every variable occurs once.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from .arrays import ModuleArrays
 from .world import World
 
 MOST = 4
-"""Bundles that are remembered. They hold the objects of a call, which the caller may make anew each time."""
+"""Bundles that are cached. They hold the objects of a call, which the caller may create anew each time."""
 
 
 class CallArrays(ModuleArrays):
     """Args:
-      net: what optimizers are made from: a module or a bundle. module: it, or what it wraps.
+      net: the object that optimizers are made from: a module or a bundle. module: the same, or what it wraps.
 
     Attributes:
-      net: the same with the objects of the last call; objects: these.
+      net: the same with the objects of the last call. objects: these objects.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class CallArrays(ModuleArrays):
         self._bundles: dict[tuple[int, ...], tuple[tuple[Any, ...], Bundle, Bundle]] = {}
 
     def loss_of(self, function: Callable[..., Any]) -> Static:
-        """A function of the networks and the arguments as one of the bundle."""
+        """Return a function of the networks and the arguments as a function of the bundle."""
         return Static(BundleFunction(function) if isinstance(self.thing, Bundle) else function)
 
     def bring(self, objects: tuple[Any, ...]) -> None:
-        """From now on these stand among the arguments."""
+        """Set the objects among the arguments of the next calls."""
         if len(objects) == len(self.objects) and all(map(operator.is_, objects, self.objects)):
             return
         self.objects = objects

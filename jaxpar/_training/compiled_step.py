@@ -1,9 +1,9 @@
 """compiled_step: a loss, its gradients and what follows them, as one compiled program.
 
-There are two kinds. The loss of each replica's own rows runs on every replica, and the replicas then make one
-gradient of theirs: DistributedDataParallel. The loss of the whole batch is a function of a module that may
-itself be spread over the devices, as DataParallel is, or not at all. Both take and give the same things, so
-everything around them is written once.
+There are two kinds. For DistributedDataParallel, the loss of each replica's own rows runs on every replica,
+and the replicas then combine their gradients. Otherwise the loss of the complete batch is a function of a
+module that may itself be spread over the devices, as DataParallel is. Both have the same inputs and outputs,
+so the surrounding code is shared.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from .loss import Loss
 from .update import Update
 
 Program = Callable[..., "StepResult"]
-"""`program(values, extra, own, batch) -> StepResult`, for the arrays of all processes."""
+"""`program(values, extra, replica_state, batch) -> StepResult`, for the arrays of all processes."""
 
 
 class ReplicaState(NamedTuple):
-    """What each replica keeps for itself between steps: gradients to add to, the hook's state."""
+    """State that each replica keeps between steps: accumulated gradients and the hook's state."""
 
     gradients: PyTree = ()
     hook: PyTree = ()
 
 
 class StepResult(NamedTuple):
-    """What comes out of a program.
+    """The outputs of a step's program.
 
     Attributes:
       loss: the mean over the replicas; while gradients are kept, each replica's, stacked to [N, ...].
-      aux: what came with the loss, on its replicas.
-      after: what the step is for: the mean gradients, or with an update the module's values after it; nothing
-        while gradients are kept.
-      changes: buffers that the forward changed and no update has taken in, stacked where not shared.
-      extra: the state beside the module, after an update.
-      own: what replicas keep; None where nothing was trained.
+      aux: the auxiliary outputs of the loss function, on their replicas.
+      after: the mean gradients, or with an update the module's values afterwards; empty while gradients are
+        kept.
+      changes: buffers that the forward changed and no update has written, stacked where not shared.
+      extra: the step's other state, after an update.
+      replica_state: the new state of the replicas; None where nothing was trained.
     """
 
     loss: PyTree
@@ -63,15 +63,15 @@ class StepResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaPlan:
-    """What is compiled for replicas: everything about a step but its arrays.
+    """A step on replicas, without its arrays: the key and the body of a program.
 
     Attributes:
       loss: of one replica's rows.
-      kinds: for each of the N replicas the shapes of its rows, None for one without.
+      kinds: for each of the N replicas the shapes of its rows, None for a replica without.
       divisor: what the sum of the gradients is divided by.
-      source: the replica whose buffers all get; None leaves each process its own, as it is without a hook.
-      hook: how gradients are reduced; None leaves them on their replicas, to be added to.
-      update: what follows the gradients, if anything.
+      source: the replica whose buffers all get; None leaves each process its own, as without a hook.
+      hook: how gradients are reduced; None leaves them on their replicas, to be accumulated.
+      update: the optimizer update that follows, if any.
     """
 
     loss: Loss
@@ -114,11 +114,11 @@ class ReplicaPlan:
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """What is compiled for a whole batch.
+    """A step on a complete batch, without its arrays.
 
     Attributes:
-      loss: of the batch. statics, form: what is no array in the batch, and the structure that it has.
-      update: what follows the gradients; None keeps them, to be added to.
+      loss: of the batch. statics, form: the batch's static leaves and its tree structure.
+      update: the optimizer update that follows; None keeps the gradients, to be accumulated.
     """
 
     loss: Loss
@@ -141,8 +141,7 @@ class BatchPlan:
 def compiled(
     plan: ReplicaPlan | BatchPlan, donate: tuple[str, ...] = (), options: tuple[tuple[str, str], ...] = ()
 ) -> Program:
-    """The plan as a program; `donate` names the arguments whose memory it may use again, `options` are
-    XLA's."""
+    """Compile a plan; `donate` names the arguments whose memory it may reuse, `options` are XLA's."""
 
     def step(values: list, extra: dict[str, Any], replica_state: ReplicaState, batch: PyTree) -> StepResult:
         begun()
@@ -184,7 +183,7 @@ def _finish(
     replica_state: ReplicaState,
     local: Local,
 ) -> tuple[PyTree, _LocalResult]:
-    """What the replicas do together, where every device passes: behind the branches of an uneven batch."""
+    """Combine the replicas, on every device, after the branches of an uneven batch have joined."""
     values, extra = shared
     loss, gradients = local.terms["loss"], _sum(replica_state.gradients, local.terms["gradients"])
     if plan.hook is None:

@@ -1,10 +1,9 @@
-"""divergence_guard: before a program runs that a rank has not seen, all ranks compare what they are about to
-run.
+"""divergence_guard: before a rank runs a new program, all ranks compare what they are about to run.
 
-torch checks nothing after construction: a rank with another batch shape trains on, one that makes another
-number of calls hangs, and one whose optimizer has another learning rate trains other weights from then on.
-Here a rank that has something for the first time asks the others, over the host; who has seen it all asks
-nothing and pays for the making of a key.
+torch checks nothing after construction: a rank with a different batch shape trains on, one that makes a
+different number of calls hangs, and one whose optimizer has a different learning rate trains different
+weights from then on. Here a rank that sees a combination for the first time compares it with the others, over
+the host; a rank that has seen it before only builds a cache key.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ from .program_parts import program_parts
 from .update import Update
 
 Fingerprint = tuple[tuple[str, str], ...]
-"""More that must be the same on all ranks: what it is called, and what it is."""
+"""More that must be the same on all ranks: pairs of a name and a value."""
 
 _numbers = itertools.count(1)
 _wrappers: collections.Counter[str] = collections.Counter()
 
 
 def next_number(group: Group | None) -> int:
-    """Which wrapper of this group it is. Assigned at a step, which all ranks make, and not when a wrapper is
-    copied, which one rank may do alone."""
+    """Return the number of a wrapper within its group. It is assigned at a step, which all ranks make, and
+    not
+    when a wrapper is copied, which one rank may do alone."""
     where = group.folder if group else ""
     _wrappers[where] += 1
     return _wrappers[where]
@@ -49,15 +49,15 @@ def next_number(group: Group | None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class StepMetadata:
-    """What a rank says of a step, beside its rows.
+    """Per-step metadata that must match on all ranks (besides batch shapes).
 
     Attributes:
       number, step: which wrapper, and which of its steps.
-      definition: the module; trained: which of its values are trained, of these names.
-      loss_fn: the user's.
+      definition: the module. trained, names: which of its values are trained, and the values' names.
+      loss_fn: the user's loss function.
       keep: whether gradients stay on the replicas.
       fingerprint: of what follows the gradients.
-      group: whose ranks compare it.
+      group: the ranks that compare it.
     """
 
     number: int
@@ -72,11 +72,11 @@ class StepMetadata:
 
 
 def compare(rows: LocalRows, metadata: StepMetadata) -> None:
-    """Returns when all ranks have the same, or this rank has had it before.
+    """Return when all ranks have the same metadata, or this rank has compared it before.
 
     Raises:
-      DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names
-        both sides.
+      DivergenceError: ranks differ in the batch, the module, the loss function or the fingerprint; names both
+        sides.
     """
     book = ledger(f"DistributedDataParallel {metadata.number}", metadata.group)
     if book is None:
@@ -109,27 +109,27 @@ def compare(rows: LocalRows, metadata: StepMetadata) -> None:
 
 
 _programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Numbers of this process's programs. A ledger keeps its keys, and a program must not stay with it."""
+"""Numbers of this process's programs. Weak keys: the ledger must not keep programs alive."""
 
 
 def compare_programs(metadata: StepMetadata, program: Any, arguments: tuple) -> None:
-    """Returns when all ranks are about to run the same program, or this rank has run it before.
+    """Return when all ranks are about to run the same program, or this rank has run it before.
 
     Raises:
-      DivergenceError: ranks have other programs; names what differs first.
+      DivergenceError: ranks have different programs; names the first difference.
     """
     book = ledger(f"the program of DistributedDataParallel {metadata.number}", metadata.group)
     if book is None:
         return
     number = _programs.get(program) or _programs.setdefault(program, next(_numbers))
-    # Tracing is done once: the first run finds what it needs.
+    # Tracing happens once: the first run reuses the trace.
     book.check(metadata.step, number, lambda: program_parts(program.trace(*arguments)))
 
 
 def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[str]) -> Fingerprint:
-    """What ranks could do differently after they have the same gradients.
+    """Return what ranks could do differently after they have the same gradients.
 
-    `names` are those of the optimizer's values.
+    `names` are the names of the optimizer's values.
     """
     state = [(name, x) for name, x in zip(names, optimizer, strict=True) if is_real(x)]
     numbers = [(name, x) for name, x in state if x.size == 1 and not _is_key(x)]
@@ -145,11 +145,11 @@ def fingerprint(update: Update, values: list, optimizer: list, names: Sequence[s
 
 
 class OptimizerNumbers:
-    """The numbers that are set in an optimizer between steps, such as a rate: ranks must set them alike.
+    """Numbers that are set in an optimizer between steps, such as a rate: ranks must set the same.
 
-    A question costs a meeting on the host, and a schedule may set a rate before every step. So they are
-    compared at their first changes and then at the 16th, the 32nd, ...: a rank that has missed one, or set
-    another number, is found there, since the number of changes is compared as well.
+    A comparison costs a round trip over the host, and a schedule may set a rate before every step. So they
+    are compared at their first changes and then at the 16th, the 32nd, ...: a rank that has missed one, or
+    set a different number, is found then, since the number of changes is compared as well.
     """
 
     FIRST = 8
@@ -172,7 +172,7 @@ class OptimizerNumbers:
 
 
 def _program(update: Update, values: list, optimizer: list) -> str:
-    """A digest of what is computed, with constants such as a learning rate."""
+    """Return a digest of what is computed, with constants such as a learning rate."""
     gradients = [values[i] for i in update.parameters]
     closed = jax.make_jaxpr(update.advance)(values, optimizer, gradients, {})
     constants = [np.asarray(jax.random.key_data(x) if _is_key(x) else x) for x in closed.consts]
@@ -180,7 +180,7 @@ def _program(update: Update, values: list, optimizer: list) -> str:
 
 
 def _structure(definition: Definition) -> str:
-    # Words without their order: that of a set is another one in every process.
+    # Sorted, because the order of a set differs between processes.
     text = _without_addresses(repr(getattr(definition, "graphdef", definition)))
     return _digest(" ".join(sorted(text.split())).encode())
 

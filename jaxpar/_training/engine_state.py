@@ -1,6 +1,6 @@
-"""engine_state: what an engine remembers from step to step, and what its user has told it to do.
+"""engine_state: what an engine remembers from step to step, and the user's settings for it.
 
-It stands beside the module and in no program. torch keeps the same things in the DDP object and its reducer.
+No program contains it. torch keeps the same things in the DDP object and its reducer.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from .compiled_step import ReplicaState, compiled
 
 
 class EngineState:
-    """One for each wrapper, or for each step of a module without one.
+    """State of one wrapper, or of a step of a module without one.
 
-    Compared by identity, so that it may stand in an NNX module's structure: another wrapper is another
-    program.
+    Compared by identity, so that an NNX module may hold it: a different wrapper is a different program.
 
     Attributes:
-      own: what replicas keep for themselves, gradients and the hook's state; None before the first step.
+      replica_state: the replicas' gradients and hook state; None before the first step.
       hook: how gradients are reduced; registered: whether the user has chosen it.
       strategy: how ranks agree on a step; usual: the same outside of join.
-      engine: that of the last step inside of join, with which a rank goes on when its rows are used up.
+      engine: the engine of the last step inside of join, with which a rank without rows continues.
       synchronises: False inside of `no_sync()`.
-      compared: whether values that the user holds were compared with the other ranks'.
-      steps: how many there were.
+      compared: whether the values that the user holds were compared with the other ranks'.
+      steps: the number of steps.
       number: which wrapper this is, the same on all ranks; 0 before the first step with other ranks.
-      timeout: seconds that join waits for another rank's step.
-      structures: of gradients, by module definition.
-      programs: those of `value_and_grad`; a TrainStep has its own.
+      timeout: seconds that join waits for a different rank's step.
+      structures: the gradients' structures, by module definition.
+      programs: the programs of `value_and_grad`; a TrainStep has its own.
     """
 
     def __init__(self, strategy: Strategy, hook: CommHook | None = None):

@@ -24,11 +24,11 @@ NOTHING_TO_TRAIN = (
 
 
 def settle(arrays: Arrays, world: World, init_sync: bool) -> list:
-    """The module's values as rank 0 has them (docs/semantics.md row D3); none for a topology.
+    """Return the module's values as rank 0 has them (docs/semantics.md row D3); an empty list for a topology.
 
     Raises:
       ParametersError: nothing to train; or ranks have different names, shapes or dtypes.
-      DivergenceError: ranks have other versions, devices or configurations.
+      DivergenceError: ranks have different versions, devices or configurations.
     """
     if not arrays.parameters:
         raise ParametersError(NOTHING_TO_TRAIN)
@@ -52,7 +52,7 @@ def _verify(lines: list[str], group: Group | None) -> None:
     digests = exchange("DistributedDataParallel: parameters", digest, group=group)
     if len(set(digests)) == 1:
         return
-    # Only now the whole list, of which there may be thousands of lines.
+    # The complete list, which may have thousands of lines, is sent only after a mismatch.
     texts = exchange("DistributedDataParallel: all parameters", text, group=group)
     descriptions = [listing.split("\n") for listing in texts]
     ranks = group.ranks if group else range(len(descriptions))

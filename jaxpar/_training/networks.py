@@ -1,7 +1,7 @@
-"""nets: one network or several, alike wrapped, and the objects among a step's arguments.
+"""networks: one or several networks, all wrapped the same way, and the objects among a step's arguments.
 
-torch lets any module meet any other; what is on another device fails in the operation that meets it. Here one
-program runs all of them, so they must agree on its devices before it is made.
+In torch any module may meet any other; a wrong device fails in the operation that uses both. Here one program
+runs all of them, so they must agree on its devices first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .work import placement_of
 
 
 def as_one(nets: Any) -> Any:
-    """A module as it is; several as a bundle."""
+    """Return a module as it is; several as a bundle."""
     return Bundle(nets) if isinstance(nets, (tuple, list)) else nets
 
 
 def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Linen modules and their states as NNX modules and optimizers; those of NNX as they are."""
+    """Return Linen modules and their states as NNX modules and optimizers, and NNX objects as they are."""
     if isinstance(net, tuple) and isinstance(optimizer, tuple) and len(net) == len(optimizer):
         pairs = [as_nnx(*pair) for pair in zip(net, optimizer, strict=True)]
         return tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
@@ -34,7 +34,7 @@ def as_nnx(net: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def check_nets(net: Any, optimizer: Any) -> None:
-    """Raises TypeError, ValueError: no modules and optimizers, not as many, or not wrapped alike."""
+    """Raise TypeError or ValueError: not modules and optimizers, not as many, or not wrapped the same way."""
     several = isinstance(net, (tuple, list))
     nets, optimizers = (x if isinstance(x, (tuple, list)) else [x] for x in (net, optimizer))
     for module in nets:
@@ -53,13 +53,13 @@ def check_nets(net: Any, optimizer: Any) -> None:
 
 
 def check_alike(nets: Sequence[Any], function: str) -> None:
-    """Raises ValueError: networks are wrapped in different ways."""
+    """Raise ValueError: networks are wrapped in different ways."""
     for other in nets[1:]:
         _check_pair(nets[0], other, f"{function}: nets")
 
 
 def check_objects(nets: Sequence[Any], objects: Sequence[Any], function: str) -> None:
-    """Raises TypeError, ValueError: an object among the arguments cannot stand beside these networks."""
+    """Raise TypeError or ValueError: an object among the arguments cannot be used with these networks."""
     for obj in objects:
         if isinstance(obj, nnx.Optimizer):
             raise TypeError(
@@ -96,16 +96,18 @@ def _described(net: Any) -> str:
 
 
 def unwrapped(thing: Any) -> Any:
-    """What a replica is given: the module that a DistributedDataParallel wraps."""
+    """Return the module that a replica gets: what a DistributedDataParallel wraps."""
     if isinstance(thing, Bundle):
         return Bundle([unwrapped(net) for net in nets_of(thing)])
     return thing.module if isinstance(thing, DistributedDataParallel) else thing
 
 
 def state_of(nets: Sequence[Any]) -> EngineState:
-    """A wrapper's own; of several, one that reduces gradients and shares buffers as all of them do.
+    """Return a wrapper's own state; for several wrappers, one that reduces gradients and shares buffers as
+    they
+    all do.
 
-    Raises ValueError: they do that in different ways.
+    Raises ValueError: they differ in that.
     """
     states = [net.engine_state for net in nets]
     if len(states) == 1:
@@ -120,7 +122,7 @@ def state_of(nets: Sequence[Any]) -> EngineState:
 
 
 def refuse_context(nets: Sequence[Any]) -> None:
-    """Raises RuntimeError: one of several networks is inside of `no_sync()` or `join()`."""
+    """Raise RuntimeError: one of several networks is inside of `no_sync()` or `join()`."""
     for net in nets if len(nets) > 1 else ():
         state = net.engine_state if isinstance(net, DistributedDataParallel) else None
         if state is not None and not (state.synchronises and state.strategy is state.usual):

@@ -1,7 +1,7 @@
-"""nonfinite: which gradient is infinite or not a number, and how the host hears of it.
+"""nonfinite: which gradient is infinite or not a number, and how the host learns about it.
 
-torch's GradScaler looks at every step and waits for the answer. Here the look is part of the program, and its
-answer, a report of two numbers, is read some steps later, when nobody has to wait for it.
+torch's GradScaler checks every step and waits for the answer. Here the check is part of the program, and its
+answer, a report of two numbers, is read some steps later, when reading does not block.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 NONE = -1
-"""In place of a parameter's number: all gradients were finite so far."""
+"""Replaces a parameter's number: all gradients were finite so far."""
 WIDTH = 1024
-"""Of the table, at most."""
+"""The table's largest width."""
 
 
 def first_bad(gradients: list) -> jax.Array:
-    """The number of the first gradient that is not finite, or NONE."""
+    """Return the number of the first gradient that is not finite, or NONE."""
     finite = jnp.stack([jnp.isfinite(g).all() for g in gradients])
     return jnp.where(finite.all(), NONE, jnp.argmin(finite).astype(jnp.int32))
 
 
 def first_bad_on_cpu(gradients: list) -> jax.Array:
-    """The same for CPU devices, where XLA makes a slow loop of `isfinite(g).all()`.
+    """`first_bad` for CPU devices, where XLA compiles `isfinite(g).all()` to a slow loop.
 
-    0 times what is not finite is nan, and so is every sum with it. A matrix is multiplied with zeros as fast
-    as memory is read. What is left of each gradient is a row of one table, so a small net does not pay for
+    0 times a value that is not finite is nan, and nan survives every sum. A matrix is multiplied with zeros
+    as fast as memory is read. Each gradient is reduced to a row of one table, so a small net does not pay for
     several more operations for each of its parameters.
     """
     numbers = [i for i, g in enumerate(gradients) if g.size]
@@ -61,22 +61,23 @@ def _zeros(n: int, zero: jax.Array, dtype: jnp.dtype) -> jax.Array:
 # ------------------------------------------------------------------------------------- on the host
 
 PAUSE = 0.02
-"""Seconds between two looks. Reading takes as long as a tenth of a short step."""
+"""Seconds between two checks. Reading takes as long as a tenth of a short step."""
 LAG = 8
 """In updates: how old a report is when it is read, where several processes have to read the same one."""
 
 
 class Reports:
-    """Trouble stays in every later report until it is forgotten, so any of them will do.
+    """Reports of the last steps. Trouble stays in every later report until it is cleared, so any of them will
+    do.
 
-    Processes that train together have to find it in the same call: one that raised earlier, and went on
-    with another batch, would move while the others still stand. So there the number of updates says when
-    to look; a process alone looks when a report is there.
+    Processes that train together have to find it in the same call: one that raised earlier, and went on with
+    a different batch, would update while the others wait. So there the number of updates determines when to
+    read; a process alone reads a report once it is available.
     """
 
     def __init__(self, together: bool) -> None:
         self._together = together
-        self._first: jax.Array | None = None  # the oldest that nobody has read
+        self._first: jax.Array | None = None  # the oldest unread one
         self._last: jax.Array | None = None
         self._age, self._looked = 0, 0.0
 

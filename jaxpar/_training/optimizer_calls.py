@@ -1,7 +1,7 @@
-"""moves: which optimizer moves which network, and with which of the gradients.
+"""optimizer_calls: which optimizer updates which network, and with which of the gradients.
 
-torch's optimizer holds the parameters that it moves, and finds their gradients on them. Here a step has one
-list of gradients, of whatever any of its optimizers trains, and each takes its own.
+torch's optimizer holds its parameters, and finds their gradients on them. Here a step has one list of
+gradients, for everything that any of its optimizers trains, and each optimizer picks its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from .arrays import order_of_gradients
 
 
 class OptimizerCall(NamedTuple):
-    """Attributes:
-    form: what the optimizer takes gradients in. order: which of the step's gradients stand where in it.
+    """One optimizer's update of one network.
+
+    Attributes:
+      form: the structure in which the optimizer takes gradients. order: the index in the step's gradients of
+        each leaf.
     """
 
     form: TreeDef
@@ -29,10 +32,10 @@ class OptimizerCall(NamedTuple):
 
 
 def optimizer_calls(net: Any, optimizer: Any, split: NNXView) -> tuple[tuple[int, ...], list[OptimizerCall]]:
-    """Which of the values in `split` are trained, and a move for each network.
+    """Return which of the values in `split` are trained, and a call for each network.
 
     Args:
-      net, optimizer: one, or bundles of as many. split: the view of `net`, or of what it wraps.
+      net, optimizer: one of each, or bundles of equal length. split: the view of `net`, or of what it wraps.
     """
     pairs = list(zip(nets_of(net), nets_of(optimizer), strict=True))
     trained = [_trained(*pair, split) for pair in pairs]

@@ -23,16 +23,21 @@ from .._typing import PyTree
 class Precision:
     """A policy for `train_step` and `eval_step`.
 
+    >>> import jax.numpy as jnp, jaxpar
+    >>> policy = jaxpar.Precision("bfloat16")
+    >>> policy.cast({"x": jnp.ones(2), "label": jnp.array([1])})["x"].dtype
+    dtype(bfloat16)
+
     Attributes:
       compute: the type of the forward and the backward pass, `"bfloat16"`, `"float16"`, ...
       loss_scale: the loss is multiplied by this and the gradients divided, so that small ones do not
         vanish; it doubles after `growth_interval` good steps and is halved, and the step left out, when a
-        gradient is not finite. 65536 for float16 and None, which is off, for all others, if left out.
+        gradient is not finite. If left out, 65536 for float16 and None (off) for all other types.
       growth_interval: in steps.
 
     Raises:
-      TypeError: `compute` is no floating type; numbers that are none. ValueError: numbers that are not finite
-        and above 0.
+      TypeError: `compute` is not a floating type; an argument is not a number. ValueError: a number is not
+        finite and above 0.
 
     torch counterpart: `torch.amp.autocast` with `GradScaler`, whose numbers these are.
     """
@@ -51,7 +56,7 @@ class Precision:
             object.__setattr__(self, "loss_scale", 65536.0)
 
     def cast(self, tree: PyTree) -> PyTree:
-        """Floating arrays in the computing type; everything else as it is."""
+        """Return the tree with floating arrays in the computing type; everything else as it is."""
         return jax.tree.map(self._cast, tree)
 
     def _cast(self, x: PyTree) -> PyTree:

@@ -1,9 +1,9 @@
-"""program_parts: what a compiled step is, in words and digests that ranks can compare.
+"""program_parts: a description of a compiled step, in names and digests that ranks can compare.
 
-A rank with another loss, another activation, another constant or another random implementation compiles
-another program. torch does not look: such a rank trains on, and all have wrong weights. What is compared
-is the program itself, as it goes to the compiler, so nothing that is computed is left out. The words
-before its digest are for the error.
+A rank with a different loss, activation, constant or random implementation compiles a different program.
+torch does not check: such a rank trains on, and all ranks have wrong weights. The program itself is compared,
+as it goes to the compiler, so nothing that is computed is left out. The entries before its digest are for the
+error.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 from .._upstream import Jaxpr, Literal, inside, opened
 
 NUMBERS = 40
-"""Numbers that are written out; of more there is a digest."""
+"""How many numbers are written out; more are digested."""
 
 
 def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
-    """By field, the plainest first."""
+    """Return the parts by name, the plainest first."""
     counts: collections.Counter[str] = collections.Counter()
     numbers: set[str] = set()
     constants = hashlib.sha256()
@@ -45,7 +45,7 @@ def program_parts(traced: jax.stages.Traced) -> dict[str, str]:
 
 
 def _programs(program: Any) -> Iterator[tuple[Jaxpr, list[Any]]]:
-    """A program and all that run in it, each with its constants."""
+    """Yield a program and all programs that it runs, each with its constants."""
     jaxpr, consts = opened(program)
     yield jaxpr, consts
     for equation in jaxpr.eqns:

@@ -1,8 +1,8 @@
-"""step_state: what a training step remembers beside its net and optimizer, out of it and back.
+"""step_state: save and restore the state of a training step that is not in its net or optimizer.
 
-torch leaves most of it to the script: the scaler has a `state_dict`, the gradients of an accumulation are
-lost, and a hook's state is saved by whoever remembers to. A run that is killed in the middle of an
-accumulation and goes on without them trains other weights, and nothing says so.
+torch leaves most of it to the script: the scaler has a `state_dict`, accumulated gradients are lost, and a
+hook's state is saved only by scripts that remember to. A run that is killed in the middle of an accumulation
+and goes on without them silently trains different weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHERE = "TrainStep.load_state_dict"
 
 
 def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
-    """The state of a step, with arrays on the host; the same on all ranks."""
+    """Return the state of a step, with arrays on the host; the same on all ranks."""
     replica_state, world = engine.state.replica_state or ReplicaState(), engine.world
     return {
         "step": {name: np.asarray(x) for name, x in world.local_shared(arrays.extra).items()},
@@ -34,7 +34,7 @@ def saved(engine: Engine, arrays: TrainingArrays) -> dict[str, Any]:
 
 
 def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
-    """Calls and updates. Raises CheckpointError where they belong to another accumulation."""
+    """Return calls and updates. Raises CheckpointError where they belong to a different accumulation."""
     absent = {"calls", "updates", "step", "gradients", "hook"} - set(state)
     if absent:
         raise CheckpointError(
@@ -50,7 +50,7 @@ def counts(state: dict[str, Any], accumulate: int) -> tuple[int, int]:
 
 
 def restore(engine: Engine, arrays: TrainingArrays, state: dict[str, Any]) -> None:
-    """Puts a saved state back.
+    """Put a saved state back.
 
     Raises:
       CheckpointError: it does not fit the module, the precision, the hook or the number of replicas. Nothing
@@ -90,7 +90,7 @@ def _check(expected: list, stored_arrays: list) -> None:
 
 
 def _gathered(x: jax.Array, world: World) -> Any:
-    """What every replica has, on the host: [N, ...] if it is spread over them."""
+    """Return every replica's part, on the host: [N, ...] if it is spread over them."""
     pieces = [x] if world.size == 1 else all_gather(world.local_stacked(x), world.group)
     assert pieces is not None, "a world is of its members"
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # the host has no such type

@@ -28,7 +28,7 @@ class Throttle:
         self._waits: bool | None = None if STEPS_COMPETE else False
 
     def add(self, loss: jax.Array) -> None:
-        """A step was started and gives this loss; the one STEPS before it has ended on return."""
+        """Record the loss of a step that was started; on return, the step STEPS earlier has ended."""
         if self._waits is None:
             devices = loss.devices()
             self._waits = len(devices) > cores() and all(d.platform == "cpu" for d in devices)
