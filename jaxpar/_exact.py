@@ -1,9 +1,9 @@
-"""exact: the Python number that an array of one number was made of.
+"""exact: the Python number from which a one-element array was made.
 
 torch keeps a learning rate as Python's float64 whatever the parameters are, and its schedulers multiply that
-number on. Here the rate is an array of the optimizer's state, in float32 unless x64 is on, and while a step
-is running it cannot be read without waiting for the step. So this process remembers of what number an array
-was made. Whoever returns the same value in another array says so with `remember`.
+number. Here the rate is an array of the optimizer's state, in float32 unless x64 is on, and while a step is
+running it cannot be read without waiting for the step. So this process remembers the number from which an
+array was made. Code that returns the same value in a new array calls `remember`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scalar(number: float) -> jax.Array:
 
 
 def like(x: jax.Array, number: float) -> jax.Array:
-    """A number in the place of an array: of its type and where it is, so that no program is compiled anew."""
+    """Return a number as an array like x, in dtype and devices, so that no program is compiled anew."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.result_type(float)
     where = x.sharding if isinstance(x, jax.Array) else None
     new = np.full(np.shape(x), number, dtype)
@@ -36,7 +36,7 @@ def like(x: jax.Array, number: float) -> jax.Array:
 
 
 def remember(x: Any, number: float) -> Any:
-    """The same array, of which `recall` now knows the number. What is being traced has no value yet."""
+    """Return the same array, and let `recall` find its number. A tracer has no value yet."""
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
         key = id(x)
         _numbers[key] = weakref.ref(x, lambda _: _numbers.pop(key, None)), number
@@ -44,22 +44,21 @@ def remember(x: Any, number: float) -> Any:
 
 
 def recall(x: Any) -> float | None:
-    """The number that an array was made of, or None. Waits for nothing."""
+    """Return the number from which an array was made, or None. Never waits."""
     record = _numbers.get(id(x))
     return record[1] if record is not None and record[0]() is x else None
 
 
 def recall_all(values: list[Any]) -> dict[int, float]:
-    """What is known of these, by position."""
+    """Return the known numbers by position."""
     return {i: number for i, x in enumerate(values) if (number := recall(x)) is not None}
 
 
 def number_of(x: Any, last: float | None = None) -> float:
-    """The number in an array; waits for the array if that is not known.
+    """Return the number in an array; waits for the array if the number is not known.
 
-    An array that came back from a file or a compiled program says only the number's rounded value. It is
-    `last`, if that rounds to the same; else the shortest decimal number that does: 0.1 for float32's
-    0.100000001490116.
+    An array from a file or a compiled program holds only the number's rounded value. Its number is `last`, if
+    that rounds to the same; else the shortest decimal number that does: 0.1 for float32's 0.100000001490116.
     """
     number = recall(x)
     if number is not None:

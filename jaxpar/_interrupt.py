@@ -1,8 +1,8 @@
 """Ctrl-C between two steps instead of anywhere.
 
-Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a compiler's callback or
-an import that swallows exceptions it turns into another error, is lost, or ends the process in native
-code. A loop of steps asks here instead: the step is completed, then the loop ends.
+Python raises KeyboardInterrupt wherever the main thread happens to be. Inside a compiler's callback or an
+import that swallows exceptions it turns into a different error, is lost, or ends the process in native code.
+A loop of steps checks for it instead: the step is completed, then the loop ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 
 class _Remember:
-    """A handler of SIGINT: the first one is kept until somebody checks, the second raises at once."""
+    """A handler of SIGINT: the first signal is stored until `check`, the second raises at once."""
 
     interrupted = False
 
@@ -31,10 +31,10 @@ class _Remember:
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Gives a function that raises KeyboardInterrupt if Ctrl-C came since; a second Ctrl-C raises at once.
+    """Yield a function that raises KeyboardInterrupt after a Ctrl-C; a second Ctrl-C raises at once.
 
-    A loop inside of a loop shares what the outer one remembers, so that the inner one ends too. It changes
-    nothing outside the main thread, and where SIGINT is ignored or has a handler of somebody else.
+    A nested loop shares the outer one's handler, so that both end. Does nothing outside the main thread, and
+    where SIGINT is ignored or already has a handler.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)

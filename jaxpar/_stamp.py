@@ -1,6 +1,6 @@
-"""stamp: when a thing that people show around was made, with which versions and by which command.
+"""stamp: when a report or picture was made, with which versions and by which command.
 
-Reports and pictures carry it, because a number without its circumstances cannot be made again.
+A number without its circumstances cannot be reproduced.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ LONGEST = 200
 
 
 def when() -> str:
-    """The time in UTC. SOURCE_DATE_EPOCH, seconds since 1970, stands in for it, so files can be made again.
+    """Return the time in UTC. SOURCE_DATE_EPOCH, seconds since 1970, overrides it, so files can be
+    reproduced.
 
     Raises:
-      ValueError: SOURCE_DATE_EPOCH is no number of seconds.
+      ValueError: SOURCE_DATE_EPOCH is not a number of seconds.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is not None and not re.fullmatch(r"\d{1,11}", epoch):
@@ -31,7 +32,7 @@ def when() -> str:
 
 
 def command() -> str:
-    """What this process was started with: the program without its folders, no secrets, on one line."""
+    """Return how this process was started: the program without its folders, no secrets, on one line."""
     program, *arguments = sys.argv or [""]
     name = os.path.basename(program)
     if name == "__main__.py":  # python -m package
@@ -53,5 +54,5 @@ def installed(package: str) -> str:
 
 
 def line() -> str:
-    """All of it, for the foot of a picture."""
+    """Return time, versions and command, for the foot of a picture."""
     return " · ".join(filter(None, (when(), versions(), command())))

@@ -32,18 +32,18 @@ def has_shape(leaf: object) -> bool:
 
 
 def is_committed(x: object) -> bool:
-    """Whether somebody has chosen where an array lies."""
+    """Whether an array was placed explicitly."""
     return is_real(x) and x.committed
 
 
 def shape_of(x: Any, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:
-    """An array as a shape, of the type that JAX would give it."""
+    """Return an array as a shape, with the dtype that JAX would give it."""
     dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
     return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding)
 
 
 def paths(tree: PyTree, root: str) -> list[str]:
-    """The leaves' paths as a reader would write them: `inputs[0]['image']`."""
+    """Return the leaves' paths as a reader would write them: `inputs[0]['image']`."""
     return [root + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
 
 
@@ -84,7 +84,7 @@ _eager: Any = None
 
 
 def is_real(leaf: object) -> TypeGuard[jax.Array]:
-    """An array with bytes behind it, not a tracer."""
+    """Whether it is an array with a buffer, not a tracer."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
@@ -94,9 +94,9 @@ def has_tracers(tree: PyTree) -> bool:
 
 
 def check_alive(leaves: Sequence[Any], names: Sequence[str] | PyTree, function: str) -> None:
-    """Raises DeletedError for the first array whose buffer is gone.
+    """Raise DeletedError for the first array whose buffer is gone.
 
-    Looked for before every dispatch: with two or more devices JAX 0.10 does not raise, it crashes.
+    Checked before every dispatch: with two or more devices JAX 0.10 does not raise, it crashes.
     """
     for i, leaf in enumerate(leaves):
         if is_real(leaf) and leaf.is_deleted():
@@ -107,7 +107,7 @@ def check_alive(leaves: Sequence[Any], names: Sequence[str] | PyTree, function: 
 
 
 def check_leaf(leaf: Any, name: str, function: str) -> None:
-    """Raises where JAX would fail without a path (objects, text) or change values (wide integers)."""
+    """Raise where JAX would fail without a path (objects, text) or change values (wide integers)."""
     if not is_array(leaf):
         if isinstance(leaf, (dict, list, tuple)):
             raise LeafError(
@@ -141,7 +141,8 @@ def check_leaf(leaf: Any, name: str, function: str) -> None:
 
 
 def check_leaves(leaves: Sequence[Any], names: Sequence[str], function: str) -> None:
-    """`check_leaf` of each. Names cost more than most checks, so they are made only for what may raise."""
+    """`check_leaf` for each. Names cost more than most checks, so they are made only for leaves that may
+    raise."""
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) or (type(leaf) is np.ndarray and _fits(leaf)):
             continue
@@ -149,7 +150,7 @@ def check_leaves(leaves: Sequence[Any], names: Sequence[str], function: str) -> 
 
 
 def _fits(leaf: np.ndarray) -> bool:
-    """Whether nothing has to be said of an array: JAX keeps its type, or wraps none of its integers."""
+    """Whether an array needs no message: JAX keeps its type, or wraps none of its integers."""
     if _stays(leaf.dtype):
         return True
     if leaf.dtype.kind not in "iu" or not leaf.dtype.isnative or not leaf.size:
@@ -174,7 +175,7 @@ def _stays(dtype: np.dtype) -> bool:
 
 
 def _check_form(leaf: np.ndarray, name: str, function: str) -> None:
-    """Raises for what NumPy holds and JAX has not, each of which JAX refuses without a path."""
+    """Raise for arrays that NumPy has and JAX refuses without a path."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise LeafError(
             f"{function}: {name} is a masked array, and a device has no masks: fill it, {name}.filled(0), "
@@ -224,7 +225,7 @@ _narrowed: set[tuple[str, str]] = set()
 
 
 def warn_narrowed(leaf: Any, name: str, function: str) -> None:
-    """Says once for each path that JAX keeps 32 bits of a host array's 64."""
+    """Warn once for each path that JAX keeps 32 bits of a host array's 64."""
     if not isinstance(leaf, np.ndarray) or (name, str(leaf.dtype)) in _narrowed:
         return
     narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)

@@ -1,7 +1,7 @@
-"""The words that everything else uses.
+"""Type aliases and small types that every package uses.
 
-N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas that got rows, k <= N.
-`dim`: the batch dimension.
+N: replicas. B: rows of the global batch. b: rows of one replica. k: replicas that got rows, k <= N. `dim`:
+the batch dimension.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Shape: TypeAlias = tuple[int, ...]
 DeviceLike: TypeAlias = "int | str | jax.Device"
 
 REPLICA = "replica"
-"""The name of the mesh axis along which the replicas lie."""
+"""The name of the mesh axis of the replicas."""
 
 AxisName: TypeAlias = str | tuple[str, ...] | None
-"""The mesh axes over which a batch is spread; None: it is here as a whole."""
+"""The mesh axes over which a batch is spread; None: the batch is not spread."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaGroups:
-    """Which replicas sum with which: the number of each one's group, along the mesh axis of the replicas.
+    """Which replicas sum together: the number of each one's group, along the mesh axis of the replicas.
 
-    It is the same on all ranks, which a process group is not, so it may be part of a program.
+    Unlike a process group it is the same on all ranks, so it may be part of a program.
     """
 
     numbers: tuple[int, ...]

@@ -1,28 +1,38 @@
-"""The ways it can go wrong. Every class says the cause and the cure.
+"""The exceptions that jaxpar raises. Each docstring gives a cause and a cure.
 
-Each class also inherits the built-in class that fits, which is the one PyTorch raises in the same
-place wherever that is sensible, so that code which catches torch's error catches jaxpar's. A
-message names the function, the path of the leaf, the numbers and the cure.
+Each class also inherits the built-in class that fits, which is the one PyTorch raises in the same place
+wherever that is sensible, so that code which catches torch's error catches jaxpar's. A message names the
+function, the path of the leaf, the numbers and the cure.
 """
 
 
 class JaxparError(Exception):
-    """What all errors of jaxpar have in common; never raised by itself."""
+    """Base class of all errors of jaxpar; never raised itself.
+
+    >>> import jaxpar
+    >>> issubclass(jaxpar.DeviceError, jaxpar.JaxparError)
+    True
+    """
 
 
 class DeviceError(JaxparError, ValueError):
-    """A device that does not exist, was given twice, or is written in a way nobody knows.
+    """A device that does not exist, was given twice, or has an unknown spelling.
+
+    >>> import jaxpar
+    >>> jaxpar.device("toaster")
+    Traceback (most recent call last):
+    jaxpar.errors.DeviceError: ...
 
     Cause: `DataParallel(net, device_ids=[0, 0])`, or `[0, 9]` on a host with 8 devices.
-    Cure: `jaxpar.devices()` lists what there is; an integer id is a position in that list.
+    Cure: `jaxpar.devices()` lists the devices; an integer id is a position in that list.
     """
 
 
 class BackendError(JaxparError, RuntimeError):
-    """JAX's backend cannot do what was asked, or could only have done it before it started.
+    """JAX's backend cannot do this, or could have done it only before it started.
 
     Cause: `jaxpar.virtual_devices(8)` after the first array was made.
-    Cure: make it the first line of the script, or set `JAXPAR_DEVICES=8` outside of it.
+    Cure: make it the first line of the script, or set `JAXPAR_DEVICES=8` in the environment.
     """
 
 
@@ -46,18 +56,23 @@ class MixedDevicesError(JaxparError, RuntimeError, ValueError):
 class RowsError(JaxparError, ValueError):
     """Two arrays of one batch have different numbers of rows.
 
-    Cause: `net(x, target)` with 8 rows in `x` and 7 in `target`. torch cuts the longer one
-    silently to the rows that pair up (pytorch/pytorch scatter_map zips to the shortest).
-    Cure: cut the batch yourself, or pass what is not a batch as something that is no array.
+    >>> import jax.numpy as jnp, jaxpar
+    >>> jaxpar.scatter((jnp.ones(2), jnp.ones(3)), jaxpar.devices()[:1])
+    Traceback (most recent call last):
+    jaxpar.errors.RowsError: scatter: inputs[0] has 2 rows and inputs[1] has 3. ...
+
+    Cause: `net(x, target)` with 8 rows in `x` and 7 in `target`. torch cuts the longer one silently to the
+    rows that pair up (pytorch/pytorch scatter_map zips to the shortest).
+    Cure: cut the batch yourself, or pass values outside of the batch as something other than an array.
     """
 
 
 class NoRowsError(JaxparError, RuntimeError):
-    """An array without axes stands in a batch and cannot be split.
+    """A batch contains an array without axes, which cannot be split.
 
     Cause: `net(x, jnp.float32(0.5))`.
-    Cure: pass a Python number (every replica gets it as it is), or one value for each row:
-    `jnp.full((B,), 0.5)`.
+    Cure: pass a Python number (every replica gets it as it is), or one value for each row: `jnp.full((B,),
+    0.5)`.
     """
 
 
@@ -85,8 +100,8 @@ class RangeError(JaxparError, OverflowError):
 class DeletedError(JaxparError, RuntimeError):
     """An array was donated or deleted before it was passed.
 
-    JAX itself ends the whole process when such an array lies on two or more devices.
-    Cure: keep the value that the donating step returned, not the one that was passed to it.
+    JAX itself ends the process when such an array is on two or more devices.
+    Cure: keep the value that the donating step returned, not the one that was passed in.
     """
 
 
@@ -108,15 +123,15 @@ class UninitializedError(JaxparError, ValueError):
     """A module whose parameters are shapes without values.
 
     Cause: a module made by `nnx.eval_shape`, or a Linen module without its variables.
-    Cure: build the module (or run `.init`) before it is called.
+    Cure: build the module (or run `.init`) first.
     """
 
 
 class NestedError(JaxparError, RuntimeError):
-    """A DataParallel was called inside a replica of another one.
+    """A DataParallel was called inside a replica of a second one.
 
-    torch leaves this undefined (buffers raise, the rest computes on mixed devices).
-    Cure: wrap either the whole model or a part of it.
+    torch leaves this undefined (buffers raise, the other operations run on mixed devices).
+    Cure: wrap either the complete model or a part.
     """
 
 
@@ -161,7 +176,7 @@ class ParametersError(JaxparError, RuntimeError):
 
 
 class BatchError(JaxparError, ValueError):
-    """A batch without rows, or with another structure than the batches before it.
+    """A batch without rows, or with a structure different from the batches before.
 
     Cause: a dict with a key more than at the first step; an empty last batch: its mean loss is NaN.
     Cure: give every batch the same structure; leave empty ones out.
@@ -190,7 +205,7 @@ class NonFiniteError(JaxparError, FloatingPointError):
     """A gradient was infinite or not a number; the message names the first one and the update.
 
     Cause: a learning rate that is too high; `jnp.log(0)`; float16 without loss scaling.
-    Cure: what the message says; `on_nonfinite="skip"` leaves such updates out.
+    Cure: see the message; `on_nonfinite="skip"` leaves such updates out.
     """
 
 
@@ -227,31 +242,31 @@ class FileError(JaxparError, ValueError):
 
 
 class ParityError(JaxparError, AssertionError):
-    """Two models that should be the same are not; the message is the table of what differs.
+    """Two models that should be the same are not; the message is the table of differences.
 
     Cause: `epsilon=1e-6` in Flax, 1e-5 in torch; the message names the first layer that differs.
-    Cure: what it says, or the page on reading a comparison if it names no cause.
+    Cure: follow the message, or the page on reading a comparison if it names no cause.
     """
 
 
 class NotDeterministicError(JaxparError, RuntimeError):
-    """A model gives two results for the same batch, so nothing can be said about two models.
+    """A model gives two results for the same batch, so it cannot be compared with a second model.
 
-    Cause: random numbers that are no dropout; a counter in the module.
-    Cure: compare in evaluation mode, or take the randomness out of the model for the comparison.
+    Cause: random numbers other than dropout; a counter in the module.
+    Cure: compare in evaluation mode, or remove the randomness from the model for the comparison.
     """
 
 
 class SpecError(JaxparError, ValueError):
-    """A specification for the command line cannot be used: the file, or an option beside it.
+    """A specification for the command line cannot be used: the file, or an option that contradicts the file.
 
-    Cause: a name that is missing in the file; an error in it, which is shown with its line.
+    Cause: a name that is missing in the file; an error in the file, which is shown with its line.
     Cure: see `jaxpar parity --help` for what the file defines.
     """
 
 
 class PortError(JaxparError, ValueError):
-    """`jaxpar.parity.port` cannot begin: there is no module, or no source, or no call to watch.
+    """`jaxpar.parity.port` cannot begin: it has no module, no source, or no call to watch.
 
     Cause: a constructor's argument that cannot be written down, such as a tensor; a class that was made in an
     interactive session and has no file; a file that cannot be read.
@@ -269,24 +284,24 @@ class MaskError(JaxparError, ValueError):
 
 
 class MetricError(JaxparError, ValueError):
-    """A metric that is no number, a step that goes back, or a file of metrics that is something else.
+    """A metric that is not a number, a step that goes back, or a file that does not hold metrics.
 
     Cause: `log.log(step, loss=losses)` with one loss for each row.
-    Cure: `loss=losses.mean()`; to write steps again that are there, `log.resume_from(step)`.
+    Cure: `loss=losses.mean()`; to overwrite existing steps, `log.resume_from(step)`.
     """
 
 
 class CheckpointError(JaxparError, RuntimeError):
-    """A step that cannot be saved or restored: damaged, of another object, not there, no room, locked.
+    """A step that cannot be saved or restored: damaged, for a different module, missing, no room, locked.
 
     Cause: `checkpointer.restore(net=net)` where `net` is wider than the one that was saved.
-    Cure: build the object as it was; where bytes are damaged, `restore()` without a step takes the
-    newest one that is not.
+    Cure: build the object as it was; where bytes are damaged, `restore()` without a step takes the newest one
+    that is not.
     """
 
 
 class GroupError(JaxparError, ValueError):
-    """There is no process group, there is one already, or it cannot be joined like this.
+    """A process group is missing, exists already, or cannot be joined like this.
 
     Cause: `get_rank()` before `init_process_group()`; RANK is not set, or not below WORLD_SIZE.
     Cure: `init_process_group()` once and first; torchrun and `jaxpar launch` set the variables.
@@ -304,7 +319,7 @@ class DistributedError(JaxparError, RuntimeError):
 class DivergenceError(JaxparError, RuntimeError):
     """Processes or replicas that should be the same are not.
 
-    Cause: a batch of another shape on one rank; another version, device or configuration; weights
+    Cause: a batch with a different shape on one rank; a different library, device or configuration; weights
     that were changed on one replica alone; a call that only some ranks make.
     Cure: the message names the rank, the field and both values, or both calls and their lines.
     """

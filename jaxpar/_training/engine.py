@@ -31,38 +31,38 @@ from .world import World
 
 
 class Work(Protocol):
-    """What a program does with a batch."""
+    """The computation on a batch."""
 
     def bring(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The batch, on this process's devices."""
+        """Return the batch, on this process's devices."""
 
     def shapes(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What `bring` would give, as shapes with shardings. Arrays may be anywhere, or be shapes."""
+        """Return the batch of `bring` as shapes with shardings. Arrays may be anywhere, or be shapes."""
 
     def program(self, arrays: Arrays, batch: Any, agreed: Agreement, keep: bool) -> tuple[Program, Any]:
-        """What is run, and the batch as it takes it."""
+        """Return the compiled program and its batch argument."""
 
     def first_replica_state(self, trained: list) -> ReplicaState:
-        """What replicas keep before the first step; `trained` are this process's parameters."""
+        """Return the initial per-replica state; `trained` are this process's parameters."""
 
     def replica_state_like(self, trained: list) -> ReplicaState:
-        """What `first_replica_state` gives, as shapes with shardings."""
+        """Return what `first_replica_state` returns, as shapes with shardings."""
 
     def gradients_like(self, trained: list) -> list[jax.ShapeDtypeStruct]:
-        """The gradients that replicas keep between two updates, as shapes with shardings."""
+        """Return the gradients that replicas accumulate between two updates, as shapes with shardings."""
 
     def read(self, done: StepResult, agreed: Agreement, batch: Any) -> tuple[jax.Array, PyTree, PyTree]:
-        """The loss, what came with it, and changed buffers, on this process's devices."""
+        """Return the loss, the auxiliary outputs and changed buffers, on this process's devices."""
 
 
 class StepOutcome(NamedTuple):
-    """What a step gives its user.
+    """The results of a step for its caller.
 
     Attributes:
       loss, aux: the mean over the replicas; this process's own while gradients are kept.
       after: the mean gradients, a list, where there was no update.
-      committed: what the arrays made of changed buffers.
-      report: on gradients that are not finite, if the update looked for them.
+      committed: what `Arrays.put` returned for changed buffers.
+      report: on gradients that are not finite, if the update checked them.
     """
 
     loss: jax.Array
@@ -73,11 +73,11 @@ class StepOutcome(NamedTuple):
 
 
 class Engine:
-    """The loop for one module and one work.
+    """The loop for one module and one computation.
 
     Args:
-      loss_fn, fingerprint: what ranks compare, beside their rows and the module.
-      call: what users call a step.
+      loss_fn, fingerprint: what ranks compare, in addition to their rows and the module.
+      call: the name of a step for users.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Engine:
         self._numbers = OptimizerNumbers()
 
     def step(self, args: tuple, kwargs: dict[str, Any], keep: bool = False) -> StepOutcome:
-        """A step on this rank's batch. `keep` leaves gradients on their replicas for the next to add to."""
+        """Run a step on this rank's batch. `keep` leaves gradients on their replicas for the next step to add
+        to."""
         batch = self.work.bring(args, kwargs)
         if self.state.strategy is not self.state.usual:
             self.state.engine = self
@@ -151,14 +152,15 @@ class Engine:
         return self._put(done, agreed, batch)
 
     def drop(self) -> None:
-        """Forgets what `keep` has left on this process's replicas: from here on they take part with zeros."""
+        """Zero the gradients that `keep` left on this process's replicas: they take part with zeros from now
+        on."""
         replica_state, world = self.state.replica_state, self.world
         if replica_state is not None and replica_state.gradients:
             zeros = [world.stacked(jnp.zeros_like(world.local_stacked(x))) for x in replica_state.gradients]
             self.state.replica_state = replica_state._replace(gradients=zeros)
 
     def _describe(self) -> str:
-        """What is compiled, for a reader of stderr."""
+        """Return a description of the compilation, for stderr."""
         placement = getattr(self.arrays, "placement", None)
         n = max(self.world.N, 1 if placement is None else placement.N)
         return f"{self.arrays.function} ({place_of(self._loss_fn)}) for {n} device{'s' * (n > 1)}"
@@ -179,7 +181,7 @@ class Engine:
         return self.work.first_replica_state(self.world.local_shared(trained))
 
     def _metadata(self, keep: bool) -> StepMetadata:
-        """What has to be the same on all ranks, beside the rows."""
+        """Return the metadata that must be the same on all ranks, in addition to the rows."""
         state, arrays = self.state, self.arrays
         state.number = state.number or next_number(self.world.group)
         return StepMetadata(
@@ -195,8 +197,8 @@ class Engine:
         )
 
     def receive(self, src: int, *, buffers: bool, parameters: bool = False) -> bool:
-        """Takes the module's buffers or parameters from a rank of the world; all ranks call it. Whether there
-        were any."""
+        """Take the module's buffers or parameters from a rank of the world; all ranks call it. Return whether
+        there were any."""
         values, _ = self.arrays.take(keep=True)
         trained = set(self.arrays.parameters)
         which = [i for i in range(len(values)) if (parameters if i in trained else buffers)]

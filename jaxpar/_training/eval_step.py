@@ -1,6 +1,6 @@
 """eval_step: a function of a module in evaluation mode, compiled once.
 
-torch writes `net.eval()` and `torch.no_grad()` around a loop and `net.train()` behind it. Here the mode is a
+torch writes `net.eval()` and `torch.no_grad()` before a loop and `net.train()` after it. Here the mode is a
 part of the program, so the module's own mode is never touched.
 """
 
@@ -44,23 +44,30 @@ def eval_step(
     *,
     precision: Precision | None = None,
 ) -> Callable[..., Any]:
-    """A compiled `evaluate(*batch)` of a module in evaluation mode.
+    """Compile `evaluate(*batch)` for a module in evaluation mode.
+
+    >>> import jax.numpy as jnp, jaxpar
+    >>> from flax import nnx
+    >>> net = nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    >>> evaluate = jaxpar.eval_step(net)
+    >>> evaluate(jnp.ones((4, 3))).shape
+    (4, 2)
 
     Args:
-      net: as for `train_step`; of a Linen module `evaluate(state, *batch)` gets its TrainState, or its
+      net: as for `train_step`; for a Linen module `evaluate(state, *batch)` takes its TrainState, or its
         variables. Its own mode, statistics and random streams stay as they are.
       function: `function(net, *batch)`, any tree of arrays; the module's outputs if left out. The batch may
-        hold modules, which are in evaluation mode and stay as they are, and `nnx.Rngs`, whose streams move on
-        as in any other call.
+        hold modules, which are in evaluation mode and stay as they are, and `nnx.Rngs`, whose streams advance
+        as in any call.
       precision: as for `train_step`; outputs stay in the computing type.
 
     Returns:
-      A function that gives the tree for the whole batch; of a DistributedDataParallel, for this process's
-      rows. Results stay on the device.
+      A function that returns the tree for the complete batch; for a DistributedDataParallel, for this
+      process's rows. Results stay on the device.
 
     Raises (when called):
       LeafError, RangeError, DeletedError: as `train_step`. BatchError: the batch is empty, and the result
-      holds a NaN, as the mean of no rows is. Of an empty batch alone the result is waited for.
+        holds a NaN, as the mean of no rows is. Only for an empty batch, the call waits for the result.
 
     torch counterpart: `net.eval()` and `torch.no_grad()`.
     """
@@ -77,7 +84,7 @@ def eval_step(
     run = _call if function is None else function
     arrays = EvaluationArrays(as_one(net), as_one(net), placement, ALONE, "eval_step")
     state = EngineState(Alone())
-    state.replica_state = ReplicaState()  # an evaluation keeps nothing
+    state.replica_state = ReplicaState()  # an evaluation has no per-replica state
     engine = Engine(arrays, OutputWork(run, precision, placement), state, ALONE, run)
 
     def evaluate(*batch: PyTree, **kwargs: PyTree) -> PyTree:
@@ -98,7 +105,7 @@ def eval_step(
 def _of_linen(
     net: Any, function: Callable[..., Any] | None, precision: Precision | None
 ) -> Callable[..., Any]:
-    """`evaluate(variables, *batch)`, where the variables may stand in a TrainState."""
+    """Return `evaluate(variables, *batch)`, which also takes a TrainState."""
     latest: list[Any] = []
 
     def evaluate(state: Any, *batch: PyTree, **kwargs: PyTree) -> PyTree:
@@ -114,7 +121,7 @@ def _of_linen(
 
 
 class EvaluationArrays(CallArrays):
-    """A module's arrays, which stay as they are, and the streams of a call, which move on."""
+    """A module's arrays, which stay as they are, and the streams of a call, which advance."""
 
     def commit(self, changes: Changes) -> None:
         streams = [x for x in self.objects if isinstance(x, (nnx.Rngs, nnx.RngStream))]
@@ -123,7 +130,7 @@ class EvaluationArrays(CallArrays):
 
 
 def _check_numbers(outputs: PyTree, empty_array: str) -> None:
-    """Of an empty batch, rows and sums are right and a mean is not a number, which torch returns."""
+    """Raise BatchError for a NaN: for an empty batch rows and sums are right, but a mean is not a number."""
     for leaf, name in zip(jax.tree.leaves(outputs), paths(outputs, "result"), strict=True):
         if is_real(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) and jnp.isnan(leaf).any():
             raise BatchError(
@@ -137,7 +144,7 @@ def _call(net: Callable[..., PyTree], *batch: PyTree, **kwargs: PyTree) -> PyTre
 
 
 class OutputWork(WholeBatch):
-    """What a function of the module and the whole batch returns. Nothing is kept, and nothing changes."""
+    """A function of the module and the complete batch. Nothing is kept, and nothing changes."""
 
     def __init__(
         self, function: Callable[..., Any], precision: Precision | None, placement: Placement | None

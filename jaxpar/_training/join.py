@@ -1,11 +1,11 @@
 """join: ranks with different numbers of batches train together until the last one has finished.
 
-As in torch, a rank without batches goes on taking part, with zeros. Every step is announced over the host
+As in torch, a rank without batches keeps taking part, with zeros. Every step is announced over the host
 first, so that all ranks run one program for the rows of all; the announcement carries the numbers of rows,
-which in here may differ from rank to rank.
+which may differ between ranks inside of join.
 
-`Announced` is the strategy by which ranks agree on a step, and `Join` the context that a user enters: it
-gives the strategy to the engine, and at the end asks the engine for steps without rows.
+`Announced` is the strategy by which ranks agree on a step, and `Join` the context that a user enters: it sets
+the engine's strategy, and at the end runs steps without rows.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _WHAT = "DistributedDataParallel.join"
 
 
 class Announced:
-    """Every rank tells the others what it brings, rows or none.
+    """The strategy inside of join: every rank announces its rows to the others, or that it has none.
 
     Args:
-      divides_by_all: whether gradients are divided by all replicas, or by those that have rows.
-      throws: whether the first rank without rows ends the training of all.
+      divides_by_all: whether gradients are divided by all replicas, or only by those that have rows.
+      throws: whether the first rank without rows ends the training on all ranks.
       shares_buffers: whether all ranks take the buffers of one before each step.
 
     Attributes:
-      rows: of this rank's last step.
+      rows: this rank's rows in its last step.
       last: the highest rank that had rows in the last step.
-      kept: whether the last step left its gradients on the replicas.
+      keeps_gradients: whether the last step left its gradients on the replicas.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Announced:
     def agree(
         self, rows: LocalRows, metadata: StepMetadata | None, keep: bool
     ) -> tuple[Agreement, LocalRows] | None:
-        """Raises as `DistributedDataParallel.join`."""
-        del metadata  # the announcement takes its place
+        """Raise as `DistributedDataParallel.join`."""
+        del metadata  # the announcement replaces it
         if rows.sizes:
             self.rows = rows
         agreed = self.announce(rows, keep)
@@ -63,7 +63,7 @@ class Announced:
         return agreed, rows.widened(agreed.kinds, self._world.local)
 
     def announce(self, rows: LocalRows | None, keep: bool = False) -> Agreement | None:
-        """What all ranks bring to one step; None when no rank brings anything."""
+        """Return what all ranks contribute to one step; None when no rank has rows left."""
         has_rows = rows is not None and rows.sizes
         announcement = _announcement(rows, keep) if has_rows else {"never": self.rows is None}
         texts = exchange(_WHAT, json.dumps(announcement), self._timeout, self._world.group)
@@ -78,8 +78,8 @@ class Announced:
         kinds = tuple(_kind(shapes) for replicas in by_rank for shapes in replicas)
         active = sum(kind is not None for kind in kinds)
         divisor = self._world.N if self._divides_by_all else active
-        # docs/semantics.md row J4: the buffers of the highest rank that has batches. As outside of join, they
-        # are not those of others after a step in no_sync.
+        # docs/semantics.md row J4: the buffers of the highest rank that has batches. As outside of join,
+        # buffers are not shared after a step in no_sync.
         source = self.last if self.shares_buffers and not self.keeps_gradients else None
         self.keeps_gradients = announcements[self.last]["keep"]
         return Agreement(kinds, divisor, None, source, self.keeps_gradients)
@@ -133,17 +133,17 @@ class Join:
         if not self._enable:
             return
         try:
-            if kind is None:  # docs/semantics.md row J7: after an exception nobody is waited for
+            if kind is None:  # docs/semantics.md row J7: an exception does not wait for other ranks
                 self._go_on()
         finally:
             # torch leaves its hooks in place (J5), and later steps take buffers from the highest rank.
             self._state.strategy, self._state.engine = self._state.usual, None
 
     def _go_on(self) -> None:
-        """Takes part with zeros until no rank has batches any more, then takes the last one's values."""
+        """Take part with zeros until no rank has batches left, then take the last rank's values."""
         engine, rows = self._state.engine, self._strategy.rows
         if rows is None:
-            self._strategy.announce(None)  # raises, on all ranks, if another one has batches
+            self._strategy.announce(None)  # raises, on all ranks, if any has batches
             return
         engine.drop()
         while engine.turn(rows.empty()) is not None:

@@ -1,9 +1,9 @@
 """linen_net: a Linen module with its variables, and a TrainState, as the NNX objects that a step trains.
 
-A Linen module's arrays are its user's, in a `flax.training.train_state.TrainState` as a rule. A step wants
-objects that hold theirs. So the variables go into an NNX module that applies the Linen one, and the rest of
-the state into an optimizer whose update is the state's own `apply_gradients`. Both are put together again
-when somebody asks for the state.
+A Linen module's arrays are held by its user, usually in a `flax.training.train_state.TrainState`. A step
+needs objects that hold their arrays. So the variables go into an NNX module that applies the Linen one, and
+the other fields of the state into an optimizer whose update is the state's own `apply_gradients`. Reading
+`TrainStep.state` combines both again.
 
 torch counterpart: none; its modules hold their parameters.
 """
@@ -43,7 +43,7 @@ class _Fields:
         return jax.tree.unflatten(self.form, [getattr(owner, name)[...] for name in self.names])
 
     def write(self, owner: Any, tree: PyTree) -> None:
-        """Raises ValueError: a leaf that was not there at first."""
+        """Raise ValueError for a leaf that did not exist at first."""
         for pair in jax.tree.leaves_with_path(tree):
             name = _name(pair)
             if name not in self.names:
@@ -64,7 +64,7 @@ class LinenNet(nnx.Module):
     Collections other than the parameters are mutable.
 
     Args:
-      variables: as the module's `init` gives them, or one level deeper, as those of `DataParallel(module)`.
+      variables: as returned by the module's `init`, or one level deeper, as for `DataParallel(module)`.
     """
 
     def __init__(self, module: linen.Module, variables: Mapping[str, PyTree]):
@@ -82,11 +82,11 @@ class LinenNet(nnx.Module):
         return form == self.fields.form
 
     def take(self, variables: Mapping[str, PyTree]) -> None:
-        """Other values."""
+        """Replace the values."""
         self.fields.write(self, dict(variables))
 
     def __call__(self, *args: PyTree, rngs: Any = None, **kwargs: PyTree) -> PyTree:
-        """`rngs` may be an `nnx.Rngs`, of which every stream gives its next key."""
+        """Apply the module. `rngs` may be an `nnx.Rngs`, whose streams each give their next key."""
         if isinstance(rngs, nnx.Rngs):
             rngs = {name: stream() for name, stream in rngs.items()}
         kwargs["rngs"], variables = rngs, self.variables
@@ -129,21 +129,21 @@ class LinenOptimizer(nnx.Optimizer):
 
 
 def linen_net_of(net: Any) -> LinenNet:
-    """What a wrapper wraps."""
+    """Return the LinenNet, unwrapped."""
     return net if isinstance(net, LinenNet) else net.module
 
 
 def is_linen(net: Any) -> bool:
-    """A Linen module, or a wrapper of one."""
+    """Whether net is a Linen module, or a wrapper of one."""
     return isinstance(net, linen.Module) or (
         isinstance(net, DistributedDataParallel) and isinstance(net.module, linen.Module)
     )
 
 
 def collections_of(state: Any) -> dict[str, PyTree]:
-    """The variables in a TrainState: its parameters, and other collections that have a field of their own.
+    """Return the variables in a TrainState: its parameters, and other collections that have their own field.
 
-    A field with the parameters' own structure is an average of them, and no collection.
+    A field with the parameters' own structure is an average of them, not a collection.
     """
     form: Any = jax.tree.structure(state.params)
     collections = {name: x for name, x in vars(state).items() if isinstance(x, Mapping) and name != PARAMS}
@@ -153,7 +153,7 @@ def collections_of(state: Any) -> dict[str, PyTree]:
 
 
 def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
-    """The module with its variables, wrapped as it was, and its optimizer.
+    """Return the module with its variables, wrapped as before, and its optimizer.
 
     Raises TypeError: not a TrainState.
     """
@@ -168,7 +168,8 @@ def from_linen(net: Any, state: Any) -> tuple[Any, LinenOptimizer]:
 
 
 def wrapped(net: Any, variables: Mapping[str, PyTree]) -> Any:
-    """A Linen module, or a wrapper of one, with variables that it holds, wrapped in the same way."""
+    """Return a Linen module, or a wrapper of one, as an NNX module that holds the variables, wrapped the same
+    way."""
     if isinstance(net, DistributedDataParallel):
         return net.holding(LinenNet(net.module, variables))  # type: ignore[attr-defined]
     if isinstance(net, DataParallel):

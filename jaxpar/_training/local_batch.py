@@ -1,7 +1,7 @@
 """local_batch: a process's own batch becomes its part of the batch of all replicas.
 
-As in torch every rank brings its own rows, those that a DistributedSampler gave it. They are cut over the
-devices of the process as DataParallel cuts them, and stay on them.
+As in torch every rank loads its own rows, as a DistributedSampler assigned them. They are split over the
+devices of the process like DataParallel's batches, and stay there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LocalRows:
 
     Attributes:
       batch: (args, kwargs) with arrays [K, *piece] on the process's K devices.
-      sizes: how many rows each replica has that has any.
+      sizes: how many rows each replica has, for the replicas with rows.
       kinds: the shapes of each of the K replicas' pieces, None for one without rows.
     """
 
@@ -37,7 +37,7 @@ class LocalRows:
     kinds: tuple[Kind | None, ...]
 
     def describe(self) -> dict[str, str]:
-        """What must be equal on all ranks, by name."""
+        """Return what must be equal on all ranks, by name."""
         arrays, statics, form = separate(self.batch)
         return {
             "the batch's structure": str(form),
@@ -47,7 +47,7 @@ class LocalRows:
         }
 
     def widened(self, kinds: Sequence[Kind | None], placement: Placement) -> LocalRows:
-        """The same with arrays filled up to the largest pieces of all `kinds`."""
+        """Return the same rows with arrays padded to the largest pieces of all `kinds`."""
         arrays, statics, form = separate(self.batch)
         used = [kind for kind in kinds if kind is not None]
         largest = [tuple(map(max, zip(*shapes, strict=True))) for shapes in zip(*used, strict=True)]
@@ -55,7 +55,7 @@ class LocalRows:
         return dataclasses.replace(self, batch=combine(wide, statics, form))
 
     def empty(self) -> LocalRows:
-        """The same structure without any rows."""
+        """Return the same structure without rows."""
         return LocalRows(self.batch, (), (None,) * len(self.kinds))
 
 
@@ -70,7 +70,7 @@ def take(args: tuple, kwargs: dict[str, Any], world: World) -> LocalRows:
 
 
 def outputs(aux: Shards, active: Sequence[int], rows: LocalRows, world: World) -> Shards:
-    """This process's part of what the active replicas returned."""
+    """Return this process's part of the active replicas' outputs."""
     local_active = [j for j, i in enumerate(active) if world.first <= i < world.first + world.local.N]
     shapes = tuple(tuple(of_leaf[j] for j in local_active) for of_leaf in aux.shapes)
     return Shards(world.local_stacked(aux.tree), rows.sizes, shapes, world.local)

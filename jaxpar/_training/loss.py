@@ -1,6 +1,6 @@
 """loss: a function of a module and a batch, its value and the gradient of the module's parameters.
 
-The same for a whole batch (`train_step` of a DataParallel) and for one replica's rows
+Used for a complete batch (`train_step` of a DataParallel) and for one replica's rows
 (DistributedDataParallel). torch runs forward, loss and backward one after the other; here they are traced
 into one program.
 """
@@ -23,7 +23,7 @@ from .precision import Precision
 
 
 class Value(NamedTuple):
-    """The loss, what came with it, the module's values that changed, and the list of gradients."""
+    """The loss, its auxiliary outputs, the module's changed values, and the list of gradients."""
 
     loss: PyTree
     aux: PyTree
@@ -32,10 +32,10 @@ class Value(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """A value before it is differentiated; `scaled` is the number that is.
+    """A value before differentiation; `scaled` is the number that is differentiated.
 
-    Of several networks the loss may be a tuple with one for each, and `scaled` is made so that its gradient
-    with respect to a network's parameters is that of the network's own loss.
+    For several networks the loss may be a tuple with one for each, and `scaled` is built so that its gradient
+    with respect to a network's parameters is the gradient of the network's own loss.
     """
 
     scaled: jax.Array
@@ -46,15 +46,15 @@ class Forward(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss function and the module it is given. Hashable: part of a program.
+    """A loss function and its module. Hashable: part of a program's key.
 
     Attributes:
-      definition: the module without its values; form: the structure of its values.
+      definition: the module without its values. form: the structure of its values.
       parameters: which of the values' leaves get gradients.
       function: `function(module, *args, **kwargs)`, the loss or with `has_aux` (loss, aux).
-      precision: in which type it is computed; None is that of the values.
+      precision: the computing type; None keeps the values' types.
       on_replicas: the module is a DataParallel, whose replicas cast the parameters.
-      groups: of several networks, which of the parameters are each one's.
+      groups: for several networks, each one's parameters.
     """
 
     definition: Definition
@@ -70,7 +70,7 @@ class Loss:
         return self._hash
 
     @functools.cached_property
-    def _hash(self) -> int:  # every step asks for it, to find its program
+    def _hash(self) -> int:  # every step needs it, to look up its program
         made_of = self.definition, self.form, self.parameters, self.function
         return hash((made_of, self.has_aux, self.precision, self.on_replicas, self.groups))
 
@@ -82,10 +82,10 @@ class Loss:
         kwargs: dict[str, Any],
         scale: jax.Array | None = None,
     ) -> Value:
-        """The loss of one batch. The gradients are those of `scale` times the loss.
+        """Return the loss of one batch, and the gradients of `scale` times the loss.
 
         Raises:
-          LossError: the function returned something else than one real number.
+          LossError: the function returned something other than one real number.
         """
 
         def scaled(parameters: list[jax.Array]) -> tuple[jax.Array, Forward]:
@@ -107,7 +107,7 @@ class Loss:
         kwargs: dict[str, Any],
         scale: jax.Array | None = None,
     ) -> Forward:
-        """The loss of one batch, to be differentiated. Raises LossError, as a call does."""
+        """Return the loss of one batch, to be differentiated. Raises LossError, as a call does."""
         args, kwargs = self._cast((args, kwargs))
         loss, aux, changes = self._run(values, replica, args, kwargs)
         objective = loss
@@ -119,7 +119,7 @@ class Loss:
         return Forward(objective if scale is None else objective * scale, loss, aux, changes)
 
     def _only(self, group: tuple[int, ...], values: list) -> list:
-        """The values, of which the parameters of other networks are constants."""
+        """Return the values, with other networks' parameters as constants."""
         others = {i for k, i in enumerate(self.parameters) if k not in group}
         return [jax.lax.stop_gradient(x) if i in others else x for i, x in enumerate(values)]
 
@@ -146,7 +146,7 @@ class Loss:
 
 
 def _split(result: Any, has_aux: bool, networks: int) -> tuple[PyTree, PyTree]:
-    """The loss, or the losses of that many networks, and what came with it."""
+    """Return the loss, or one loss for each network, and the auxiliary outputs."""
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise LossError(f"loss_fn: with has_aux=True it returns (loss, aux), not {result!r:.60}.")
     loss, aux = result if has_aux else (result, ())

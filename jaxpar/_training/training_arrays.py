@@ -1,4 +1,4 @@
-"""training_arrays: what a training step reads and writes: networks, optimizers, the step's own state."""
+"""training_arrays: a training step's arrays: networks, optimizers, the step's own state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .world import World
 
 
 class TrainingArrays(CallArrays):
-    """The arrays of networks, of their optimizers, and in `extra` the step's own: a loss scale, for instance.
+    """The arrays of networks and their optimizers, and in `extra` the step's own, for instance a loss scale.
 
     Args:
-      net: what the optimizers were made from. module: what the loss is given, it or what it wraps.
-      optimizer: of one network its optimizer; of a bundle a bundle of as many.
+      net: what the optimizers were made from. module: the loss function's argument, the same or what it
+        wraps.
+      optimizer: one network's optimizer; for a bundle, a bundle of as many.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class TrainingArrays(CallArrays):
         super().__init__(net, module, placement, world)
         self.optimizer = ObjectArrays(optimizer, placement, world)
         self.extra: dict[str, Any] = {}
-        self._numbers: dict[int, float] = {}  # of which the optimizer's arrays were made, by position
+        self._numbers: dict[int, float] = {}  # from which the optimizer's arrays were made, by position
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -62,7 +63,7 @@ class TrainingArrays(CallArrays):
         return self._structures[key]
 
     def reset(self, extra: dict[str, Any]) -> None:
-        """Puts some of the step's own state in the place of what there is."""
+        """Replace some of the step's own state."""
         placed = extra
         if self.placement is not None and not self.placement.of_topology:
             placed = jax.device_put(extra, self.placement.replicated)
@@ -71,9 +72,9 @@ class TrainingArrays(CallArrays):
     def take(self, keep: bool) -> tuple[list, dict[str, Any]]:
         self._numbers = _exact.recall_all(
             self.optimizer.current_values()
-        )  # before reading, which may place them anew
+        )  # before reading, which may move them
         values, optimizer = take_distinct(self, self.optimizer)
-        if keep:  # the loss is scaled already, and nothing else is read
+        if keep:  # the gradients need the loss scale and nothing else
             return values, {name: x for name, x in self.extra.items() if name == "scale"}
         return values, {**self.extra, "optimizer": optimizer}
 
@@ -88,7 +89,7 @@ class TrainingArrays(CallArrays):
     def put(self, after: list, extra: dict[str, Any], changes: Changes) -> None:
         if extra:
             self.optimizer.write(extra.pop("optimizer"))
-            # An update returns its rate as it was, in another array.
+            # An update returns its rate unchanged in a new array, which has to keep its number.
             rates = self.optimizer.view.current_values()
             for i, number in self._numbers.items():
                 _exact.remember(rates[i], number)

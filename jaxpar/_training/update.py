@@ -27,7 +27,7 @@ class UpdateStrategy(NamedTuple):
     """How an update is computed.
 
     Attributes:
-      branches: one is left out by not computing it, and not by a choice between results.
+      branches: skip an update by not computing it, rather than by selecting the old values.
       donates: the old state gives its buffers to the next.
       first_bad: finds the first gradient that is not finite.
     """
@@ -38,15 +38,16 @@ class UpdateStrategy(NamedTuple):
 
 
 def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
-    """For parameters of so many bytes.
+    """Return the strategy for parameters of `nbytes` bytes.
 
-    A choice between results reads what it would overwrite, so XLA's CPU compiler copies donated state first;
-    an accelerator's does not, and its host would have to wait until it knows which branch to launch.
+    A selection between results reads what it would overwrite, so XLA's CPU compiler copies donated state
+    first; an accelerator's does not, and with a branch its host would have to wait until it knows which one
+    to launch.
 
-    On CPU devices, gradients and their sum are one buffer of twice the parameters' size. glibc maps one of
-    more than 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's time.
-    If nothing is donated, they are in the buffers of the next state, which are smaller and used again. All
-    together then take more: ResNet-18 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
+    On CPU devices, gradients and their sum are one buffer of twice the parameters' size. glibc maps a buffer
+    of more than 32 MiB anew in every step, and the system fills it with zeros, for up to half of a step's
+    time. If nothing is donated, they reuse the buffers of the next state, which are smaller. The total is
+    larger: ResNet-18 takes 201 MiB instead of 172 with momentum, 274 instead of 214 with Adam.
     """
     if platform != "cpu":
         return UpdateStrategy(False, True, first_bad)
@@ -56,16 +57,15 @@ def strategy_for(platform: str, nbytes: int) -> UpdateStrategy:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Update:
-    """What a step does with gradients. Traced; one for each TrainStep, compared by identity.
+    """An optimizer update, traced into a step. One for each TrainStep, compared by identity.
 
     Attributes:
-      net, optimizer: definitions, of one each or of bundles; parameters: which of the net's values are
-        trained.
-      calls: what each optimizer does with the list of gradients.
-      accumulate: gradients are those of this many calls.
-      on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not look.
-      precision: says whether the gradients are scaled.
-      strategy: how it is computed on the devices that there are.
+      net, optimizer: definitions, one of each or bundles. parameters: which of the net's values are trained.
+      calls: each optimizer's update with the list of gradients.
+      accumulate: gradients are the sum over this many calls.
+      on_nonfinite: "raise" and "skip" leave everything as it was, "ignore" does not check.
+      precision: whether the gradients are scaled.
+      strategy: how it is computed on these devices.
     """
 
     net: NNXDefinition
@@ -78,13 +78,13 @@ class Update:
     strategy: UpdateStrategy
 
     def name(self, i: int) -> str:
-        """What the user calls the i-th trained parameter."""
+        """Return the i-th trained parameter's name for users."""
         return ".".join(map(str, self.net.paths[self.parameters[i]])).removeprefix("net.")
 
     def start(self) -> dict[str, Any]:
-        """The state beside net and optimizer, before the first step."""
+        """Return the initial state besides net and optimizer."""
         if self.precision is not None and self.precision.loss_scale is not None:
-            # A scale that is too large is found by an overflow, which is no trouble then.
+            # An overflow only shows that the scale is too large, so it is not reported as trouble.
             return {"scale": jnp.float32(self.precision.loss_scale), "good": jnp.int32(0)}
         if self.on_nonfinite != "raise":
             return {}
@@ -93,7 +93,7 @@ class Update:
     def __call__(
         self, values: list, extra: dict[str, Any], gradients: list, changes: dict[int, Any]
     ) -> tuple[list, dict[str, Any]]:
-        """All of the net's values after the step, and the rest of the state with the next optimizer."""
+        """Return the net's values after the step, and the extra state with the next optimizer."""
         factor = 1 / self.accumulate
         if "scale" in extra:
             factor = factor / extra["scale"]
@@ -121,7 +121,7 @@ class Update:
         return after, self.optimizer.read(optimizer)
 
     def _advance_if(self, good: jax.Array, *args: Any) -> tuple[list, list]:
-        """`advance`, or the values and the optimizer as they were."""
+        """Return `advance`, or the values and the optimizer as they were."""
         if self.strategy.branches:
             types = jax.eval_shape(self.advance, *args)
             return jax.lax.cond(good, self.advance, lambda *old: _as(old[:2], types), *args)
@@ -129,7 +129,7 @@ class Update:
         return jax.tree.map(lambda a, b: a if a is b else jnp.where(good, a, b), new, old)
 
     def _judge(self, first: jax.Array, extra: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
-        """Whether this update counts, and the state that remembers it."""
+        """Return whether this update counts, and the state that records it."""
         good = first == NONE
         if "scale" in extra:
             assert self.precision is not None
@@ -149,12 +149,12 @@ class Update:
 
 
 def _as(tree: PyTree, types: PyTree) -> PyTree:
-    """For a user's buffer that comes back in another type."""
+    """Cast the tree to the types, for a user's buffer that changed its type."""
     return jax.tree.map(lambda x, like: x if x.dtype == like.dtype else x.astype(like.dtype), tree, types)
 
 
 def check(update: Update, values: list, optimizer_values: list, names: list[str]) -> str | None:
-    """Whether an optimizer fits a module: None, or what does not."""
+    """Return None if an optimizer fits a module, or the reason why not."""
     gradients = [values[i] for i in update.parameters]
     try:
         new, after = jax.eval_shape(update.advance, values, optimizer_values, gradients, {})
@@ -178,9 +178,9 @@ def _platform(values: list, placement: Placement | None) -> str:
 
 
 def _refuse_integers(net: NNXView, optimizer: nnx.Optimizer) -> None:
-    """A state for a parameter that gets no gradient is why an optimizer does not fit, if there is one.
+    """Raise OptimizerError for a selected parameter without a gradient, for which the optimizer has a state.
 
-    torch.nn.Parameter raises when such a one is made; an nnx.Param holds anything.
+    torch.nn.Parameter raises for an integer when it is made; an nnx.Param holds anything.
     """
     selects = nnx.filterlib.to_predicate(optimizer.wrt)
     trained = net.parameters(optimizer.wrt)
@@ -200,7 +200,7 @@ def update_of(
     on_nonfinite: str,
     precision: Precision | None,
 ) -> Update:
-    """The update of these networks by their optimizers, if they belong together."""
+    """Return the update of these networks by their optimizers, after checking that they fit."""
     net, optimizer = arrays.net, arrays.optimizer.thing
     split, other = view_nnx(net), view_nnx(optimizer)
     parameters, calls = optimizer_calls(net, optimizer, split)

@@ -1,11 +1,11 @@
-"""Signs of life: a training process says that it made a step, and a supervisor sees it.
+"""Heartbeats: a training process reports each step, and a supervisor watches.
 
-A rank that hangs looks healthy to JAX, whose heartbeats come from a thread of their own, and to
-torchrun, which waits for exit codes. What tells them apart is that no step is made any more. So every
-training function calls `beat()` once per step. Under `jaxpar launch` a beat is two stores into a file
-that the supervisor has mapped as well: no system call, no lock, and nothing that could be lost when the
-process is killed. Without a supervisor, `JAXPAR_STEP_TIMEOUT=S` makes the process watch itself: it shows
-where it stands and ends when S seconds pass between two beats.
+A rank that hangs looks healthy to JAX, whose heartbeats come from a separate thread, and to torchrun, which
+waits for exit codes. The difference is that steps no longer happen. So every training function calls `beat()`
+once per step. Under `jaxpar launch` a beat is two stores into a file that the supervisor has mapped as well:
+no system call, no lock, and nothing that could be lost when the process is killed. Without a supervisor,
+`JAXPAR_STEP_TIMEOUT=S` makes the process watch itself: it prints its stack and exits when S seconds pass
+between two beats.
 
 torch's counterpart is the watchdog of NCCL, which sees collectives only.
 """
@@ -24,7 +24,7 @@ LIFELINE = "JAXPAR_LIFELINE"
 
 
 class Marks:
-    """What one process tells its supervisor: a file of four 64-bit integers that both have mapped.
+    """One process's reports to its supervisor: a file of four 64-bit integers that both have mapped.
 
     An aligned store of 64 bits is seen completely or not at all.
     """
@@ -46,7 +46,7 @@ class Marks:
 
 
 class _Process:
-    """What this process knows of its supervisor: one object, so that a test can have another."""
+    """This process's link to its supervisor: one object, so that a test can replace it."""
 
     looked = False
     marks: Marks | None = None
@@ -59,13 +59,16 @@ _process = _Process()
 def beat(step: int | None = None) -> None:
     """Tell a supervisor that this process has made a step.
 
+    >>> import jaxpar
+    >>> jaxpar.beat(step=1)
+
     `jaxpar.train_step` and `jaxpar.DistributedDataParallel` do it by themselves; a loop that uses neither
-    calls it once per step, and in whatever else takes long. It costs less than a microsecond under
-    `jaxpar launch`, and nothing worth measuring without it.
+    calls it once per step, and during anything else that takes long. It costs less than a microsecond under
+    `jaxpar launch`, and nothing measurable without.
 
     Args:
-      step: the number of the step, if it goes on from where the last checkpoint was: so the supervisor can
-        tell a job that gets further from one that fails in the same place again and again.
+      step: the number of the step, if it counts on from the last checkpoint: so the supervisor can
+        distinguish a job that makes progress from one that fails at the same point again and again.
 
     Raises:
       ValueError: `JAXPAR_STEP_TIMEOUT` is not a positive number of seconds.
@@ -83,9 +86,9 @@ def beat(step: int | None = None) -> None:
 
 
 def reached(step: int) -> None:
-    """Say that this step is safe: a checkpoint of it was written, or restored.
+    """Report that this step is safe: its checkpoint was written, or restored.
 
-    It is no beat: what comes next may be a compilation, which takes as long as it takes.
+    This does not count as a beat: the next thing may be a compilation, which takes as long as it takes.
     """
     if not _process.looked:
         _look()

@@ -1,7 +1,7 @@
-"""work: what a step computes, a loss on every replica or one of the whole batch.
+"""work: what a step computes, a loss on every replica or one of the complete batch.
 
 torch has the same two. DistributedDataParallel's loss is each rank's own, and the gradients are averaged;
-DataParallel's is computed from gathered outputs, so it is one number for the whole batch.
+DataParallel's is computed from gathered outputs, so it is one number for the complete batch.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Objective:
     """A loss function and what follows its gradients, for a module as it is now.
 
     Args:
-      make_update: the update of the arrays; None where the gradients are what is wanted.
+      make_update: makes the update of the arrays; None stops at the gradients.
       on_replicas: the module is a DataParallel over several devices.
 
     Attributes:
-      loss, update: of the arrays that were seen last.
+      loss, update: for the arrays that were prepared last.
     """
 
     loss: Loss
@@ -66,7 +66,7 @@ class Objective:
         self._prepared: dict[Any, tuple[Loss, Update | None]] = {}
 
     def prepare(self, arrays: Arrays) -> None:
-        """Prepares for net and optimizer as they are; `net.eval()`, for instance, makes another net."""
+        """Prepare for net and optimizer as they are; `net.eval()`, for instance, changes the definition."""
         if self._definitions == arrays.definitions:
             return
         self._definitions = arrays.definitions
@@ -85,7 +85,8 @@ class Objective:
         return Loss(definition, arrays.form, trained, function, *policy), update
 
     def donates(self, keep: bool) -> tuple[str, ...]:
-        """The arguments that a program may consume: a training step owns its state, `value_and_grad` does
+        """Return the arguments that a program may consume: a training step owns its state, `value_and_grad`
+        does
         not."""
         if self.update is None or keep or not self.update.strategy.donates:
             return ()
@@ -93,11 +94,11 @@ class Objective:
 
 
 MOST = 16
-"""Forms of one module that are remembered: training and evaluation, with one argument and with another."""
+"""Cached definitions of one module: training and evaluation, different arguments."""
 
 
 def _all_parameters(definition: Definition, trained: tuple[int, ...]) -> bool:
-    """Whether parameters are trained, all of them, and nothing else: these are what replicas cast."""
+    """Whether exactly the parameters are trained: these are what replicas cast."""
     if not isinstance(definition, NNXDefinition):
         return False
     return trained == tuple(i for i, kind in enumerate(definition.kinds) if kind == "parameter")
@@ -162,7 +163,7 @@ class ReplicaWork:
         return self._stacks(trained)
 
     def _stacks(self, tree: PyTree) -> PyTree:
-        """For each array a shape in which every replica has one."""
+        """Return for each array the shape in which every replica has one."""
         everywhere = self._world.everywhere
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((everywhere.N, *x.shape), x.dtype, sharding=everywhere.stacked),
@@ -171,7 +172,7 @@ class ReplicaWork:
 
     def read(self, done: StepResult, agreed: Agreement, batch: LocalRows) -> tuple[jax.Array, PyTree, PyTree]:
         aux: PyTree = ()
-        if self.objective.has_aux and batch.sizes:  # inside of join this rank may have none left
+        if self.objective.has_aux and batch.sizes:  # inside of join this rank may have no rows left
             target = None if is_staged() else self._world.local.output_device
             aux = assemble(outputs(done.aux, agreed.active, batch, self._world), target)
         return self._loss(done, agreed), aux, self._changes(done, agreed)
@@ -186,7 +187,7 @@ class ReplicaWork:
         return jax.tree.map(lambda x: jnp.mean(x[jnp.array(local_active)]), world.local_stacked(done.loss))
 
     def _changes(self, done: StepResult, agreed: Agreement) -> PyTree:
-        """The buffers of one replica: of the source, or of this process's first one that has rows."""
+        """Return one replica's buffers: the source's, or those in this process's first replica with rows."""
         world = self._world
         if agreed.source is not None:
             return world.local_shared(done.changes)
@@ -205,7 +206,7 @@ def _entry(stack: jax.Array, i: int, world: World) -> jax.Array:
 
 
 class Whole(NamedTuple):
-    """A batch that is not cut here: its arrays on the devices, what is no array, the structure of both."""
+    """An unsplit batch: device arrays, static leaves, tree structure."""
 
     arrays: list
     statics: tuple[Static | None, ...]
@@ -213,7 +214,7 @@ class Whole(NamedTuple):
 
 
 class WholeBatch:
-    """A batch that goes to the devices as one; a DataParallel cuts it in the program."""
+    """A batch that goes to the devices as one; a DataParallel splits it in the program."""
 
     def __init__(self, placement: Placement | None):
         self.placement = placement
@@ -228,7 +229,7 @@ class WholeBatch:
         return Whole([shape_of(x, self._where(x)) for x in arrays], statics, form)
 
     def _where(self, x: Any) -> Sharding | None:
-        """Where the rows of one array go: as `data.sending` has it."""
+        """Return the sharding of one array, as `data.sending` has it."""
         if self.placement is not None:
             return over_devices(x, self.placement)
         return x.sharding if isinstance(x, jax.ShapeDtypeStruct) or is_committed(x) else None
@@ -249,7 +250,7 @@ class WholeBatch:
 
 
 class BatchWork(WholeBatch):
-    """One loss of the whole batch, of a plain module or a DataParallel."""
+    """One loss of the complete batch, of a plain module or a DataParallel."""
 
     def __init__(self, objective: Objective, placement: Placement | None, programs: Programs):
         super().__init__(placement)
@@ -266,7 +267,7 @@ class BatchWork(WholeBatch):
 
 
 def over_devices(x: Any, placement: Placement) -> NamedSharding:
-    """Where a whole batch goes: cut if it can be cut evenly, or else to all devices."""
+    """Return the sharding of an unsplit batch: split if it divides evenly, or else on all devices."""
     dim = placement.dim
     if not -x.ndim <= dim < x.ndim or not x.shape[dim] or x.shape[dim] % placement.N:
         return placement.replicated
@@ -274,7 +275,7 @@ def over_devices(x: Any, placement: Placement) -> NamedSharding:
 
 
 def placement_of(net: nnx.Module) -> Placement | None:
-    """Where a plain module's or a DataParallel's arrays go; None leaves them where they are."""
+    """Return the placement of a plain module's or a DataParallel's arrays; None leaves them in place."""
     if isinstance(net, DataParallel) and net.placement.devices:
         return net.placement
     return None

@@ -1,9 +1,9 @@
 """World: the replicas of all processes, seen from one of them.
 
-To the user everything stays in the process, as with torch: parameters, batches, losses and gradients
-are arrays on this process's devices, so that whatever one rank does with them by itself cannot make
-another one wait. Only the compiled step sees arrays over the devices of all processes. They are made
-of the same buffers: nothing is copied on the way in or out.
+To the user everything stays in the process, as with torch: parameters, batches, losses and gradients are
+arrays on this process's devices, so that an operation of one rank alone cannot make a different rank wait.
+Only the compiled step sees arrays over the devices of all processes. They share the same buffers: nothing is
+copied on the way in or out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..errors import DeviceError
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The devices of this process and those of all processes, in the order of ranks.
+    """The devices of this process and of all processes, in the order of ranks.
 
     Attributes:
       local: this process's replicas. everywhere: all N of them.
       rank, size: which process this is, of how many.
-      group: of these processes; None for a process alone.
+      group: the group of these processes; None for a process alone.
     """
 
     local: Placement
@@ -48,11 +48,11 @@ class World:
         return self.rank * self.local.N
 
     def shared(self, tree: PyTree) -> PyTree:
-        """Arrays that all devices of this process hold, as arrays that all devices hold."""
+        """Return arrays that all devices of this process hold, as arrays that all devices hold."""
         return self._through(tree, self.everywhere, False)
 
     def stacked(self, tree: PyTree) -> PyTree:
-        """Arrays [K, ...] with one entry for each device of this process, as arrays [N, ...]."""
+        """Return arrays [K, ...] with one entry for each device of this process, as arrays [N, ...]."""
         return self._through(tree, self.everywhere, True)
 
     def local_shared(self, tree: PyTree) -> PyTree:
@@ -89,14 +89,14 @@ class World:
 
 
 ALONE = World(Placement(()), Placement(()), 0, 1)
-"""Of a module that no DistributedDataParallel wraps: its arrays are this process's and the program's at once.
-"""
+"""The world of a module without DistributedDataParallel: its arrays are this process's and the program's at
+once."""
 
 
 def make_world(
     device_ids: Iterable[DeviceLike] | Placement | None, dim: int, group: Group | None = None
 ) -> World:
-    """The world of a process group, the default one if left out, or of this process alone.
+    """Return the world of a process group, the default one if left out, or of this process alone.
 
     Raises:
       DeviceError: ranks with different numbers of devices.
