@@ -214,7 +214,7 @@ def test_a_length_that_happens_to_be_the_number_of_rows_is_not_taken_for_it():
     """C is the number of rows of the largest replica, and nothing is summed over rows."""
     plan = planned(programs(lambda x, y: (x @ jnp.ones((C, C)) + y).sum(1), C, C - 1))
     assert plan.plain
-    assert [rows.axis for rows in plan.results] == [0]
+    assert [rows.axis for rows in plan.result_rows] == [0]
 
 
 LENGTHS = {
@@ -233,7 +233,7 @@ LENGTHS = {
 def test_lengths_are_explained_or_refused(name):
     f, rows = LENGTHS[name]
     plan = planned(programs(f, 3, 2))
-    assert (plan and list(plan.results)) == rows
+    assert (plan and list(plan.result_rows)) == rows
 
 
 def test_the_first_program_has_the_most_rows():

@@ -21,9 +21,9 @@ from .._devices.move import mixed, to
 from .._tree import is_real, is_staged
 from .._typing import DeviceLike, PyTree
 from ..errors import MixedDevicesError
+from .branch import check_outputs
 from .modules import Definition, view
 from .placement import Placement
-from .program import check_outputs
 from .programs import Programs
 from .shards import combine, separate
 

@@ -22,12 +22,12 @@ from ..errors import CountError
 from . import program as _program
 from .backends import Backend
 from .backends import backend as _backend
+from .branch import Kind, Local
 from .compiling import Compiling, begun
 from .modules import Definition
 from .modules.bundle import nets_of
 from .modules.nnx_view import NNXDefinition
 from .placement import Placement, place
-from .program import Kind, Local
 from .programs import Programs, shared
 from .reduce import from_replica_zero
 from .replicate import Replicas

@@ -2,10 +2,9 @@
 
 torch starts a thread, or a process, for each replica. Here one program is compiled for all devices. When
 replicas have different numbers of rows, `padding` makes one program for all of them if it can. Otherwise
-there is one branch for each number that occurs, and every device takes its own. Either way padding reaches
-nothing, and no mask has to reach BatchNorm, a loss inside of forward, or anything else that looks at more
-than one row (docs/semantics.md rows 15, 75). What the replicas say to each other they say behind the
-branches, where every device passes.
+there is one branch for each number that occurs, and every device takes its own. Either way padding has no
+effect, and BatchNorm, a loss inside of forward, or anything else that combines rows needs no mask
+(docs/semantics.md rows 15, 75). Replicas communicate after the branches have joined, on every device.
 """
 
 from __future__ import annotations
@@ -18,39 +17,18 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from .._devices import devices as _devices
-from .._tree import is_array, paths
-from .._typing import PyTree, Shape, TreeDef
-from .._upstream import ClosedJaxpr, jaxpr_as_fun
-from ..errors import GatherError, GatherTypeError
+from .._typing import PyTree, Shape
 from .backends import Backend
+from .branch import Branch, Kind, Local, check_outputs, output_shapes, trace_branch
 from .convolution_in_branch import for_branch
-from .lift import communicates, switch, traced, zeros
+from .lift import communicates, switch, zeros
 from .padding import Padded, Plan, planned
 from .placement import Placement
-from .shards import combine, crop, separate
-
-Kind = tuple[Shape, ...]
-"""The shapes of one replica's pieces; replicas of one kind share a branch."""
-
-
-class Local(NamedTuple):
-    """What one replica makes of its rows.
-
-    Attributes:
-      outputs: its own, of any shapes.
-      terms: its terms of sums over all replicas, of the same shapes on each; a replica without rows adds
-        zeros.
-      changes: shared values that it changed; those of one replica, the source, are kept.
-    """
-
-    outputs: PyTree
-    terms: PyTree
-    changes: PyTree
+from .shards import combine, separate
 
 
 class Replica(Protocol):
-    """`replica(shared, own, i, args, kwargs)` runs on replica i, on its own rows; i is None for one alone."""
+    """`replica(shared, replica_state, i, args, kwargs)` runs replica i on its rows; i is None if alone."""
 
     def __call__(
         self, shared: PyTree, replica_state: PyTree, index: jax.Array | None, args: tuple, kwargs: dict, /
@@ -59,10 +37,10 @@ class Replica(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Differentiated:
-    """A replica with gradients of its own, which stand among its terms.
+    """A replica that returns its own gradients among its terms.
 
     Attributes:
-      forward: a replica; among its terms is the "objective", one number, which goes no further.
+      forward: a replica; its terms include the "objective", one number, which is only differentiated.
       parameters: the leaves of the shared values that get gradients.
     """
 
@@ -83,7 +61,7 @@ class Differentiated:
 def differentiated(
     local: Callable[[list[jax.Array]], Local], leaves: list[jax.Array], parameters: Sequence[int]
 ) -> Local:
-    """What `local` makes of the leaves, with the gradients in place of the objective."""
+    """Return the results of `local`, with gradients in place of the objective."""
 
     def objective(moved: list[jax.Array]) -> tuple[jax.Array, Local]:
         full = list(leaves)
@@ -98,9 +76,10 @@ def differentiated(
 
 
 class Finish(Protocol):
-    """`finish(i, shared, own, local) -> (shared, own)`, on every device, behind the branches.
+    """`finish(i, shared, replica_state, local) -> (shared, replica_state)`, on every device, after the
+    branches.
 
-    The only place where replicas meet. The shared tree that it returns must be equal on all devices.
+    The only place where replicas communicate. The shared tree that it returns must be equal on all devices.
     """
 
     def __call__(
@@ -109,17 +88,50 @@ class Finish(Protocol):
 
 
 class RunResult(NamedTuple):
-    """Attributes:
-    outputs: the replicas' outputs, every leaf stacked to [N, ...] and filled up to the largest.
-    shapes: for every leaf, its true shape on each replica that got rows, in order.
-    shared: what `finish` returned, equal on all devices.
-    own: what `finish` returned for each device, stacked to [N, ...].
+    """The results of all replicas.
+
+    Attributes:
+      outputs: the replicas' outputs, every leaf stacked to [N, ...] and padded to the largest.
+      shapes: for every leaf, its true shape on each replica that got rows, in order.
+      shared: the shared tree that `finish` returned, equal on all devices.
+      replica_state: the state that `finish` returned for each device, stacked to [N, ...].
     """
 
     outputs: PyTree
     shapes: tuple[tuple[Shape, ...], ...]
     shared: PyTree
     replica_state: PyTree
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _OutputShapes:
+    """The true shapes of all replicas' outputs, as a node without leaves in the traced function's result.
+
+    Transformations of JAX may trace that function more than once. Shapes in its result belong to the trace
+    that is used; shapes collected on the side might not.
+    """
+
+    shapes: tuple[tuple[Shape, ...], ...]
+
+
+class _Split:
+    """Which replica has which shapes of rows.
+
+    Attributes:
+      order: the different kinds. table: each replica's position in `order`; its length for one without rows.
+      k: the number of replicas with rows. uneven: whether replicas differ.
+      source: the replica whose changes are kept.
+    """
+
+    def __init__(self, kinds: Sequence[Kind | None], source: int):
+        # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
+        self.kinds, self.source = kinds, source
+        self.order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
+        self.table = [len(self.order) if kind is None else self.order.index(kind) for kind in kinds]
+        self.k = sum(kind is not None for kind in kinds)
+        self.uneven = len(set(kinds)) > 1
+        self.some_idle = None in kinds
 
 
 def run(
@@ -133,192 +145,147 @@ def run(
     replica_state: PyTree = (),
     source: int = 0,
 ) -> RunResult:
-    """Runs `replica` on every device that has rows, then `finish` on every device. Traced under `jax.jit`.
+    """Run `replica` on every device that has rows, then `finish` on every device. Traced under `jax.jit`.
 
     Args:
       shared: values that all devices hold.
       batch: arguments and keyword arguments; arrays [N, *piece], other leaves as they are.
       kinds: for each of the N devices the true shapes of its pieces, or None if it has no rows.
-      own: values of each device's own, stacked to [N, ...].
-      source: the replica, one with rows, whose changes are kept; on replicas of another kind they are zeros.
+      replica_state: values that differ between devices, stacked to [N, ...].
+      source: the replica, one with rows, whose changes are kept; replicas of a different kind give zeros.
     """
-    # torch.chunk gives at most three kinds: full pieces, a shorter last one, and devices without rows.
-    order = list(dict.fromkeys(kind for kind in kinds if kind is not None))
+    split = _Split(kinds, source)
     stacks, statics, treedef = separate(batch)
     states, state_form = jax.tree.flatten(replica_state)
-    k = sum(kind is not None for kind in kinds)
-    uneven = len(set(kinds)) > 1
-    layouts: list[tuple[Any, tuple[tuple[Shape, ...], ...], Any]] = []
 
-    def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
+    def body(index: jax.Array, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
         # The function is traced here, inside of the backend, because what is traced holds its mesh.
         pieces, state = rows[: len(stacks)], jax.tree.unflatten(state_form, rows[len(stacks) :])
         data = (index, shared, state, pieces)
 
-        def branches_of(replica: Replica) -> list[_Branch]:
+        def branches_of(replica: Replica) -> list[Branch]:
             def one(index: jax.Array, shared: PyTree, state: PyTree, cropped: list[jax.Array]) -> Local:
                 args, kwargs = combine(cropped, statics, treedef)
-                local = replica(shared, state, None if k == 1 else index, args, kwargs)
+                local = replica(shared, state, None if split.k == 1 else index, args, kwargs)
                 check_outputs(local.outputs)
                 return local
 
-            return [
-                _trace(one, data, kind, placement, kinds.index(kind), k if uneven else None) for kind in order
-            ]
+            k = split.k if split.uneven else None
+            return [trace_branch(one, data, kind, placement, kinds.index(kind), k) for kind in split.order]
 
-        table = [len(order) if kind is None else order.index(kind) for kind in kinds]
-        platform, united = placement.devices[0].platform, None
-        if len(order) > 1:
-            united = _united(branches_of, replica, some_idle=None in kinds)
-        branches = united.branches if united is not None else branches_of(replica)
-        shapes = _output_shapes(branches, table)
-        local = _choose(united, branches, table, source, shapes, data, k, platform)
+        local, shapes = _local(branches_of, replica, split, data, placement.devices[0].platform)
         shared, state = finish(index, shared, state, local)
-        state_leaves, form = jax.tree.flatten(state)
-        layouts.append((jax.tree.structure(branches[0].local.outputs), shapes, form))
-        return jax.tree.leaves(local.outputs) + state_leaves, shared
+        return (local.outputs, _OutputShapes(shapes), state), shared
 
-    rows, shared = backend(body, placement, shared, stacks + states)
-    # The last one: some transformations of JAX trace the body more than once.
-    outputs_form, shapes, form = layouts[-1]
-    n = len(shapes)
-    return RunResult(
-        jax.tree.unflatten(outputs_form, rows[:n]), shapes, shared, jax.tree.unflatten(form, rows[n:])
-    )
+    (outputs, output_shapes, replica_state), shared = backend(body, placement, shared, stacks + states)
+    return RunResult(outputs, output_shapes.shapes, shared, replica_state)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Branch:
-    """The function traced for one kind of pieces, which it takes without padding; `local` holds shapes."""
-
-    jaxpr: ClosedJaxpr
-    local: Local
-    kind: Kind
-
-    def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
-        """What it returns for operands of which the last are the pieces, with their padding."""
-        first = len(flat) - len(self.kind)
-        pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]
-        return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
+Flat = tuple[list[jax.Array], list[jax.Array]]
+"""A replica's results as a switch returns them: the padded outputs; terms and changes."""
 
 
-def _trace(
-    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int | None
-) -> _Branch:
-    *context, pieces = data
-    data = (*context, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
-    try:
-        # To a jaxpr, and not straight into the switch: shapes of outputs and collectives must be known first.
-        jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
-        if k is not None and communicates(jaxpr):
-            jaxpr = traced(one, data, k)
-    except Exception as error:
-        device = _devices.name(placement.devices[replica])
-        error.add_note(
-            f"Caught {type(error).__name__} in replica {replica} on device {device}"
-            " (replicas with the same number of rows are traced once)."
-        )
-        raise
-    return _Branch(jaxpr, local, kind)
+class _Form:
+    """The form of results that all branches of a switch return, whatever their numbers of rows.
 
+    Args:
+      local: shapes of a replica's results, with the source's changes.
+      shapes: the true shapes of all replicas' outputs.
+    """
 
-def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
-    """Raises GatherTypeError for a leaf that no program can return."""
-    for path, leaf in jax.tree.leaves_with_path(outputs):
-        if not is_array(leaf):
-            raise GatherTypeError(
-                f"{function}: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
-                f"({leaf!r:.40}), which cannot be gathered. Return arrays, None, or containers of these."
-            )
+    def __init__(self, local: Local, shapes: tuple[tuple[Shape, ...], ...]):
+        self.outputs, self._outputs_form = jax.tree.flatten(local.outputs)
+        self.others, self._others_form = jax.tree.flatten((local.terms, local.changes))
+        self.terms = len(jax.tree.leaves(local.terms))
+        # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
+        self._padded = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
 
+    def pad(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        return [_pad(x, shape) for x, shape in zip(outputs, self._padded, strict=True)]
 
-def _output_shapes(branches: list[_Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
-    first = branches[0].local.outputs
-    used = [(i, branches[j].local.outputs) for i, j in enumerate(table) if j < len(branches)]
-    form: TreeDef = jax.tree.structure(first)
-    for i, other in used:
-        if (its := jax.tree.structure(other)) != form:
-            raise GatherError(
-                f"parallel_apply: replica {used[0][0]} returned {form} and replica {i} returned {its}; all "
-                "replicas must return the same structure. Does forward depend on the number of rows?"
-            )
-        for a, b, name in zip(
-            jax.tree.leaves(first), jax.tree.leaves(other), paths(first, "outputs"), strict=True
-        ):
-            if (a.ndim, a.dtype) != (b.ndim, b.dtype):
-                raise GatherError(
-                    f"parallel_apply: {name} is {a.dtype} with {a.ndim} axes on replica {used[0][0]} and "
-                    f"{b.dtype} with {b.ndim} axes on replica {i}; all replicas must return the same kind of "
-                    "array."
-                )
-    return tuple(zip(*([x.shape for x in jax.tree.leaves(other)] for _, other in used), strict=True))
-
-
-def _choose(
-    united: _United | None,
-    branches: list[_Branch],
-    table: list[int],
-    source: int,
-    shapes: tuple[tuple[Shape, ...], ...],
-    data: PyTree,
-    k: int,
-    platform: str,
-) -> Local:
-    """One device's part: take its branch, and fill up what it returns to the shapes of the largest."""
-    # A switch wants equal shapes from all branches. Only the source's branch returns its changes; the others
-    # return zeros in their place, because a changed buffer may have the batch's shape.
-    some_idle = len(branches) in table
-    if platform == "cpu" and len(branches) + some_idle > 1:
-        # XLA's CPU compiler has no fast convolution inside of a branch.
-        if united is None:
-            branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
-        elif some_idle:
-            united = dataclasses.replace(united, plan=united.plan.rewritten(for_branch))
-    source_branch = branches[table[source]]
-    like = source_branch.local if united is None else united.local(data)
-    outputs, form = jax.tree.flatten(like.outputs)
-    reduced, reduced_form = jax.tree.flatten((like.terms, like.changes))
-    n, m = len(outputs), len(jax.tree.leaves(like.terms))
-    # At least 1: XLA's partitioner fails on arrays without elements at a shard_map's border.
-    common = [tuple(max(1, *sizes) for sizes in zip(*s, strict=True)) for s in shapes]
-
-    def take(branch: _Branch, flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        out = branch(flat)
-        rows = [_pad(x, shape) for x, shape in zip(out[:n], common, strict=True)]
-        if branch is source_branch:
-            return rows, list(out[n:])
-        return rows, [*out[n : n + m], *(zeros(a.shape, a.dtype) for a in reduced[m:])]
-
-    def idle(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+    def idle(self, flat: list[jax.Array]) -> Flat:
+        """The branch of a device without rows."""
         del flat
-        rows = [zeros(shape, a.dtype) for shape, a in zip(common, outputs, strict=True)]
-        return rows, [zeros(a.shape, a.dtype) for a in reduced]
+        rows = [zeros(shape, a.dtype) for shape, a in zip(self._padded, self.outputs, strict=True)]
+        return rows, [zeros(a.shape, a.dtype) for a in self.others]
 
-    flat = jax.tree.leaves(data)
-    choice = jnp.array(table)[data[0]]
-    choices: list[Callable[..., Any]] = [functools.partial(take, branch) for branch in branches]
+    def local(self, flat: Flat) -> Local:
+        terms, changes = jax.tree.unflatten(self._others_form, flat[1])
+        return Local(jax.tree.unflatten(self._outputs_form, flat[0]), terms, changes)
+
+
+def _local(
+    branches_of: Callable[[Replica], list[Branch]],
+    replica: Replica,
+    split: _Split,
+    data: PyTree,
+    platform: str,
+) -> tuple[Local, tuple[tuple[Shape, ...], ...]]:
+    """Run one device's part with the cheapest of three strategies; return its results and the true shapes.
+
+    One program, if all devices have the same number of rows; one program with masks, if `padding` proves that
+    it serves all numbers; otherwise a switch with a branch for each number.
+    """
+    united = _united(branches_of, replica, split.some_idle) if len(split.order) > 1 else None
+    branches = branches_of(replica) if united is None else united.branches
+    shapes = output_shapes(branches, split.table)
     if united is not None:
-        # A device without rows takes the other branch, so here it may ask for any number of rows.
-        kind, choice = jnp.minimum(choice, len(branches) - 1), choice // len(branches)
-        padded = united
+        return _padded(united, split, shapes, data, platform), shapes
+    if not split.uneven:
+        form, out = _Form(branches[0].local, shapes), branches[0](jax.tree.leaves(data))
+        n = len(form.outputs)
+        return form.local((form.pad(out[:n]), out[n:])), shapes
+    return _switched(branches, split, shapes, data, platform), shapes
 
-        def together(flat: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-            local = padded(kind, flat)
-            rows = [_pad(x, shape) for x, shape in zip(jax.tree.leaves(local.outputs), common, strict=True)]
-            return rows, jax.tree.leaves((local.terms, local.changes))
 
-        choices = [together]
-    choices += [idle] * some_idle
-    if len(choices) == 1:
-        rows, others = choices[0](flat)
-    elif any(communicates(branch.jaxpr) for branch in branches):
-        programs = [jax.make_jaxpr(take)(flat) for take in choices]
-        arrays = switch(choice, programs, flat, k, idle=some_idle)
-        rows, others = arrays[:n], arrays[n:]
-    else:
-        rows, others = jax.lax.switch(choice, choices, flat)
-    terms, changes = jax.tree.unflatten(reduced_form, others)
-    return Local(jax.tree.unflatten(form, rows), terms, changes)
+def _padded(
+    united: _United, split: _Split, shapes: tuple[tuple[Shape, ...], ...], data: PyTree, platform: str
+) -> Local:
+    """One masked program for every number of rows; a switch only if there are devices without rows."""
+    if split.some_idle and platform == "cpu":  # see `_switched`
+        united = dataclasses.replace(united, plan=united.plan.rewritten(for_branch))
+    form, flat = _Form(united.local(data), shapes), jax.tree.leaves(data)
+    choice, n = jnp.array(split.table)[data[0]], len(split.order)
+    # A device without rows takes the other branch, so in this one it may use any number of rows.
+    kind = jnp.minimum(choice, n - 1)
+
+    def together(flat: list[jax.Array]) -> Flat:
+        local = united(kind, flat)
+        return form.pad(jax.tree.leaves(local.outputs)), jax.tree.leaves((local.terms, local.changes))
+
+    if not split.some_idle:
+        return form.local(together(flat))
+    return form.local(jax.lax.switch(choice // n, [together, form.idle], flat))
+
+
+def _switched(
+    branches: list[Branch], split: _Split, shapes: tuple[tuple[Shape, ...], ...], data: PyTree, platform: str
+) -> Local:
+    """A branch for each number of rows, of which every device takes its own."""
+    if platform == "cpu":  # XLA's CPU compiler has no fast convolution inside of a branch
+        branches = [dataclasses.replace(b, jaxpr=for_branch(b.jaxpr)) for b in branches]
+    source = branches[split.table[split.source]]
+    form, flat = _Form(source.local, shapes), jax.tree.leaves(data)
+    n, m = len(form.outputs), len(form.outputs) + form.terms
+
+    def take(branch: Branch, flat: list[jax.Array]) -> Flat:
+        # A switch requires equal shapes from all branches. Only the source's branch returns its changes; the
+        # others return zeros instead, because a changed buffer may have the batch's shape.
+        out = branch(flat)
+        changes = (
+            out[m:] if branch is source else [zeros(a.shape, a.dtype) for a in form.others[form.terms :]]
+        )
+        return form.pad(out[:n]), [*out[n:m], *changes]
+
+    choices: list[Callable[..., Any]] = [functools.partial(take, branch) for branch in branches]
+    choices += [form.idle] * split.some_idle
+    choice = jnp.array(split.table)[data[0]]
+    if not any(communicates(branch.jaxpr) for branch in branches):
+        return form.local(jax.lax.switch(choice, choices, flat))
+    # A collective inside a branch would wait for devices that take a different one, so `lift` cuts it out.
+    programs = [jax.make_jaxpr(choose)(flat) for choose in choices]
+    arrays = switch(choice, programs, flat, split.k, idle=split.some_idle)
+    return form.local((arrays[:n], arrays[n:]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,16 +293,16 @@ class _United:
     """All branches as one program.
 
     Attributes:
-      branches: of the forward pass, if there is a backward one.
-      parameters: of a replica that is differentiated.
+      branches: for a differentiated replica, those of its forward pass.
+      parameters: the parameters of a replica that is differentiated.
     """
 
     plan: Plan
-    branches: list[_Branch]
+    branches: list[Branch]
     parameters: tuple[int, ...] | None
 
     def __call__(self, kind: jax.Array, flat: list[jax.Array]) -> Local:
-        """What a replica makes of `flat`, of which the last are the pieces with their padding."""
+        """Return a replica's results for `flat`, of which the last are the pieces with their padding."""
         form = jax.tree.structure(self.branches[0].local)
 
         def local(flat: list[jax.Array]) -> Local:
@@ -343,18 +310,18 @@ class _United:
 
         if self.parameters is None:
             return local(flat)
-        # The number of the replica stands before the shared values.
+        # The first operand is the number of the replica, followed by the shared values.
         return differentiated(local, flat, [1 + i for i in self.parameters])
 
     def local(self, data: PyTree) -> Local:
-        """The shapes of what it returns."""
+        """Return the shapes of its results."""
         return jax.eval_shape(self, jnp.int32(0), jax.tree.leaves(data))
 
 
 def _united(
-    branches_of: Callable[[Replica], list[_Branch]], replica: Replica, some_idle: bool
+    branches_of: Callable[[Replica], list[Branch]], replica: Replica, some_idle: bool
 ) -> _United | None:
-    """One program for all branches, if there provably is one."""
+    """Return one program for all branches, or None if it is not proven to exist."""
     parameters = replica.parameters if isinstance(replica, Differentiated) else None
     branches = branches_of(replica.forward if isinstance(replica, Differentiated) else replica)
     if some_idle and any(communicates(branch.jaxpr) for branch in branches):

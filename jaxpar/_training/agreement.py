@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from .._parallel.program import Kind
+from .._parallel.branch import Kind
 from .divergence_guard import StepMetadata, compare
 from .local_batch import LocalRows
 

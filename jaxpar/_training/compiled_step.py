@@ -18,9 +18,10 @@ import jax.numpy as jnp
 
 from .._parallel import program as _program
 from .._parallel.backends import Backend
+from .._parallel.branch import Kind, Local
 from .._parallel.compiling import begun
 from .._parallel.placement import Placement
-from .._parallel.program import Differentiated, Kind, Local
+from .._parallel.program import Differentiated
 from .._parallel.reduce import terms_of
 from .._parallel.shards import Shards, combine
 from .._typing import REPLICA, PyTree, Static, TreeDef

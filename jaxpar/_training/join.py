@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from .._parallel.program import Kind
+from .._parallel.branch import Kind
 from ..distributed.exchange import exchange
 from ..errors import DistributedError, DivergenceError
 from .agreement import Agreement

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._parallel.branch import Kind
 from .._parallel.placement import Placement
-from .._parallel.program import Kind
 from .._parallel.scatter import cut
 from .._parallel.shards import Shards, combine, separate
 from .._tree import LazyPaths

@@ -13,10 +13,8 @@ from ..placement import Placement
 from .backend import Body
 
 
-def run(
-    body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]
-) -> tuple[list[jax.Array], PyTree]:
-    def program(shared: PyTree, index: jax.Array, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
+def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
+    def program(shared: PyTree, index: jax.Array, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
         return body(index, shared, rows)
 
     # The index is an argument because pmap wants at least one that differs between the devices.

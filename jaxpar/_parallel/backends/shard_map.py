@@ -16,12 +16,10 @@ from ..placement import Placement
 from .backend import Body
 
 
-def run(
-    body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]
-) -> tuple[list[jax.Array], PyTree]:
-    def program(shared: PyTree, rows: list[jax.Array]) -> tuple[list[jax.Array], PyTree]:
-        rows, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
-        return [x[None] for x in rows], shared
+def run(body: Body, placement: Placement, shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
+    def program(shared: PyTree, rows: list[jax.Array]) -> tuple[PyTree, PyTree]:
+        results, shared = body(jax.lax.axis_index(REPLICA), shared, [x[0] for x in rows])
+        return jax.tree.map(lambda x: x[None], results), shared
 
     return jax.shard_map(
         program,

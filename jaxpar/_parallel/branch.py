@@ -1,0 +1,103 @@
+"""branch: a replica's function, traced for one number of rows; checks that the branches fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from .._devices import devices as _devices
+from .._tree import is_array, paths
+from .._typing import PyTree, Shape, TreeDef
+from .._upstream import ClosedJaxpr, jaxpr_as_fun
+from ..errors import GatherError, GatherTypeError
+from .lift import communicates, traced
+from .placement import Placement
+from .shards import crop
+
+Kind = tuple[Shape, ...]
+"""The shapes of one replica's pieces; replicas of one kind share a branch."""
+
+
+class Local(NamedTuple):
+    """One replica's results.
+
+    Attributes:
+      outputs: its own, of any shapes.
+      terms: its terms of sums over all replicas, of the same shapes on each; a replica without rows adds
+        zeros.
+      changes: shared values that it changed; only one replica's, the source's, are kept.
+    """
+
+    outputs: PyTree
+    terms: PyTree
+    changes: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """The function traced for one kind of pieces, which it takes without padding; `local` holds shapes."""
+
+    jaxpr: ClosedJaxpr
+    local: Local
+    kind: Kind
+
+    def __call__(self, flat: list[jax.Array]) -> list[jax.Array]:
+        """Return its results for operands of which the last are the pieces, with their padding."""
+        first = len(flat) - len(self.kind)
+        pieces = [crop(x, shape) for x, shape in zip(flat[first:], self.kind, strict=True)]
+        return list(jaxpr_as_fun(self.jaxpr)(*flat[:first], *pieces))
+
+
+def trace_branch(
+    one: Callable[..., Local], data: PyTree, kind: Kind, placement: Placement, replica: int, k: int | None
+) -> Branch:
+    *context, pieces = data
+    data = (*context, [crop(x, shape) for x, shape in zip(pieces, kind, strict=True)])
+    try:
+        # To a jaxpr, not straight into the switch: its output shapes and collectives must be known first.
+        jaxpr, local = jax.make_jaxpr(one, return_shape=True)(*data)
+        if k is not None and communicates(jaxpr):
+            jaxpr = traced(one, data, k)
+    except Exception as error:
+        device = _devices.name(placement.devices[replica])
+        error.add_note(
+            f"Caught {type(error).__name__} in replica {replica} on device {device}"
+            " (replicas with the same number of rows are traced once)."
+        )
+        raise
+    return Branch(jaxpr, local, kind)
+
+
+def check_outputs(outputs: PyTree, function: str = "parallel_apply") -> None:
+    """Raise GatherTypeError for a leaf that no program can return."""
+    for path, leaf in jax.tree.leaves_with_path(outputs):
+        if not is_array(leaf):
+            raise GatherTypeError(
+                f"{function}: outputs{jax.tree_util.keystr(path)} is of type {type(leaf).__name__} "
+                f"({leaf!r:.40}), which cannot be gathered. Return arrays, None, or containers of these."
+            )
+
+
+def output_shapes(branches: list[Branch], table: list[int]) -> tuple[tuple[Shape, ...], ...]:
+    first = branches[0].local.outputs
+    used = [(i, branches[j].local.outputs) for i, j in enumerate(table) if j < len(branches)]
+    form: TreeDef = jax.tree.structure(first)
+    for i, other in used:
+        if (its := jax.tree.structure(other)) != form:
+            raise GatherError(
+                f"parallel_apply: replica {used[0][0]} returned {form} and replica {i} returned {its}; all "
+                "replicas must return the same structure. Does forward depend on the number of rows?"
+            )
+        for a, b, name in zip(
+            jax.tree.leaves(first), jax.tree.leaves(other), paths(first, "outputs"), strict=True
+        ):
+            if (a.ndim, a.dtype) != (b.ndim, b.dtype):
+                raise GatherError(
+                    f"parallel_apply: {name} is {a.dtype} with {a.ndim} axes on replica {used[0][0]} and "
+                    f"{b.dtype} with {b.ndim} axes on replica {i}; all replicas must return the same kind of "
+                    "array."
+                )
+    return tuple(zip(*([x.shape for x in jax.tree.leaves(other)] for _, other in used), strict=True))
